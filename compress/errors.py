@@ -1,0 +1,53 @@
+"""Errors a user can mend. Each message says what, where, what was expected and what to do; the CLI exits with 2."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class CompressError(Exception):
+    """The root: anything wrong with what the user gave us, never with our own invariants."""
+
+
+class RecipeError(CompressError):
+    """A recipe that cannot be loaded; `problems` lists every one found, not only the first."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class ObjectiveError(CompressError):
+    """A loss that cannot compare what this student and this teacher show."""
+
+
+class DataError(CompressError):
+    """A data source that cannot be read, or that is no task we know."""
+
+
+class TeacherError(CompressError):
+    """A teacher that cannot be loaded, or that the gate refuses."""
+
+
+class StudentError(CompressError):
+    """A student that cannot be built or initialised as asked."""
+
+
+class RunError(CompressError):
+    """A run directory that is locked, foreign, or cannot be written."""
+
+
+class ExportError(CompressError):
+    """A model that cannot be exported, or whose file does not compute what the model does."""
+
+
+class BundleError(CompressError):
+    """A bundle that is not one, or whose files do not match its manifest."""
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """` Did you mean 'x'?`, or the choices when nothing is close; ready to append to a message."""
+    known = sorted(set(choices))
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if close:
+        return f" Did you mean {close[0]!r}?"
+    return f" Known: {', '.join(known)}." if known else ""
