@@ -1,0 +1,246 @@
+"""An objective is a weighted sum of terms; a term is one paper's loss applied to mapped layers.
+
+Shapes: B batch, L tokens, D hidden, H heads.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compress.errors import ObjectiveError, did_you_mean
+from compress.papers.bert import IGNORED
+from compress.papers.reading import Reading
+from compress.shape import Shape
+from compress.signals import LAYERED, NAMES, Signals
+from compress.term import Term
+
+Loss = Callable[..., Tensor]
+
+_MUST_AGREE = {
+    "logits": ("classes",),
+    "embeddings": ("hidden",),
+    "layers": ("hidden",),
+    "scores": ("heads",),
+    "queries": ("heads", "head_size"),
+    "keys": ("heads", "head_size"),
+    "values": ("heads", "head_size"),
+}
+_SIZE = {"hidden": "width"}
+PROJECTABLE = frozenset({"embeddings", "layers"})
+
+
+def find_loss(name: str) -> Loss:
+    """`tinybert.attention` -> compress/papers/tinybert.py; `my.package.losses.mine` -> your own. ObjectiveError."""
+    module_name, _, function = name.rpartition(".")
+    ours = "." not in module_name
+    if ours:
+        import compress.papers
+
+        papers = [module.name for module in iter_modules(compress.papers.__path__) if module.name != "reading"]
+        if module_name not in papers:
+            hint = did_you_mean(module_name, papers)
+            raise ObjectiveError(f"no loss {name!r}: no paper {module_name!r}.{hint} Your own: a dotted path")
+    try:
+        module = import_module(f"compress.papers.{module_name}" if ours else module_name)
+    except ModuleNotFoundError as error:
+        raise ObjectiveError(f"no loss {name!r}: cannot import {module_name!r} ({error})") from error
+    loss = getattr(module, function, None)
+    if loss is None or (ours and not hasattr(loss, "reading")):
+        losses = [f"{module_name}.{each}" for each, value in vars(module).items() if hasattr(value, "reading")]
+        raise ObjectiveError(f"no loss {name!r}.{did_you_mean(name, losses)}")
+    if not hasattr(loss, "reading"):
+        raise ObjectiveError(f"{name!r} does not say what it reads: mark it with @compress.papers.reading.reads('layers')")
+    return loss  # type: ignore[no-any-return]
+
+
+def check(terms: Sequence[Term], where: str) -> list[str]:
+    """Every problem of these terms that shows without models: unknown losses, unknown options, senseless settings."""
+    problems: list[str] = []
+    for i, term in enumerate(terms):
+        place = f"{where}.objective[{i}]"
+        try:
+            loss = find_loss(term.loss) if isinstance(term.loss, str) else term.loss
+        except ObjectiveError as error:
+            problems.append(f"{place}: {error}")
+            continue
+        reading: Reading = loss.reading  # type: ignore[attr-defined]
+        if reading.signal not in NAMES:
+            problems.append(f"{place}: {term.name} reads {reading.signal!r}.{did_you_mean(reading.signal, NAMES)}")
+        options = _options(loss)
+        for option in term.options:
+            if option not in options:
+                known = [*options, "weight", "layers", "project", "only"]
+                problems.append(f"{place}: {term.name} has no option {option!r}.{did_you_mean(option, known)}")
+        if term.project and reading.signal not in PROJECTABLE:
+            problems.append(f"{place}: {term.name} reads {reading.signal}, which cannot be projected; remove `project`")
+        if term.layers != "uniform" and reading.signal not in LAYERED:
+            problems.append(f"{place}: {term.name} reads {reading.signal}, which is not per layer; remove `layers`")
+    return problems
+
+
+def _options(loss: Loss) -> list[str]:
+    parameters = inspect.signature(loss).parameters.values()
+    return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+
+
+def layer_pairs(layers: str | Sequence[tuple[int, int]], students: int, teachers: int) -> list[tuple[int, int]]:
+    """0-based (student layer, teacher layer) pairs for M student and N teacher layers. Raises ObjectiveError.
+
+    uniform  m -> floor((m + 1) N / M) - 1: TinyBERT's g(m) = m N / M, where M need not divide N
+    skip     uniform without the final layer: PKD-Skip
+    first    m -> m; top: m -> N - M + m: TinyBERT's bottom and top strategies
+    last     only the last of each: MiniLM
+    pairs    as given; negative numbers count from the end
+    """
+    if not isinstance(layers, str):
+        for student, teacher in layers:
+            if not (-students <= student < students and -teachers <= teacher < teachers):
+                raise ObjectiveError(
+                    f"layers: [{student}, {teacher}] does not exist: the student has {students} layers, the teacher "
+                    f"{teachers}, numbered from 0"
+                )
+        return [(student % students, teacher % teachers) for student, teacher in layers]
+    if layers == "last":
+        return [(students - 1, teachers - 1)]
+    if students > teachers:
+        raise ObjectiveError(
+            f"layers: {layers} maps {students} student layers onto only {teachers} of the teacher; give explicit pairs"
+        )
+    if layers == "first":
+        return [(m, m) for m in range(students)]
+    if layers == "top":
+        return [(m, teachers - students + m) for m in range(students)]
+    pairs = [(m, (m + 1) * teachers // students - 1) for m in range(students)]
+    return pairs[:-1] if layers == "skip" else pairs
+
+
+class Objective(nn.Module):
+    """Weighted sum of terms; owns the learned projections, everything else is the papers' pure functions.
+
+    `kind` chooses the terms that serve this kind of task. `teacher` may be None when every term reads labels only.
+    Raises ObjectiveError, saying which loss cannot compare what, when shapes do not fit.
+    """
+
+    def __init__(
+        self, terms: Sequence[Term], student: Shape, teacher: Shape | None = None, *, kind: str | None = None
+    ) -> None:
+        super().__init__()
+        self.terms = [term for term in terms if term.serves(kind)]
+        if not self.terms:
+            raise ObjectiveError(f"no term of this objective serves a {kind} task: {', '.join(t.name for t in terms)}")
+        problems = check(self.terms, "the objective")
+        if problems:
+            raise ObjectiveError("\n".join(problems))
+        self.losses = [find_loss(term.loss) if isinstance(term.loss, str) else term.loss for term in self.terms]
+        self.readings: list[Reading] = [loss.reading for loss in self.losses]  # type: ignore[attr-defined]
+        self.names = _distinct([term.name for term in self.terms])
+        self.student_wants = frozenset(reading.signal for reading in self.readings)
+        self.teacher_wants = frozenset(r.signal for r in self.readings if r.against == "teacher")
+        if self.teacher_wants and teacher is None:
+            raise ObjectiveError(f"{', '.join(self.names)}: needs a teacher, none was given")
+        self.pairs: list[list[tuple[int, int]]] = []
+        self.projections = nn.ModuleDict()
+        for term, reading in zip(self.terms, self.readings, strict=True):
+            self.pairs.append([])
+            if reading.against == "teacher" and teacher is not None:
+                _compare(term, reading, student, teacher)
+                if reading.signal in LAYERED:
+                    self.pairs[-1] = layer_pairs(term.layers, student.layers, teacher.layers)
+                if term.project:
+                    self.projections.setdefault(_projection(term), nn.Linear(student.hidden, teacher.hidden, bias=False))
+
+    def forward(
+        self,
+        student: Signals,
+        teacher: Signals | None,
+        labels: Tensor | None = None,
+        items: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """{term name: weighted loss, ..., "total": their sum}, float32 scalars.
+
+        `items` gives, for each of Reading.per, the mean number of items over all the parts (processes, accumulation)
+        of the batch of which this is one part: with it the mean over parts of `total` is the loss of the whole batch.
+        """
+        parts: dict[str, Tensor] = {}
+        here = count_items(student.mask_BL, labels) if items is not None else {}
+        for i, name in enumerate(self.names):
+            parts[name] = self.terms[i].weight * self._value(i, student, teacher, labels)
+            if items is not None:
+                per = self.readings[i].per
+                parts[name] = parts[name] * (here[per] / items[per].clamp_min(1))
+        return parts | {"total": torch.stack(list(parts.values())).sum()}
+
+    def _value(self, i: int, student: Signals, teacher: Signals | None, labels: Tensor | None) -> Tensor:
+        term, loss, reading = self.terms[i], self.losses[i], self.readings[i]
+        mask_BL = student.mask_BL
+        if (reading.against == "labels" or reading.mask == "labels") and labels is None:
+            raise ObjectiveError(f"{term.name} needs labels, and this batch has none: use it on labelled data")
+        if reading.mask == "labels" and labels is not None:
+            mask_BL = (labels != IGNORED).to(mask_BL.dtype)
+        if reading.against == "labels":
+            return loss(getattr(student, reading.signal), labels, mask_BL, **term.options)
+        mine, theirs = getattr(student, reading.signal), getattr(teacher, reading.signal)
+        project: Callable[[Tensor], Tensor] = (
+            self.projections[_projection(term)] if term.project else lambda hidden_BLD: hidden_BLD
+        )
+        if reading.signal not in LAYERED:
+            return loss(project(mine), theirs, mask_BL, **term.options)
+        values = [loss(project(mine[m]), theirs[n], mask_BL, **term.options) for m, n in self.pairs[i]]
+        return torch.stack(values).sum()
+
+
+def count_items(mask_BL: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
+    """How many items of each kind (Reading.per) a batch holds, as float scalars."""
+    lengths_B = mask_BL.sum(-1).float()
+    labelled = lengths_B.new_zeros(()) if labels is None else (labels != IGNORED).sum().float()
+    return {
+        "example": lengths_B.new_tensor(float(mask_BL.shape[0])),
+        "token": lengths_B.sum(),
+        "pair": lengths_B.pow(2).sum(),
+        "label": labelled,
+    }
+
+
+def _projection(term: Term) -> str:
+    return (term.project if isinstance(term.project, str) else term.name).replace(".", "_")
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """The same loss twice is told apart in the logs: x, x#2."""
+    seen: dict[str, int] = {}
+    out = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        out.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return out
+
+
+def _compare(term: Term, reading: Reading, student: Shape, teacher: Shape) -> None:
+    """Raise ObjectiveError when this loss cannot compare these two shapes."""
+    for size in _MUST_AGREE[reading.signal]:
+        mine, theirs, called = getattr(student, size), getattr(teacher, size), _SIZE.get(size, size)
+        if mine == theirs or called in reading.bridges or (called == "width" and term.project):
+            continue
+        remedy = {
+            "width": "add `project: true` to learn a linear map between them",
+            "heads": f"give the student {theirs} heads, or compare relations instead, which bear any head count: "
+            "minilm.query_relations, minilm.key_relations, minilm.value_relations",
+            "head_size": "compare relations instead: minilm.value_relations",
+            "classes": "both need the same labels (or the same vocabulary, for token losses)",
+        }[called]
+        raise ObjectiveError(
+            f"{term.name} compares {reading.signal}, but the student has {called.replace('_', ' ')} {mine} and the "
+            f"teacher {theirs}: {remedy}"
+        )
+    for side, shape in (("student", student), ("teacher", teacher)):
+        relation_heads = term.options.get("heads")
+        if "heads" in reading.bridges and relation_heads and shape.heads * shape.head_size % relation_heads:
+            raise ObjectiveError(
+                f"{term.name}: {relation_heads} relation heads do not divide the {side}'s attention width "
+                f"{shape.heads * shape.head_size}; choose `heads` so that they do"
+            )

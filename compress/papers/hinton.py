@@ -1,0 +1,52 @@
+"""Hinton, Vinyals & Dean 2015, "Distilling the Knowledge in a Neural Network", arXiv:1503.02531.
+
+Sec. 2    soft_targets  T^2 KL of the softened class distributions
+(theirs)  soft_labels   the same for independent labels: a Bernoulli per class
+Sec. 2.1  matched_logits  1/2 (z_S - z_T)^2, the high-temperature limit; the distillation of a regression
+
+Shapes: B examples, L tokens, V classes. For token logits (B, L, V) see `distilbert.soft_targets`.
+
+Deviations: soft_labels is ours; the paper has no multi-label task, its Bernoulli case is the two-class softmax.
+Others divide differently: TextBrewer has no T^2, TinyBERT means over the classes as well (`tinybert.prediction`).
+"""
+
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from compress.papers.reading import reads
+
+
+def mean_over(values: Tensor, mask_BL: Tensor | None) -> Tensor:
+    """Mean over B when `values` is (B,), over real tokens when it is (B, L). 0 when no token is real."""
+    if values.dim() == 1 or mask_BL is None:
+        return values.mean()
+    real_BL = mask_BL.to(values.dtype)
+    return (values * real_BL).sum() / real_BL.sum().clamp_min(1)
+
+
+def kl_divergence(student_BV: Tensor, teacher_BV: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(softmax(z_T / T) || softmax(z_S / T)) over the last axis, one value per row."""
+    log_p_BV = (teacher_BV.float() / temperature).log_softmax(-1)
+    log_q_BV = (student_BV.float() / temperature).log_softmax(-1)
+    return temperature**2 * (log_p_BV.exp() * (log_p_BV - log_q_BV)).sum(-1)
+
+
+@reads("logits", per="example")
+def soft_targets(student_BV: Tensor, teacher_BV: Tensor, mask_BL: Tensor | None, *, temperature: float = 1.0) -> Tensor:
+    """T^2 KL(softmax(z_T / T) || softmax(z_S / T)), mean over examples (Sec. 2: T^2 keeps gradients of one size)."""
+    return mean_over(kl_divergence(student_BV, teacher_BV, temperature), mask_BL)
+
+
+@reads("logits", per="example")
+def soft_labels(student_BV: Tensor, teacher_BV: Tensor, mask_BL: Tensor | None, *, temperature: float = 1.0) -> Tensor:
+    """T^2 sum over classes of KL(Bernoulli(sigmoid(z_T / T)) || Bernoulli(sigmoid(z_S / T))), mean over examples."""
+    t_BV, s_BV = teacher_BV.float() / temperature, student_BV.float() / temperature
+    p_BV = t_BV.sigmoid()
+    kl_BV = p_BV * (logsigmoid(t_BV) - logsigmoid(s_BV)) + (1 - p_BV) * (logsigmoid(-t_BV) - logsigmoid(-s_BV))
+    return temperature**2 * mean_over(kl_BV.sum(-1), mask_BL)
+
+
+@reads("logits", per="example")
+def matched_logits(student_BV: Tensor, teacher_BV: Tensor, mask_BL: Tensor | None) -> Tensor:
+    """1/2 (z_S - z_T)^2 summed over the logits (Sec. 2.1), mean over examples."""
+    return 0.5 * mean_over((student_BV.float() - teacher_BV.float()).pow(2).sum(-1), mask_BL)

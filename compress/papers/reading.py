@@ -1,0 +1,49 @@
+"""`reads` writes on a loss what it compares; nothing else.
+
+Signals a loss can read are the names of `compress.signals.Signals`: logits, embeddings, layers, scores, queries, keys,
+values. A loss is a pure function (student, target, mask_BL, **options) -> scalar, in float32.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+Item = Literal["example", "token", "pair", "label"]
+Difference = Literal["width", "heads", "head_size"]
+Loss = TypeVar("Loss", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a loss compares.
+
+    signal    the student's signal it reads
+    against   teacher: the same signal of the teacher; labels: the batch's labels
+    per       what its mean runs over; the frame needs it to make the mean exact when a batch is spread over several
+              processes or accumulated in parts: examples, real tokens, pairs of real tokens, labelled positions
+    mask      which positions the mask argument marks: real tokens, or those with a label (labels != -100)
+    bridges   differences between student and teacher that the formula itself can bear
+    """
+
+    signal: str
+    against: Literal["teacher", "labels"] = "teacher"
+    per: Item = "token"
+    mask: Literal["tokens", "labels"] = "tokens"
+    bridges: frozenset[Difference] = frozenset()
+
+
+def reads(
+    signal: str,
+    *,
+    against: Literal["teacher", "labels"] = "teacher",
+    per: Item = "token",
+    mask: Literal["tokens", "labels"] = "tokens",
+    bridges: tuple[Difference, ...] = (),
+) -> Callable[[Loss], Loss]:
+    reading = Reading(signal, against, per, mask, frozenset(bridges))
+
+    def write(loss: Loss) -> Loss:
+        loss.reading = reading  # type: ignore[attr-defined]
+        return loss
+
+    return write

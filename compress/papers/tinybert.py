@@ -1,0 +1,58 @@
+"""Jiao et al. 2020, "TinyBERT: Distilling BERT for Natural Language Understanding", arXiv:1909.10351.
+
+Eq. 7   attention   MSE of the unnormalised attention scores
+Eq. 8   hidden      MSE of the hidden states, the student's projected by a learned W_h
+Eq. 9   embeddings  MSE of the embedding outputs, the student's projected by a learned W_e
+Eq. 10  prediction  soft cross entropy of the logits
+        regression  squared error to the gold score, which replaces Eq. 10 on STS-B (authors' code)
+
+Shapes: B examples, L tokens, D hidden, H heads, V classes.
+
+Deviations from the authors' code, which these formulas reproduce up to the stated factor:
+- means run over real tokens (pairs of real tokens for Eq. 7); theirs over all positions, pads included, with the
+  masked key columns set to 0. Where nothing is padded both agree.
+- Eq. 10 sums over the classes, as written; theirs means over them too, 1/V of it.
+- W_e and W_h are two matrices without bias, as in the paper; theirs is one shared `fit_dense` with bias
+  (`project: fit_dense` on both terms shares one).
+- the teacher is in eval mode; theirs keeps its dropout on, its scripts never call eval().
+"""
+
+from torch import Tensor
+
+from compress.papers import bert
+from compress.papers.hinton import mean_over
+from compress.papers.reading import reads
+
+
+@reads("scores", per="pair")
+def attention(student_BHLL: Tensor, teacher_BHLL: Tensor, mask_BL: Tensor) -> Tensor:
+    """Eq. 7: 1/h sum_i MSE(A_i^S, A_i^T), over pairs of real tokens. Needs equal head counts."""
+    real_BL = mask_BL.float()
+    pair_BLL = real_BL[:, :, None] * real_BL[:, None, :]
+    error_BLL = (student_BHLL.float() - teacher_BHLL.float()).pow(2).mean(1)
+    return (error_BLL * pair_BLL).sum() / pair_BLL.sum().clamp_min(1)
+
+
+@reads("layers", per="token")
+def hidden(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:
+    """Eq. 8: MSE(H^S W_h, H^T), over real tokens. The caller has applied W_h."""
+    return mean_over((student_BLD.float() - teacher_BLD.float()).pow(2).mean(-1), mask_BL)
+
+
+@reads("embeddings", per="token")
+def embeddings(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:
+    """Eq. 9: MSE(E^S W_e, E^T), Eq. 8 one level lower."""
+    return hidden(student_BLD, teacher_BLD, mask_BL)
+
+
+@reads("logits", per="example")
+def prediction(student_BV: Tensor, teacher_BV: Tensor, mask_BL: Tensor | None, *, temperature: float = 1.0) -> Tensor:
+    """Eq. 10: CE(z^T / t, z^S / t), mean over examples. Its minimum is the teacher's entropy, not 0."""
+    p_BV = (teacher_BV.float() / temperature).softmax(-1)
+    return mean_over(-(p_BV * (student_BV.float() / temperature).log_softmax(-1)).sum(-1), mask_BL)
+
+
+@reads("logits", against="labels", per="example")
+def regression(student_B1: Tensor, labels_B1: Tensor, mask_BL: Tensor | None) -> Tensor:
+    """(z^S - y)^2, mean over examples: the prediction stage of STS-B, which leaves the teacher out."""
+    return bert.labels(student_B1, labels_B1, mask_BL)

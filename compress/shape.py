@@ -1,0 +1,61 @@
+"""The sizes of a transformer that losses, students and slices depend on, read from its config without its weights."""
+
+from dataclasses import dataclass
+from typing import Any
+
+_NAMES = {
+    "layers": ("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
+    "hidden": ("hidden_size", "dim", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_heads", "n_head", "num_heads"),
+    "ffn": ("intermediate_size", "hidden_dim", "n_inner", "d_ff"),
+    "embedding": ("embedding_size",),
+    "head_size": ("attention_head_size", "head_dim", "d_kv"),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """layers N, hidden D, heads H, head_size K, ffn, embedding E (= D where not factorised), vocabulary V, classes."""
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    head_size: int
+    ffn: int
+    embedding: int
+    vocabulary: int
+    classes: int
+
+    @staticmethod
+    def of(config: Any) -> "Shape":
+        """Read a transformers config; every family spells these names its own way."""
+        hidden, heads = _find(config, "hidden"), _find(config, "heads")
+        return Shape(
+            family=config.model_type,
+            layers=_find(config, "layers"),
+            hidden=hidden,
+            heads=heads,
+            head_size=_find(config, "head_size", hidden // heads),
+            ffn=_find(config, "ffn", 4 * hidden),
+            embedding=_find(config, "embedding", hidden),
+            vocabulary=config.vocab_size,
+            classes=config.num_labels,
+        )
+
+
+def spelling(config: Any, size: str) -> str:
+    """This family's own name of `size`: hidden -> `dim` for DistilBERT. Raises KeyError when it has none."""
+    for name in _NAMES[size]:
+        if getattr(config, name, None) is not None:
+            return name
+    raise KeyError(size)
+
+
+def _find(config: Any, size: str, default: int | None = None) -> int:
+    try:
+        return int(getattr(config, spelling(config, size)))
+    except KeyError:
+        if default is None:
+            raise
+        return default

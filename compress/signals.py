@@ -1,0 +1,211 @@
+"""What one forward pass of a teacher or a student shows to an objective.
+
+The only file that knows how transformers exposes attention. Queries, keys and values come out of the attention
+interface (`tap`), with SDPA still doing the work: no hooks and no module names. DeBERTa does not use the interface and
+is read by hooks, below, for the length of one forward pass.
+
+Shapes: B batch, L tokens, D hidden, H heads, K head size, V classes or vocabulary.
+"""
+
+import inspect
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from compress.errors import ObjectiveError
+
+NAMES = ("logits", "embeddings", "layers", "scores", "queries", "keys", "values")
+LAYERED = frozenset({"layers", "scores", "queries", "keys", "values"})
+"""Signals with one tensor per layer; the others are one tensor."""
+ATTENTION = frozenset({"scores", "queries", "keys", "values"})
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One layer: queries, keys, values (B, H, L, K); `scores` where they are more than q k^T / sqrt d."""
+
+    query_BHLK: Tensor
+    key_BHLK: Tensor
+    value_BHLK: Tensor
+    scores_BHLL: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What was asked for; reading another signal is our own bug. `mask_BL`: 1 for real tokens."""
+
+    mask_BL: Tensor
+    logits: Tensor | None = None
+    hidden: tuple[Tensor, ...] = ()
+    attention: tuple[Attention, ...] = ()
+
+    @property
+    def embeddings(self) -> Tensor:
+        """(B, L, D) after the embedding's norm: what enters the first layer."""
+        return self.hidden[0]
+
+    @property
+    def layers(self) -> tuple[Tensor, ...]:
+        """(B, L, D) each: what leaves layer 1..N."""
+        return self.hidden[1:]
+
+    @property
+    def queries(self) -> tuple[Tensor, ...]:
+        return tuple(layer.query_BHLK for layer in self.attention)
+
+    @property
+    def keys(self) -> tuple[Tensor, ...]:
+        return tuple(layer.key_BHLK for layer in self.attention)
+
+    @property
+    def values(self) -> tuple[Tensor, ...]:
+        return tuple(layer.value_BHLK for layer in self.attention)
+
+    @cached_property
+    def scores(self) -> tuple[Tensor, ...]:
+        """(B, H, L, L) each: Q K^T / sqrt d_k, before mask, softmax and dropout, pads included."""
+        return tuple(_scores(layer) for layer in self.attention)
+
+
+def _scores(layer: Attention) -> Tensor:
+    if layer.scores_BHLL is not None:
+        return layer.scores_BHLL
+    return (layer.query_BHLK * (1 / math.sqrt(layer.query_BHLK.shape[-1]))) @ layer.key_BHLK.mT
+
+
+def _tap(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    tap: list[Attention] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """SDPA that also appends what it was given to `tap`, a list passed down by the caller of the model."""
+    if tap is not None:
+        tap.append(Attention(query, key, value))
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+
+AttentionInterface.register("tap", _tap)
+AttentionMaskInterface.register("tap", sdpa_mask)
+
+
+def read(model: nn.Module, batch: Mapping[str, Tensor], wants: frozenset[str]) -> Signals:
+    """Run `model` on `batch` and return the signals in `wants`, computing no others.
+
+    Gradients flow unless the caller stops them. Labels, and inputs that the model does not take (a DistilBERT has no
+    token types), are left out. Raises ObjectiveError when the model shows no attention to read.
+    """
+    head = model if "logits" in wants else getattr(model, "base_model", model)
+    accepted = _accepted(type(head))
+    inputs: dict[str, Any] = {name: value for name, value in batch.items() if name in accepted and name != "labels"}
+    if wants & {"layers", "embeddings"}:
+        inputs["output_hidden_states"] = True
+    if not wants & ATTENTION:
+        out, layers = head(**inputs), []
+    elif _disentangled(model):
+        with _hooked(model) as layers:
+            out = head(**inputs)
+    else:
+        layers = []
+        out = head(**inputs, tap=layers)
+    if wants & ATTENTION and not layers:
+        raise ObjectiveError(
+            f"{type(model).__name__} shows no attention to read: call signals.open_attention(model) first; XLNet, XLM "
+            "and the first GPT do not use transformers' attention interface, leave attention losses out for them"
+        )
+    mask_BL = batch.get("attention_mask")
+    if mask_BL is None:
+        mask_BL = torch.ones_like(batch["input_ids"])
+    return Signals(mask_BL, getattr(out, "logits", None), getattr(out, "hidden_states", None) or (), tuple(layers))
+
+
+def open_attention(model: nn.Module) -> None:
+    """Let `read` see this model's queries, keys and values; what the model computes stays SDPA.
+
+    Refuses reentrant gradient checkpointing, which silently loses the gradient of everything tapped.
+    """
+    for module in model.modules():
+        checkpoint = getattr(module, "_gradient_checkpointing_func", None)
+        if getattr(module, "gradient_checkpointing", False) and _reentrant(checkpoint):
+            raise ObjectiveError(
+                "reentrant gradient checkpointing loses the gradient of attention signals; use "
+                "model.gradient_checkpointing_enable({'use_reentrant': False})"
+            )
+    if not _disentangled(model) and model.config._attn_implementation != "tap":  # type: ignore[union-attr]
+        model.set_attn_implementation("tap")  # type: ignore[operator]
+
+
+def _reentrant(checkpoint: Any) -> bool:
+    return bool(getattr(checkpoint, "keywords", {}).get("use_reentrant", False))
+
+
+@lru_cache(maxsize=64)
+def _accepted(model: type[nn.Module]) -> frozenset[str]:
+    return frozenset(inspect.signature(model.forward).parameters)
+
+
+# DeBERTa: disentangled attention. Scores have position terms besides q k^T, and the scale is sqrt((1 + terms) d).
+
+
+def _disentangled(model: nn.Module) -> bool:
+    return str(getattr(model.config, "model_type", "")).startswith("deberta")  # type: ignore[union-attr]
+
+
+@contextmanager
+def _hooked(model: nn.Module) -> Iterator[list[Attention]]:
+    """Read each DisentangledSelfAttention while it runs, and let go of it afterwards."""
+    layers: list[Attention] = []
+    hooks = [
+        module.register_forward_hook(lambda *call: layers.append(_disentangled_attention(*call)), with_kwargs=True)
+        for module in model.modules()
+        if type(module).__name__ == "DisentangledSelfAttention"
+    ]
+    try:
+        yield layers
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _disentangled_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Attention:
+    """Queries, keys and values again from the layer's own projections, and the scores from its own position terms.
+
+    Position terms are taken without their dropout.
+    """
+    call = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    hidden_BLD, relative, table = call["hidden_states"], call.get("relative_pos"), call.get("rel_embeddings")
+    if hasattr(module, "query_proj"):  # v2, v3
+        asked_BLD = hidden_BLD if call.get("query_states") is None else call["query_states"]
+        flat = [
+            module.transpose_for_scores(project(x), module.num_attention_heads)
+            for project, x in ((module.query_proj, asked_BLD), (module.key_proj, hidden_BLD), (module.value_proj, hidden_BLD))
+        ]
+        terms = 1 + sum(kind in module.pos_att_type for kind in ("c2p", "p2c"))
+        split = [x.view(hidden_BLD.shape[0], module.num_attention_heads, x.shape[-2], x.shape[-1]) for x in flat]
+        query, key = flat[0], flat[1]
+        bias = module.disentangled_attention_bias if module.relative_attention else None
+    else:  # v1
+        q, k, v = module.transpose_for_scores(module.in_proj(hidden_BLD)).chunk(3, dim=-1)
+        q = q + module.transpose_for_scores(module.q_bias[None, None, :])
+        v = v + module.transpose_for_scores(module.v_bias[None, None, :])
+        terms = 1 + len(module.pos_att_type)
+        split = [q, k, v]
+        query, key = q / math.sqrt(q.shape[-1] * terms), k
+        bias = module.disentangled_att_bias if module.relative_attention and table is not None else None
+    scores_BHLL = split[0] @ split[1].mT / math.sqrt(split[0].shape[-1] * terms)
+    if bias is not None:
+        scores_BHLL = scores_BHLL + bias(query, key, relative, table, terms).view_as(scores_BHLL)
+    return Attention(*split, scores_BHLL)
