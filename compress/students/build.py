@@ -1,0 +1,141 @@
+"""Spec and teacher -> student."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+
+from compress.errors import StudentError, did_you_mean
+from compress.recipe import StudentSpec
+from compress.shape import Shape, spelling
+from compress.students.layers import copied_layers
+from compress.students.naming import KNOWN, Weight, weight_of
+from compress.students.narrow import choose
+
+_SHARED = ("vocab_size", "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id", "id2label", "label2id", "problem_type")
+
+
+def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
+    """The student's config: the teacher's, resized, or one of another family with the teacher's vocabulary and labels.
+
+    Raises StudentError naming the size that does not fit.
+    """
+    family = teacher.model_type if spec.family == "teacher" else spec.family
+    if family not in CONFIG_MAPPING:
+        raise StudentError(f"student.family: no model family {family!r}.{did_you_mean(family, CONFIG_MAPPING)}")
+    if family == teacher.model_type:
+        config = copy.deepcopy(teacher)
+    else:
+        shared = {name: getattr(teacher, name) for name in _SHARED if getattr(teacher, name, None) is not None}
+        config = CONFIG_MAPPING[family](**shared)
+        config.max_position_embeddings = teacher.max_position_embeddings - _offset(teacher) + _offset(config)
+    theirs = Shape.of(teacher)
+    for size in ("layers", "hidden", "ffn", "heads", "embedding"):
+        wanted = getattr(spec, size)
+        try:
+            name = spelling(config, size)
+        except KeyError:
+            if wanted is not None:
+                raise StudentError(f"student.{size}: {family} models have no such size") from None
+            continue
+        if size == "embedding" and wanted is None:
+            if family == teacher.model_type and theirs.embedding == theirs.hidden:
+                config.embedding_size = Shape.of(config).hidden
+            continue
+        setattr(config, name, _count(size, wanted, getattr(theirs, size)))
+    shape = Shape.of(config)
+    if shape.hidden % shape.heads:
+        raise StudentError(f"student: hidden {shape.hidden} is not a multiple of heads {shape.heads}")
+    return config
+
+
+def _count(size: str, wanted: float | None, theirs: int) -> int:
+    if wanted is None:
+        return theirs
+    count = round(wanted * theirs) if wanted < 1 else wanted
+    if count != int(count) or count < 1:
+        raise StudentError(f"student.{size}: {wanted} is neither a whole number nor a share of the teacher's {theirs}")
+    return int(count)
+
+
+def build(spec: StudentSpec, teacher: PreTrainedModel) -> PreTrainedModel:
+    """A plain transformers sequence classifier with the teacher's labels and vocabulary.
+
+    Weights that are not copied (see StudentSpec.init) are drawn from torch's global generator: seed it first.
+    Raises StudentError.
+    """
+    if spec.init not in ("scratch", "teacher"):
+        return _from_checkpoint(spec.init, teacher)
+    student: PreTrainedModel = AutoModelForSequenceClassification.from_config(
+        config_for(spec, teacher.config), attn_implementation="sdpa" if teacher._supports_sdpa else "eager"
+    )
+    if spec.init == "teacher":
+        _carry(spec, teacher, student)
+    return student
+
+
+def _from_checkpoint(folder: str, teacher: PreTrainedModel) -> PreTrainedModel:
+    if not Path(folder, "config.json").is_file():
+        raise StudentError(f"student.init: {folder!r} is neither scratch, teacher, nor a folder with a config.json")
+    labels = {name: getattr(teacher.config, name) for name in ("id2label", "label2id", "problem_type")}
+    student: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+        folder, ignore_mismatched_sizes=True, use_safetensors=True, **labels
+    )
+    if student.config.vocab_size != teacher.config.vocab_size:
+        raise StudentError(
+            f"student.init: {folder} has {student.config.vocab_size} tokens, the teacher {teacher.config.vocab_size}: "
+            "student and teacher must share a vocabulary"
+        )
+    return student
+
+
+@torch.no_grad()
+def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel) -> None:
+    """Copy every weight that both know, from the chosen layers, sliced to the student's width."""
+    theirs, mine = Shape.of(teacher.config), Shape.of(student.config)
+    source = _weights(teacher)
+    if not any(weight.layer is not None for weight in source) or mine.family not in KNOWN:
+        raise StudentError(
+            f"student.init: teacher knows the weights of {', '.join(KNOWN)}, not of {theirs.family} -> {mine.family}; "
+            "use init: scratch, or the folder of a checkpoint"
+        )
+    layers = copied_layers(spec.copy_layers, mine.layers, theirs.layers)
+    kept = choose(source, theirs, mine)
+    for weight, parameter in _weights(student).items():
+        layer = None if weight.layer is None else layers[weight.layer]
+        tensor = source.get(Weight(weight.role, layer, weight.part))
+        if tensor is None or (weight.role == "classifier" and tensor.shape[0] != parameter.shape[0]):
+            continue
+        for dim, axis in enumerate(weight.axes):
+            if axis is not None:
+                tensor = tensor.index_select(dim, kept.along(axis, layer).to(tensor.device))
+        if weight.role == "positions":
+            tensor = tensor[_offset(teacher.config) :]
+            parameter[_offset(student.config) :].copy_(tensor)
+        elif tensor.shape == parameter.shape:
+            parameter.copy_(tensor)
+    _fold_types(source, student, kept.embedding)
+
+
+def _fold_types(source: dict[Weight, Tensor], student: PreTrainedModel, kept: Tensor) -> None:
+    """A student without token types (DistilBERT) gets type 0 with its positions: one segment is embedded as before."""
+    mine, types = _weights(student), Weight("types", None, "weight")
+    if types in source and types not in mine:
+        mine[Weight("positions", None, "weight")].add_(source[types][0].index_select(0, kept))
+
+
+def _weights(model: PreTrainedModel) -> dict[Weight, Tensor]:
+    named: dict[Weight, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        weight = weight_of(name)
+        if weight is not None:
+            named[weight] = parameter.data
+    return named
+
+
+def _offset(config: Any) -> int:
+    """RoBERTa's positions start after the padding index; the rows before are never used."""
+    return config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
