@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,14 @@ from compress.shape import Shape
 from compress.signals import LAYERED, NAMES, Signals
 from compress.term import Term
 
-Loss = Callable[..., Tensor]
+
+class Loss(Protocol):
+    """A paper's formula, marked with what it reads."""
+
+    reading: Reading
+
+    def __call__(self, student: Tensor, target: Any, mask_BL: Tensor, /, **options: Any) -> Tensor: ...
+
 
 _MUST_AGREE = {
     "logits": ("classes",),
@@ -34,8 +41,13 @@ _SIZE = {"hidden": "width"}
 PROJECTABLE = frozenset({"embeddings", "layers"})
 
 
-def find_loss(name: str) -> Loss:
-    """`tinybert.attention` -> compress/papers/tinybert.py; `my.package.losses.mine` -> your own. ObjectiveError."""
+def find_loss(name: str | Callable[..., Any]) -> Loss:
+    """`tinybert.attention` -> compress/papers/tinybert.py; `my.package.losses.mine` -> your own; a function is itself.
+
+    Raises ObjectiveError when there is none, or when it does not say what it reads.
+    """
+    if not isinstance(name, str):
+        return _marked(name, getattr(name, "__qualname__", repr(name)))
     module_name, _, function = name.rpartition(".")
     ours = "." not in module_name
     if ours:
@@ -53,22 +65,28 @@ def find_loss(name: str) -> Loss:
     if loss is None or (ours and not hasattr(loss, "reading")):
         losses = [f"{module_name}.{each}" for each, value in vars(module).items() if hasattr(value, "reading")]
         raise ObjectiveError(f"no loss {name!r}.{did_you_mean(name, losses)}")
-    if not hasattr(loss, "reading"):
-        raise ObjectiveError(f"{name!r} does not say what it reads: mark it with @compress.papers.reading.reads('layers')")
-    return loss  # type: ignore[no-any-return]
+    return _marked(loss, name)
+
+
+def _marked(loss: Any, name: str) -> Loss:
+    if not isinstance(getattr(loss, "reading", None), Reading):
+        raise ObjectiveError(
+            f"{name!r} does not say what it reads: mark it, as in @compress.papers.reading.reads('layers')"
+        )
+    return loss
 
 
 def check(terms: Sequence[Term], where: str) -> list[str]:
     """Every problem of these terms that shows without models: unknown losses, unknown options, senseless settings."""
     problems: list[str] = []
     for i, term in enumerate(terms):
-        place = f"{where}.objective[{i}]"
+        place = f"{where}.objective[{i}]".lstrip(".")
         try:
-            loss = find_loss(term.loss) if isinstance(term.loss, str) else term.loss
+            loss = find_loss(term.loss)
         except ObjectiveError as error:
             problems.append(f"{place}: {error}")
             continue
-        reading: Reading = loss.reading  # type: ignore[attr-defined]
+        reading = loss.reading
         if reading.signal not in NAMES:
             problems.append(f"{place}: {term.name} reads {reading.signal!r}.{did_you_mean(reading.signal, NAMES)}")
         options = _options(loss)
@@ -133,11 +151,11 @@ class Objective(nn.Module):
         self.terms = [term for term in terms if term.serves(kind)]
         if not self.terms:
             raise ObjectiveError(f"no term of this objective serves a {kind} task: {', '.join(t.name for t in terms)}")
-        problems = check(self.terms, "the objective")
+        problems = check(self.terms, "")
         if problems:
             raise ObjectiveError("\n".join(problems))
-        self.losses = [find_loss(term.loss) if isinstance(term.loss, str) else term.loss for term in self.terms]
-        self.readings: list[Reading] = [loss.reading for loss in self.losses]  # type: ignore[attr-defined]
+        self.losses = [find_loss(term.loss) for term in self.terms]
+        self.readings = [loss.reading for loss in self.losses]
         self.names = _distinct([term.name for term in self.terms])
         self.student_wants = frozenset(reading.signal for reading in self.readings)
         self.teacher_wants = frozenset(r.signal for r in self.readings if r.against == "teacher")
@@ -151,8 +169,8 @@ class Objective(nn.Module):
                 _compare(term, reading, student, teacher)
                 if reading.signal in LAYERED:
                     self.pairs[-1] = layer_pairs(term.layers, student.layers, teacher.layers)
-                if term.project:
-                    self.projections.setdefault(_projection(term), nn.Linear(student.hidden, teacher.hidden, bias=False))
+                if term.project and _projection(term) not in self.projections:
+                    self.projections[_projection(term)] = nn.Linear(student.hidden, teacher.hidden, bias=False)
 
     def forward(
         self,

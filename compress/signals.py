@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -109,7 +109,7 @@ def read(model: nn.Module, batch: Mapping[str, Tensor], wants: frozenset[str]) -
     token types), are left out. Raises ObjectiveError when the model shows no attention to read.
     """
     head = model if "logits" in wants else getattr(model, "base_model", model)
-    accepted = _accepted(type(head))
+    accepted = inspect.signature(head.forward).parameters
     inputs: dict[str, Any] = {name: value for name, value in batch.items() if name in accepted and name != "labels"}
     if wants & {"layers", "embeddings"}:
         inputs["output_hidden_states"] = True
@@ -152,16 +152,11 @@ def _reentrant(checkpoint: Any) -> bool:
     return bool(getattr(checkpoint, "keywords", {}).get("use_reentrant", False))
 
 
-@lru_cache(maxsize=64)
-def _accepted(model: type[nn.Module]) -> frozenset[str]:
-    return frozenset(inspect.signature(model.forward).parameters)
-
-
 # DeBERTa: disentangled attention. Scores have position terms besides q k^T, and the scale is sqrt((1 + terms) d).
 
 
 def _disentangled(model: nn.Module) -> bool:
-    return str(getattr(model.config, "model_type", "")).startswith("deberta")  # type: ignore[union-attr]
+    return str(getattr(model.config, "model_type", "")).startswith("deberta")
 
 
 @contextmanager
@@ -189,10 +184,8 @@ def _disentangled_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str
     hidden_BLD, relative, table = call["hidden_states"], call.get("relative_pos"), call.get("rel_embeddings")
     if hasattr(module, "query_proj"):  # v2, v3
         asked_BLD = hidden_BLD if call.get("query_states") is None else call["query_states"]
-        flat = [
-            module.transpose_for_scores(project(x), module.num_attention_heads)
-            for project, x in ((module.query_proj, asked_BLD), (module.key_proj, hidden_BLD), (module.value_proj, hidden_BLD))
-        ]
+        projected = module.query_proj(asked_BLD), module.key_proj(hidden_BLD), module.value_proj(hidden_BLD)
+        flat = [module.transpose_for_scores(x, module.num_attention_heads) for x in projected]
         terms = 1 + sum(kind in module.pos_att_type for kind in ("c2p", "p2c"))
         split = [x.view(hidden_BLD.shape[0], module.num_attention_heads, x.shape[-2], x.shape[-1]) for x in flat]
         query, key = flat[0], flat[1]
@@ -208,4 +201,4 @@ def _disentangled_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str
     scores_BHLL = split[0] @ split[1].mT / math.sqrt(split[0].shape[-1] * terms)
     if bias is not None:
         scores_BHLL = scores_BHLL + bias(query, key, relative, table, terms).view_as(scores_BHLL)
-    return Attention(*split, scores_BHLL)
+    return Attention(split[0], split[1], split[2], scores_BHLL)

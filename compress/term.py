@@ -69,7 +69,8 @@ def parse(line: object, where: str) -> Term:
     else:
         layers = tuple((int(student), int(teacher)) for student, teacher in layers)
     only = (only,) if isinstance(only, str) else tuple(only)
-    problems += [f"{where}: no task kind {kind!r}.{did_you_mean(str(kind), KINDS)}" for kind in only if kind not in KINDS]
+    unknown = [str(kind) for kind in only if kind not in KINDS]
+    problems += [f"{where}: no task kind {kind!r}.{did_you_mean(kind, KINDS)}" for kind in unknown]
     if not isinstance(known["loss"], str):
         problems.append(f"{where}: loss must be a name, found {known['loss']!r}")
     weight = _number(known.get("weight", 1.0))

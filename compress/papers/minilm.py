@@ -33,7 +33,7 @@ def relation_kl(student_BHLL: Tensor, teacher_BHLL: Tensor, mask_BL: Tensor) -> 
 def relation_heads(x_BHLK: Tensor, heads: int) -> Tensor:
     """Concatenate the attention heads and split the width anew: (B, H, L, K) -> (B, R, L, H K / R)."""
     B, H, L, K = x_BHLK.shape
-    if H == heads:
+    if heads == H:
         return x_BHLK
     return x_BHLK.transpose(1, 2).reshape(B, L, heads, H * K // heads).transpose(1, 2)
 
