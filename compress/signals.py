@@ -161,21 +161,26 @@ def _disentangled(model: nn.Module) -> bool:
 
 @contextmanager
 def _hooked(model: nn.Module) -> Iterator[list[Attention]]:
-    """Read each DisentangledSelfAttention while it runs, and let go of it afterwards."""
+    """Note what each DisentangledSelfAttention is called with; read it when the forward pass is over.
+
+    Not while it runs: under gradient checkpointing the layer runs again in the backward pass, and must do the same.
+    """
     layers: list[Attention] = []
+    calls: list[tuple[Any, ...]] = []
     hooks = [
-        module.register_forward_hook(lambda *call: layers.append(_disentangled_attention(*call)), with_kwargs=True)
+        module.register_forward_hook(lambda *call: calls.append(call[:3]), with_kwargs=True)
         for module in model.modules()
         if type(module).__name__ == "DisentangledSelfAttention"
     ]
     try:
         yield layers
+        layers += [_disentangled_attention(*call) for call in calls]
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _disentangled_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Attention:
+def _disentangled_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention:
     """Queries, keys and values again from the layer's own projections, and the scores from its own position terms.
 
     Position terms are taken without their dropout.
