@@ -122,19 +122,22 @@ def layer_pairs(layers: str | Sequence[tuple[int, int]], students: int, teachers
                     f"layers: [{student}, {teacher}] does not exist: the student has {students} layers, the teacher "
                     f"{teachers}, numbered from 0"
                 )
-        return [(student % students, teacher % teachers) for student, teacher in layers]
-    if layers == "last":
-        return [(students - 1, teachers - 1)]
-    if students > teachers:
+        pairs = [(student % students, teacher % teachers) for student, teacher in layers]
+    elif layers == "last":
+        pairs = [(students - 1, teachers - 1)]
+    elif students > teachers:
         raise ObjectiveError(
             f"layers: {layers} maps {students} student layers onto only {teachers} of the teacher; give explicit pairs"
         )
-    if layers == "first":
-        return [(m, m) for m in range(students)]
-    if layers == "top":
-        return [(m, teachers - students + m) for m in range(students)]
-    pairs = [(m, (m + 1) * teachers // students - 1) for m in range(students)]
-    return pairs[:-1] if layers == "skip" else pairs
+    elif layers == "first":
+        pairs = [(m, m) for m in range(students)]
+    elif layers == "top":
+        pairs = [(m, teachers - students + m) for m in range(students)]
+    else:
+        pairs = [(m, (m + 1) * teachers // students - 1) for m in range(students - (layers == "skip"))]
+    if not pairs:
+        raise ObjectiveError(f"layers: {layers!r} leaves no layer to compare of the student's {students}")
+    return pairs
 
 
 class Objective(nn.Module):
@@ -163,14 +166,15 @@ class Objective(nn.Module):
             raise ObjectiveError(f"{', '.join(self.names)}: needs a teacher, none was given")
         self.pairs: list[list[tuple[int, int]]] = []
         self.projections = nn.ModuleDict()
-        for term, reading in zip(self.terms, self.readings, strict=True):
+        self.maps = [_projection(term, name) for term, name in zip(self.terms, self.names, strict=True)]
+        for term, reading, name in zip(self.terms, self.readings, self.maps, strict=True):
             self.pairs.append([])
             if reading.against == "teacher" and teacher is not None:
                 _compare(term, reading, student, teacher)
                 if reading.signal in LAYERED:
                     self.pairs[-1] = layer_pairs(term.layers, student.layers, teacher.layers)
-                if term.project and _projection(term) not in self.projections:
-                    self.projections[_projection(term)] = nn.Linear(student.hidden, teacher.hidden, bias=False)
+                if term.project and name not in self.projections:
+                    self.projections[name] = nn.Linear(student.hidden, teacher.hidden, bias=False)
 
     def forward(
         self,
@@ -190,7 +194,7 @@ class Objective(nn.Module):
             parts[name] = self.terms[i].weight * self._value(i, student, teacher, labels)
             if items is not None:
                 per = self.readings[i].per
-                parts[name] = parts[name] * (here[per] / items[per].clamp_min(1))
+                parts[name] = parts[name] * here[per] / items[per].where(items[per] > 0, 1)
         return parts | {"total": torch.stack(list(parts.values())).sum()}
 
     def _value(self, i: int, student: Signals, teacher: Signals | None, labels: Tensor | None) -> Tensor:
@@ -204,7 +208,7 @@ class Objective(nn.Module):
             return loss(getattr(student, reading.signal), labels, mask_BL, **term.options)
         mine, theirs = getattr(student, reading.signal), getattr(teacher, reading.signal)
         project: Callable[[Tensor], Tensor] = (
-            self.projections[_projection(term)] if term.project else lambda hidden_BLD: hidden_BLD
+            self.projections[self.maps[i]] if term.project else lambda hidden_BLD: hidden_BLD
         )
         if reading.signal not in LAYERED:
             return loss(project(mine), theirs, mask_BL, **term.options)
@@ -224,8 +228,9 @@ def count_items(mask_BL: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
     }
 
 
-def _projection(term: Term) -> str:
-    return (term.project if isinstance(term.project, str) else term.name).replace(".", "_")
+def _projection(term: Term, name: str) -> str:
+    """The key of a term's linear map: the name it shares, else its own."""
+    return (term.project if isinstance(term.project, str) else name).replace(".", "_")
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -238,9 +243,13 @@ def _distinct(names: list[str]) -> list[str]:
     return out
 
 
+def _over_tokens(reading: Reading) -> bool:
+    return reading.signal == "logits" and reading.per != "example"
+
+
 def _compare(term: Term, reading: Reading, student: Shape, teacher: Shape) -> None:
     """Raise ObjectiveError when this loss cannot compare these two shapes."""
-    for size in _MUST_AGREE[reading.signal]:
+    for size in ("vocabulary",) if _over_tokens(reading) else _MUST_AGREE[reading.signal]:
         mine, theirs, called = getattr(student, size), getattr(teacher, size), _SIZE.get(size, size)
         if mine == theirs or called in reading.bridges or (called == "width" and term.project):
             continue
@@ -249,7 +258,8 @@ def _compare(term: Term, reading: Reading, student: Shape, teacher: Shape) -> No
             "heads": f"give the student {theirs} heads, or compare relations instead, which bear any head count: "
             "minilm.query_relations, minilm.key_relations, minilm.value_relations",
             "head_size": "compare relations instead: minilm.value_relations",
-            "classes": "both need the same labels (or the same vocabulary, for token losses)",
+            "classes": "both need the same labels",
+            "vocabulary": "both need the same tokenizer",
         }[called]
         raise ObjectiveError(
             f"{term.name} compares {reading.signal}, but the student has {called.replace('_', ' ')} {mine} and the "
