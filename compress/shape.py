@@ -36,7 +36,7 @@ class Shape:
             layers=_find(config, "layers"),
             hidden=hidden,
             heads=heads,
-            head_size=_find(config, "head_size", hidden // heads),
+            head_size=_find(config, "head_size", getattr(config, "true_hidden_size", hidden) // heads),
             ffn=_find(config, "ffn", 4 * hidden),
             embedding=_find(config, "embedding", hidden),
             vocabulary=config.vocab_size,
