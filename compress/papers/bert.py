@@ -38,11 +38,11 @@ def labels(student_BV: Tensor, labels: Tensor, mask_BL: Tensor | None) -> Tensor
     """The task's own loss, mean over examples; what the task is shows in the labels.
 
     class ids (B,), integer        cross entropy over V classes
-    numbers (B, 1), floating       squared error of the one output
+    numbers (B,) or (B, 1)         squared error of the one output
     memberships (B, V), floating   binary cross entropy, mean over V
     """
     if not labels.is_floating_point():
         return cross_entropy(student_BV.float(), labels)
     if student_BV.shape[-1] == 1:
-        return mse_loss(student_BV.float(), labels.float())
+        return mse_loss(student_BV.float(), labels.float().view_as(student_BV))
     return binary_cross_entropy_with_logits(student_BV.float(), labels.float())
