@@ -54,7 +54,8 @@ class Stage(Frozen):
     at once (gradients accumulate); results do not depend on the number of processes. epochs may be a fraction.
     evaluate: how often per epoch the student is scored on the validation split; the best weights are kept (0: never,
     the last are kept; also so when the objective reads no logits). data: task (labelled examples) or text (the corpus
-    given, else the task's own sentences).
+    given, else the task's own sentences). checkpoint: optimiser steps between checkpoints (left out: ten per stage).
+    cache_teacher: keep the teacher's outputs on disk instead of computing them in every epoch.
     """
 
     kind: Literal["distill", "finetune"]
@@ -73,6 +74,7 @@ class Stage(Frozen):
     eps: float = Field(1e-8, gt=0)
     clip: float = Field(1.0, ge=0)
     evaluate: int = Field(2, ge=0)
+    checkpoint: int | None = Field(None, gt=0)
     cache_teacher: bool = False
     objective: tuple[Term, ...] = Field(min_length=1)
 
@@ -133,12 +135,16 @@ class Recipe(Frozen):
             raise RecipeError(sorted(set(problems)))
         return recipe
 
-    def to_yaml(self) -> str:
-        """The resolved recipe: every number, defaults included. Loading it again gives an equal recipe."""
+    def plain(self) -> dict[str, Any]:
+        """Plain data with every number, defaults included."""
         tree = self.model_dump(mode="python", exclude={"stages", "teacher"})
         tree["teacher"] = _plain_stage(self.teacher)
         tree["stages"] = [_plain_stage(stage) for stage in self.stages]
-        return yaml.safe_dump(_plain(tree), sort_keys=False, allow_unicode=True, width=120)
+        return {key: _plain(value) for key, value in tree.items()}
+
+    def to_yaml(self) -> str:
+        """The resolved recipe. Loading it again gives an equal recipe."""
+        return yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True, width=120)
 
 
 def folder() -> Path:

@@ -30,6 +30,8 @@ class Distillation(nn.Module):
         step(**batch)["loss"].backward()
     """
 
+    accepts_loss_kwargs = False  # tells transformers.Trainer that `loss` is a mean, to be divided by accumulation
+
     def __init__(
         self, student: nn.Module, teacher: nn.Module | Shows | None, objective: Objective | Sequence[Term]
     ) -> None:

@@ -1,0 +1,190 @@
+"""The command line: parse, call, print. torch and transformers are imported inside the commands that need them."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+USER_ERROR, INTERRUPTED = 2, 130
+
+
+@app.callback()
+def compress() -> None:
+    """Take a teacher and a paper's recipe, ship a small, fast, measured student."""
+
+
+@app.command()
+def distill(
+    teacher: Annotated[str, typer.Option(help="Alias (minilm, bert-base, ...), folder or hub id.")],
+    recipe: Annotated[str, typer.Option(help="Name (see `compress recipes`) or path of a .yaml file.")],
+    data: Annotated[str, typer.Option(help="intents, a folder with train and dev files, or a hub id (glue/sst2).")],
+    out: Annotated[Path, typer.Option(help="Directory of the run.")],
+    corpus: Annotated[Optional[str], typer.Option(help="Unlabelled text: pydoc, a file, folder or hub id.")] = None,
+    overrides: Annotated[Optional[list[str]], typer.Option("--set", help="As in stages.0.lr=3e-5; repeatable.")] = None,
+    text: Annotated[Optional[list[str]], typer.Option(help="Text column; given twice for pairs.")] = None,
+    label: Annotated[Optional[str], typer.Option(help="Label column.")] = None,
+    kind: Annotated[
+        Optional[Literal["classification", "multilabel", "regression"]], typer.Option(help="Kind of task.")
+    ] = None,
+    metric: Annotated[Optional[str], typer.Option(help="The score that chooses the best checkpoint.")] = None,
+    seed: Annotated[int, typer.Option(help="Of every random number of the run.")] = 0,
+    precision: Annotated[Literal["auto", "bf16", "fp32"], typer.Option(help="What training computes in.")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out.")] = False,
+    gate: Annotated[
+        Literal["refuse", "warn"], typer.Option(help="What to do with a teacher no better than the majority.")
+    ] = "refuse",
+    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Accept pickled weights you trust.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Distil a teacher into a student, export and quantise it, and measure it beside its teacher."""
+    with _told(hint=f"continue with: compress distill ... --out {out} --resume"):
+        from compress.pipeline import distill as run
+
+        console = _console(as_json)
+        bundle = run(
+            teacher=teacher,
+            recipe=recipe,
+            data=data,
+            out=out,
+            corpus=corpus,
+            overrides=overrides or [],
+            text=text,
+            label=label,
+            kind=kind,
+            metric=metric,
+            seed=seed,
+            precision=precision,
+            resume=resume,
+            gate=gate,
+            allow_pickle=allow_pickle,
+            console=console,
+        )
+        if as_json and not console.quiet:
+            print((bundle.path / "report.json").read_text(encoding="utf-8"))
+
+
+@app.command()
+def predict(
+    bundle: Annotated[Path, typer.Argument(help="A bundle's folder.")],
+    texts: Annotated[list[str], typer.Argument(help="Texts, or - for one per line of standard input.")],
+    pair: Annotated[Optional[str], typer.Option(help="The second sentence, for tasks on pairs.")] = None,
+    fp32: Annotated[bool, typer.Option("--fp32", help="Use the fp32 file instead of int8.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Label texts with a bundle. Needs neither torch nor transformers."""
+    with _told():
+        from compress.export.bundle import Bundle
+
+        lines = [line.rstrip("\n") for line in sys.stdin] if texts == ["-"] else texts
+        given = [(line, pair) for line in lines] if pair is not None else lines
+        found = Bundle.load(bundle).predict(given, precision="fp32" if fp32 else "int8")
+        if as_json:
+            import json
+            from dataclasses import asdict
+
+            print(json.dumps([asdict(each) for each in found], ensure_ascii=False, indent=1))
+        else:
+            for line, each in zip(lines, found, strict=True):
+                print(f"{each.label}\t{each.score:.4f}\t{line}" if each.label else f"{each.score:.4f}\t{line}")
+
+
+@app.command()
+def bench(
+    bundles: Annotated[list[Path], typer.Argument(help="One or more bundles, raced against each other.")],
+    threads: Annotated[str, typer.Option(help="Thread counts, comma-separated.")] = "1",
+    batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1",
+    seq: Annotated[str, typer.Option(help="Lengths in tokens, comma-separated.")] = "128",
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds per setting.")] = 8,
+    runs: Annotated[int, typer.Option(help="Timed runs per round.")] = 15,
+    as_json: Json = False,
+) -> None:
+    """Measure latency on this machine: interleaved, warmed up, with a verdict on noise."""
+    with _told():
+        from compress.bench import show
+        from compress.bench.local import machine, race
+        from compress.export.bundle import Bundle
+
+        files = {f"{path}:{which}": file for path in bundles for which, file in Bundle.load(path).files().items()}
+        times = race(files, show.settings(threads, batch, seq), rounds=rounds, runs=runs)
+        if as_json:
+            print(show.as_json(times, machine()))
+        else:
+            _console().print(show.table(times, machine()))
+
+
+@app.command()
+def recipes(
+    name: Annotated[Optional[str], typer.Argument(help="Show this one, with its citation and numbers.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the recipes, or show one."""
+    with _told():
+        import json
+
+        from compress import recipe
+
+        if name is not None:
+            found = recipe.Recipe.load(name)
+            print(json.dumps(found.plain(), indent=1) if as_json else recipe.locate(name).read_text(encoding="utf-8"))
+            return
+        listed = [recipe.Recipe.load(each) for each in recipe.names()]
+        if as_json:
+            print(json.dumps([{"name": each.name, "about": each.about, **each.paper.model_dump()} for each in listed]))
+            return
+        for each in listed:
+            print(f"{each.name:12} {each.about}\n{'':12} {each.paper.authors} {each.paper.year}, {each.paper.url}")
+
+
+def _console(as_json: bool = False) -> "Console":
+    """Where progress and tables go: standard output, or standard error when that is for JSON; silent but in rank 0."""
+    from rich.console import Console
+
+    return Console(stderr=as_json, quiet=os.environ.get("RANK", "0") != "0")
+
+
+@contextmanager
+def _told(hint: str = "") -> Iterator[None]:
+    """Errors of the user's become a message and exit code 2, Ctrl-C 130; a traceback is a bug of ours."""
+    from compress.errors import CompressError
+
+    try:
+        yield
+    except CompressError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(USER_ERROR) from None
+    except OSError as error:
+        if error.errno is None or error.filename is None and not error.strerror:
+            raise
+        print(f"error: {error.strerror}: {error.filename or ''}; nothing half-written is left. {hint}", file=sys.stderr)
+        raise typer.Exit(USER_ERROR) from None
+    except KeyboardInterrupt:
+        print(f"\ninterrupted. {hint}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def main() -> None:
+    """Entry point of the `compress` script."""
+    quiet_libraries()
+    app()
+
+
+def quiet_libraries() -> None:
+    """Their progress bars and advice would break ours; whatever the user has set stays."""
+    for name, value in {
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "TOKENIZERS_PARALLELISM": "true",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,99 @@
+"""What a training stage says while it runs: JSON lines, TensorBoard, and progress on the terminal."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch.utils.tensorboard import SummaryWriter
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+
+def forget_after(log: Path, stage: str, step: int) -> None:
+    """Drop what was logged of `stage` beyond `step`: the resumed stage writes it again."""
+    if not log.is_file():
+        return
+    lines = log.read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if _is_whole(line) and not _beyond(json.loads(line), stage, step)]
+    beside = log.with_name(f".{log.name}.partial")
+    beside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    beside.replace(log)
+
+
+def _is_whole(line: str) -> bool:
+    """A kill can tear the last line."""
+    return line.startswith("{") and line.endswith("}")
+
+
+def _beyond(entry: dict[str, Any], stage: str, step: int) -> bool:
+    return bool(entry["stage"] == stage and entry["step"] > step)
+
+
+def curves(log: Path) -> dict[str, list[dict[str, float]]]:
+    """Stage name -> logged points, in the order they were written."""
+    stages: dict[str, list[dict[str, float]]] = {}
+    for line in log.read_text(encoding="utf-8").splitlines() if log.is_file() else []:
+        if _is_whole(line):
+            entry = json.loads(line)
+            stages.setdefault(entry.pop("stage"), []).append(entry)
+    return stages
+
+
+class Journal(TrainerCallback):
+    """One per stage, in the main process only."""
+
+    def __init__(self, stage: str, log: Path, tensorboard: Path, console: Console, batch: int) -> None:
+        self.stage, self.log, self.batch, self.console = stage, log, batch, console
+        self.writer = SummaryWriter(log_dir=str(tensorboard / stage))
+        self.bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.facts: dict[str, str] = {}
+        self.said = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.started, self.first = time.perf_counter(), state.global_step
+        self.task = self.bar.add_task(self.stage, total=state.max_steps, completed=state.global_step, facts="")
+        self.bar.start()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        seconds = time.perf_counter() - self.started
+        self.facts["speed"] = f"{(state.global_step - self.first) * self.batch / seconds:.0f} samples/s"
+        self.bar.update(self.task, completed=state.global_step, facts="  ".join(self.facts.values()))
+        if not self.console.is_terminal and state.global_step * 10 // state.max_steps > self.said:
+            self.said = state.global_step * 10 // state.max_steps
+            self.console.print(f"{self.stage}: step {state.global_step}/{state.max_steps}  {'  '.join(self.facts.values())}")
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        values = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+        if "loss" in values:
+            self.facts["loss"] = f"loss {values['loss']:.4g}"
+        if "eval_score" in values:
+            self.facts["score"] = f"score {values['eval_score']:.4f}"
+        with self.log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"stage": self.stage, "step": state.global_step} | values) + "\n")
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, state.global_step)
+
+    def close(self) -> None:
+        """Also after an interruption: the terminal gets its cursor back."""
+        self.bar.stop()
+        self.writer.close()

@@ -1,0 +1,185 @@
+"""Measure what was shipped: baselines, teacher and student side by side, on one split and one machine.
+
+Every model row is scored from its ONNX file by onnxruntime, the way it will run, and the files are raced against each
+other in one interleaved measurement.
+"""
+
+import datetime
+import importlib.metadata
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from compress import evaluate, teachers
+from compress.bench.local import machine, race
+from compress.bench.protocol import Latency, Setting
+from compress.data.batches import encode
+from compress.data.task import Task
+from compress.export.bundle import Bundle
+from compress.export.onnx import parity, to_onnx
+from compress.export.predictor import open_predictor
+from compress.flops import flops_per_token, parameters
+from compress.journal import curves
+from compress.recipe import Recipe
+from compress.report import Report, Row, setting_name
+from compress.run import Run
+from compress.stages import Material
+from compress.teachers import Teacher
+
+SETTINGS = (Setting(threads=1, batch=1, seq=128), Setting(threads=1, batch=1, seq=32))
+INT8_DROP = 0.005
+"""A larger loss of score by quantisation is pointed out in the report."""
+_LIBRARIES = ("compress", "torch", "transformers", "datasets", "onnxruntime", "onnx", "scikit-learn", "numpy")
+
+
+def measure(
+    bundle: Bundle,
+    tutor: Teacher,
+    student: PreTrainedModel,
+    material: Material,
+    recipe: Recipe,
+    run: Run,
+    *,
+    notes: Sequence[str],
+    command: str,
+    seconds: float,
+) -> Report:
+    """Score, agreement, size, FLOPs and latency of baselines, teacher, student fp32 and student int8.
+
+    On the test split, or the validation split where there is none with labels. `seconds`: wall time of the run so far.
+    """
+    data, console = material.data, material.console
+    name, split = ("validation", data.validation) if data.test is None else ("test", data.test)
+    console.print(f"measuring on {len(split):,} {name} rows")
+    rows = encode(split, tutor.tokenizer, bundle.manifest.max_length)
+    labels = np.asarray(split["label"][:])
+    teacher_file = run.path / "teacher" / "model.onnx"
+    teacher = teachers.load(tutor.name, tutor.folder, data.task).model
+    teacher_file.parent.mkdir(exist_ok=True)
+    to_onnx(teacher, teacher_file)
+    files = {"teacher": teacher_file, **{f"student {which}": path for which, path in bundle.files().items()}}
+    threads = os.cpu_count() or 1
+    logits = {
+        each: open_predictor(
+            bundle.path, path, task=data.task, max_length=bundle.manifest.max_length, threads=threads
+        ).logits(rows)
+        for each, path in files.items()
+    }
+    times = race(files, SETTINGS)
+    spent = {stage.name: _spent(run, stage.name) for stage in (recipe.teacher, *recipe.stages)}
+    models = {"teacher": teacher, "student fp32": student, "student int8": student}
+    compared = [
+        Row("majority", "baseline", evaluate.majority(data, split)),
+        Row("bag of words", "baseline", evaluate.bag_of_words(data, split)),
+    ]
+    for each, path in files.items():
+        stages = [recipe.teacher.name] if each == "teacher" else [stage.name for stage in recipe.stages]
+        compared.append(
+            Row(
+                name=tutor.name if each == "teacher" else each,
+                role="teacher" if each == "teacher" else "student",
+                score=evaluate.scores(data.task, logits[each], labels),
+                agreement=None if each == "teacher" else evaluate.agreement(data.task, logits[each], logits["teacher"]),
+                parameters=parameters(models[each]),
+                flops_per_token=flops_per_token(models[each]),
+                file_mb=path.stat().st_size / 1e6,
+                latency=_latency(times, each),
+                peak_rss_mb=max(time.peak_rss_mb for time in times if time.name == each),
+                **_training([spent[stage] for stage in stages]),
+            )
+        )
+    batches = [material.collate([rows[i] for i in range(at, min(at + 8, len(rows)))]) for at in range(0, min(64, len(rows)), 8)]
+    notes = [
+        *data.notes,
+        *notes,
+        *_noticed(data.task, compared[-2], compared[-1]),
+        f"fp32 ONNX against torch: logits differ by at most {parity(student, files['student fp32'], batches):.1e}.",
+        f"Training peaked at {max(each.get('peak_rss_mb', 0) for each in spent.values()):,.0f} MB of memory.",
+    ]
+    noisy = [f"{time.name}: {time.noise}" for time in times if time.noisy]
+    return Report(
+        title=f"{recipe.name}: {tutor.name} on {data.name}",
+        recipe=recipe.name,
+        teacher=tutor.name,
+        data=data.name,
+        kind=data.task.kind,
+        metric=data.task.metric,
+        labels=len(data.task.labels),
+        split=name,
+        split_rows=len(split),
+        rows=tuple(compared),
+        command=command,
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        seconds=seconds,
+        stage_seconds={stage: each["trained"]["seconds"] for stage, each in spent.items() if each},
+        seed=run.seed,
+        curves=curves(run.path / "log.jsonl"),
+        versions={library: importlib.metadata.version(library) for library in _LIBRARIES},
+        machine=machine(),
+        noise="; ".join(noisy) or None,
+        notes=tuple(notes),
+    )
+
+
+def card(report: Report, recipe: Recipe, teacher: str) -> dict[str, Any]:
+    """What the model card says: see export.card.Card."""
+    setting = next(iter(report.settings), None)
+    rows = [
+        {
+            "model": row.name,
+            report.metric: f"{report.score(row):.4f}" if report.score(row) is not None else "",
+            "parameters": f"{row.parameters:,}" if row.parameters else "",
+            "file": f"{row.file_mb:.1f} MB" if row.file_mb else "",
+            f"p50 ({setting})": f"{found['p50_ms']:.2f} ms" if (found := report.latency(row)) else "",
+        }
+        for row in report.rows
+    ]
+    paper = recipe.paper
+    return {
+        "name": f"{recipe.name} student of {teacher} on {report.data}",
+        "recipe": recipe.name,
+        "citation": f"{paper.authors} {paper.year}, {paper.title}, {paper.url}",
+        "teacher": teacher,
+        "data": report.data,
+        "rows": rows,
+        "limits": [
+            f"Scored on the {report.split} split of {report.data} ({report.split_rows:,} rows) only.",
+            "Latency is of the machine it was measured on; int8 results can differ between processors.",
+        ],
+    }
+
+
+def _spent(run: Run, stage: str) -> dict[str, Any]:
+    """What a stage of this run recorded of its training; {} when it ran in an earlier run, or not at all."""
+    file = run.result(stage) / "training.json"
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found
+
+
+def _training(spent: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    seconds = sum(each["trained"]["seconds"] for each in spent if each)
+    examples = sum(each["trained"]["examples"] for each in spent if each)
+    if not seconds:
+        return {}
+    return {"train_seconds": seconds, "samples_per_second": examples / seconds}
+
+
+def _latency(times: Sequence[Latency], name: str) -> dict[str, Any]:
+    found = {}
+    for time in times:
+        if time.name == name:
+            setting = {"threads": time.setting.threads, "batch": time.setting.batch, "seq": time.setting.seq}
+            figures = {key: getattr(time, key) for key in ("min_ms", "p50_ms", "p95_ms", "noisy")}
+            found[setting_name(**setting)] = {**setting, **figures}
+    return found
+
+
+def _noticed(task: Task, fp32: Row, int8: Row) -> list[str]:
+    before, after = fp32.score[task.metric] or 0.0, int8.score[task.metric] or 0.0
+    if before - after > INT8_DROP:
+        return [f"int8 loses {100 * (before - after):.1f} points of {task.metric}; ship the fp32 file if that matters."]
+    return []

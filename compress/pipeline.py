@@ -1,0 +1,131 @@
+"""The straight line: teacher and recipe in, shipped and measured student out."""
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Literal
+
+from accelerate import PartialState
+from rich.console import Console
+from transformers import set_seed
+
+from compress import precision as precisions
+from compress import students, teachers
+from compress.data import load_task
+from compress.data.batches import Collate, encode
+from compress.data.corpora import load_corpus
+from compress.data.task import Kind
+from compress.errors import RecipeError
+from compress.export.bundle import Bundle
+from compress.finetune import with_head
+from compress.measure import card, measure
+from compress.objective import check
+from compress.recipe import Recipe
+from compress.run import Run, replace_file
+from compress.stages import Material, load_result, run_stage
+
+
+def distill(
+    *,
+    teacher: str,
+    recipe: str | Recipe,
+    data: str,
+    out: str | Path,
+    corpus: str | None = None,
+    overrides: Sequence[str] = (),
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    kind: Kind | None = None,
+    metric: str | None = None,
+    seed: int = 0,
+    precision: precisions.Precision = "auto",
+    resume: bool = False,
+    gate: Literal["refuse", "warn"] = "refuse",
+    allow_pickle: bool = False,
+    console: Console | None = None,
+) -> Bundle:
+    """Distil `teacher` into a student as `recipe` says, ship it as a bundle in `out`/bundle, and measure it.
+
+    teacher    alias (`minilm`, `bert-base`, ...), folder or hub id; fine-tuned first if it has no head for the task
+    recipe     name, path of a .yaml, or a Recipe; `overrides` are `stages.0.lr=3e-5`-like settings
+    data       embedded set, folder or hub id; `text`, `label`, `kind`, `metric` name what is not detected
+    corpus     unlabelled text for stages that want it
+    out        the run's directory; `resume` continues a run that was interrupted, to the same final weights
+    gate       what a teacher that is no better than the majority answer leads to
+
+    Raises a CompressError that says what to do for anything wrong with these.
+    """
+    console, started = console or Console(quiet=True), time.time()
+    state = PartialState(cpu=not _cuda())
+    recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
+    _check_losses(recipe)
+    number_format = precisions.choose(precision)
+    identity = {
+        "teacher": teacher, "data": data, "corpus": corpus, "seed": seed, "precision": number_format,
+        "columns": [list(text) if text else None, label, kind, metric], "command": command_line(),
+    }  # fmt: skip
+    run = Run.open(Path(out), recipe, identity, resume=resume, main=state.is_main_process)
+    with closing(run), state.main_process_first():
+        folder = teachers.resolve(teacher, allow_pickle=allow_pickle)
+        task_data = load_task(data, text=text, label=label, kind=kind, metric=metric, seed=seed)
+        given = teachers.load(teacher, folder, task_data.task, allow_pickle=allow_pickle)
+        unlabelled = load_corpus(corpus) if corpus else None
+    for note in task_data.notes:
+        console.print(f"[yellow]note[/] {note}", highlight=False)
+    material = Material(
+        task_data, unlabelled, given.tokenizer, Collate(given.tokenizer), number_format == "bf16", console
+    )
+    with closing(run):
+        tutor = with_head(given, recipe.teacher, material, run)
+        length = recipe.stages[-1].max_length
+        rows = encode(task_data.validation, tutor.tokenizer, length)
+        seen = teachers.gate(tutor, task_data, rows, material.collate, bf16=material.bf16, strict=gate == "refuse")
+        done, remaining = run.remaining(recipe.stages)
+        if done is None:
+            set_seed(seed)
+            student = students.build(recipe.student, tutor.model)
+        else:
+            student = load_result(done)
+        for stage in remaining:
+            student = run_stage(stage, student, tutor, material, run, teacher_logits=seen.logits)
+        if run.main:
+            bundle = Bundle.write(
+                run.path / "bundle", model=student, tokenizer=tutor.tokenizer, task=task_data.task,
+                max_length=length, recipe=recipe.to_yaml(), card={"name": f"{recipe.name} student of {teacher}"},
+            )  # fmt: skip
+            report = measure(
+                bundle, tutor, student, material, recipe, run,
+                notes=seen.notes, command=command_line(), seconds=time.time() - started,
+            )  # fmt: skip
+            bundle = bundle.attach("report.json", report.to_json())
+            bundle = bundle.attach("README.md", bundle.card(card(report, recipe, teacher)))
+            replace_file(run.path / "report.html", report.html())
+            console.print(report.table(console.width))
+            console.print(f"bundle: {bundle.path}    page: {run.path / 'report.html'}", highlight=False)
+        state.wait_for_everyone()
+    return Bundle.load(run.path / "bundle")
+
+
+def command_line() -> str:
+    """What to type to run this again."""
+    name = Path(sys.argv[0]).name
+    program = ["python", "-m", "compress"] if name == "__main__.py" else [name]
+    return shlex.join([*program, *sys.argv[1:]])
+
+
+def _cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and not os.environ.get("ACCELERATE_USE_CPU")
+
+
+def _check_losses(recipe: Recipe) -> None:
+    """What only shows with the papers at hand: unknown losses and options, every one of them."""
+    stages = [("teacher", recipe.teacher), *((f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages))]
+    problems = [problem for where, stage in stages for problem in check(stage.objective, f"{recipe.name}: {where}")]
+    if problems:
+        raise RecipeError(problems)

@@ -1,0 +1,32 @@
+"""Which number format this machine computes fastest in, and what that means for a frozen model."""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from compress.errors import CompressError
+
+Precision = Literal["auto", "bf16", "fp32"]
+
+
+def choose(precision: Precision) -> Literal["bf16", "fp32"]:
+    """auto: bf16 autocast where the processor or GPU computes in it, 2-4x a forward pass; fp32 elsewhere."""
+    if precision not in ("auto", "bf16", "fp32"):
+        raise CompressError(f"--precision {precision}: expected auto, bf16 or fp32")
+    if precision != "auto":
+        return precision
+    if torch.cuda.is_available():
+        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
+    return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "fp32"
+
+
+def cast_linear_layers(model: nn.Module) -> None:
+    """Cast the weights of a frozen model's linear layers to bfloat16 once, in place.
+
+    Autocast would cast the same weights anew in every forward pass, because it keeps casts only of weights that want a
+    gradient; the results are the same numbers.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.to(torch.bfloat16)

@@ -1,0 +1,136 @@
+"""Where the state of a run lives: one directory, made so that a kill at any moment leaves it resumable.
+
+    recipe.yaml   the resolved recipe, written before anything runs
+    run.json      what the run is of: teacher, data, seed, precision, versions, command
+    log.jsonl     one line per logged step: stage, step, every named loss part, scores
+    tensorboard/  the same for TensorBoard
+    stages/<name>/checkpoints/checkpoint-<step>/   each renamed into place when complete
+    stages/<name>/model/                           the stage's result, renamed into place: the stage is done
+    bundle/, report.html                           what was asked for
+
+A stage is done when its `model/` exists; there is no other cursor.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from compress.errors import RunError
+from compress.recipe import Recipe, Stage
+
+_IDENTITY = ("teacher", "data", "corpus", "seed", "precision", "columns")
+"""What must agree for a run to be continued, besides the recipe."""
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write beside, flush to disk, rename: readers see the old file or the new one, whole."""
+    beside = path.with_name(f".{path.name}.partial")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def replace_folder(path: Path, fill: Callable[[Path], object]) -> None:
+    """`fill` a folder beside `path`, then rename it into place; on an error nothing is left."""
+    beside = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        fill(beside)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    shutil.rmtree(path, ignore_errors=True)
+    beside.rename(path)
+
+
+@dataclass(frozen=True)
+class Run:
+    path: Path
+    seed: int
+    main: bool
+    """Whether this process writes; false in all but the first of a multi-process launch."""
+    _lock: IO[str] | None = None
+
+    @staticmethod
+    def open(
+        path: Path, recipe: Recipe, identity: Mapping[str, Any], *, resume: bool = False, main: bool = True
+    ) -> "Run":
+        """Create the directory, or continue the same run in it with `resume`. Raises RunError.
+
+        `identity` holds what the run is of (teacher, data, corpus, seed, precision, columns) and any facts to record.
+        """
+        if not main:
+            return Run(path, identity["seed"], main=False)
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path}: is a file; --out must name a directory")
+        there = (path / "run.json").is_file()
+        if path.is_dir() and any(path.iterdir()) and not there:
+            raise RunError(f"{path}: is not empty and not a run of compress; choose another --out")
+        if there and not resume:
+            raise RunError(f"{path}: holds a run already; --resume continues it, another --out starts a new one")
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _locked(path)
+        if there:
+            _same(path, recipe, identity)
+        else:
+            replace_file(path / "recipe.yaml", recipe.to_yaml())
+            replace_file(path / "run.json", json.dumps(dict(identity), indent=1) + "\n")
+        return Run(path, identity["seed"], main=True, _lock=lock)
+
+    def stage(self, name: str) -> Path:
+        """The stage's own directory."""
+        return self.path / "stages" / name
+
+    def result(self, name: str) -> Path:
+        """The stage's result, which exists once the stage is done."""
+        return self.stage(name) / "model"
+
+    def remaining(self, stages: Sequence[Stage]) -> tuple[Path | None, list[Stage]]:
+        """The result of the last stage done (None: none is) and the stages still to run."""
+        done = [stage for stage in stages if self.result(stage.name).is_dir()]
+        if not done:
+            return None, list(stages)
+        last = stages.index(done[-1])
+        return self.result(done[-1].name), list(stages[last + 1 :])
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _locked(path: Path) -> IO[str]:
+    """Held as long as the process lives, whatever kills it."""
+    file = (path / ".lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip() or "unknown"
+        file.close()
+        raise RunError(f"{path}: another process (pid {owner}) is running this run; wait for it, or stop it") from None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
+
+
+def _same(path: Path, recipe: Recipe, identity: Mapping[str, Any]) -> None:
+    """Refuse to continue a run of something else, naming every difference."""
+    before = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    differences = [
+        f"{name} was {before.get(name)!r}, now {identity.get(name)!r}"
+        for name in _IDENTITY
+        if before.get(name) != identity.get(name)
+    ]
+    if (path / "recipe.yaml").read_text(encoding="utf-8") != recipe.to_yaml():
+        differences.append("the recipe differs (compare its recipe.yaml)")
+    if differences:
+        raise RunError(f"{path}: is another run: {'; '.join(differences)}. Choose another --out, or repeat its options")

