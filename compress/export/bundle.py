@@ -1,0 +1,231 @@
+"""What is shipped: one folder in the hub's layout, whole or not there, that says what is in it and can prove it.
+
+    config.json  model.safetensors  tokenizer.json  tokenizer_config.json
+    README.md    recipe.yaml        onnx/model.onnx  onnx/model_quantized.onnx    manifest.json
+
+Loading and predicting import neither torch nor transformers.
+"""
+
+import copy
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from compress.data.task import Kind, Task
+from compress.errors import BundleError
+from compress.export import manifest as manifests
+from compress.export.card import model_card
+from compress.export.files import written
+from compress.export.manifest import Manifest, Stamp
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from compress.export.predictor import Prediction, Predictor, Row, Text
+
+Precision = Literal["int8", "fp32"]
+
+FILES: Mapping[Precision, str] = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
+"""The names transformers.js and optimum look for."""
+
+FIXED = ("manifest.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+"""What `attach` must not touch: to change these is to write another bundle."""
+
+PROBLEMS: Mapping[Kind, str] = {
+    "classification": "single_label_classification",
+    "multilabel": "multi_label_classification",
+    "regression": "regression",
+}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle on disk, checked."""
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def write(
+        cls,
+        path: Path,
+        *,
+        model: Any,
+        tokenizer: Any,
+        task: Task,
+        max_length: int,
+        recipe: str,
+        card: Mapping[str, Any],
+    ) -> "Bundle":
+        """Ships the model: weights in float32, tokenizer, ONNX in fp32 and int8, card and recipe.
+
+        The folder is built beside and renamed as a whole; a bundle already there is replaced, anything else there is
+        refused. Model and tokenizer stay as they were. `recipe` is YAML text, `card` the fields of `card.Card`.
+        Raises BundleError when model, tokenizer and task do not belong together, ExportError from the export.
+        """
+        check_parts(model, tokenizer, task, max_length)
+        with _built(path) as folder:
+            _write_model(folder, model, tokenizer, task, max_length)
+            (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
+            manifest = Manifest(
+                task=task,
+                max_length=max_length,
+                model_type=model.config.model_type,
+                parameters=sum(parameter.numel() for parameter in model.parameters()),
+                versions=manifests.versions(),
+                files={},
+            )
+            (folder / "README.md").write_text(model_card(card, manifest), encoding="utf-8")
+            replace(manifest, files=manifests.stamps(folder)).write(folder)
+        return cls.load(path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Bundle":
+        """Opens a bundle after checking every file against its manifest.
+
+        Raises BundleError naming the files that are missing, cut short or changed, with found and expected hashes.
+        """
+        manifest = Manifest.read(path)
+        manifest.check(path)
+        return cls(path, manifest)
+
+    @property
+    def task(self) -> Task:
+        return self.manifest.task
+
+    def files(self) -> dict[str, Path]:
+        """The ONNX files by precision: `fp32`, `int8`."""
+        return {precision: self.path / name for precision, name in FILES.items()}
+
+    def open(self, precision: Precision = "int8", *, threads: int = 1) -> "Predictor":
+        """The tokenizer and an onnxruntime session, for many calls; `threads` rows run at a time."""
+        from compress.export.predictor import open_predictor
+
+        file = self.path / FILES[precision]
+        return open_predictor(self.path, file, task=self.task, max_length=self.manifest.max_length, threads=threads)
+
+    def predict(
+        self, texts: "Sequence[Text]", *, precision: Precision = "int8", threads: int = 1
+    ) -> "list[Prediction]":
+        """One prediction per text, or pair of texts, in their order: see `Prediction`."""
+        return self.open(precision, threads=threads).predict(texts)
+
+    def logits(
+        self, rows: "Iterable[Row]", *, precision: Precision = "int8", threads: int = 1
+    ) -> "NDArray[np.float32]":
+        """Logits (rows, outputs) of encoded rows, in their order: see `Predictor.logits`."""
+        return self.open(precision, threads=threads).logits(rows)
+
+    def card(self, card: Mapping[str, Any]) -> str:
+        """The model card anew, once there are more `rows` to show: `bundle.attach("README.md", bundle.card(...))`."""
+        return model_card(card, self.manifest)
+
+    def attach(self, name: str, text: str) -> "Bundle":
+        """The bundle with the file `name` (report.json, a fuller README.md) added or replaced.
+
+        Killed at any moment, it leaves a bundle that loads: the file is unlisted while it changes.
+        """
+        target = self.path / name
+        if Path(name).name != name or name in FIXED:
+            raise BundleError(f"{target}: cannot be attached; expected a plain name such as report.json or README.md")
+        others = {key: stamp for key, stamp in self.manifest.files.items() if key != name}
+        replace(self.manifest, files=others).write(self.path)
+        with written(target) as partial:
+            partial.write_text(text, encoding="utf-8")
+        complete = replace(self.manifest, files=dict(sorted({**others, name: Stamp.of(target)}.items())))
+        complete.write(self.path)
+        return replace(self, manifest=complete)
+
+
+def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None:
+    """Raises BundleError unless model, tokenizer and task can become one bundle; quick, so ask before training."""
+    kind, words = type(model).__name__, type(tokenizer).__name__
+    if model.config.num_labels != task.outputs:
+        raise BundleError(f"{kind}: {model.config.num_labels} outputs; the task has {task.outputs}")
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise BundleError(
+            f"{words}: has no tokenizer.json form, which the bundle predicts with; expected a fast tokenizer, as "
+            "AutoTokenizer gives for all common models"
+        )
+    known = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > known:
+        raise BundleError(f"{kind}: embeds {known} tokens, the tokenizer has {len(tokenizer)}; they do not match")
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
+            # RoBERTa and its kin count positions from behind the padding index
+            limit = module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+            if max_length > limit:
+                raise BundleError(f"{kind}: max_length {max_length}; this model has {limit} positions")
+
+
+def _write_model(folder: Path, model: Any, tokenizer: Any, task: Task, max_length: int) -> None:
+    """Weights, config, tokenizer and both ONNX files."""
+    from compress.export.int8 import quantize_dynamic
+    from compress.export.onnx import as_float32, to_onnx
+
+    plain = as_float32(model)
+    labels = task.labels or (task.label,)
+    plain.config.problem_type = PROBLEMS[task.kind]
+    plain.config.id2label = dict(enumerate(labels))
+    plain.config.label2id = {label: index for index, label in enumerate(labels)}
+    words = copy.deepcopy(tokenizer)  # the backend carries the padding and truncation of its last call into the file
+    words.backend_tokenizer.no_padding()
+    words.backend_tokenizer.no_truncation()
+    words.model_max_length = max_length
+    with _no_progress_bars():
+        plain.save_pretrained(folder)
+        words.save_pretrained(folder)
+    _as_transformers_4_reads(folder / "tokenizer_config.json")
+    to_onnx(plain, folder / FILES["fp32"])
+    quantize_dynamic(folder / FILES["fp32"], folder / FILES["int8"])
+
+
+def _as_transformers_4_reads(path: Path) -> None:
+    """Words of transformers 5 that 4.x fails on, in the words that both read; and no trace of the machine."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if config["tokenizer_class"] == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    kept = {key: value for key, value in config.items() if key not in ("is_local", "local_files_only")}
+    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _built(path: Path) -> Iterator[Path]:
+    """A folder beside `path` that takes its name, and its place, at the end; removed if anything fails."""
+    foreign = path.is_dir() and any(path.iterdir()) and not (path / manifests.NAME).is_file()
+    if foreign or (path.exists() and not path.is_dir()):
+        raise BundleError(f"{path}: exists and is no bundle; expected a new folder, or a bundle to replace")
+    partial, retired = (path.with_name(f".{path.name}.{suffix}") for suffix in ("partial", "retired"))
+    try:
+        for left_over in (partial, retired):  # of a run that was killed here
+            shutil.rmtree(left_over, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        if path.exists():
+            path.rename(retired)
+        partial.rename(path)
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be written ({error}); nothing of it was kept") from error
+    finally:
+        for left_over in (partial, retired):
+            shutil.rmtree(left_over, ignore_errors=True)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

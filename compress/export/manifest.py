@@ -1,0 +1,105 @@
+"""`manifest.json`: what a bundle predicts, how it was made, and the hash of every other file in it."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from compress.data.task import Task
+from compress.errors import BundleError
+from compress.export.files import written
+
+NAME = "manifest.json"
+PACKAGES = ("compress", "torch", "transformers", "tokenizers", "onnx", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Size and SHA-256 of a file."""
+
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> "Stamp":
+        with path.open("rb") as file:
+            return cls(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The contents of `manifest.json`.
+
+    task        kind, columns, labels in the order of the logits, metric
+    max_length  tokens a text (or a pair) is cut to, special tokens included
+    model_type, parameters   the architecture by transformers' name, and its size
+    versions    package -> version, of those that made the bundle
+    files       path inside the bundle, with forward slashes -> stamp; all files but the manifest
+    """
+
+    task: Task
+    max_length: int
+    model_type: str
+    parameters: int
+    versions: Mapping[str, str]
+    files: Mapping[str, Stamp]
+    format: Literal[1] = 1
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """Raises BundleError for a folder without a manifest, or with one that cannot be understood."""
+        from pydantic import TypeAdapter, ValidationError
+
+        path = folder / NAME
+        try:
+            manifest = TypeAdapter(cls).validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise BundleError(f"{folder}: no {NAME} in it; expected the folder of a bundle") from None
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise BundleError(
+                f"{path}: {where}: {first['msg']}; the bundle is damaged, or of another version of compress: "
+                "write or copy it again"
+            ) from None
+        for name in manifest.files:
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise BundleError(f"{path}: lists {name!r}; expected paths inside the bundle only")
+        return manifest
+
+    def write(self, folder: Path) -> None:
+        """Replaces the folder's manifest as a whole."""
+        with written(folder / NAME) as partial:
+            text = json.dumps(asdict(self), indent=2, ensure_ascii=False)
+            partial.write_text(text + "\n", encoding="utf-8")
+
+    def check(self, folder: Path) -> None:
+        """Raises BundleError naming every file that is missing or is not the one that was written."""
+        problems = [problem for name, stamp in self.files.items() if (problem := _problem(folder / name, stamp))]
+        if problems:
+            raise BundleError("\n".join((*problems, f"{folder}: the bundle is damaged; write or copy it again")))
+
+
+def stamps(folder: Path) -> dict[str, Stamp]:
+    """The stamp of every file below the folder but the manifest, sorted by path."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / NAME)
+    return {path.relative_to(folder).as_posix(): Stamp.of(path) for path in paths}
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages that decide what a bundle holds."""
+    return {name: version(name) for name in PACKAGES}
+
+
+def _problem(path: Path, expected: Stamp) -> str:
+    if not path.is_file():
+        return f"{path}: missing; expected {expected.bytes} bytes, sha256 {expected.sha256}"
+    found = Stamp.of(path)
+    if found == expected:
+        return ""
+    return (
+        f"{path}: {found.bytes} bytes, sha256 {found.sha256}; expected {expected.bytes} bytes, sha256 {expected.sha256}"
+    )

@@ -1,0 +1,168 @@
+"""fp32 ONNX of an encoder with a task head, and the proof that it computes what the model does.
+
+The graph is left unfused, from the TorchScript exporter under eager attention: onnxruntime's own session optimiser
+makes that form the fastest on a CPU, and it is the one `quantize_dynamic` can read (graphs of the dynamo exporter
+fail its shape inference). The attention mask is computed by us, explicitly, so that no version of transformers puts
+its own mask code into the file.
+"""
+
+import copy
+import json
+import warnings
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+
+from compress.errors import ExportError
+from compress.export.files import written
+from compress.export.session import SESSION_KEY, SESSION_WHY_KEY, UNFUSED_SKIP, UNFUSED_SKIP_WHY, open_session
+
+PROTOBUF_LIMIT = 2**31
+MASKED = -1e4
+"""Added to the scores of masked tokens: exp() of it is 0 in float32, and unlike float32's lowest it cannot overflow."""
+
+SQUARES_ITS_MASK = ("deberta", "deberta-v2")
+"""Model types whose attention makes its own pair mask of a (batch, tokens) one, and misreads a prepared one."""
+
+TOLERANCE = 1e-3
+"""How far the file's logits may be from the model's, relative to the largest logit (or to 1): float32 noise is 1e-6."""
+
+TRACED = (2, 5)
+PROBES = ((1, 2), (3, 7))
+"""(rows, tokens) the graph is traced at, and the others that check the file."""
+
+
+def to_onnx(model: nn.Module, path: Path, *, opset: int = 17) -> None:
+    """Writes `path`: input_ids, attention_mask (and token_type_ids, where the model has segments), each
+    (batch_size, sequence_length) int64 -> logits (batch_size, outputs) float32.
+
+    The model stays as it was: mode, attention implementation, dtype, device. Raises ExportError when the model cannot
+    be exported, is over 2 GB, or when the file's logits are not the model's (checked here at other shapes than
+    the traced one: a tracer that takes a size for a constant only warns).
+    """
+    size = 4 * sum(parameter.numel() for parameter in model.parameters())
+    if size >= PROTOBUF_LIMIT:
+        raise ExportError(f"{_kind(model)}: {size / 1e9:.1f} GB of float32 weights; an ONNX file holds at most 2 GB")
+    plain = as_float32(model)
+    probes = [_probe(plain.config, rows, tokens) for rows, tokens in (TRACED, *PROBES)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written(path) as partial:
+        _trace(plain, probes[0], partial, opset)
+        file = onnx.load_model(partial)
+        file.producer_name, file.producer_version = "compress", version("compress")
+        onnx.helper.set_model_props(file, _metadata(plain.config))
+        onnx.save_model(file, partial)
+        difference, largest = _compare(model, partial, probes[1:])
+        if not difference <= TOLERANCE * max(1.0, largest):  # so that NaN fails too
+            raise ExportError(
+                f"{_kind(model)}: the ONNX file's logits differ from the model's by {difference:.2g} where the largest "
+                f"is {largest:.2g}; expected at most {TOLERANCE:g} of it. The weights may hold NaN, or this "
+                "architecture cannot be traced: please report it with its config.json."
+            )
+
+
+def parity(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor]]) -> float:
+    """The largest |logit difference| between the model, in float32 on the CPU, and the file under onnxruntime.
+
+    A batch holds at least the file's inputs, (rows, tokens); anything else in it is passed over. The model stays as it
+    was. NaN when any logit is; raises ExportError when there is no batch.
+    """
+    return _compare(model, path, batches)[0]
+
+
+def as_float32(model: nn.Module) -> Any:
+    """The model once more, in float32, in eval mode, on the CPU: modules and config are copies, the weights are shared
+    where they already are float32 on the CPU. Nothing done to its modules or config reaches the original."""
+    shared = {
+        id(parameter): nn.Parameter(parameter.detach().to("cpu", torch.float32), requires_grad=False)
+        for parameter in model.parameters()
+    }
+    return copy.deepcopy(model, dict[int, Any](shared)).to("cpu").float().eval()
+
+
+class _Exported(nn.Module):
+    """What the file computes: ids and a 0/1 mask in, logits out."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        if self.model.config.model_type not in SQUARES_ITS_MASK:
+            attention_mask = (1.0 - attention_mask[:, None, None, :].to(torch.float32)) * MASKED
+        segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **segments).logits
+        return logits
+
+
+def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> None:
+    plain.set_attn_implementation("eager")
+    axes = {name: {0: "batch_size", 1: "sequence_length"} for name in batch} | {"logits": {0: "batch_size"}}
+    try:
+        # What the tracer and the exporter warn of is checked on the file itself; the warnings name only their own code.
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
+            torch.onnx.export(
+                _Exported(plain).eval(),
+                tuple(batch.values()),
+                path,
+                dynamo=False,
+                opset_version=opset,
+                input_names=list(batch),
+                output_names=["logits"],
+                dynamic_axes=axes,
+            )
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise ExportError(
+            f"{_kind(plain)}: cannot be exported to ONNX ({type(error).__name__}: {error}); expected an encoder with a "
+            "sequence classification head, as AutoModelForSequenceClassification loads it"
+        ) from error
+
+
+def _compare(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor]]) -> tuple[float, float]:
+    """The largest difference, and the model's largest logit."""
+    plain = as_float32(model)
+    session = open_session(path)
+    names = [node.name for node in session.get_inputs()]
+    differences, sizes = [], []
+    with torch.no_grad():
+        for batch in batches:
+            inputs = {name: batch[name].cpu() for name in names}
+            expected = plain(**inputs).logits.numpy()
+            (logits,) = session.run(["logits"], {name: tensor.numpy() for name, tensor in inputs.items()})
+            differences.append(np.abs(logits - expected).max())
+            sizes.append(np.abs(expected).max())
+    if not differences:
+        raise ExportError(f"{path}: parity needs at least one batch")
+    return float(np.max(differences)), float(np.max(sizes))
+
+
+def _probe(config: Any, rows: int, tokens: int) -> dict[str, Tensor]:
+    """Random ids, the end of the first row masked, in the order of the file's inputs."""
+    ids = torch.randint(config.vocab_size, (rows, tokens), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, tokens // 2 + 1 :] = 0
+    batch = {"input_ids": ids.where(mask == 1, config.pad_token_id or 0), "attention_mask": mask}
+    if getattr(config, "type_vocab_size", 0) > 1:
+        batch["token_type_ids"] = torch.arange(tokens).ge(tokens // 2).long().expand(rows, tokens).contiguous()
+    return batch
+
+
+def _metadata(config: Any) -> dict[str, str]:
+    return {
+        "compress.version": version("compress"),
+        "compress.model_type": config.model_type,
+        "compress.task": config.problem_type or "",
+        "compress.labels": json.dumps([config.id2label[index] for index in range(config.num_labels)]),
+        SESSION_KEY: json.dumps(UNFUSED_SKIP),
+        SESSION_WHY_KEY: UNFUSED_SKIP_WHY,
+    }
+
+
+def _kind(model: nn.Module) -> str:
+    return type(model).__name__

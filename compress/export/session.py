@@ -1,0 +1,80 @@
+"""How an ONNX file of ours is read and opened: its metadata, its vocabulary, the session options it asks for.
+
+The one place that decides session options: prediction, parity and the latency race all come through
+`session_entries`. Imports onnx and onnxruntime only (0.2 s), neither torch nor transformers.
+"""
+
+import json
+from pathlib import Path
+
+import onnx
+import onnxruntime
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
+
+from compress.bench.runner import session_options
+from compress.errors import ExportError
+
+SESSION_KEY = "compress.session"
+"""The metadata property that holds, as a JSON object, the session configuration entries the file wants."""
+
+SESSION_WHY_KEY = "compress.session.why"
+
+UNFUSED_SKIP = {"optimization.disable_specified_optimizers": "SkipLayerNormFusion;BiasSkipLayerNormFusion"}
+UNFUSED_SKIP_WHY = (
+    "On the CPU, onnxruntime's SkipLayerNormalization costs about 4x the Add + LayerNormalization it replaces: int8, "
+    "6 layers x 384, 128 tokens, 1 thread, x86-64 with VNNI, onnxruntime 1.31: 6.6 ms fused, 5.6 ms not. "
+    "Not measured on ARM."
+)
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """The parsed file. Raises ExportError when it is missing or no ONNX file."""
+    if not path.is_file():
+        raise ExportError(f"{path}: no such file; expected an ONNX model")
+    try:
+        return onnx.load_model(path, load_external_data=False)
+    except DecodeError as error:
+        raise ExportError(f"{path}: not an ONNX model, or a truncated one ({error})") from None
+
+
+def metadata(model: onnx.ModelProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def session_entries(model: onnx.ModelProto) -> dict[str, str]:
+    """The session configuration entries the file asks for; none for a file that is not ours."""
+    entries: dict[str, str] = json.loads(metadata(model).get(SESSION_KEY, "{}"))
+    return entries
+
+
+def open_session(path: Path, threads: int = 0) -> onnxruntime.InferenceSession:
+    """A CPU session with the options the file asks for; `threads` 0 leaves their number to onnxruntime."""
+    options = session_options(threads, session_entries(read_model(path)))
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except onnxruntime.capi.onnxruntime_pybind11_state.OnnxRuntimeException as error:
+        raise ExportError(f"{path}: onnxruntime {onnxruntime.__version__} cannot open it: {error}") from None
+
+
+def vocabulary_size(model: onnx.ModelProto, path: Path) -> int:
+    """How many token ids the model knows: the rows of the table that `input_ids` looks up.
+
+    Holds for plain, quantised (Gather on int8, QDQ) and fused (EmbedLayerNormalization) graphs. Where the ids take
+    another way, `vocab_size` of the config.json beside the file, or one folder up, decides.
+    """
+    tables = {table.name: table.dims[0] for table in model.graph.initializer if len(table.dims) == 2}
+    aliases = {"input_ids"}
+    for node in model.graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in tables:
+            tables[node.output[0]] = tables[node.input[0]]
+        elif node.op_type == "Cast" and node.input[0] in aliases:
+            aliases.add(node.output[0])
+        elif aliases & set(node.input) and (rows := [tables[name] for name in node.input if name in tables]):
+            return max(rows)
+    for config in (path.parent / "config.json", path.parent.parent / "config.json"):
+        if config.is_file() and (size := json.loads(config.read_text(encoding="utf-8")).get("vocab_size")):
+            return int(size)
+    raise ExportError(
+        f"{path}: no table is looked up by an input named input_ids, and no config.json beside it gives vocab_size; "
+        "expected the ONNX file of a text encoder. Put its config.json into the same folder."
+    )

@@ -1,0 +1,109 @@
+"""Tiny random models and a tiny tokenizer: what tests use instead of anything downloaded."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    BertTokenizer,
+)
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = (
+    *("a", "the", "this", "that", "film", "movie", "story", "actor", "scene", "plot", "is", "was", "and", "but"),
+    *("not", "never", "very", "quite", "too", "so", "good", "great", "fine", "fun", "sharp", "warm"),
+    *("bad", "dull", "poor", "sad", "slow", "cold", "!", ".", ",", "?", "##s", "##ly", "##ing", "##er"),
+)
+
+
+def tokenizer(words: tuple[str, ...] = WORDS) -> BertTokenizer:
+    """A WordPiece tokenizer over `words`, lower-casing, ids in the order SPECIAL + words."""
+    return BertTokenizer(vocab={word: index for index, word in enumerate((*SPECIAL, *words))}, do_lower_case=True)
+
+
+def bert(labels: int = 2, *, layers: int = 2, hidden: int = 32, seed: int = 0, **config: Any) -> Any:
+    """A BERT with a classification head of `labels` outputs over the tiny tokenizer's vocabulary, in eval mode.
+
+    Weights are wide (standard deviation 0.2), so that different texts get clearly different logits.
+    """
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": len(SPECIAL) + len(WORDS), "hidden_size": hidden, "num_hidden_layers": layers}
+    shape = {"num_attention_heads": 4, "intermediate_size": 2 * hidden, "max_position_embeddings": 64}
+    return BertForSequenceClassification(
+        BertConfig(**{**sizes, **shape, "num_labels": labels, "initializer_range": 0.2, **config})
+    ).eval()
+
+
+FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "bert": {},
+        "distilbert": {},
+        "roberta": {"type_vocab_size": 1},
+        "electra": {"embedding_size": 16},
+        "albert": {"embedding_size": 16},
+        "mobilebert": {"embedding_size": 16, "intra_bottleneck_size": 16},
+        "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 16},
+        "deberta-v2": {
+            "relative_attention": True,
+            "pos_att_type": ["c2p", "p2c"],
+            "share_att_key": True,
+            "position_buckets": 8,
+            "norm_rel_ebd": "layer_norm",
+            "position_biased_input": False,
+            "type_vocab_size": 0,
+        },
+        "ernie": {},
+        "xlm-roberta": {"type_vocab_size": 1},
+        "modernbert": {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3},
+        "xlnet": {},
+    }
+)
+"""Each family's own settings; those it spells differently are in `config`."""
+_SPELLED = {
+    "distilbert": {"layers": "n_layers", "hidden": "dim", "heads": "n_heads", "ffn": "hidden_dim"},
+    "xlnet": {"layers": "n_layer", "hidden": "d_model", "heads": "n_head", "ffn": "d_inner"},
+}
+_SPELLED_AS_BERT = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "ffn": "intermediate_size",
+}
+
+
+def config(family: str, *, layers: int = 2, hidden: int = 32, heads: int = 4, labels: int = 3, **changes: Any) -> Any:
+    """A new config each time: transformers keeps the attention implementation in it."""
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "ffn": 2 * hidden}
+    spelled = {_SPELLED.get(family, _SPELLED_AS_BERT)[size]: value for size, value in sizes.items()}
+    common = {
+        "vocab_size": len(SPECIAL) + len(WORDS),
+        "pad_token_id": 0,
+        "num_labels": labels,
+        "initializer_range": 0.2,
+    }
+    positions = {} if family == "xlnet" else {"max_position_embeddings": 64}
+    return CONFIG_MAPPING[family](**{**common, **positions, **spelled, **FAMILIES[family], **changes})
+
+
+def model(
+    family: str, *, seed: int = 0, head: Any = AutoModelForSequenceClassification, eager: bool = False, **changes: Any
+) -> Any:
+    """A random model in eval mode; the same seed gives the same weights, whatever the attention implementation."""
+    torch.manual_seed(seed)
+    implementation = {"attn_implementation": "eager"} if eager else {}
+    return head.from_config(config(family, **changes), **implementation).eval()
+
+
+def batch(lengths: Sequence[int] = (7, 5, 1), *, seed: int = 0) -> dict[str, Tensor]:
+    """Random rows of these lengths, padded to the longest."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(lengths), max(lengths))
+    ids = torch.randint(len(SPECIAL), len(SPECIAL) + len(WORDS), shape, generator=generator)
+    mask = (torch.arange(shape[1]) < torch.tensor(lengths)[:, None]).long()
+    return {"input_ids": ids * mask, "attention_mask": mask}
