@@ -1,11 +1,25 @@
 """What is to be predicted, and the examples it is learned from."""
 
-from dataclasses import dataclass
-from typing import Literal
+from __future__ import annotations
 
-from datasets import Dataset
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 Kind = Literal["classification", "multilabel", "regression"]
+
+METRICS: Final[Mapping[Kind, tuple[str, ...]]] = MappingProxyType(
+    {
+        "classification": ("accuracy", "f1", "matthews"),
+        "multilabel": ("f1", "f1_macro", "accuracy"),
+        "regression": ("pearson", "spearman"),
+    }
+)
+"""The metrics that can choose a checkpoint, by kind; the first is the default."""
 
 
 @dataclass(frozen=True)
@@ -14,9 +28,9 @@ class Task:
 
     kind    classification (one of `labels`), multilabel (any of `labels`), regression (one number)
     text    the source's own names of the one or two text columns
-    label   the source's own name of the label column
+    label   the source's own name of the label column; several 0/1 columns are joined by commas
     labels  the class names in the order of the logits; empty for regression
-    metric  the score that chooses the best checkpoint, higher is better: accuracy, f1, matthews, pearson, spearman
+    metric  the score that chooses the best checkpoint, higher is better: one of METRICS[kind]
     """
 
     kind: Kind

@@ -1,0 +1,18 @@
+"""Data in: a task's labelled splits, tokenised rows and their batches."""
+
+from typing import TYPE_CHECKING
+
+from compress.data.task import METRICS, Kind, Task, TaskData
+
+if TYPE_CHECKING:
+    from compress.data.load import load_task
+
+__all__ = ["METRICS", "Kind", "Task", "TaskData", "load_task"]
+
+
+def __getattr__(name: str) -> object:
+    if name != "load_task":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from compress.data.load import load_task  # pyarrow and datasets: not for commands that only need the types
+
+    return load_task

@@ -1,0 +1,150 @@
+"""Rows of a split as batches of tensors: tokenised once, grouped by length, padded to the longest of a batch."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import torch
+from torch.utils.data import Sampler
+
+from compress.data import cache
+from compress.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerBase
+
+ENCODING = "1"
+"""Part of every cache key: raise it when what `encode` writes changes."""
+
+BATCHES_PER_SORT = 50
+ROWS_PER_CALL = 1000
+
+
+def encode(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+    """The split tokenised: input_ids, attention_mask, token_type_ids (if the tokenizer makes them), labels (if the
+    split has `label`), length (tokens), index (row number). No padding.
+
+    Texts are `text` and, for pairs, `text_pair`; the longer of a pair is truncated first. Written once to the cache,
+    by the fingerprints of split and tokenizer, and memory-mapped.
+    """
+    key = cache.digest(ENCODING, split._fingerprint, fingerprint(tokenizer), str(max_length))
+    folder = cache.home() / "encoded"
+    final = folder / f"{key}.arrow"
+    if not final.exists():
+        if not len(split):
+            raise DataError("the split has no rows to tokenise.")
+        with cache.writing(folder) as fresh:
+            cache.keep(cache.write(fresh / "rows.arrow", _encoded(split, tokenizer, max_length)), final)
+    return cache.dataset(final, key)
+
+
+def _encoded(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[pa.RecordBatch]:
+    types = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "token_type_ids": pa.int8()}
+    start = 0
+    for table in split.with_format("arrow").iter(ROWS_PER_CALL):
+        texts = [table[name].to_pylist() for name in ("text", "text_pair") if name in table.column_names]
+        tokens = tokenizer(*texts, truncation=True, max_length=max_length, padding=False, return_attention_mask=True)
+        columns = {name: pa.array(tokens[name], pa.list_(kind)) for name, kind in types.items() if name in tokens}
+        if "label" in table.column_names:
+            columns["labels"] = table["label"].combine_chunks()
+        columns["length"] = pa.array(map(len, tokens["input_ids"]), pa.int32())
+        columns["index"] = pa.array(range(start, start + len(table)), pa.int64())
+        yield pa.record_batch(columns)
+        start += len(table)
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of all that decides which tokens a text becomes; not the padding and truncation that each call sets."""
+    settings = [type(tokenizer).__name__, tokenizer.truncation_side, *tokenizer.model_input_names]
+    if tokenizer.is_fast:
+        state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+        return cache.digest(*settings, json.dumps(state))
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        return cache.digest(*settings, *(path for path in sorted(Path(folder).rglob("*")) if path.is_file()))
+
+
+class Collate:
+    """Rows of `encode` as one batch, padded to its longest row on the tokenizer's padding side.
+
+    input_ids, attention_mask, token_type_ids (if the rows have them): int64 (B, L). labels: int64 (B,) class ids,
+    float32 (B, 1) numbers, or float32 (B, C) of 0 and 1. index: int64 (B,). DataError for a tokenizer that cannot pad.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        if tokenizer.pad_token_id is None:
+            raise DataError(
+                f"{type(tokenizer).__name__} has no padding token, so rows of different lengths make no batch. "
+                "Set one, for example: tokenizer.pad_token = tokenizer.eos_token"
+            )
+        self.padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+        self.left = tokenizer.padding_side == "left"
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        lengths = np.fromiter((len(row["input_ids"]) for row in rows), np.int64, len(rows))
+        longest = int(lengths.max())
+        positions = np.arange(longest)
+        starts = longest - lengths if self.left else np.zeros_like(lengths)
+        mask = (positions >= starts[:, None]) & (positions < (starts + lengths)[:, None])
+        batch = {"attention_mask": torch.from_numpy(mask.astype(np.int64))}
+        for name, padding in self.padding.items():
+            if name in rows[0]:
+                padded = np.full(mask.shape, padding, np.int64)
+                # one flat copy: row by row, or through nested lists, costs ten times as much
+                padded[mask] = np.fromiter(chain.from_iterable(row[name] for row in rows), np.int64, lengths.sum())
+                batch[name] = torch.from_numpy(padded)
+        if "labels" in rows[0]:
+            batch["labels"] = _labels([row["labels"] for row in rows])
+        if "index" in rows[0]:
+            batch["index"] = torch.tensor([row["index"] for row in rows])
+        return batch
+
+
+def _labels(values: list[Any]) -> torch.Tensor:
+    labels = np.asarray(values)
+    if labels.dtype.kind == "i":
+        return torch.from_numpy(labels.astype(np.int64))
+    return torch.from_numpy(labels.astype(np.float32).reshape(len(values), -1))
+
+
+class LengthGrouped(Sampler[int]):
+    """Row numbers such that each consecutive `batch_size` of them (the batch of all processes together) are of like
+    length, in an order that only (seed, epoch) decide: never the global generator, so a resumed run sees the same rows.
+
+    Rows are shuffled, sorted by length within every 50 batches, and the batches shuffled. The batch with the longest
+    row comes first, so that memory runs out at once or never; a batch that is not full comes last.
+    """
+
+    def __init__(self, lengths: Sequence[int] | NDArray[np.integer], batch_size: int, *, seed: int) -> None:
+        self.lengths = np.asarray(lengths)
+        self.batch_size = batch_size
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        rng = np.random.default_rng([self.seed, self.epoch])
+        rows = rng.permutation(len(self.lengths))
+        stretch = np.arange(len(rows)) // (self.batch_size * BATCHES_PER_SORT)
+        rows = rows[np.lexsort((-self.lengths[rows], stretch))]
+        full = len(rows) // self.batch_size
+        batches, rest = rows[: full * self.batch_size].reshape(full, -1), rows[full * self.batch_size :]
+        order = rng.permutation(full)
+        if full:
+            longest = int(self.lengths[batches[order, 0]].argmax())
+            order[[0, longest]] = order[[longest, 0]]
+        return iter([*batches[order].reshape(-1).tolist(), *rest.tolist()])

@@ -1,0 +1,261 @@
+"""From the labels a source spells to what a model is trained on: class ids, numbers, or a 0/1 vector.
+
+Stated rules. Several label columns, lists, or strings with `|` are multilabel; strings with commas are when their
+parts are fewer than their wholes ("a,b", "a", "b": two classes, not three). Numbers are regression as soon as one of
+them has a fraction, else classes. Words are classes. Classes that the source declares keep its order; others are
+sorted, numbers by value. An empty cell or `nan` is a missing label, except in multilabel strings: no class applies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from compress.data.names import number
+from compress.data.rows import at
+from compress.data.task import Kind
+from compress.errors import DataError, did_you_mean
+
+MOST_CLASSES = 20
+"""More classes than this must recur: at least two rows each on average, or the column is no label."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The label column of one split (or its 0/1 columns, by name), with where its rows stand."""
+
+    place: str
+    unit: str
+    lines: pa.ChunkedArray
+    columns: Mapping[str, pa.ChunkedArray]
+
+    @property
+    def only(self) -> pa.ChunkedArray:
+        (column,) = self.columns.values()
+        return column
+
+    def at(self, mask: pa.ChunkedArray | NDArray[np.bool_]) -> str:
+        """`lines 3, 7 and 12`, of the rows in the mask."""
+        chosen = self.lines.filter(pa.array(mask) if isinstance(mask, np.ndarray) else mask)
+        return at(self.unit, chosen.slice(0, 5).to_pylist(), len(chosen))
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How the labels of a task are spelled: `separator` splits multilabel strings, None for lists."""
+
+    kind: Kind
+    names: tuple[str, ...]
+    separator: str | None = None
+
+    @property
+    def numeric(self) -> bool:
+        return bool(self.names) and all(number(name) is not None for name in self.names)
+
+
+def learn(cells: Cells, kind: Kind | None, declared: Sequence[str] | None) -> Coding:
+    """The coding that the training labels call for. DataError for labels that are missing, or that are no task."""
+    if len(cells.columns) > 1:
+        _only(kind, "multilabel", cells, "several label columns")
+        return Coding("multilabel", tuple(cells.columns))
+    column = cells.only
+    if pa.types.is_list(column.type):
+        _only(kind, "multilabel", cells, "a label column of lists")
+        return Coding("multilabel", tuple(declared or _ordered(_parts(column))))
+    if declared:
+        _only(kind, "classification", cells, "a label column of class names")
+        return Coding("classification", tuple(declared))
+    column = _trimmed(column)
+    values = [value for value in pc.unique(column).to_pylist() if not _is_missing(value)]
+    separator = _separator(values, kind)
+    kind = kind or ("multilabel" if separator else _number_or_class(cells, column, values))
+    if kind == "multilabel":
+        return Coding(kind, _ordered(_parts(pc.split_pattern(column, separator or ","))), separator or ",")
+    _refuse_missing(cells, column)
+    if kind == "regression":
+        return Coding(kind, ())
+    _refuse_unlikely(cells, values)
+    return Coding(kind, _ordered({_class(value) for value in values}))
+
+
+def _only(asked: Kind | None, only: Kind, cells: Cells, what: str) -> None:
+    if asked not in {None, only}:
+        raise DataError(f"{cells.place}: {what} makes the task {only}, but {asked} was asked for.")
+
+
+def _trimmed(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.utf8_trim_whitespace(column)
+
+
+def _is_missing(value: str | None) -> bool:
+    return value is None or value == "" or value.lower() == "nan"
+
+
+def _class(value: str) -> str:
+    """The name of a class: a whole number without its decimals, so that 1 and 1.0 are one class."""
+    found = number(value)
+    return str(int(found)) if found is not None and found.is_integer() else value
+
+
+def _ordered(values: Iterable[str]) -> tuple[str, ...]:
+    values = set(values)
+    numbers = {value: number(value) for value in values}
+    if any(found is None for found in numbers.values()):
+        return tuple(sorted(values))
+    return tuple(sorted(values, key=lambda value: (numbers[value] or 0.0, value)))
+
+
+def _parts(lists: pa.ChunkedArray) -> set[str]:
+    flat = pc.utf8_trim_whitespace(pc.list_flatten(lists))
+    return {part for part in pc.unique(flat).to_pylist() if part}
+
+
+def _separator(values: Sequence[str], kind: Kind | None) -> str | None:
+    if kind not in {None, "multilabel"}:
+        return None
+    if any("|" in value for value in values):
+        return "|"
+    parts = {part.strip() for value in values for part in value.split(",")}
+    return "," if len(parts) < len(values) and all(number(value) is None for value in values) else None
+
+
+def _number_or_class(cells: Cells, column: pa.ChunkedArray, values: Sequence[str]) -> Kind:
+    numbers = [found for value in values if (found := number(value)) is not None]
+    if numbers and len(numbers) < len(values):
+        words = [value for value in values if number(value) is None]
+        where = cells.at(pc.is_in(column, value_set=pa.array(words)))
+        raise DataError(
+            f"{cells.place}: labels are numbers in some rows and words in others ({where}: {words[0]!r}). "
+            "Write them one way, or ask for the kind classification if each is a class."
+        )
+    fractions = any(not found.is_integer() for found in numbers)
+    return "regression" if fractions else "classification"
+
+
+def _refuse_missing(cells: Cells, column: pa.ChunkedArray) -> None:
+    mask = missing(column)
+    if pc.any(mask).as_py():
+        count = pc.sum(mask).as_py()
+        raise DataError(
+            f"{cells.place}: {count} of {len(column)} rows have no label ({cells.at(mask)}). "
+            "Label these rows or take them out."
+        )
+
+
+def missing(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A mask of the rows without a label: null, empty, or NaN."""
+    if pa.types.is_list(column.type):
+        return pc.is_null(column)
+    return pc.is_in(pc.utf8_lower(_trimmed(column)), value_set=pa.array(["", "nan", None]))
+
+
+def any_given(cells: Cells, coding: Coding) -> bool:
+    """Whether any row has a label. Benchmarks blank the labels of a test split with -1, which then is no class."""
+    blank = [] if "-1" in coding.names else ["-1", "-1.0"]
+    for column in cells.columns.values():
+        given = pc.invert(missing(column))
+        if not pa.types.is_list(column.type):
+            given = pc.and_(given, pc.invert(pc.is_in(_trimmed(column), value_set=pa.array(blank, pa.string()))))
+        if pc.any(given).as_py():
+            return True
+    return False
+
+
+def _refuse_unlikely(cells: Cells, values: Sequence[str]) -> None:
+    rows = len(cells.lines)
+    if len(values) > max(MOST_CLASSES, rows // 2):
+        (name,) = cells.columns
+        raise DataError(
+            f"{cells.place}: the label column {name!r} has {len(values)} different values in {rows} rows, "
+            f"such as {values[0][:60]!r}: it looks like text or an identifier. Name another column with --label."
+        )
+
+
+def encode(cells: Cells, coding: Coding) -> NDArray[np.int64] | NDArray[np.float32]:
+    """The labels of a split: (rows,) class ids, (rows,) numbers, or (rows, classes) of 0 and 1.
+
+    DataError for a label that is missing, that is no number, or that is none of the classes.
+    """
+    if len(cells.columns) > 1:
+        return np.stack([_flags(cells, name) for name in coding.names], axis=1)
+    column = cells.only
+    if coding.kind == "multilabel":
+        if coding.separator is not None:
+            column = pc.split_pattern(pc.fill_null(column, ""), coding.separator)
+        return _vectors(cells, column, coding)
+    column = _trimmed(column)
+    _refuse_missing(cells, column)
+    values = pc.unique(column)
+    if coding.kind == "regression":
+        numbers = [_finite(cells, column, value) for value in values.to_pylist()]
+        return np.asarray(numbers, np.float32)[_codes(column, values)]
+    ids = {name: n for n, name in enumerate(coding.names)}
+    spelled = [value if value in ids else _class(value) for value in values.to_pylist()]
+    _refuse_unknown(
+        cells, column, [v for v, s in zip(values.to_pylist(), spelled, strict=True) if s not in ids], coding
+    )
+    return np.asarray([ids[value] for value in spelled], np.int64)[_codes(column, values)]
+
+
+def _codes(column: pa.ChunkedArray, values: pa.Array) -> NDArray[np.int64]:
+    codes: NDArray[np.int64] = pc.index_in(column, value_set=values).to_numpy().astype(np.int64)
+    return codes
+
+
+def _finite(cells: Cells, column: pa.ChunkedArray, value: str) -> float:
+    found = number(value)
+    if found is None or not math.isfinite(found):
+        where = cells.at(pc.equal(column, value))
+        raise DataError(f"{cells.place}, {where}: {value!r} is no number; a regression needs one in every row.")
+    return found
+
+
+def _refuse_unknown(cells: Cells, column: pa.ChunkedArray, unknown: Sequence[str], coding: Coding) -> None:
+    if not unknown:
+        return
+    where = cells.at(pc.is_in(column, value_set=pa.array(unknown)))
+    shown = ", ".join(repr(value[:60]) for value in sorted(unknown)[:5])
+    if coding.numeric != any(number(value) is not None for value in unknown):
+        hint = f" Its classes are {', '.join(coding.names[:10])}: write the labels of every split the same way."
+    else:
+        hint = did_you_mean(unknown[0], coding.names)
+    raise DataError(f"{cells.place}, {where}: label {shown} is no class of the training split.{hint}")
+
+
+def _flags(cells: Cells, name: str) -> NDArray[np.float32]:
+    column = _trimmed(cells.columns[name])
+    values = pc.unique(column)
+    flags = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0}
+    wrong = [value for value in values.to_pylist() if value is None or _class(value).lower() not in flags]
+    if wrong:
+        where = cells.at(pc.is_in(column, value_set=pa.array(wrong, pa.string())))
+        raise DataError(f"{cells.place}, {where}: {wrong[0]!r} in {name!r}; one of several label columns holds 0 or 1.")
+    return np.asarray([flags[_class(value).lower()] for value in values.to_pylist()], np.float32)[
+        _codes(column, values)
+    ]
+
+
+def _vectors(cells: Cells, lists: pa.ChunkedArray, coding: Coding) -> NDArray[np.float32]:
+    _refuse_missing(cells, lists)
+    rows = pc.list_parent_indices(lists).to_numpy()
+    flat = pc.utf8_trim_whitespace(pc.list_flatten(lists))
+    keep = pc.not_equal(pc.fill_null(flat, ""), "").to_numpy(zero_copy_only=False)
+    ids = pc.index_in(flat, value_set=pa.array(coding.names, pa.string()))
+    strange = keep & pc.is_null(ids).to_numpy(zero_copy_only=False)
+    if strange.any():
+        mask = np.zeros(len(lists), bool)
+        mask[rows[strange]] = True
+        value = flat.filter(pa.array(strange))[0].as_py()
+        raise DataError(
+            f"{cells.place}, {cells.at(mask)}: label {value!r} is no class of the training split."
+            f"{did_you_mean(value, coding.names)}"
+        )
+    vectors = np.zeros((len(lists), len(coding.names)), np.float32)
+    vectors[rows[keep], pc.fill_null(ids, 0).to_numpy()[keep]] = 1.0
+    return vectors

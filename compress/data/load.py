@@ -1,0 +1,220 @@
+"""From a source to a task with its splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from compress.data import cache, columns, labels, sources
+from compress.data.columns import Choice
+from compress.data.labels import Cells, Coding
+from compress.data.rows import Rows, at
+from compress.data.sources import Source
+from compress.data.task import METRICS, Kind, Task, TaskData
+from compress.errors import DataError, did_you_mean
+
+HELD_OUT = 0.1
+"""The share of the training rows that becomes the validation split where the source has none."""
+
+Labels = NDArray[np.int64] | NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A split on disk in its source's spelling: columns `line`, `text`, `text_pair` for pairs, and the label cells."""
+
+    name: str
+    table: pa.Table
+    cells: Cells
+
+
+def load_task(
+    source: str,
+    *,
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    kind: Kind | None = None,
+    metric: str | None = None,
+    seed: int = 0,
+) -> TaskData:
+    """The task that a source holds, with its splits on disk, memory-mapped.
+
+    source  an embedded set (`intents`), a folder or file (tsv, csv, txt, jsonl, json, parquet), or a hub id
+    text    one or two column names, detected when None; the columns of files without header are "1", "2", ...
+    label   the label column, or several 0/1 columns joined by commas; detected when None
+    kind    detected from the labels when None
+    metric  one of METRICS[kind]; the first when None
+    seed    chooses the rows held out for validation where the source has no validation split
+
+    The rules of detection stand at the top of `sources`, `delimited`, `columns` and `labels`; guesses become notes.
+    Where no test split has labels, a second validation split takes its place. Raises DataError.
+    """
+    if kind is not None and kind not in METRICS:
+        raise DataError(f"no kind of task {kind!r}.{did_you_mean(kind, METRICS)}")
+    found = sources.find(source, named=[*(text or ()), *(label.split(",") if label else ())])
+    choice = columns.choose(found.train, text, label)
+    notes = [*found.notes, *choice.notes]
+    with cache.writing(cache.home() / "data") as folder:
+        train = _read(found.train, choice, folder, notes)
+        coding = labels.learn(train.cells, kind, found.train.classes.get(choice.label[0]))
+        task = _task(choice, coding, metric)
+        raws = {"train": train} | _others(found, choice, coding, folder, notes)
+        encoded = {role: labels.encode(raw.cells, coding) for role, raw in raws.items()}
+        _refuse_constant(train, encoded["train"], coding)
+        _note_numbers(coding, kind, found.train.classes, notes)
+        masks: dict[str, NDArray[np.bool_]] = {}
+        if "validation" not in raws:
+            masks = _hold_out(train, encoded["train"], coding.kind, seed, notes)
+            raws["validation"], encoded["validation"] = train, encoded["train"]
+        splits = folder / "splits"
+        splits.mkdir()
+        for role, raw in raws.items():
+            _write(splits / f"{role}.arrow", raw, encoded[role], masks.get(role))
+        prints = {path.stem: cache.digest(path) for path in sorted(splits.iterdir())}
+        fingerprint = cache.digest(coding.kind, *coding.names, *(word for pair in prints.items() for word in pair))
+        kept = cache.keep(splits, cache.home() / "data" / fingerprint)
+    datasets = {role: cache.dataset(kept / f"{role}.arrow", print_) for role, print_ in prints.items()}
+    return TaskData(
+        found.name, task, datasets["train"], datasets["validation"], datasets.get("test"), fingerprint, tuple(notes)
+    )
+
+
+def _task(choice: Choice, coding: Coding, metric: str | None) -> Task:
+    metrics = METRICS[coding.kind]
+    if metric is not None and metric not in metrics:
+        raise DataError(f"metric {metric!r} does not score a {coding.kind} task.{did_you_mean(metric, metrics)}")
+    return Task(coding.kind, choice.text, ",".join(choice.label), coding.names, metric or metrics[0])
+
+
+def _read(rows: Rows, choice: Choice, folder: Path, notes: list[str]) -> Raw:
+    """Copy the chosen columns of a split to disk, and note what is odd about its rows."""
+    columns.existing(rows, (*choice.text, *choice.label))
+    notes.extend(rows.notes)
+    texts = ["text", "text_pair"][: len(choice.text)]
+    answers = [f"label {name}" for name in choice.label]
+    batches = (
+        pa.record_batch(_without_nulls(batch.columns, len(texts)), names=["line", *texts, *answers])
+        for batch in rows.read((*choice.text, *choice.label))
+    )
+    path = folder / f"{cache.digest(rows.place)}.raw"
+    table = cache.table(cache.write(path, batches))
+    table = _labelled(rows, choice, table, answers, notes)
+    _note_empty(rows, choice, table, texts, notes)
+    cells = Cells(
+        rows.place, rows.unit, table["line"], dict(zip(choice.label, map(table.column, answers), strict=True))
+    )
+    return Raw(rows.name, table.select(texts), cells)
+
+
+def _without_nulls(columns: Sequence[pa.Array], texts: int) -> list[pa.Array]:
+    line, *rest = columns
+    return [line, *(pc.fill_null(column, "") for column in rest[:texts]), *rest[texts:]]
+
+
+def _labelled(rows: Rows, choice: Choice, table: pa.Table, answers: Sequence[str], notes: list[str]) -> pa.Table:
+    """The rows without those that a source of class ids marks as having no label (-1), unless it marks all."""
+    if choice.label[0] not in rows.classes:
+        return table
+    keep = pc.is_valid(table[answers[0]])
+    dropped = len(table) - (pc.sum(keep).as_py() or 0)
+    if dropped in {0, len(table)}:
+        return table
+    notes.append(f"{rows.name}: {dropped} rows that the source marks as unlabelled are left out")
+    return table.filter(keep)
+
+
+def _note_empty(rows: Rows, choice: Choice, table: pa.Table, texts: Sequence[str], notes: list[str]) -> None:
+    for name, column in zip(choice.text, texts, strict=True):
+        empty = pc.equal(pc.utf8_trim_whitespace(table[column]), "")
+        count = pc.sum(empty).as_py() or 0
+        if count == len(table):
+            raise DataError(f"{rows.place}: the text column {name!r} is empty in every row. Name another with --text.")
+        if count:
+            lines = table["line"].filter(empty).slice(0, 5).to_pylist()
+            notes.append(
+                f"{rows.name}: {count} of {len(table)} texts in {name!r} are empty ({at(rows.unit, lines, count)})"
+            )
+
+
+def _others(found: Source, choice: Choice, coding: Coding, folder: Path, notes: list[str]) -> dict[str, Raw]:
+    """The validation and the test split, where the source has them."""
+    raws: dict[str, Raw] = {}
+    if found.validation:
+        raws["validation"] = _read(found.validation[0], choice, folder, notes)
+    for rows in (*found.test, *found.validation[1:]):
+        if "test" in raws:
+            notes.append(f"{rows.name} is passed over: {raws['test'].name} is the test split")
+            continue
+        raw = _read(rows, choice, folder, notes) if set(choice.label) <= set(rows.columns) else None
+        if raw is None or not labels.any_given(raw.cells, coding):
+            notes.append(f"{rows.name} has no labels: passed over")
+            continue
+        raws["test"] = raw
+        if rows not in found.test:
+            notes.append(f"{rows.name}, a second validation split, serves as the test split")
+    return raws
+
+
+def _refuse_constant(train: Raw, encoded: Labels, coding: Coding) -> None:
+    if coding.kind != "multilabel" and len(np.unique(encoded)) < 2:
+        only = f"the class {coding.names[encoded[0]]!r}" if coding.names else f"the number {encoded[0]}"
+        raise DataError(f"{train.cells.place}: every training row has {only}: there is nothing to learn.")
+
+
+def _note_numbers(coding: Coding, kind: Kind | None, classes: Mapping[str, tuple[str, ...]], notes: list[str]) -> None:
+    if kind is None and coding.kind == "classification" and coding.numeric and len(coding.names) > 2 and not classes:
+        notes.append(f"whole numbers are read as {len(coding.names)} classes; ask for the kind regression otherwise")
+
+
+def _write(path: Path, raw: Raw, encoded: Labels, mask: NDArray[np.bool_] | None) -> None:
+    """One final split: its texts and labels, of the rows in the mask."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        start = 0
+        for batch in raw.table.to_batches():
+            rows = slice(start, start + batch.num_rows)
+            names = [*batch.schema.names, "label"]
+            whole = pa.record_batch([*batch.columns, _column(encoded[rows])], names=names)
+            yield whole if mask is None else whole.filter(pa.array(mask[rows]))
+            start = rows.stop
+
+    cache.write(path, batches())
+
+
+def _column(encoded: Labels) -> pa.Array:
+    if encoded.ndim == 1:
+        return pa.array(encoded)
+    rows, classes = encoded.shape
+    offsets = pa.array(np.arange(0, (rows + 1) * classes, classes, dtype=np.int32))
+    return pa.ListArray.from_arrays(offsets, pa.array(encoded.reshape(-1)))
+
+
+def _hold_out(train: Raw, encoded: Labels, kind: Kind, seed: int, notes: list[str]) -> dict[str, NDArray[np.bool_]]:
+    """Which training rows stay, and which become the validation split."""
+    mask = held_out(encoded, kind, seed)
+    if not mask.any():
+        raise DataError(f"{train.cells.place}: {len(mask)} rows are too few to hold some out: add a validation split.")
+    notes.append(f"no validation split: {mask.sum()} of {len(mask)} training rows are held out for it (seed {seed})")
+    return {"train": ~mask, "validation": mask}
+
+
+def held_out(encoded: Labels, kind: Kind, seed: int) -> NDArray[np.bool_]:
+    """A mask of every tenth row in the order of the labels, ties at random; no class loses its only row."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(encoded))
+    if kind != "multilabel":
+        order = order[np.argsort(encoded[order], kind="stable")]
+    step = round(1 / HELD_OUT)
+    chosen = order[rng.integers(min(step, len(order))) :: step]
+    mask = np.zeros(len(encoded), bool)
+    mask[chosen] = True
+    if kind == "classification":
+        counts = np.bincount(encoded.astype(np.int64))
+        mask &= counts[encoded.astype(np.int64)] > 1
+    return mask
