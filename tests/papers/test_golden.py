@@ -1,0 +1,99 @@
+"""The official codes' own values, reproduced directly or through the deviation that `tests/papers/<paper>.py` states.
+
+COMPRESS_GOLDEN names another folder of the same keys, with inputs of other shapes.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from compress.objective import Objective
+from compress.shape import Shape
+from compress.signals import Signals
+from compress.term import Term
+from tests.papers.case import papers
+
+FOLDER = Path(os.environ.get("COMPRESS_GOLDEN") or Path(__file__).parent.parent / "golden")
+EXPECTED: Mapping[str, Any] = json.loads((FOLDER / "losses.json").read_text(encoding="utf-8"))
+LATER = {
+    # Formulas of papers that are not here yet.
+    "textbrewer.att_ce mask",
+    "textbrewer.att_ce_mean mask",
+    "textbrewer.fsp mask",
+    "textbrewer.nst/mmd mask",
+    "textbrewer.flsw(1,2) base 4",
+    "textbrewer.cwsm(1) base 4",
+    "trl.gkd beta=0.1 T=1",
+    "trl.gkd beta=0.5 T=1",
+    "trl.gkd beta=0.9 T=1",
+    "trl.gkd beta=1 T=1",
+    "trl.gkd beta=0.5 T=2",
+    "minillm.single-step reverse KL",
+    "mobilebert.feature-map one layer",
+    "mobilebert.attention CE one layer",
+    "mobilebert.beta(mean) one layer, as in the paper",
+    "mobilebert.gamma(var) one layer, abs",
+    "seq2seq.hidden normalize=False",
+    "seq2seq.hidden normalize=True",
+    "deberta.log bucket 256/512 at rel -511,-300,-129,-128,-127,0,127,128,129,300,511",
+}
+
+
+def arrays() -> dict[str, Tensor]:
+    with np.load(FOLDER / "losses.npz") as stored:
+        return {name: torch.from_numpy(array) for name, array in stored.items()}
+
+
+OURS: dict[str, Any] = {}
+for paper in papers():
+    cases = import_module(f"tests.papers.{paper}")
+    if hasattr(cases, "golden"):
+        OURS |= cases.golden(arrays())
+
+
+def plain(value: Any) -> Any:
+    return {name: part.item() for name, part in value.items()} if isinstance(value, Mapping) else value.item()
+
+
+def test_every_key_is_reproduced_or_named_as_later() -> None:
+    assert EXPECTED.keys() == OURS.keys() | LATER
+    assert not OURS.keys() & LATER
+
+
+@pytest.mark.parametrize("key", OURS)
+def test_official_value(key: str) -> None:
+    assert plain(OURS[key]) == pytest.approx(EXPECTED[key], rel=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+@pytest.mark.parametrize(("restrict", "soft_targets"), [(False, "soft_targets"), (True, "masked_soft_targets")])
+def test_the_triple_loss_is_assembled_from_terms(restrict: bool, soft_targets: str, temperature: float) -> None:
+    """5 L_ce + 2 L_mlm + L_cos; the official total has a fourth, alpha_mse, at weight 1."""
+    expected = EXPECTED[f"distilbert.step restrict={restrict} T={temperature}"]
+    of = arrays()
+    student = Signals(of["mask"], of["token_logits_student"], (of["hidden_student"], of["hidden_student"]))
+    teacher = Signals(of["mask"], of["token_logits_teacher"], 3 * (of["hidden_teacher"],))
+    terms = [
+        Term(f"distilbert.{soft_targets}", 5, options={"temperature": temperature}),
+        Term("bert.masked_lm", 2),
+        Term("distilbert.cosine", 1, layers="last"),
+    ]
+    objective = Objective(terms, shape(of, layers=1), shape(of, layers=2))
+    parts = objective(student, teacher, of["mlm_labels"])
+    assert parts[f"distilbert.{soft_targets}"].item() == pytest.approx(5 * expected["_ce"], rel=1e-5)
+    assert parts["bert.masked_lm"].item() == pytest.approx(2 * expected["_mlm"], rel=1e-5)
+    assert parts["distilbert.cosine"].item() == pytest.approx(expected["_cos"], rel=1e-5)
+    assert parts["total"].item() == pytest.approx(expected[""] - expected["_mse"], rel=1e-5)
+
+
+def shape(of: Mapping[str, Tensor], layers: int) -> Shape:
+    D, V = of["hidden_student"].shape[-1], of["token_logits_student"].shape[-1]
+    return Shape("bert", layers, D, 1, D, 4 * D, D, vocabulary=V, classes=2)
