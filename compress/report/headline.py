@@ -1,0 +1,159 @@
+"""The result in words: computed from the rows, and as plain about a loss as about a gain."""
+
+import math
+from dataclasses import dataclass
+
+from compress.report import units
+from compress.report.report import Report, Row, finite
+
+# More students than these are left to the table.
+MOST_OTHERS = 3
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A row against the teacher: each field the row's value over the teacher’s, None where one of them is missing.
+
+    `speed` is the other way round, the teacher’s median latency over the row's, so that more is better.
+    """
+
+    score: float | None
+    speed: float | None
+    size: float | None
+    parameters: float | None
+    flops: float | None
+    memory: float | None
+
+
+def compare(report: Report, row: Row) -> Comparison | None:
+    """The row against the first teacher; None for the teacher itself, a baseline, or where no teacher was measured."""
+    teacher = next(iter(report.of_role("teacher")), None)
+    if teacher is None or row.role != "student":
+        return None
+    own, theirs = report.latency(row), report.latency(teacher)
+    return Comparison(
+        score=_ratio(report.score(row), report.score(teacher)),
+        speed=_ratio(theirs["p50_ms"], own["p50_ms"]) if own and theirs else None,
+        size=_ratio(row.file_mb, teacher.file_mb),
+        parameters=_ratio(row.parameters, teacher.parameters),
+        flops=_ratio(row.flops_per_token, teacher.flops_per_token),
+        memory=_ratio(row.peak_rss_mb, teacher.peak_rss_mb),
+    )
+
+
+def shipped(report: Report) -> Row | None:
+    """The row the headline speaks of: the last student."""
+    return next(reversed(report.of_role("student")), None)
+
+
+def headline(report: Report) -> str:
+    """One sentence: what the shipped student keeps of the teacher, and what it costs beside it."""
+    student = shipped(report)
+    if student is None:
+        return "No student was measured."
+    return _sentence(report, student)
+
+
+def remarks(report: Report) -> tuple[str, ...]:
+    """What keeps the headline honest: the other students, baselines that do as well, noise, and the sample's size."""
+    others = report.of_role("student")[:-1]
+    said = [_sentence(report, row) for row in others] if len(others) <= MOST_OTHERS else []
+    said += [_unbeaten(report, row) for row in (*report.of_role("teacher"), shipped(report)) if row is not None]
+    if any((found := report.latency(row)) and found["noisy"] for row in report.rows):
+        said.append("Some of the timing was disturbed: take the speeds as approximate.")
+    said.append(_uncertainty(report))
+    return tuple(sentence for sentence in said if sentence)
+
+
+def wilson(share: float, rows: int) -> tuple[float, float]:
+    """The 95{units.GAP}% interval of a share seen over `rows` independent rows (Wilson 1927)."""
+    z = 1.959964
+    centre = (share + z * z / (2 * rows)) / (1 + z * z / rows)
+    half = z / (1 + z * z / rows) * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows))
+    return centre - half, centre + half
+
+
+def capitalised(name: str) -> str:
+    return name[:1].upper() + name[1:]
+
+
+def _ratio(value: float | None, reference: float | None) -> float | None:
+    value, reference = finite(value), finite(reference)
+    if value is None or reference is None or reference <= 0 or value < 0:
+        return None
+    return value / reference
+
+
+def _sentence(report: Report, row: Row) -> str:
+    comparison, own = compare(report, row), report.score(row)
+    metric = units.metric(report.metric)
+    if own is None:
+        return f"{capitalised(row.name)} has no valid {metric}."
+    if comparison is None:
+        return f"{capitalised(row.name)} reaches {metric} {units.score(own)}; no teacher was measured beside it."
+    gains, losses = _costs(comparison)
+    sentence = f"{capitalised(row.name)} {_quality(report, own, comparison.score)}"
+    sentence += f" at {' and '.join(gains)}" if gains else ""
+    sentence += f", but {' and '.join(losses)}" if losses else ""
+    return sentence + "."
+
+
+def _quality(report: Report, own: float, kept: float | None) -> str:
+    metric = units.metric(report.metric)
+    theirs = report.score(report.of_role("teacher")[0])
+    if theirs is None:
+        return f"reaches {metric} {units.score(own)} (the teacher has no valid score)"
+    if kept is None:
+        return f"reaches {metric} {units.score(own)} against the teacher’s {units.score(theirs)}"
+    if own == theirs:
+        return f"matches the teacher’s {metric} ({units.score(own)})"
+    if own > theirs:
+        return f"exceeds the teacher’s {metric} ({units.score(own)} against {units.score(theirs)})"
+    digits = 1 if kept < 0.9995 else 2
+    return f"keeps {100 * kept:.{digits}f}{units.GAP}% of the teacher’s {metric}"
+
+
+def _costs(comparison: Comparison) -> tuple[list[str], list[str]]:
+    """Speed and size that are no worse than the teacher’s (5 % either way is the same), and those that are."""
+    gains, losses = [], []
+    if comparison.speed is not None:
+        if comparison.speed > 1.05:
+            gains.append(f"{units.times(comparison.speed)} the speed")
+        elif comparison.speed >= 0.95:
+            gains.append("the same speed")
+        else:
+            losses.append(f"takes {units.times(1 / comparison.speed)} as long")
+    if comparison.size is not None:
+        if comparison.size < 0.95:
+            gains.append(f"{units.percent(comparison.size)} of the size")
+        elif comparison.size <= 1.05:
+            gains.append("the same size")
+        else:
+            losses.append(f"is {units.times(comparison.size)} as large")
+    return gains, losses
+
+
+def _unbeaten(report: Report, row: Row) -> str:
+    own = report.score(row)
+    scored = [(report.score(baseline), baseline.name) for baseline in report.of_role("baseline")]
+    level = [(score, name) for score, name in scored if own is not None and score is not None and score >= own]
+    if own is None or not level:
+        return ""
+    score, name = max(level)
+    return (
+        f"{capitalised(row.name)} is no better than the baseline {name} "
+        f"({units.score(own)} against {units.score(score)})."
+    )
+
+
+def _uncertainty(report: Report) -> str:
+    """The interval that the number of rows leaves around the shipped student's accuracy."""
+    student = shipped(report)
+    own = report.score(student) if student else None
+    if own is None or report.metric != "accuracy" or not 0 <= own <= 1 or report.split_rows < 1:
+        return ""
+    low, high = wilson(own, report.split_rows)
+    return (
+        f"{report.split_rows:,} rows leave an accuracy of {units.score(own)} uncertain: "
+        f"95{units.GAP}% interval {units.score(low)} to {units.score(high)}."
+    )

@@ -1,0 +1,146 @@
+"""The page: what it shows is worked out here, the template only lays it out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from compress.report import cells, charts, headline, training, units
+from compress.report.report import Report, Row, finite
+
+# Widths in pixels of the page's columns: the wider and the narrower of two, both together, and a phone's only one.
+MAIN, SIDE, WHOLE, PHONE = 690, 350, 1088, 342
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture at two widths, with its heading and caption, and a legend of (line class, name, last value)."""
+
+    heading: str
+    wide: Markup
+    narrow: Markup
+    caption: str = ""
+    legend: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the training: its name, facts in words, and its pictures."""
+
+    name: str
+    facts: str
+    figures: tuple[Figure, ...]
+
+
+def html(report: Report) -> str:
+    """The report as one page of HTML: styles and pictures inside, no script, no request, all text escaped."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    columns = cells.columns(report)
+    return environment.get_template("page.html.j2").render(
+        report=report,
+        metric=units.metric(report.metric),
+        headline=headline.headline(report),
+        remarks=headline.remarks(report),
+        key_figures=cells.key_figures(report),
+        columns=columns,
+        groups=cells.groups(columns),
+        small_tables=cells.small_tables(report),
+        trade_off=_trade_off(report),
+        bars=_bars(report),
+        crowded=_crowded(report),
+        stages=_stages(report),
+        provenance=_provenance(report),
+    )
+
+
+def _drawn(draw: Callable[[str, float], Markup], key: str, width: float) -> tuple[Markup, Markup]:
+    """The same picture for a wide window and for a phone; the style sheet shows one of them."""
+    return draw(f"{key}-wide", width), draw(f"{key}-phone", PHONE)
+
+
+def _trade_off(report: Report) -> Figure | None:
+    if not charts.placeable(report):
+        return None
+    room = WHOLE if _crowded(report) else MAIN
+    wide, narrow = _drawn(lambda key, width: charts.trade_off(report, key, width), "trade-off", room)
+    caption = (
+        f"One forward: {report.settings[0]}. Left is faster, up is better; a thin line reaches to the 95th percentile. "
+        "The vertical scale shows only the range of these scores."
+    )
+    return Figure(f"{headline.capitalised(units.metric(report.metric))} against latency", wide, narrow, caption)
+
+
+def _crowded(report: Report) -> bool:
+    """Too many models for bars beside the picture: they go below it."""
+    return len(charts.placeable(report)) > charts.CROWD
+
+
+def _bars(report: Report) -> list[Figure]:
+    measures: Sequence[tuple[str, str, Callable[[Row], float | None]]] = (
+        ("File size", "MB", lambda row: row.file_mb),
+        ("Median latency", "ms", lambda row: cells.median(report.latency(row))),
+        ("Peak memory", "MB", lambda row: row.peak_rss_mb),
+    )
+    found = []
+    for index, (name, unit, value) in enumerate(measures):
+        items = [(row, number) for row in report.rows if (number := finite(value(row))) is not None]
+        if items:
+            found.append(Figure(name, *_drawn(_bar_drawing(items, name, unit), f"bars-{index}", SIDE)))
+    return found
+
+
+def _bar_drawing(items: list[tuple[Row, float]], name: str, unit: str) -> Callable[[str, float], Markup]:
+    return lambda key, width: charts.bars(items, key, width, (name, unit))
+
+
+def _stages(report: Report) -> list[Stage]:
+    names = dict.fromkeys([*report.curves, *report.stage_seconds])
+    return [_stage(report, index, name) for index, name in enumerate(names)]
+
+
+def _stage(report: Report, index: int, name: str) -> Stage:
+    points = report.curves.get(name, ())
+    losses, scores = training.loss_lines(points), training.score_lines(points, report.metric)
+    figures = []
+    if losses:
+        drawn = _drawn(
+            lambda key, width: training.losses(points, key, width, name), f"loss-{index}", MAIN if scores else WHOLE
+        )
+        figures.append(Figure("Loss", *drawn, training.reading(losses), training.legend(losses)))
+    if scores:
+        drawn = _drawn(
+            lambda key, width: training.progress(report, points, key, width),
+            f"score-{index}",
+            SIDE if losses else WHOLE,
+        )
+        dashed = "Dashed: the teacher." if report.of_role("teacher") else ""
+        figures.append(Figure(f"Score on {report.split}", *drawn, dashed, training.legend(scores)))
+    steps = max((step for line in (*losses.values(), *scores.values()) for step, _ in line), default=None)
+    facts = [f"{steps:,.0f} steps"] if steps is not None else []
+    if name in report.stage_seconds:
+        facts.append(units.duration(report.stage_seconds[name]))
+    return Stage(name, ", ".join(facts), tuple(figures))
+
+
+def _provenance(report: Report) -> list[tuple[str, str]]:
+    """(name, value) of all that a repetition needs to know, without the command."""
+    task = f"{report.kind}, {report.labels} labels" if report.labels else report.kind
+    found = [
+        ("Recipe", report.recipe),
+        ("Teacher", report.teacher),
+        ("Data", f"{report.data}; scored on {report.split}, {report.split_rows:,} rows"),
+        ("Task", f"{task}, judged by {units.metric(report.metric)}"),
+        ("Date", report.date),
+        ("Seed", units.MISSING if report.seed is None else str(report.seed)),
+        ("Duration", units.duration(report.seconds)),
+        ("Timing", report.noise or "quiet: nothing disturbed the measurement" if report.settings else "not measured"),
+    ]
+    return found
