@@ -1,0 +1,235 @@
+"""What `read` shows is what the model computes, for every family, and asking changes nothing."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+from compress.errors import ObjectiveError
+from compress.signals import ATTENTION, NAMES, open_attention, read
+from tests import tiny
+
+ALL = frozenset(NAMES)
+READABLE = [family for family in tiny.FAMILIES if family != "xlnet"]
+DISENTANGLED = ["deberta", "deberta-v2"]
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def opened(family: str, **changes: Any) -> Any:
+    model = tiny.model(family, **changes)
+    open_attention(model)
+    return model
+
+
+def probabilities(scores_BHLL: Tensor, mask_BL: Tensor) -> Tensor:
+    return scores_BHLL.masked_fill(mask_BL[:, None, None, :] == 0, -torch.inf).softmax(-1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", READABLE)
+def test_scores_are_those_of_eager_attention(family: str) -> None:
+    batch = tiny.batch()
+    shown = read(opened(family), batch, ALL)
+    eager = tiny.model(family, eager=True)(**batch, output_attentions=True, output_hidden_states=True)
+    assert len(shown.scores) == len(shown.queries) == len(shown.values) == len(shown.layers) == 2
+    queries_BL = batch["attention_mask"][:, None, :, None].bool()
+    for scores, expected in zip(shown.scores, eager.attentions, strict=True):
+        difference = (probabilities(scores, shown.mask_BL) - expected).masked_fill(~queries_BL, 0)
+        assert difference.abs().max() < 1e-6
+        assert expected.std() > 0.01
+    for mine, expected in zip((shown.embeddings, *shown.layers), eager.hidden_states, strict=True):
+        real_BL = batch["attention_mask"][..., None]
+        torch.testing.assert_close(mine * real_BL, expected * real_BL, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", READABLE)
+def test_reading_leaves_the_logits_as_they_are(family: str) -> None:
+    batch = tiny.batch()
+    plain = tiny.model(family)(**batch).logits
+    shown = read(opened(family), batch, ALL).logits
+    assert shown is not None
+    assert torch.equal(shown, plain)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", READABLE)
+def test_queries_keys_and_values_are_split_into_heads(family: str) -> None:
+    batch = tiny.batch((7, 5))
+    shown = read(opened(family), batch, ATTENTION)
+    size = 4 if family == "mobilebert" else 8
+    for layer in shown.attention:
+        for heads in (layer.query_BHLK, layer.key_BHLK, layer.value_BHLK):
+            assert heads.shape == (2, 4, 7, size)
+    if family not in DISENTANGLED:
+        expected = shown.queries[0] @ shown.keys[0].mT / size**0.5
+        torch.testing.assert_close(shown.scores[0], expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pos_att_type", [["c2p"], ["p2c"], ["c2p", "p2c"]])
+@pytest.mark.parametrize("share_att_key", [True, False])
+def test_each_position_term_of_deberta(share_att_key: bool, pos_att_type: list[str]) -> None:
+    changes = {"share_att_key": share_att_key, "pos_att_type": pos_att_type}
+    batch = tiny.batch()
+    shown = read(opened("deberta-v2", **changes), batch, ALL)
+    eager = tiny.model("deberta-v2", **changes)(**batch, output_attentions=True)
+    for scores, expected in zip(shown.scores, eager.attentions, strict=True):
+        difference = probabilities(scores, shown.mask_BL) - expected
+        assert (difference * batch["attention_mask"][:, None, :, None]).abs().max() < 1e-6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", [AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification])
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "modernbert"])
+def test_every_head_shows_the_same_layers(family: str, head: Any) -> None:
+    batch = tiny.batch()
+    model = opened(family, head=head)
+    shown = read(model, batch, ALL - {"logits"})
+    expected = getattr(model, "base_model", model)(**batch, output_hidden_states=True).hidden_states
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(shown.layers, expected[1:], strict=True))
+    assert len(shown.scores) == 2
+
+
+class Calls:
+    """Counts the forward passes of a module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.count = 0
+        module.register_forward_hook(self)
+
+    def __call__(self, *_: object) -> None:
+        self.count += 1
+
+
+@torch.no_grad()
+def test_the_head_runs_only_for_logits() -> None:
+    model = opened("bert")
+    head = Calls(model.classifier)
+    shown = read(model, tiny.batch(), ALL - {"logits"})
+    assert (head.count, shown.logits) == (0, None)
+    assert read(model, tiny.batch(), frozenset({"logits"})).logits is not None
+    assert head.count == 1
+
+
+@torch.no_grad()
+def test_nothing_is_shown_that_was_not_asked_for() -> None:
+    model = opened("bert")
+    shown = read(model, tiny.batch(), frozenset({"logits"}))
+    assert (shown.hidden, shown.attention) == ((), ())
+    assert read(model, tiny.batch(), frozenset({"embeddings"})).attention == ()
+    assert read(model, tiny.batch(), frozenset({"keys"})).hidden == ()
+
+
+@torch.no_grad()
+def test_inputs_a_model_does_not_take_and_labels_are_left_out() -> None:
+    batch = tiny.batch()
+    extra = {"token_type_ids": torch.zeros_like(batch["input_ids"]), "labels": torch.zeros(3).long(), "length": 7}
+    model = tiny.model("distilbert")
+    expected = model(**batch).logits
+    shown = read(model, batch | extra, frozenset({"logits"}))
+    assert shown.logits is not None
+    assert torch.equal(shown.logits, expected)
+
+
+@torch.no_grad()
+def test_without_a_mask_every_token_is_real() -> None:
+    batch = tiny.batch((5, 5))
+    ids = {"input_ids": batch["input_ids"]}
+    model = opened("bert")
+    assert torch.equal(read(model, ids, ALL).mask_BL, torch.ones(2, 5).long())
+    torch.testing.assert_close(read(model, ids, ALL).logits, read(model, batch, ALL).logits)
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(module._forward_hooks) for module in model.modules())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", DISENTANGLED)
+def test_deberta_is_let_go_of_afterwards_even_on_error(family: str) -> None:
+    model = opened(family)
+    read(model, tiny.batch(), ALL)
+    assert hooks(model) == 0
+    layers = model.base_model.encoder.layer
+    broken = layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        read(model, tiny.batch(), ALL)
+    broken.remove()
+    assert hooks(model) == 0
+    assert len(read(model, tiny.batch(), ALL).scores) == 2
+
+
+def test_models_share_nothing() -> None:
+    """Two models read in turn, one of them never opened: no global state."""
+    teacher, student, plain = opened("bert", layers=3), opened("bert"), tiny.model("bert")
+    shown = [read(model, tiny.batch(), ALL) for model in (teacher, student, teacher)]
+    assert [len(each.scores) for each in shown] == [3, 2, 3]
+    assert plain.config._attn_implementation == "sdpa"
+
+
+# Gradients
+
+GRADIENT_FAMILIES = ["bert", "distilbert", "mobilebert", *DISENTANGLED]
+
+
+@pytest.mark.parametrize("family", GRADIENT_FAMILIES)
+@pytest.mark.parametrize("signal", sorted(ATTENTION))
+def test_gradients_flow_through_what_is_shown(family: str, signal: str) -> None:
+    model = opened(family)
+    last = getattr(read(model, tiny.batch(), ATTENTION), signal)[-1]
+    last.square().sum().backward()
+    embedding = model.base_model.get_input_embeddings().weight.grad
+    assert embedding is not None
+    assert embedding.isfinite().all()
+    assert embedding.any()
+
+
+def gradients(model: Any) -> dict[str, Tensor]:
+    shown = read(model, tiny.batch(), ALL)
+    assert shown.logits is not None
+    loss = shown.logits.square().sum() + sum(each.square().mean() for each in (*shown.scores, *shown.values))
+    loss.backward()
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+
+def in_training(family: str) -> Any:
+    return tiny.model(family, **NO_DROPOUT).train()
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", *DISENTANGLED])
+def test_non_reentrant_checkpointing_is_exact(family: str) -> None:
+    plain, checkpointed = in_training(family), in_training(family)
+    checkpointed.activation_checkpointing_enable({"use_reentrant": False})
+    for model in (plain, checkpointed):
+        open_attention(model)
+    expected, found = gradients(plain), gradients(checkpointed)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient)
+
+
+@pytest.mark.parametrize("family", ["bert", *DISENTANGLED])
+def test_reentrant_checkpointing_is_refused(family: str) -> None:
+    model = in_training(family)
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(ObjectiveError, match=r"reentrant gradient checkpointing .*'use_reentrant': False"):
+        open_attention(model)
+
+
+# What cannot be read
+
+
+def test_xlnet_shows_no_attention_and_says_so() -> None:
+    model = tiny.model("xlnet")
+    open_attention(model)
+    with pytest.raises(ObjectiveError, match=r"XLNetForSequenceClassification shows no attention .* leave attention"):
+        read(model, tiny.batch(), frozenset({"scores"}))
+    assert len(read(model, tiny.batch(), frozenset({"layers"})).layers) == 2
+
+
+def test_a_model_that_was_not_opened_says_so() -> None:
+    with pytest.raises(ObjectiveError, match=r"call signals\.open_attention\(model\) first"):
+        read(tiny.model("bert"), tiny.batch(), frozenset({"scores"}))

@@ -1,0 +1,240 @@
+"""A step is one module for every loop: it trains the student and its projections, never the teacher."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
+
+from compress.objective import Objective
+from compress.shape import Shape
+from compress.signals import LAYERED, Signals, open_attention, read
+from compress.step import Distillation
+from compress.term import Term
+from tests import tiny
+from tests.papers.case import losses, papers
+
+TERMS = [
+    Term("hinton.soft_targets", 0.5, options={"temperature": 2.0}),
+    Term("bert.labels", 0.5),
+    Term("tinybert.hidden", project=True),
+    Term("tinybert.attention"),
+]
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def labelled(seed: int = 0) -> dict[str, Tensor]:
+    return tiny.batch((6, 4, 2), seed=seed) | {"labels": torch.tensor([0, 2, 1])}
+
+
+def distillation(terms: list[Term] | None = None) -> Distillation:
+    student = tiny.model("bert", hidden=16, seed=1, **NO_DROPOUT)
+    teacher = tiny.model("bert", layers=4, seed=2)
+    torch.manual_seed(3)
+    return Distillation(student, teacher, terms or TERMS)
+
+
+def teacher_of(step: Distillation) -> nn.Module:
+    assert isinstance(step.teacher, nn.Module)
+    return step.teacher
+
+
+def test_a_batch_gives_the_loss_and_its_parts_by_name() -> None:
+    out = distillation()(**labelled())
+    assert list(out) == ["loss", "hinton.soft_targets", "bert.labels", "tinybert.hidden", "tinybert.attention"]
+    assert out["loss"].requires_grad
+    assert not any(part.requires_grad for name, part in out.items() if name != "loss")
+    torch.testing.assert_close(out["loss"].detach(), sum(part for name, part in out.items() if name != "loss"))
+
+
+def test_the_same_seed_gives_the_same_step() -> None:
+    first, second = distillation(), distillation()
+    assert all(torch.equal(*pair) for pair in zip(first.parameters(), second.parameters(), strict=True))
+    assert (
+        first(**labelled())["loss"].item() == first(**labelled())["loss"].item() == second(**labelled())["loss"].item()
+    )
+
+
+def test_the_batch_is_left_as_it_was() -> None:
+    batch = labelled()
+    kept = copy.deepcopy(batch)
+    distillation()(**batch)
+    assert batch.keys() == kept.keys()
+    assert all(torch.equal(batch[name], kept[name]) for name in kept)
+
+
+# The teacher
+
+
+def test_the_teacher_is_no_part_of_the_step() -> None:
+    step = distillation()
+    teacher = {id(each) for each in teacher_of(step).parameters()}
+    assert not teacher & {id(each) for each in step.parameters()}
+    assert all(name.startswith(("student.", "objective.projections.")) for name in step.state_dict())
+    assert all(module is not step.teacher for module in step.modules())
+
+
+def test_projections_are_saved_with_the_step_but_not_in_the_student() -> None:
+    step = distillation()
+    assert [name for name in step.state_dict() if "projections" in name]
+    assert step.student.state_dict().keys() == tiny.model("bert", hidden=16).state_dict().keys()
+
+
+def test_no_loss_of_any_paper_sends_a_gradient_to_the_teacher() -> None:
+    """Every loss that reads a teacher, at once; heads, widths and labels agree."""
+    found = {f"{paper}.{name}": loss.reading for paper in papers() for name, loss in losses(paper).items()}
+    terms = [
+        Term(name, options={"heads": 8} if name.endswith("_relations") else {}, layers="last")
+        if reading.signal in LAYERED
+        else Term(name)
+        for name, reading in found.items()
+        if reading.against == "teacher"
+    ]
+    student, teacher = (
+        tiny.model("bert", head=AutoModelForMaskedLM),
+        tiny.model("bert", head=AutoModelForMaskedLM, seed=1),
+    )
+    before = copy.deepcopy(teacher.state_dict())
+    step = Distillation(student, teacher, terms)
+    batch = tiny.batch()
+    step(**batch, labels=batch["input_ids"])["loss"].backward()
+    assert all(each.grad is None and not each.requires_grad for each in teacher.parameters())
+    assert all(torch.equal(before[name], tensor) for name, tensor in teacher.state_dict().items())
+    assert all(each.grad is None or each.grad.isfinite().all() for each in student.parameters())
+    assert student.bert.embeddings.word_embeddings.weight.grad.any()
+
+
+def test_the_teacher_stays_in_eval_mode() -> None:
+    """TinyBERT's own scripts left its dropout on."""
+    student, teacher = tiny.model("bert", hidden=16), tiny.model("bert", layers=4).train()
+    step = Distillation(student, teacher, TERMS).train()
+    assert student.training
+    assert not any(module.training for module in teacher.modules())
+    step.eval()
+    assert not student.training
+
+
+def test_the_teacher_follows_the_step_to_another_type_or_device() -> None:
+    step = distillation().to(torch.float64)
+    assert {each.dtype for each in teacher_of(step).parameters()} == {torch.float64}
+    assert {each.dtype for each in step.parameters()} == {torch.float64}
+    out = step(**labelled())
+    out["loss"].backward()
+    torch.testing.assert_close(out["loss"], distillation()(**labelled())["loss"])
+    assert {each.device.type for each in teacher_of(step.to("meta")).parameters()} == {"meta"}
+
+
+def test_labels_alone_need_no_teacher() -> None:
+    step = Distillation(tiny.model("bert"), None, [Term("bert.labels")])
+    batch = labelled()
+    expected = tiny.model("bert")(**batch).loss
+    torch.testing.assert_close(step(**batch)["loss"], expected)
+    assert step.teacher is None
+
+
+def test_a_masked_language_model_learns_from_labels_as_in_transformers() -> None:
+    batch = tiny.batch()
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    step = Distillation(tiny.model("bert", head=AutoModelForMaskedLM), None, [Term("bert.masked_lm")])
+    expected = tiny.model("bert", head=AutoModelForMaskedLM)(**batch, labels=labels).loss
+    torch.testing.assert_close(step(**batch, labels=labels)["loss"], expected)
+
+
+class Stored:
+    """A cache of a teacher's outputs plays the teacher."""
+
+    def __init__(self, teacher: nn.Module, batch: Mapping[str, Tensor], wants: frozenset[str]) -> None:
+        open_attention(teacher)
+        with torch.no_grad():
+            self.shown = read(teacher, batch, wants)
+        self.asked: list[frozenset[str]] = []
+
+    def signals(self, batch: Mapping[str, Tensor], wants: frozenset[str]) -> Signals:
+        self.asked.append(wants)
+        return self.shown
+
+
+def test_stored_outputs_may_play_the_teacher() -> None:
+    online, batch = distillation(), labelled()
+    stored = Stored(teacher_of(online), batch, online.objective.teacher_wants)
+    step = Distillation(online.student, stored, online.objective)
+    assert step(**batch)["loss"].item() == online(**batch)["loss"].item()
+    assert stored.asked == [frozenset({"logits", "layers", "scores"})]
+    step.to(torch.float64)
+
+
+def test_an_objective_may_be_built_beforehand() -> None:
+    step = distillation()
+    shapes = [Shape.of(model.config) for model in (step.student, teacher_of(step))]
+    objective = Objective(TERMS, *shapes, kind="classification")
+    objective.load_state_dict(step.objective.state_dict())
+    again = Distillation(step.student, step.teacher, objective)
+    assert again(**labelled())["loss"].item() == step(**labelled())["loss"].item()
+
+
+@pytest.mark.parametrize("family", [family for family in tiny.FAMILIES if family != "xlnet"])
+def test_every_family_teaches_and_learns(family: str) -> None:
+    """From a BERT, and to one, with different widths; relations bridge the rest."""
+    terms = [
+        Term("hinton.soft_targets"),
+        Term("tinybert.embeddings", project=True),
+        Term("tinybert.hidden", project=True),
+        Term("minilm.value_relations", layers="last", options={"heads": 8}),
+    ]
+    other, bert = tiny.model(family, seed=1), tiny.model("bert", hidden=16, seed=2)
+    for student, teacher in ((bert, other), (copy.deepcopy(other), copy.deepcopy(bert))):
+        student.requires_grad_(True)
+        out = Distillation(student, teacher, terms)(**labelled())
+        out["loss"].backward()
+        assert all(part.isfinite() and part > 0 for part in out.values())
+        assert student.base_model.get_input_embeddings().weight.grad.any()
+
+
+# Loops
+
+
+def loop(step: Distillation, batches: list[dict[str, Tensor]]) -> None:
+    optimiser = torch.optim.SGD(step.parameters(), lr=0.05)
+    for batch in batches:
+        optimiser.zero_grad()
+        step(**batch)["loss"].backward()
+        optimiser.step()
+
+
+def only(batches: list[Any]) -> Any:
+    (batch,) = batches
+    return batch
+
+
+def test_trainer_is_the_plain_loop(tmp_path: Path) -> None:
+    batches = [labelled(seed) for seed in range(3)]
+    by_hand, by_trainer = distillation(), distillation()
+    before = copy.deepcopy(by_hand.state_dict())
+    loop(by_hand, batches)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=3,
+        per_device_train_batch_size=1,
+        learning_rate=0.05,
+        lr_scheduler_type="constant",
+        optim="sgd",
+        max_grad_norm=0.0,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+        train_sampling_strategy="sequential",
+    )
+    Trainer(model=by_trainer, args=arguments, data_collator=only, train_dataset=batches).train()
+    for name, expected in by_hand.state_dict().items():
+        torch.testing.assert_close(by_trainer.state_dict()[name], expected)
+    assert not torch.equal(before["student.classifier.weight"], by_hand.state_dict()["student.classifier.weight"])
+    projection = next(name for name in before if "projections" in name)
+    assert not torch.equal(before[projection], by_hand.state_dict()[projection])
