@@ -142,7 +142,7 @@ class LengthGrouped(Sampler[int]):
         stretch = np.arange(len(rows)) // (self.batch_size * BATCHES_PER_SORT)
         rows = rows[np.lexsort((-self.lengths[rows], stretch))]
         full = len(rows) // self.batch_size
-        batches, rest = rows[: full * self.batch_size].reshape(full, -1), rows[full * self.batch_size :]
+        batches, rest = rows[: full * self.batch_size].reshape(full, self.batch_size), rows[full * self.batch_size :]
         order = rng.permutation(full)
         if full:
             longest = int(self.lengths[batches[order, 0]].argmax())

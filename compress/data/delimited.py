@@ -1,17 +1,18 @@
 """Tab- and comma-separated text, with or without a header, quoted or not, told from the rows themselves.
 
-Stated rules. A csv file is quoted as RFC 4180 says. A tsv or txt file is read without quoting unless every field
-with a quotation mark is wrapped and doubled, and the file or a sibling proves it: a doubled mark inside a field, or
-a column wrapped in every row. A first row is a header when a sibling starts with the same row, when it has the name
-of a column that the user asked for, when it has a known column name that never comes again below, or when a column
-below it holds only numbers, or few values that recur, and not its own first cell. A file without a header takes the
-names of a sibling of the same width; else its columns are numbered from 1.
+Stated rules. A csv file is quoted as RFC 4180 says. A tsv or txt file is read without quoting unless all quotation
+marks of its first rows wrap whole fields, and the file or a sibling needs it so: a field with a doubled mark, a tab or
+a line end inside, or a wrapped field in every row. A first row is a header when it has the name of a column that the
+user asked for; or when no cell of it comes again in its column and a sibling starts with the same row; or when a known
+column name in it never comes again; or when a column below a word holds only numbers, or only values that recur.
+A file without a header takes the names of a sibling of the same width; else its columns are numbered from 1.
 """
 
 from __future__ import annotations
 
 import csv
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,10 @@ FIELD_CHARACTERS = 64 * 2**20
 
 HEADER_CELL = 64
 RECURRING_ROWS = 20
+
+_FIELD = r'(?:"[^"]*(?:""[^"]*)*"|[^"\t\r\n]*)'
+_CLEAN = re.compile(rf"{_FIELD}(?:(?:\t|\r?\n){_FIELD})*")
+_WRAPPED = re.compile(r'"([^"]*(?:""[^"]*)*)"')
 
 
 @dataclass(frozen=True)
@@ -52,26 +57,49 @@ class Header(NamedTuple):
 
 def open_files(paths: Sequence[Path], named: Sequence[str]) -> dict[Path, Rows]:
     """The files of one folder as splits not yet read; `named` are the columns the user asks for, if any."""
-    looks = _with_quoting([_look(path) for path in paths])
+    quoted = _quoted(paths)
+    looks = [_look(path, quoted=path in quoted) for path in paths]
     headers = {look.path: _header(look, looks, named) for look in looks}
     return {look.path: _rows(look, headers[look.path] or _borrowed(look, headers), named) for look in looks}
 
 
-def _look(path: Path) -> Look:
-    delimiter = _delimiter(path)
-    quoted = path.suffix.lower() == ".csv"
-    return _sample(Look(path, delimiter, quoted, ()))
+def _quoted(paths: Sequence[Path]) -> set[Path]:
+    """The files to be read with quoting."""
+    heads = {path: _head(path) for path in paths if not _is_csv(path)}
+    clean = {path for path, head in heads.items() if _CLEAN.fullmatch(head)}
+    proven = any(_needs_quoting(heads[path]) for path in clean)
+    return {path for path in paths if _is_csv(path)} | (clean if proven else set())
 
 
-def _sample(look: Look) -> Look:
+def _is_csv(path: Path) -> bool:
+    return path.suffix.lower() == ".csv"
+
+
+def _head(path: Path) -> str:
+    """The first lines, without those of a quoted field that the cut goes through."""
+    with opened(path) as file:
+        lines = sampled(file, size=len)
+    odd = sum(line.count('"') for line in lines) % 2
+    while odd and len(lines) > 1:
+        odd -= lines.pop().count('"') % 2
+    return "".join(lines)
+
+
+def _needs_quoting(head: str) -> bool:
+    fields = [match[1] for match in _WRAPPED.finditer(head)]
+    return any(re.search(r'""|[\t\n]', field) for field in fields) or len(fields) >= head.count("\n") > 1
+
+
+def _look(path: Path, *, quoted: bool) -> Look:
+    look = Look(path, _delimiter(path), quoted, ())
     rows = [cells for _, cells in sampled(_lines(look), size=lambda row: sum(map(len, row[1])))]
     if not rows:
-        raise DataError(f"{look.path} is empty: it needs rows of a text and a label.")
+        raise DataError(f"{path} is empty: it needs rows of a text and a label.")
     return replace(look, rows=rows)
 
 
 def _delimiter(path: Path) -> str:
-    if path.suffix.lower() != ".csv":
+    if not _is_csv(path):
         return "\t"
     with opened(path) as file:
         first = file.readline()
@@ -106,28 +134,6 @@ def _quoted_lines(look: Look) -> Iterator[tuple[int, list[str]]]:
             ) from error
 
 
-def _with_quoting(looks: Sequence[Look]) -> list[Look]:
-    """The looks again, tsv and txt now read with quoting where it is clear."""
-    plain = [look for look in looks if not look.quoted]
-    proven = any(_wrapped(look) and _proves_quoting(look) for look in plain)
-    return [_sample(replace(look, quoted=True)) if proven and _wrapped(look) else look for look in looks]
-
-
-def _wrapped(look: Look) -> bool:
-    """Whether each field with a quotation mark is wrapped in marks, those inside doubled; unquoted csv never asks."""
-    return not look.quoted and all(_is_wrapped(cell) for row in look.rows for cell in row if '"' in cell)
-
-
-def _is_wrapped(cell: str) -> bool:
-    return len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
-
-
-def _proves_quoting(look: Look) -> bool:
-    doubled = any('""' in cell[1:-1] for row in look.rows for cell in row)
-    columns = zip(*look.rows, strict=False)
-    return doubled or (len(look.rows) > 1 and any(all(_is_wrapped(cell) for cell in column) for column in columns))
-
-
 def _header(look: Look, looks: Sequence[Look], named: Sequence[str]) -> Header | None:
     first, *rest = look.rows
     names = tuple(cell.strip() for cell in first)
@@ -135,11 +141,11 @@ def _header(look: Look, looks: Sequence[Look], named: Sequence[str]) -> Header |
         return Header(names, own=True)
     if (named and all(name.isdigit() for name in named)) or any(len(cell) > HEADER_CELL for cell in first):
         return None
-    words = not any(number(cell) is not None for cell in first)
-    if words and any(other.path != look.path and other.rows[0] == first for other in looks):
-        return Header(names, own=True)
     below = [[row[n] for row in rest if n < len(row)] for n in range(len(first))]
-    if any(is_known(name) and cell not in column for name, cell, column in zip(names, first, below, strict=True)):
+    fresh = [cell not in column for cell, column in zip(first, below, strict=True)]
+    if all(fresh) and any(other.path != look.path and other.rows[0] == first for other in looks):
+        return Header(names, own=True)
+    if any(is_known(name) and is_fresh for name, is_fresh in zip(names, fresh, strict=True)):
         return Header(names, own=True)
     if any(_titled(cell, column) for cell, column in zip(first, below, strict=True)):
         note = f"{look.path.name}: took the first row for a header ({', '.join(names)})"

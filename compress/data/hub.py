@@ -89,7 +89,8 @@ def _load(source: str, path: str, configuration: str | None, *, offline: bool) -
     try:
         return load_dataset(path, configuration)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-        reason = "the hub cannot be reached, and its local cache does not have it" if offline else str(error).rstrip(".")
+        said = str(error).strip().splitlines()[-1].rstrip(".")
+        reason = f"the hub cannot be reached, nor does its local cache have it ({said})" if offline else said
         raise DataError(
             f"{source}: {reason}. Instead: a folder with train.tsv (csv, jsonl, parquet), the embedded set 'intents', "
             "or a hub cache that has it (HF_HOME names the cache)."

@@ -210,11 +210,11 @@ def held_out(encoded: Labels, kind: Kind, seed: int) -> NDArray[np.bool_]:
     order = rng.permutation(len(encoded))
     if kind != "multilabel":
         order = order[np.argsort(encoded[order], kind="stable")]
-    step = round(1 / HELD_OUT)
-    chosen = order[rng.integers(min(step, len(order))) :: step]
-    mask = np.zeros(len(encoded), bool)
-    mask[chosen] = True
     if kind == "classification":
-        counts = np.bincount(encoded.astype(np.int64))
-        mask &= counts[encoded.astype(np.int64)] > 1
+        _, classes, counts = np.unique(encoded, return_inverse=True, return_counts=True)
+        order = order[counts[classes[order]] > 1]
+    step = round(1 / HELD_OUT)
+    mask = np.zeros(len(encoded), bool)
+    if len(order) > 1:
+        mask[order[rng.integers(min(step, len(order))) :: step]] = True
     return mask

@@ -1,0 +1,28 @@
+"""A cache of its own for every test, and folders of data written in the test."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+Folder = Callable[[Mapping[str, str | bytes]], str]
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """Write a folder of files; returns its path as a source."""
+
+    def write(files: Mapping[str, str | bytes]) -> str:
+        path = tmp_path / "set"
+        path.mkdir(exist_ok=True)
+        for name, content in files.items():
+            (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(path)
+
+    return write

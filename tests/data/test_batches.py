@@ -1,0 +1,181 @@
+"""Tokenised rows, their cache, their batches and their order."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from compress.data.batches import Collate, LengthGrouped, encode, fingerprint
+from compress.errors import DataError
+
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c")
+
+
+def tokenizer(**options: Any) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer that frames as BERT does."""
+    model = Tokenizer(WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    model.pre_tokenizer = Whitespace()
+    model.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    settings = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=model, **(settings | {"model_input_names": names} | options))
+
+
+PAIRS = Dataset.from_dict({"text": ["a b", "c"], "text_pair": ["c", "a a a"], "label": [1, 0]})
+
+
+def test_a_pair_is_framed_truncated_and_numbered() -> None:
+    encoded = encode(PAIRS, tokenizer(), max_length=6)
+    assert encoded.to_list() == [
+        {
+            "input_ids": [2, 4, 5, 3, 6, 3],
+            "token_type_ids": [0, 0, 0, 0, 1, 1],
+            "attention_mask": [1] * 6,
+            "labels": 1,
+            "length": 6,
+            "index": 0,
+        },
+        {  # the longer text is cut
+            "input_ids": [2, 6, 3, 4, 4, 3],
+            "token_type_ids": [0, 0, 0, 1, 1, 1],
+            "attention_mask": [1] * 6,
+            "labels": 0,
+            "length": 6,
+            "index": 1,
+        },
+    ]
+
+
+def test_text_without_labels_or_token_types() -> None:
+    plain = tokenizer(model_input_names=["input_ids", "attention_mask"])
+    encoded = encode(Dataset.from_dict({"text": ["a"] * 2500}), plain, max_length=8)
+    assert set(encoded.column_names) == {"input_ids", "attention_mask", "length", "index"}
+    assert encoded["index"][:] == list(range(2500))
+
+
+def test_padding_and_truncation_left_in_a_tokenizer_file_do_not_count() -> None:
+    stale = tokenizer()
+    stale.backend_tokenizer.enable_padding(length=12)
+    stale.backend_tokenizer.enable_truncation(3)
+    assert fingerprint(stale) == fingerprint(tokenizer())
+    assert encode(PAIRS, stale, max_length=20)["length"][:] == [6, 7]
+
+
+def test_tokenised_once_for_the_same_rows_tokenizer_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    call = PreTrainedTokenizerFast.__call__
+
+    def counted(self: PreTrainedTokenizerFast, *args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return call(self, *args, **kwargs)
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "__call__", counted)
+    first = encode(PAIRS, tokenizer(), max_length=6)
+    again = encode(PAIRS, tokenizer(), max_length=6)
+    assert len(calls) == 1
+    assert first.to_list() == again.to_list()
+    assert first.cache_files == again.cache_files
+    encode(PAIRS, tokenizer(), max_length=5)
+    encode(PAIRS.select([1]), tokenizer(), max_length=6)
+    other = tokenizer()
+    other.add_tokens(["d"])
+    encode(PAIRS, other, max_length=6)
+    assert len(calls) == 4
+
+
+def test_an_interrupted_tokenisation_leaves_nothing_behind(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(PreTrainedTokenizerFast, "__call__", interrupted)
+        encode(PAIRS, tokenizer(), max_length=6)
+    assert not list((cache_home / "encoded").iterdir())
+    assert len(encode(PAIRS, tokenizer(), max_length=6)) == 2
+
+
+def test_an_empty_split_is_refused() -> None:
+    with pytest.raises(DataError, match="no rows"):
+        encode(Dataset.from_dict({"text": []}), tokenizer(), max_length=6)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_batches_are_padded_to_their_longest_row_as_the_tokenizer_would(side: str) -> None:
+    tokens = tokenizer(padding_side=side, pad_token="c")
+    texts = Dataset.from_dict({"text": ["a b a", "b", ""], "text_pair": ["a", "b", "c a b"]})
+    batch = Collate(tokens)(encode(texts, tokens, max_length=16).to_list())
+    expected = tokens(texts["text"][:], texts["text_pair"][:], padding=True, return_tensors="pt")
+    assert set(batch) == {"input_ids", "attention_mask", "token_type_ids", "index"}
+    for name in ("input_ids", "attention_mask", "token_type_ids"):
+        assert torch.equal(batch[name], expected[name])
+        assert batch[name].dtype == torch.int64
+    assert torch.equal(batch["index"], torch.arange(3))
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([2, 0], torch.tensor([2, 0])),
+        ([2.5, 0.0], torch.tensor([[2.5], [0.0]])),
+        ([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]], torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])),
+    ],
+)
+def test_labels_are_class_ids_numbers_or_vectors(labels: list[Any], expected: torch.Tensor) -> None:
+    split = Dataset.from_dict({"text": ["a", "b"], "label": labels})
+    batch = Collate(tokenizer())(encode(split, tokenizer(), max_length=4).to_list())
+    assert batch["labels"].dtype == expected.dtype
+    assert torch.equal(batch["labels"], expected)
+
+
+def test_a_tokenizer_without_padding_token_is_refused() -> None:
+    with pytest.raises(DataError, match="no padding token"):
+        Collate(tokenizer(pad_token=None))
+
+
+def orders(lengths: np.ndarray, batch: int, seed: int = 0, epochs: int = 1) -> list[list[int]]:
+    sampler = LengthGrouped(lengths, batch, seed=seed)
+    result = []
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        result.append(list(sampler))
+    return result
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 8, 1003])
+def test_every_row_comes_once(rows: int) -> None:
+    (order,) = orders(np.arange(rows) % 50, 8)
+    assert sorted(order) == list(range(rows))
+    assert len(LengthGrouped(np.arange(rows), 8, seed=0)) == rows
+
+
+def test_batches_hold_like_lengths() -> None:
+    lengths = np.random.default_rng(0).integers(3, 120, 4003)
+    (order,) = orders(lengths, 16)
+    grouped = lengths[order][:4000].reshape(-1, 16)
+    assert grouped.sum() / (16 * grouped.max(axis=1).sum()) > 0.95  # the share that is not padding; shuffled: 0.54
+    assert grouped[0].max() == lengths.max()
+    means = grouped[1:].mean(axis=1)
+    assert abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.2  # batches are not in the order of their lengths
+
+
+def test_the_order_is_decided_by_seed_and_epoch_alone() -> None:
+    lengths = np.random.default_rng(0).integers(3, 120, 500)
+    first, second = orders(lengths, 8, epochs=2)
+    np.random.seed(7)
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    resumed = LengthGrouped(lengths.tolist(), 8, seed=0)
+    resumed.set_epoch(1)
+    assert list(resumed) == second != first
+    assert orders(lengths, 8, seed=1)[0] != first
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,231 @@
+"""Folders of files: formats, headers, quoting, which file is which split, which column is which."""
+
+import json
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import ClassLabel, Dataset, Features, Value
+
+from compress.data import load_task
+from compress.errors import DataError
+from tests.data.conftest import Folder
+
+ROWS = [("a fine film", "pos"), ("a dull film", "neg"), ("so very fine", "pos"), ("so very dull", "neg")]
+
+
+def tsv(rows: list[tuple[str, ...]] = ROWS, header: str = "text\tlabel\n") -> str:
+    return header + "".join("\t".join(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tsv", tsv()),
+        ("txt", tsv()),
+        ("csv", tsv().replace("\t", ",")),
+        ("csv", tsv().replace("\t", ";")),
+        ("tsv", "\ufeff" + tsv().replace("\n", "\r\n")),
+        ("jsonl", "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in ROWS)),
+        ("json", json.dumps([{"text": text, "label": label} for text, label in ROWS], indent=1)),
+        ("json", "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in ROWS)),
+    ],
+)
+def test_every_text_format_gives_the_same_task(folder: Folder, name: str, content: str) -> None:
+    data = load_task(folder({f"train.{name}": content, f"dev.{name}": content, f"test.{name}": content}))
+    assert data.task.labels == ("neg", "pos")
+    assert data.task.metric == "accuracy"
+    assert data.train.to_list() == [{"text": text, "label": int(label == "pos")} for text, label in ROWS]
+    assert data.test is not None
+    assert data.validation.to_list() == data.test.to_list() == data.train.to_list()
+    assert data.notes == ()
+
+
+def test_parquet_keeps_the_order_of_its_declared_classes(tmp_path: Path) -> None:
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["pos", "neg", "mixed"])})
+    rows = {"text": [text for text, _ in ROWS], "label": [0, 1, 0, 1]}
+    for split in ("train-00000-of-00002", "train-00001-of-00002", "validation"):
+        pq.write_table(Dataset.from_dict(rows, features).data.table, tmp_path / f"{split}.parquet")
+    data = load_task(str(tmp_path))
+    assert data.task.labels == ("pos", "neg", "mixed")
+    assert data.train["label"][:] == [0, 1, 0, 1] * 2  # both shards
+
+
+def test_parquet_without_declared_classes_reads_ids_and_dictionaries(tmp_path: Path) -> None:
+    texts = [text for text, _ in ROWS]
+    pq.write_table(pa.table({"text": texts, "label": [3, 20, 3, 20]}), tmp_path / "train.parquet")
+    words = pa.array(["3", "20", "3", "3"]).dictionary_encode()
+    pq.write_table(
+        pa.table({"text": pa.array(texts).cast(pa.large_string()), "label": words}), tmp_path / "dev.parquet"
+    )
+    data = load_task(str(tmp_path))
+    assert data.task.labels == ("3", "20")
+    assert data.validation["label"][:] == [0, 1, 0, 0]
+
+
+def test_a_single_file_is_a_training_split(folder: Folder) -> None:
+    data = load_task(folder({"reviews.tsv": tsv(ROWS * 10)}) + "/reviews.tsv")
+    assert (len(data.train), len(data.validation), data.test) == (36, 4, None)
+
+
+def test_two_texts_are_a_pair(folder: Folder) -> None:
+    rows = [("0", "he ran", "she ran", "1"), ("1", "he sat", "he sat", "0")]
+    content = tsv(rows, "index\tSentence 1\tsentence_2\tis_duplicate\n")
+    data = load_task(folder({"train.tsv": content, "dev.tsv": content}))
+    assert data.task.text == ("Sentence 1", "sentence_2")
+    assert data.task.pair
+    assert data.train[0] == {"text": "he ran", "text_pair": "she ran", "label": 1}
+
+
+def test_tsv_is_read_without_quoting_unless_it_proves_it_is_quoted(folder: Folder) -> None:
+    loose = [('" the end', "pos"), ('"quoted whole"', "neg")]
+    data = load_task(folder({"train.tsv": tsv(loose), "dev.tsv": tsv(loose)}))
+    assert data.train["text"][:] == ['" the end', '"quoted whole"']
+
+
+def test_tsv_with_doubled_marks_is_quoted_and_so_are_its_siblings(folder: Folder) -> None:
+    train = tsv([('"she said ""no""\tand left"', "pos"), ("nothing", "neg")])
+    data = load_task(folder({"train.tsv": train, "dev.tsv": tsv([('"a\tb"', "pos")])}))
+    assert data.train["text"][0] == 'she said "no"\tand left'
+    assert data.validation["text"][0] == "a\tb"
+
+
+def test_csv_fields_may_hold_commas_marks_and_line_ends(folder: Folder) -> None:
+    content = 'text,label\n"one, ""two""\nthree",a\nfour,b\n'
+    data = load_task(folder({"train.csv": content, "dev.csv": content}))
+    assert data.train["text"][:] == ['one, "two"\nthree', "four"]
+
+
+def test_a_file_without_header_takes_the_names_of_a_sibling(folder: Folder) -> None:
+    data = load_task(folder({"train.tsv": tsv(), "val.tsv": tsv(header="")}))
+    assert len(data.validation) == len(ROWS)
+    assert "val.tsv has no header: its columns are those of train.tsv" in data.notes
+
+
+def test_columns_without_any_header_are_told_by_their_contents(folder: Folder) -> None:
+    data = load_task(folder({"train.tsv": tsv(header=""), "dev.tsv": tsv(header="")}))
+    assert (data.task.text, data.task.label) == (("1",), "2")
+    assert len(data.train) == len(ROWS)
+    assert "took '1' for the text, from the contents" in data.notes
+
+
+def test_an_unknown_header_is_told_from_recurring_labels(folder: Folder) -> None:
+    content = tsv(ROWS * 6, "phrase\tmood\n")
+    data = load_task(folder({"train.tsv": content, "dev.tsv": content[len("phrase\tmood\n") :]}), text=["phrase"])
+    assert (data.task.text, data.task.label) == (("phrase",), "mood")
+    assert (len(data.train), len(data.validation)) == (24, 24)
+
+
+def test_a_class_named_like_a_column_makes_no_header(folder: Folder) -> None:
+    rows = [("how are you now", "question"), ("i am just fine", "answer"), ("and what is it", "question")]
+    data = load_task(folder({"train.tsv": tsv(rows, ""), "dev.tsv": tsv(rows, "")}))
+    assert data.task.labels == ("answer", "question")
+    assert len(data.train) == 3
+
+
+def test_columns_named_by_number_ignore_ragged_cells_after_them(folder: Folder) -> None:
+    content = "x\t0.5\tsome text here\ny\t1.0\tmore text there\tlicence\thttp\n"
+    source = folder({"train.tsv": content, "dev.tsv": content})
+    data = load_task(source, text=["3"], label="2")
+    assert data.train.to_list() == [{"text": "some text here", "label": 0.5}, {"text": "more text there", "label": 1.0}]
+    assert any("train.tsv: some rows have more than 3 cells" in note for note in data.notes)
+
+
+def test_ambiguous_columns_are_listed_with_examples(folder: Folder) -> None:
+    content = "news\t2012\t4.5\tsome text here\nwiki\t2013\t1.0\tmore text there\n"
+    with pytest.raises(DataError, match="cannot tell which column is the label") as refused:
+        load_task(folder({"train.tsv": content}))
+    assert "--label" in str(refused.value)
+    assert re.search(r"^  3: '4.5'$", str(refused.value), re.MULTILINE)
+
+
+def test_several_label_names_are_ambiguous_unless_one_is_label(folder: Folder) -> None:
+    rows = [("some text", "a", "b"), ("more text", "c", "d")]
+    with pytest.raises(DataError, match=r"which of 'sentiment', 'topic' is the label"):
+        load_task(folder({"train.tsv": tsv(rows, "text\ttopic\tsentiment\n")}))
+    content = tsv(rows, "text\ttopic\tlabel\n")
+    assert load_task(folder({"train.tsv": content, "dev.tsv": content})).task.labels == ("b", "d")
+
+
+def test_the_split_is_a_word_of_the_file_name(folder: Folder) -> None:
+    names = ["msr_paraphrase_train.txt", "sts-dev.tsv", "my.test.tsv", "training_notes.txt", "README.txt"]
+    data = load_task(folder(dict.fromkeys(names[:3], tsv()) | dict.fromkeys(names[3:], "prose")))
+    assert data.test is not None
+    assert len(data.train) == len(data.validation) == len(data.test) == len(ROWS)
+
+
+def test_a_second_validation_split_stands_in_for_an_unlabelled_test(folder: Folder) -> None:
+    files = {
+        "train.tsv": tsv(),
+        "val.tsv": tsv(ROWS[:2]),
+        "dev.tsv": tsv(ROWS[2:]),
+        "test.tsv": "index\ttext\n0\tunknown\n",
+    }
+    data = load_task(folder(files))
+    assert (data.validation["text"][0], data.test and data.test["text"][0]) == (ROWS[0][0], ROWS[2][0])
+    assert "test.tsv has no labels: passed over" in data.notes
+    assert "dev.tsv, a second validation split, serves as the test split" in data.notes
+
+
+def test_a_second_validation_split_is_passed_over_beside_a_labelled_test(folder: Folder) -> None:
+    data = load_task(folder({"train.tsv": tsv(), "val.tsv": tsv(), "dev.tsv": tsv(), "test.tsv": tsv(ROWS[:1])}))
+    assert data.test is not None
+    assert len(data.test) == 1
+    assert "dev.tsv is passed over: test.tsv is the test split" in data.notes
+
+
+@pytest.mark.parametrize("blank", ["", "-1", "nan"])
+def test_a_test_split_with_blank_labels_is_none(folder: Folder, blank: str) -> None:
+    test = tsv([("some text", blank), ("more text", blank)])
+    data = load_task(folder({"train.tsv": tsv(), "dev.tsv": tsv(), "test.tsv": test}))
+    assert data.test is None
+    assert data.notes == ("test.tsv has no labels: passed over",)
+
+
+def test_held_out_rows_keep_the_classes_in_proportion_and_depend_on_the_seed(folder: Folder) -> None:
+    rows = [(f"text number {n}", "rare" if n % 10 == 0 else "common") for n in range(300)]
+    source = folder({"train.tsv": tsv([*rows, ("the only one", "single")])})
+    first, again, other = load_task(source, seed=1), load_task(source, seed=1), load_task(source, seed=2)
+    assert (len(first.train), len(first.validation)) == (271, 30)
+    assert first.validation["label"][:].count(first.task.labels.index("rare")) == 3
+    assert "the only one" in first.train["text"][:]
+    assert not set(first.train["text"][:]) & set(first.validation["text"][:])
+    assert first.validation.to_list() == again.validation.to_list()
+    assert first.fingerprint == again.fingerprint != other.fingerprint
+    assert "no validation split: 30 of 301 training rows are held out for it (seed 1)" in first.notes
+
+
+def test_the_fingerprint_changes_with_every_row_and_class_name_only(folder: Folder) -> None:
+    def fingerprint(rows: list[tuple[str, ...]], validation: list[tuple[str, ...]] = ROWS, metric: str = "f1") -> str:
+        return load_task(folder({"train.tsv": tsv(rows), "dev.tsv": tsv(validation)}), metric=metric).fingerprint
+
+    renamed = [(text, label + "itive") for text, label in ROWS]
+    prints = [fingerprint(ROWS), fingerprint(ROWS[:3]), fingerprint(ROWS, ROWS[:2]), fingerprint(renamed, renamed)]
+    assert len(set(prints)) == 4
+    assert fingerprint(ROWS, metric="matthews") == prints[0]
+
+
+def test_splits_are_memory_mapped_and_nothing_else_is_left(folder: Folder, cache_home: Path) -> None:
+    data = load_task(folder({"train.tsv": tsv(), "dev.tsv": tsv()}))
+    kept = cache_home / "data" / data.fingerprint
+    assert [file["filename"] for file in data.train.cache_files] == [str(kept / "train.arrow")]
+    assert sorted(path.name for path in kept.parent.rglob("*")) == sorted(
+        [data.fingerprint, "train.arrow", "validation.arrow"]
+    )
+
+
+def test_empty_texts_stay_and_are_noted(folder: Folder) -> None:
+    data = load_task(
+        folder({"train.jsonl": '{"text": null, "label": 1}\n{"text": " ", "label": 0}\n{"text": "x", "label": 1}\n'})
+    )
+    assert len(data.train) + len(data.validation) == 3
+    assert "train.jsonl: 2 of 3 texts in 'text' are empty (lines 1, 2)" in data.notes
+
+
+def test_the_embedded_set() -> None:
+    data = load_task("intents")
+    assert data.test is not None
+    assert len(data.task.labels) >= 20
+    assert data.train.column_names == ["text", "label"]

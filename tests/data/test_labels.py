@@ -1,0 +1,133 @@
+"""What is learned from a label column: the kind of task, its classes, and the labels as numbers."""
+
+import json
+
+import pytest
+
+from compress.data import Kind, TaskData, load_task
+from compress.errors import DataError
+from tests.data.conftest import Folder
+
+
+def loaded(folder: Folder, labels: list[object], kind: Kind | None = None, **columns: str) -> TaskData:
+    rows = "".join(json.dumps({"text": f"text {n}", "label": label}) + "\n" for n, label in enumerate(labels))
+    return load_task(folder({"train.jsonl": rows, "dev.jsonl": rows}), kind=kind, **columns)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["b", "a", "b"], ("a", "b")),
+        ([10, 9, 10], ("9", "10")),
+        ([1.0, 0.0, 1.0], ("0", "1")),
+        (["1", 0, "1.0"], ("0", "1")),
+        ([True, False, True], ("false", "true")),
+        ([" yes", "no", "yes "], ("no", "yes")),
+        (["a, b", "c, d", "a, b"], ("a, b", "c, d")),
+    ],
+)
+def test_words_and_whole_numbers_are_classes(folder: Folder, labels: list[object], names: tuple[str, ...]) -> None:
+    data = loaded(folder, labels)
+    assert (data.task.kind, data.task.labels) == ("classification", names)
+    assert sorted(set(data.train["label"][:])) == [0, 1]
+    assert data.train["label"][0] == data.train["label"][2]
+
+
+def test_fractions_are_a_regression(folder: Folder) -> None:
+    data = loaded(folder, [5, "3.8", 0.25])
+    assert (data.task.kind, data.task.labels, data.task.outputs, data.task.metric) == ("regression", (), 1, "pearson")
+    assert data.train["label"][:] == pytest.approx([5.0, 3.8, 0.25])
+
+
+def test_whole_numbers_are_a_regression_when_asked_for(folder: Folder) -> None:
+    assert loaded(folder, [1, 2, 3], kind="regression").train["label"][:] == [1.0, 2.0, 3.0]
+    assert (
+        "whole numbers are read as 3 classes; ask for the kind regression otherwise" in loaded(folder, [1, 2, 3]).notes
+    )
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [[["b", "a"], [], ["b"]], ["b|a", "", "b"], ["b | a", None, " b "]],
+)
+def test_lists_and_bars_are_multilabel(folder: Folder, labels: list[object]) -> None:
+    data = loaded(folder, labels)
+    assert (data.task.kind, data.task.labels, data.task.metric) == ("multilabel", ("a", "b"), "f1")
+    assert data.train["label"][:] == [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]]
+
+
+def test_commas_are_multilabel_when_the_parts_are_fewer_than_the_wholes(folder: Folder) -> None:
+    data = loaded(folder, ["a,b", "a", "b"])
+    assert (data.task.kind, data.task.labels) == ("multilabel", ("a", "b"))
+    assert loaded(folder, ["a,b", "c,d"], kind="multilabel").task.labels == ("a", "b", "c", "d")
+
+
+def test_several_columns_of_flags_are_multilabel(folder: Folder) -> None:
+    content = "text\trude\tloud\nsome text\t1\t0\nmore text\t1\t1\n"
+    data = load_task(folder({"train.tsv": content, "dev.tsv": content}), label="loud,rude")
+    assert (data.task.kind, data.task.label, data.task.labels) == ("multilabel", "loud,rude", ("loud", "rude"))
+    assert data.train["label"][:] == [[0.0, 1.0], [1.0, 1.0]]
+
+
+def test_a_multilabel_split_without_validation_is_held_out(folder: Folder) -> None:
+    rows = "".join(json.dumps({"text": f"text {n}", "label": [n % 3, 3]}) + "\n" for n in range(40))
+    data = load_task(folder({"train.jsonl": rows}))
+    assert (len(data.train), len(data.validation), data.task.labels) == (36, 4, ("0", "1", "2", "3"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "message"),
+    [
+        (["a", "a"], None, "every training row has the class 'a'"),
+        ([0.5, 0.5], None, "every training row has the number 0.5"),
+        (["a", None, "b", ""], None, r"2 of 4 rows have no label \(lines 2, 4\)"),
+        ([0.5, float("nan"), 1.5], None, r"1 of 3 rows have no label \(line 2\)"),
+        ([0.5, float("inf"), 1.5], None, "line 2: 'inf' is no number"),
+        (["a", "b"], "regression", "line 1: 'a' is no number"),
+        ([1, 0, "pos"], None, r"numbers in some rows and words in others \(line 3: 'pos'\)"),
+        (["a", ["b"]], None, "line 1: a cell is text where earlier rows have a list|line 2: a cell is a list"),
+        (["a", {"b": 1}], None, "no column 'label'|cannot tell which column is the label"),
+        (["a", "b"], "multiclass", "no kind of task 'multiclass'. Did you mean 'multilabel'"),
+        ([["a"], ["b"]], "classification", "makes the task multilabel, but classification was asked for"),
+        ([f"id{n}" for n in range(50)], None, "looks like text or an identifier"),
+    ],
+)
+def test_labels_that_are_no_task(folder: Folder, labels: list[object], kind: Kind | None, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        loaded(folder, labels, kind)
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "message"),
+    [
+        (["pos", "neg"], ["pos", "neg", "pso"], r"dev\.jsonl, line 3: label 'pso' is no class .*Did you mean 'pos'\?"),
+        (
+            [0, 1],
+            ["neg", "pos"],
+            "lines 1, 2: label 'neg', 'pos' is no class .*write the labels of every split the same way",
+        ),
+        (["neg", "pos"], [0, 1], "write the labels of every split the same way"),
+        ([["a"], ["b"]], [["a", "c"], []], "line 1: label 'c' is no class"),
+        (["a", "b"], ["a", None], r"dev\.jsonl: 1 of 2 rows have no label \(line 2\)"),
+    ],
+)
+def test_splits_that_disagree(folder: Folder, train: list[object], validation: list[object], message: str) -> None:
+    def lines(labels: list[object]) -> str:
+        return "".join(json.dumps({"text": "some text", "label": label}) + "\n" for label in labels)
+
+    with pytest.raises(DataError, match=message):
+        load_task(folder({"train.jsonl": lines(train), "dev.jsonl": lines(validation)}))
+
+
+def test_metrics_belong_to_a_kind(folder: Folder) -> None:
+    assert loaded(folder, ["a", "b"], metric="matthews").task.metric == "matthews"
+    with pytest.raises(DataError, match="metric 'pearson' does not score a classification task"):
+        loaded(folder, ["a", "b"], metric="pearson")
+    with pytest.raises(DataError, match="Did you mean 'accuracy'"):
+        loaded(folder, ["a", "b"], metric="acuracy")
+
+
+def test_flags_other_than_zero_and_one_are_refused(folder: Folder) -> None:
+    content = "text\trude\tloud\nsome text\t1\t0\nmore text\t2\t1\n"
+    with pytest.raises(DataError, match="line 3: '2' in 'rude'"):
+        load_task(folder({"train.tsv": content}), label="rude,loud")

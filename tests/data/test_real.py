@@ -1,0 +1,56 @@
+"""The files people really have, where they are at hand ($COMPRESS_DATA): all load as they are."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from compress.data import TaskData, load_task
+
+HERE = Path(os.environ.get("COMPRESS_DATA", Path(__file__).parents[3] / "shared" / "data"))
+
+
+def loaded(name: str, **options: object) -> TaskData:
+    if not (HERE / name).is_dir():
+        pytest.skip(f"no {name} in {HERE}: set COMPRESS_DATA")
+    return load_task(str(HERE / name), **options)  # type: ignore[arg-type]
+
+
+def sizes(data: TaskData) -> tuple[int, int, int | None]:
+    return len(data.train), len(data.validation), None if data.test is None else len(data.test)
+
+
+def test_sst2() -> None:
+    data = loaded("sst2")
+    assert sizes(data) == (60_614, 6_735, 872)
+    assert sum(data.train["label"][:]) == 33_828
+    assert data.notes == ()
+
+
+def test_rte_whose_validation_file_has_no_header_and_whose_test_file_no_labels() -> None:
+    data = loaded("rte")
+    assert sizes(data) == (2_127, 363, 277)
+    assert (data.task.pair, data.task.labels) == (True, ("entailment", "not_entailment"))
+    assert len(data.notes) == 3
+
+
+def test_mrpc_of_glue_and_of_msr() -> None:
+    glue, msr = loaded("mrpc/glue"), loaded("mrpc/msr")
+    assert glue.task.text == msr.task.text == ("#1 String", "#2 String")
+    assert (sizes(glue), sizes(msr)) == ((3_668, 408, None), (3_669, 407, 1_725))
+    assert sum(glue.train["label"][:]) == 2_474
+    assert msr.test is not None
+    assert sum(msr.test["label"][:]) == 1_147
+
+
+def test_stsb_of_glue() -> None:
+    data = loaded("stsb/glue")
+    assert sizes(data) == (5_749, 1_500, None)
+    assert (data.task.kind, data.task.metric) == ("regression", "pearson")
+    assert sum(data.train["label"][:]) / 5_749 == pytest.approx(2.70, abs=0.01)
+
+
+def test_stsb_original_by_column_numbers() -> None:
+    data, glue = loaded("stsb/original", text=["6", "7"], label="5"), loaded("stsb/glue")
+    assert sizes(data) == (5_749, 1_500, 1_379)
+    assert data.train["label"][:] == glue.train["label"][:]
