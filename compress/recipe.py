@@ -5,6 +5,7 @@ the function `attention` of `compress/papers/tinybert.py`. All problems of a rec
 This module imports neither torch nor transformers.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -165,7 +166,7 @@ def locate(name: str) -> Path:
         return path
     if name not in names():
         hint = did_you_mean(name, names())
-        raise RecipeError([f"no recipe {name!r}.{hint} `compress recipes` lists them; a path to a .yaml file also works"])
+        raise RecipeError([f"no recipe {name!r}.{hint} `compress recipes` lists them; a .yaml file also works"])
     return folder() / f"{name}.yaml"
 
 
@@ -180,11 +181,21 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read(path: Path) -> dict[str, Any]:
+# YAML 1.1 reads 5e-5 as text; a number is a number.
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?([0-9]+\.?|[0-9]*\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
+)
+
+
+def _parsed(text: str | bytes, where: str) -> Any:
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # noqa: S506 (a SafeLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError([f"{path.name}: not readable as YAML: {' '.join(str(error).split())}"]) from error
+        return yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        raise RecipeError([f"{where}: not readable as YAML: {' '.join(str(error).split())}"]) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    tree = _parsed(path.read_bytes(), path.name)
     if not isinstance(tree, dict):
         raise RecipeError([f"{path.name}: expected a mapping with student and stages, found {type(tree).__name__}"])
     return tree
@@ -203,8 +214,7 @@ def _extended(path: Path) -> dict[str, Any]:
     for key, value in tree.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
         base[key] = base[key] | value if both else value
-    base.setdefault("name", path.stem)
-    return base
+    return base | {"name": tree.get("name", path.stem)}
 
 
 def _set(tree: dict[str, Any], override: str) -> None:
@@ -217,7 +227,7 @@ def _set(tree: dict[str, Any], override: str) -> None:
     for number, key in enumerate([*way, last]):
         if isinstance(at, list):
             found = [i for i, item in enumerate(at) if isinstance(item, dict) and key in map(item.get, KINDS)]
-            if not key.lstrip("-").isdigit() and not found:
+            if not re.fullmatch(r"-?[0-9]+", key) and not found:
                 raise RecipeError([f"--set {override}: no stage {key!r}; use its name or its number from 0"])
             place: Any = found[0] if found else int(key)
             if not -len(at) <= place < len(at):
@@ -227,7 +237,7 @@ def _set(tree: dict[str, Any], override: str) -> None:
         else:
             raise RecipeError([f"--set {override}: {'.'.join(path.split('.')[:number])} has no settings below it"])
         if number == len(way):
-            at[place] = yaml.safe_load(text)
+            at[place] = _parsed(text, f"--set {override}")
         else:
             at = at.setdefault(place, {}) if isinstance(at, dict) else at[place]
 
@@ -270,9 +280,9 @@ def _problem(file: str, error: Any) -> str:
     where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in error["loc"]).lstrip(".")
     if error["type"] == "extra_forbidden":
         parent = error["loc"][0] if len(error["loc"]) > 1 else "recipe"
-        model = {"stages": Stage, "teacher": Stage, "student": StudentSpec, "paper": Paper}.get(str(parent), Recipe)
-        word = str(error["loc"][-1])
-        return f"{file}: {where}: no such setting.{did_you_mean(word, model.model_fields)}"
+        models = {"stages": Stage, "teacher": Stage, "student": StudentSpec, "paper": Paper}
+        known = models.get(str(parent), Recipe).model_fields  # type: ignore[attr-defined]
+        return f"{file}: {where}: no such setting.{did_you_mean(str(error['loc'][-1]), known)}"
     if error["type"] == "missing":
         return f"{file}: {where}: is missing"
     given = error.get("input")

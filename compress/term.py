@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from math import isfinite
 from typing import Any, Literal
 
 from compress.errors import RecipeError, did_you_mean
@@ -68,34 +69,26 @@ def parse(line: object, where: str) -> Term:
         problems.append(f"{where}: layers must be a named map or a list of [student, teacher] pairs, found {layers!r}")
     else:
         layers = tuple((int(student), int(teacher)) for student, teacher in layers)
-    only = (only,) if isinstance(only, str) else tuple(only)
+    only = tuple(only) if isinstance(only, list | tuple) else (only,)
     unknown = [str(kind) for kind in only if kind not in KINDS]
     problems += [f"{where}: no task kind {kind!r}.{did_you_mean(kind, KINDS)}" for kind in unknown]
     if not isinstance(known["loss"], str):
         problems.append(f"{where}: loss must be a name, found {known['loss']!r}")
-    weight = _number(known.get("weight", 1.0))
-    if weight is None:
-        problems.append(f"{where}: weight must be a number, found {known['weight']!r}")
+    weight = known.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight):
+        problems.append(f"{where}: weight must be a number, found {weight!r}")
     project = known.get("project", False)
     if not isinstance(project, bool | str):
         problems.append(f"{where}: project must be true, false or a name shared by several terms, found {project!r}")
     if problems:
         raise RecipeError(problems)
-    return Term(known["loss"], weight or 0.0, layers, project, only, options)
+    return Term(known["loss"], float(weight), layers, project, only, options)
 
 
 def _is_pairs(value: object) -> bool:
     return isinstance(value, list | tuple) and all(
         isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(at, int) for at in pair) for pair in value
     )
-
-
-def _number(value: object) -> float | None:
-    """YAML 1.1 reads 1e-3 as text; a number is a number."""
-    try:
-        return None if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
 
 
 def _listed(value: Any) -> Any:
