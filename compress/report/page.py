@@ -121,8 +121,8 @@ def _stage(report: Report, index: int, name: str) -> Stage:
             f"score-{index}",
             SIDE if losses else WHOLE,
         )
-        dashed = "Dashed: the teacher." if report.of_role("teacher") else ""
-        figures.append(Figure(f"Score on {report.split}", *drawn, dashed, training.legend(scores)))
+        dashed = "Dashed: the teacher." if training.teacher_line(report) is not None else ""
+        figures.append(Figure("Score on validation", *drawn, dashed, training.legend(scores)))
     steps = max((step for line in (*losses.values(), *scores.values()) for step, _ in line), default=None)
     facts = [f"{steps:,.0f} steps"] if steps is not None else []
     if name in report.stage_seconds:

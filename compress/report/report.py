@@ -6,7 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal
+
+# The TypedDict that pydantic can read on Python 3.11; it comes with pydantic.
+from typing_extensions import TypedDict
 
 from compress.errors import BundleError
 
@@ -68,8 +71,8 @@ class Report:
 
     rows     in the order they were derived; the last student is what ships, and the headline speaks of it
     labels   how many classes the task has; 0 for regression
-    curves   stage -> points {"step": n, name: value}; `eval_<metric>` is a score, `eval_agreement` and `eval_loss` are
-             what they say, every other name is a part of the loss
+    curves   stage -> points {"step": n, name: value}: `loss`, its parts by name, and on the validation split
+             `eval_<metric>`, `eval_agreement`, `eval_loss`; a trainer's learning rate, epoch and such are not drawn
     noise    the verdict on the timing: None where it was quiet, else what disturbed it
     machine  what is known of the hardware, name -> value; versions: library -> version
     seconds  the whole run's wall time; stage_seconds: of each stage

@@ -13,6 +13,7 @@ from compress.report.headline import compare
 from compress.report.report import Report, Row
 
 NAME_WIDTH = 28
+CAPTION_WIDTH = 56
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def table(report: Report, width: int) -> Table:
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
+        min_width=min(width, CAPTION_WIDTH),
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )

@@ -1,5 +1,6 @@
 """The pictures of training: parts of the loss, and the student's score, over the steps of a stage."""
 
+import math
 from collections.abc import Sequence
 
 from markupsafe import Markup
@@ -14,6 +15,8 @@ Line = list[tuple[float, float]]
 COLOURS = 8
 MOST_POINTS = 400
 SMOOTHED_FROM = 60
+# What a trainer logs beside the loss and its parts.
+ASIDE = frozenset({"epoch", "grad_norm", "learning_rate", "total_flos", "num_input_tokens_seen"})
 
 
 def losses(points: Sequence[Point], key: str, width: float, name: str) -> Markup:
@@ -36,9 +39,8 @@ def losses(points: Sequence[Point], key: str, width: float, name: str) -> Markup
 
 
 def progress(report: Report, points: Sequence[Point], key: str, width: float) -> Markup:
-    """The student's score and agreement over the steps of a stage, the teacher's score as a line."""
-    found = score_lines(points, report.metric)
-    teacher = next((report.score(row) for row in report.of_role("teacher")), None)
+    """The model's score and agreement over the steps of a stage; the teacher's score where it is of the same split."""
+    found, teacher = score_lines(points, report.metric), teacher_line(report)
     values = [value for line in found.values() for _, value in line] + ([teacher] if teacher is not None else [])
     plot = Box(52, 14, width - 14, 246)
     x, y = _step_axis(found, plot), padded(min(values), max(values), plot)
@@ -53,11 +55,17 @@ def progress(report: Report, points: Sequence[Point], key: str, width: float) ->
     return svg.canvas(key, (width, 290), (f"{units.metric(report.metric)} during training", ends), marks)
 
 
+def teacher_line(report: Report) -> float | None:
+    """The teacher's score where it can stand beside the curves, which are always of the validation split."""
+    teacher = next(iter(report.of_role("teacher")), None)
+    return report.score(teacher) if teacher and report.split == "validation" else None
+
+
 def loss_lines(points: Sequence[Point]) -> dict[str, Line]:
     """The parts of the loss among the names of a curve, the total first, unless it is its one part over again."""
-    found = {name: line for name, line in series(points) if not name.startswith("eval_") or name == "eval_loss"}
+    found = {name: line for name, line in series(points) if name == "eval_loss" or _is_loss(name)}
     parts = [line for name, line in found.items() if name not in ("loss", "eval_loss")]
-    if parts == [found.get("loss")]:
+    if len(parts) == 1 and "loss" in found and _same(found["loss"], parts[0]):
         del found["loss"]
     return dict(sorted(found.items(), key=lambda item: item[0] != "loss"))
 
@@ -111,6 +119,17 @@ def smoothed(line: Line) -> Line:
     values = [value for _, value in line]
     windows = [values[max(0, index - half) : index + half + 1] for index in range(len(line))]
     return [(step, sum(window) / len(window)) for (step, _), window in zip(line, windows, strict=True)]
+
+
+def _is_loss(name: str) -> bool:
+    return name not in ASIDE and not name.startswith(("eval_", "train_"))
+
+
+def _same(one: Line, other: Line) -> bool:
+    """Equal but for the rounding of a mean."""
+    return len(one) == len(other) and all(
+        a == b and math.isclose(x, y, rel_tol=1e-4) for (a, x), (b, y) in zip(one, other, strict=True)
+    )
 
 
 def _mean(points: Line) -> tuple[float, float]:

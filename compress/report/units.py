@@ -38,6 +38,7 @@ def three_digits(value: float | None) -> str:
         return MISSING
     if value == 0:
         return "0"
+    value = float(f"{value:.3g}") if abs(value) < 1000 else value
     decimals = max(0, 2 - math.floor(math.log10(abs(value)) + 1e-9))
     return f"{value:.{min(decimals, 6)}f}".replace("-", "−")
 

@@ -1,0 +1,82 @@
+"""An invented report: no number here was measured."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from compress.report import Latency, Report, Row, setting_name
+
+
+def latency(p50: float, *, noisy: bool = False) -> dict[str, Latency]:
+    """Two settings, the second a third as slow."""
+    return {
+        setting_name(1, 1, seq): Latency(
+            threads=1, batch=1, seq=seq, min_ms=p50 * f * 0.95, p50_ms=p50 * f, p95_ms=p50 * f * 1.1, noisy=noisy
+        )
+        for seq, f in ((128, 1.0), (32, 0.3))
+    }
+
+
+def curve(points: int) -> list[dict[str, float]]:
+    """A loss of two parts that span three decades, and five evaluations."""
+    found = []
+    for step in range(1, points + 1):
+        large, small = 2 * math.exp(-3 * step / points), 0.01 * math.exp(-step / points)
+        found.append({"step": step, "loss": large + small, "part.large": large, "part.small": small, "epoch": 0.1})
+    every = max(1, points // 5)
+    found += [
+        {"step": step, "eval_accuracy": 0.8 + 0.1 * step / points, "eval_agreement": 0.95, "eval_f1": 0.8}
+        for step in range(every, points + 1, every)
+    ]
+    return found
+
+
+ROWS = (
+    Row("majority", "baseline", {"accuracy": 0.5, "f1": 0.0}),
+    Row("bag of words", "baseline", {"accuracy": 0.8, "f1": 0.79}, train_seconds=0.8),
+    Row("teacher", "teacher", {"accuracy": 0.9, "f1": 0.91}, None, 20_000_000, 21e6, 90.0, latency(15.0), 400.0, 252.0),
+    Row(
+        "student fp32", "student", {"accuracy": 0.882, "f1": 0.88}, 0.962, 14_000_000, 9.5e6, 57.0, latency(6.0), 300.0,
+        514.0, 433.0,
+    ),
+    Row(
+        "student int8", "student", {"accuracy": 0.873, "f1": 0.87}, 0.955, 14_000_000, 9.5e6, 14.4, latency(3.0), 180.0,
+        514.0, 433.0,
+    ),
+)  # fmt: skip
+
+
+def report(**changes: Any) -> Report:
+    whole = Report(
+        title="a run",
+        recipe="tinybert",
+        teacher="minilm",
+        data="sst2",
+        kind="classification",
+        metric="accuracy",
+        labels=2,
+        split="validation",
+        split_rows=872,
+        rows=ROWS,
+        command="compress distill --teacher minilm --recipe tinybert --data sst2 --out runs/sst2",
+        date="2026-11-21T00:41:12+00:00",
+        seconds=812.4,
+        stage_seconds={"teacher": 252.0, "distill": 514.0},
+        seed=42,
+        curves={"distill": curve(300)},
+        versions={"torch": "2.13.0"},
+        machine={"processor": "invented, 2 cores"},
+        notes=("The rows are invented.",),
+    )
+    return replace(whole, **changes)
+
+
+def regression() -> Report:
+    """A student slower, larger and worse than a bag of words, and a metric that is not finite."""
+    rows = (
+        Row("mean", "baseline", {"pearson": 0.0, "mse": 2.3}),
+        Row("bag of words", "baseline", {"pearson": 0.72, "mse": 1.2}),
+        Row("teacher", "teacher", {"pearson": 0.86, "mse": 0.6}, None, 20_000_000, None, 90.0, latency(3.0)),
+        Row("student", "student", {"pearson": 0.7, "mse": math.nan}, 0.8, 30_000_000, None, 120.0, latency(90.0)),
+    )
+    return report(kind="regression", metric="pearson", labels=0, rows=rows, curves={}, stage_seconds={})
