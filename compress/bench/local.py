@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,8 +23,8 @@ from compress.bench.protocol import DeviceError, Latency, Setting, summarise
 from compress.export.session import read_model, session_entries, vocabulary_size
 
 WARM_UP = 5
-LAST_WORDS = 2000
-"""How many characters of a dead worker's stderr its error repeats."""
+LAST_WORDS = 600
+"""How many characters of the last line of a dead worker's stderr its error repeats."""
 
 FAST_SETS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm", "sve")
 """Instruction sets that decide how fast int8 and bf16 are."""
@@ -64,6 +64,7 @@ class _Worker:
     """A running measuring process, and the file that takes its stderr."""
 
     name: str
+    setting: Setting
     process: subprocess.Popen[str]
     errors: IO[str]
 
@@ -83,10 +84,14 @@ class _Worker:
         return answer
 
     def _death(self) -> DeviceError:
-        code = self.process.wait()
+        code, at = self.process.wait(), self.setting
         self.errors.seek(0)
-        words = self.errors.read()[-LAST_WORDS:].strip() or "It said nothing; a killed process is often out of memory."
-        return DeviceError(f"{self.name}: the measuring process ended with code {code}. {words}")
+        words = self.errors.read().strip().splitlines()
+        return DeviceError(
+            f"{self.name}: the measuring process ended with code {code} at {at.threads} threads, batch {at.batch}, "
+            f"{at.seq} tokens: {words[-1][-LAST_WORDS:] if words else 'it said nothing'}. Usual reasons: more tokens "
+            "than the model has positions, or too little memory."
+        )
 
 
 def _job(path: Path) -> dict[str, Any]:
@@ -96,12 +101,11 @@ def _job(path: Path) -> dict[str, Any]:
 
 
 def _race(jobs: Mapping[str, dict[str, Any]], setting: Setting, rounds: int, runs: int) -> list[Latency]:
-    size = {"threads": setting.threads, "batch": setting.batch, "seq": setting.seq}
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
     with ExitStack() as stack:
         workers, starts = [], {}
         for name, job in jobs.items():
-            workers.append(stack.enter_context(_worker(name, {**job, **size})))
+            workers.append(stack.enter_context(_worker(name, setting, job)))
             starts[name] = workers[-1].answer()  # before the next one starts: loading is timed too
         for turn in range(rounds):
             for worker in workers if turn % 2 == 0 else reversed(workers):
@@ -119,15 +123,15 @@ def _race(jobs: Mapping[str, dict[str, Any]], setting: Setting, rounds: int, run
 
 
 @contextmanager
-def _worker(name: str, job: Mapping[str, Any]) -> Iterator[_Worker]:
+def _worker(name: str, setting: Setting, job: Mapping[str, Any]) -> Iterator[_Worker]:
     # -P: the runner's neighbours in its folder must not pass for installed modules
-    command = [sys.executable, "-P", str(runner.__file__), json.dumps(job)]
+    command = [sys.executable, "-P", str(runner.__file__), json.dumps({**job, **asdict(setting)})]
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
     ):
         try:
-            yield _Worker(name, process, errors)
+            yield _Worker(name, setting, process, errors)
         finally:
             process.kill()
 

@@ -27,7 +27,7 @@ def session_options(threads: int, entries: Mapping[str, str]) -> onnxruntime.Ses
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # fatal: errors are raised, no need to print them too
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     return options

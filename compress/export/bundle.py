@@ -199,6 +199,8 @@ def _as_transformers_4_reads(path: Path) -> None:
 @contextmanager
 def _built(path: Path) -> Iterator[Path]:
     """A folder beside `path` that takes its name, and its place, at the end; removed if anything fails."""
+    from safetensors import SafetensorError
+
     foreign = path.is_dir() and any(path.iterdir()) and not (path / manifests.NAME).is_file()
     if foreign or (path.exists() and not path.is_dir()):
         raise BundleError(f"{path}: exists and is no bundle; expected a new folder, or a bundle to replace")
@@ -211,7 +213,7 @@ def _built(path: Path) -> Iterator[Path]:
         if path.exists():
             path.rename(retired)
         partial.rename(path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise BundleError(f"{path}: cannot be written ({error}); nothing of it was kept") from error
     finally:
         for left_over in (partial, retired):

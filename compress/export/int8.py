@@ -20,9 +20,10 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True) ->
     """Writes the fp32 ONNX file `source` as int8 to `target`: a quarter of the size.
 
     Weights of matrix products become symmetric int8, one scale per output channel (`per_channel`) or per matrix;
-    embedding tables int8 with one scale each. Products of two activations (queries x keys, probabilities x values)
-    stay float32: quantising them too is slower. Activations get one uint8 scale per tensor and run, so a row's logits
-    depend a little on the rows and the padding it shares a batch with, and differ between processors.
+    embedding tables uint8 with one scale and zero point each. Products of two activations (queries x keys,
+    probabilities x values) stay float32: quantising them too is slower. Activations get one uint8 scale per tensor
+    and run, so a row's logits depend a little on the rows and the padding it shares a batch with, and they differ
+    between processors.
     Raises ExportError for a file that cannot be read or has no weights to quantise.
     """
     file = read_model(source)

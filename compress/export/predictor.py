@@ -15,7 +15,6 @@ from compress.data.task import Task
 from compress.errors import BundleError
 from compress.export.session import open_session
 
-
 Text = str | tuple[str, str]
 Row = Mapping[str, Sequence[int]]
 """One encoded text: input_ids, attention_mask and, where the model has segments, token_type_ids."""

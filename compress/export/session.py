@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 import onnxruntime
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
+from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
 from compress.bench.runner import session_options
 from compress.errors import ExportError
@@ -25,6 +26,15 @@ UNFUSED_SKIP_WHY = (
     "6 layers x 384, 128 tokens, 1 thread, x86-64 with VNNI, onnxruntime 1.31: 6.6 ms fused, 5.6 ms not. "
     "Not measured on ARM."
 )
+
+UNOPENED = (
+    runtime.Fail,
+    runtime.InvalidArgument,
+    runtime.InvalidGraph,
+    runtime.NotImplemented,
+    runtime.RuntimeException,
+)
+"""What onnxruntime raises for a file it cannot run; these have no parent in common."""
 
 
 def read_model(path: Path) -> onnx.ModelProto:
@@ -52,7 +62,7 @@ def open_session(path: Path, threads: int = 0) -> onnxruntime.InferenceSession:
     options = session_options(threads, session_entries(read_model(path)))
     try:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except onnxruntime.capi.onnxruntime_pybind11_state.OnnxRuntimeException as error:
+    except UNOPENED as error:
         raise ExportError(f"{path}: onnxruntime {onnxruntime.__version__} cannot open it: {error}") from None
 
 

@@ -1,0 +1,31 @@
+"""Percentiles are of all runs; rounds whose halves disagree are flagged."""
+
+import pytest
+
+from compress.bench.protocol import DeviceError, Latency, Setting, summarise
+
+
+def summary(rounds: list[list[float]]) -> Latency:
+    return summarise("x", Setting(2, 4, 8), rounds, init_ms=30.0, first_ms=9.0, peak_rss_mb=80.0)
+
+
+def test_percentiles_are_over_every_run() -> None:
+    latency = summary([[float(value) for value in range(100 - at, 0, -4)] for at in range(4)])
+    assert (latency.runs, latency.min_ms, latency.p50_ms) == (100, 1.0, 50.5)
+    assert (latency.p95_ms, latency.p99_ms) == (pytest.approx(95.05), pytest.approx(99.01))
+    assert (latency.init_ms, latency.first_ms, latency.peak_rss_mb) == (30.0, 9.0, 80.0)
+    assert (latency.noisy, latency.noise) == (False, "")
+
+
+def test_halves_that_disagree_are_flagged_and_single_outliers_are_not() -> None:
+    noisy = summary([[1.0, 1.0], [1.0, 1.0], [1.2, 1.2], [1.2, 1.2]])
+    assert noisy.noisy
+    assert noisy.noise == "p50 1.00 ms in the first rounds, 1.20 ms in the last (x1.20)"
+    assert not summary([[1.0, 1.0], [1.0, 9.0], [1.1, 1.1], [1.1, 1.1]]).noisy
+    assert summary([[1.2, 1.2], [1.0, 1.0]]).noisy
+
+
+@pytest.mark.parametrize("name", ["threads", "batch", "seq"])
+def test_a_setting_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(DeviceError, match=f"{name} is 0; expected a whole number of at least 1"):
+        Setting(**{name: 0})

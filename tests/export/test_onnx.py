@@ -1,0 +1,177 @@
+"""An exported file computes what the model does, at any shape, and exporting leaves the model alone."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AlbertConfig,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    DebertaV2Config,
+    DistilBertConfig,
+    ElectraConfig,
+    MobileBertConfig,
+    MPNetConfig,
+    RobertaConfig,
+)
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from compress.errors import ExportError
+from compress.export import onnx as export
+from compress.export.onnx import parity, to_onnx
+from tests import tiny
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 66,
+    "num_labels": 3,
+    "initializer_range": 0.2,
+}
+V3 = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8, "type_vocab_size": 0}
+DISTIL = {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4}
+FAMILIES: dict[str, Any] = {
+    "bert": BertConfig(**SIZES),
+    "roberta": RobertaConfig(**SIZES, type_vocab_size=1, pad_token_id=1),
+    "distilbert": DistilBertConfig(**{**SIZES, **DISTIL}),
+    "electra": ElectraConfig(**SIZES, embedding_size=16),
+    "albert": AlbertConfig(**SIZES, embedding_size=16),
+    "mobilebert": MobileBertConfig(**SIZES, embedding_size=32, intra_bottleneck_size=16),
+    "deberta-v2": DebertaV2Config(**SIZES, **V3, position_biased_input=False, share_att_key=True),
+    "mpnet": MPNetConfig(**SIZES, pad_token_id=1),
+}
+SEGMENTS = {"bert", "electra", "albert", "mobilebert"}
+
+
+def batches(config: Any) -> Iterator[dict[str, Tensor]]:
+    """Batches as a collator makes them: padded rows of several lengths, the second text of a pair marked."""
+    generator = torch.Generator().manual_seed(1)
+    for rows, tokens in ((1, 1), (4, 9), (2, 64)):
+        ids = torch.randint(3, config.vocab_size, (rows, tokens), generator=generator)
+        length = torch.randint(1, tokens + 1, (rows, 1), generator=generator)
+        mask = (torch.arange(tokens) < length).long()
+        yield {
+            "input_ids": ids.where(mask == 1, config.pad_token_id),
+            "attention_mask": mask,
+            "token_type_ids": (torch.arange(tokens) >= length // 2).long() * mask,
+            "labels": torch.zeros(rows, dtype=torch.long),
+        }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_file_computes_the_models_logits_at_every_shape(family: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(FAMILIES[family]).eval()
+    to_onnx(model, tmp_path / "model.onnx")
+    assert parity(model, tmp_path / "model.onnx", batches(model.config)) < 2e-5
+
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (family in SEGMENTS)
+    assert [(node.name, node.type, node.shape) for node in session.get_inputs()] == [
+        (name, "tensor(int64)", ["batch_size", "sequence_length"]) for name in names
+    ]
+    assert [(node.name, node.shape) for node in session.get_outputs()] == [("logits", ["batch_size", 3])]
+
+
+def test_parity_tells_another_models_file(tmp_path: Path) -> None:
+    to_onnx(tiny.bert(3, seed=0), tmp_path / "model.onnx")
+    other = tiny.bert(3, seed=1)
+    assert parity(other, tmp_path / "model.onnx", batches(other.config)) > 0.01
+    with pytest.raises(ExportError, match="at least one batch"):
+        parity(other, tmp_path / "model.onnx", [])
+
+
+def test_masked_tokens_never_matter(tmp_path: Path) -> None:
+    to_onnx(tiny.bert(), tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    ids, mask = torch.tensor([[2, 9, 25, 3, 17, 30]]), torch.tensor([[1, 1, 1, 1, 0, 0]])
+    feeds = {"input_ids": ids.numpy(), "attention_mask": mask.numpy(), "token_type_ids": (0 * ids).numpy()}
+    (masked,) = session.run(None, feeds)
+    (cut,) = session.run(None, {name: array[:, :4] for name, array in feeds.items()})
+    (seen,) = session.run(None, {**feeds, "attention_mask": (0 * mask + 1).numpy()})
+    assert abs(masked - cut).max() < 1e-6 < abs(masked - seen).max()
+
+
+def test_exporting_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    model = tiny.bert().to(torch.bfloat16).train()
+    model.bert.encoder.layer[0].eval()
+    model.classifier.weight.requires_grad_(False)
+    model.classifier.bias.grad = torch.ones_like(model.classifier.bias)
+
+    def state() -> Any:
+        modes = [module.training for module in model.modules()]
+        parameters = [(p.dtype, p.requires_grad, p.data_ptr(), p.grad is None) for p in model.parameters()]
+        return modes, parameters, model.config.to_dict(), model.config._attn_implementation, torch.get_rng_state().sum()
+
+    before, weights = state(), [parameter.clone() for parameter in model.parameters()]
+    to_onnx(model, tmp_path / "model.onnx")
+    assert state() == before
+    assert all(torch.equal(old, new) for old, new in zip(weights, model.parameters(), strict=True))
+    assert parity(model, tmp_path / "model.onnx", batches(model.config)) < 2e-5  # float32 logits of the bf16 weights
+
+
+def test_nothing_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    handlers = list(logging.getLogger().handlers)
+    to_onnx(tiny.bert(), tmp_path / "model.onnx")  # warnings are errors in these tests
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+    assert logging.getLogger().handlers == handlers
+
+
+def test_file_says_what_it_is(tmp_path: Path) -> None:
+    model = tiny.bert(id2label={0: "no", 1: "yes"}, problem_type="single_label_classification")
+    to_onnx(model, tmp_path / "model.onnx", opset=18)
+    file = onnx.load_model(tmp_path / "model.onnx")
+    assert file.producer_name == "compress"
+    assert file.opset_import[0].version == 18
+    properties = {entry.key: entry.value for entry in file.metadata_props}
+    assert json.loads(properties["compress.labels"]) == ["no", "yes"]
+    assert properties["compress.task"] == "single_label_classification"
+    assert "SkipLayerNormFusion" in properties["compress.session"]
+    onnx.checker.check_model(file)
+
+
+class Baked(BertForSequenceClassification):
+    """Takes the number of tokens for a constant when traced."""
+
+    def forward(self, input_ids: Tensor, **inputs: Any) -> SequenceClassifierOutput:
+        logits = super().forward(input_ids=input_ids, **inputs).logits
+        return SequenceClassifierOutput(logits=logits + len(input_ids[0].tolist()))
+
+
+def test_a_size_taken_for_a_constant_is_found(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="Baked: the ONNX file's logits differ from the model's by"):
+        to_onnx(Baked(tiny.bert().config), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_nan_weights_are_found_and_an_earlier_file_stays(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_text("earlier")
+    model = tiny.bert()
+    model.classifier.weight.data[0, 0] = float("nan")
+    with pytest.raises(ExportError, match="may hold NaN"):
+        to_onnx(model, tmp_path / "model.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    assert (tmp_path / "model.onnx").read_text() == "earlier"
+
+
+def test_what_is_no_classifier_or_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ExportError, match=r"BertModel: cannot be exported .* expected an encoder with a sequence"):
+        to_onnx(BertModel(tiny.bert().config), tmp_path / "model.onnx")
+    monkeypatch.setattr(export, "PROTOBUF_LIMIT", 1000)
+    with pytest.raises(ExportError, match="at most 2 GB"):
+        to_onnx(tiny.bert(), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,116 @@
+"""A bundle predicts what torch and transformers would, whatever company a text is in."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from compress.data.task import Kind, Task
+from compress.errors import BundleError
+from compress.export.bundle import Bundle
+from tests import tiny
+
+TEXTS = [
+    "A good film!",
+    "the plot is never dull, but slow",
+    "",
+    "bad bad BAD",
+    "so sharp and warm and fun and not too cold . " * 9,
+    "unknown wörds ?",
+]
+PAIRS = list(zip(TEXTS, TEXTS[::-1], strict=True))
+LABELS = ("no", "maybe", "yes")
+
+
+def bundle(folder: Path, kind: Kind, *, pair: bool = False) -> tuple[Bundle, Any]:
+    """A written bundle with the model that is in it: its head is moved and widened, so that TEXTS get all answers."""
+    labels = () if kind == "regression" else LABELS
+    task = Task(kind, ("one", "two") if pair else ("one",), "label", labels, "f1")
+    model = tiny.bert(len(labels) or 1)
+    with torch.no_grad():
+        words = tiny.tokenizer()(TEXTS, padding=True, truncation=True, max_length=12, return_tensors="pt")
+        seen = model(**words).logits
+        model.classifier.weight.mul_(4)
+        model.classifier.bias.sub_(4 * seen.mean(0))
+    parts = {"tokenizer": tiny.tokenizer(), "task": task, "max_length": 12, "recipe": "", "card": {"name": "tiny"}}
+    return Bundle.write(folder / "bundle", model=model, **parts), model
+
+
+def expected(written: Bundle, model: Any, texts: list[Any]) -> torch.Tensor:
+    """Logits of torch on what the bundle's tokenizer, loaded by transformers, gives for one padded batch."""
+    tokenizer = AutoTokenizer.from_pretrained(written.path)
+    columns = list(zip(*texts, strict=True)) if isinstance(texts[0], tuple) else [texts]
+    batch = tokenizer(*map(list, columns), truncation=True, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return model(**batch).logits
+
+
+@pytest.mark.parametrize("texts", [TEXTS, PAIRS], ids=["single", "pairs"])
+def test_classes_are_torchs(texts: list[Any], tmp_path: Path) -> None:
+    written, model = bundle(tmp_path, "classification", pair=texts is PAIRS)
+    probabilities = expected(written, model, texts).softmax(-1).tolist()
+    found = written.predict(texts, precision="fp32", threads=2)
+    assert [list(answer.scores) for answer in found] == [list(LABELS)] * len(texts)
+    for answer, row in zip(found, probabilities, strict=True):
+        assert list(answer.scores.values()) == pytest.approx(row, abs=1e-5)
+        assert (answer.label, answer.score) == max(answer.scores.items(), key=lambda item: item[1])
+    assert len({answer.label for answer in found}) > 1
+    close = zip(written.predict(texts), probabilities, strict=True)
+    assert all(list(answer.scores.values()) == pytest.approx(row, abs=0.1) for answer, row in close)
+
+
+def test_multilabel_names_every_label_that_is_probable(tmp_path: Path) -> None:
+    written, model = bundle(tmp_path, "multilabel")
+    probabilities = expected(written, model, TEXTS).sigmoid().tolist()
+    found = written.predict(TEXTS, precision="fp32")
+    for answer, row in zip(found, probabilities, strict=True):
+        assert list(answer.scores.values()) == pytest.approx(row, abs=1e-5)
+        chosen = [label for label, value in zip(LABELS, row, strict=True) if value >= 0.5]
+        assert answer.label == ", ".join(chosen)
+        assert answer.score == pytest.approx(max(row), abs=1e-5)
+
+
+def test_regression_is_a_number(tmp_path: Path) -> None:
+    written, model = bundle(tmp_path, "regression", pair=True)
+    numbers = expected(written, model, PAIRS)[:, 0].tolist()
+    found = written.predict(PAIRS, precision="fp32")
+    assert [answer.score for answer in found] == pytest.approx(numbers, abs=1e-5)
+    assert all((answer.label, answer.scores) == ("", {}) for answer in found)
+
+
+def test_tokens_are_those_of_transformers(tmp_path: Path) -> None:
+    written, _ = bundle(tmp_path, "classification", pair=True)
+    tokenizer = AutoTokenizer.from_pretrained(written.path)
+    ours = written.open().tokenizer
+    one, two = (list(column) for column in zip(*PAIRS, strict=True))
+    theirs, mine = tokenizer(one, two, truncation=True), ours.encode_batch(PAIRS)
+    assert [row.ids for row in mine] == theirs["input_ids"]
+    assert [row.type_ids for row in mine] == theirs["token_type_ids"]
+    assert max(len(row.ids) for row in mine) == 12
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
+def test_a_rows_logits_do_not_depend_on_its_company(precision: Any, tmp_path: Path) -> None:
+    written, _ = bundle(tmp_path, "classification")
+    rows = [tiny.tokenizer()(text, truncation=True, max_length=12) for text in TEXTS]
+    together = written.logits(rows, precision=precision, threads=3)
+    alone = np.concatenate([written.logits([row], precision=precision) for row in rows])
+    assert together.dtype == np.float32
+    assert (together == alone).all()
+    assert written.logits([], precision=precision).shape == (0, 3)
+
+
+def test_what_cannot_be_predicted_is_refused(tmp_path: Path) -> None:
+    single, _ = bundle(tmp_path / "single", "classification")
+    pairs, _ = bundle(tmp_path / "pairs", "classification", pair=True)
+    with pytest.raises(BundleError, match=r"expected one text \(one\)"):
+        single.predict([("a", "b")])
+    for wrong in ("ab", ("a", "b", "c"), ("a", 1)):
+        with pytest.raises(BundleError, match=r"expected a pair of texts \(one and two\)"):
+            pairs.predict([wrong])  # type: ignore[list-item]  # what is tested
+    with pytest.raises(BundleError, match="expected token_type_ids too"):
+        single.logits([{"input_ids": [2, 3], "attention_mask": [1, 1]}])
+    assert single.predict([]) == []

@@ -1,0 +1,65 @@
+"""What a file says of itself: session options, vocabulary."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from compress.errors import ExportError
+from compress.export.int8 import quantize_dynamic
+from compress.export.onnx import to_onnx
+from compress.export.session import UNFUSED_SKIP, open_session, read_model, session_entries, vocabulary_size
+from tests import tiny
+
+
+def foreign(nodes: list[onnx.NodeProto], tables: dict[str, tuple[int, int]]) -> onnx.ModelProto:
+    """A graph from another tool: int32 ids, tables of the given sizes."""
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT32, [1, None])
+    output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, None)
+    weights = [onnx.numpy_helper.from_array(np.zeros(size, np.float32), name) for name, size in tables.items()]
+    return helper.make_model(helper.make_graph(nodes, "graph", [ids], [output], weights))
+
+
+def test_our_files_ask_for_the_faster_graph_and_foreign_ones_for_nothing(tmp_path: Path) -> None:
+    to_onnx(tiny.bert(), tmp_path / "model.onnx")
+    quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx")
+    for name in ("model.onnx", "small.onnx"):
+        assert session_entries(read_model(tmp_path / name)) == UNFUSED_SKIP
+        options = open_session(tmp_path / name, threads=1).get_session_options()
+        key, value = next(iter(UNFUSED_SKIP.items()))
+        assert options.get_session_config_entry(key) == value
+        assert options.intra_op_num_threads == 1
+    assert session_entries(foreign([], {})) == {}
+
+
+def test_vocabulary_is_found_in_plain_int8_and_fused_graphs(tmp_path: Path) -> None:
+    to_onnx(tiny.bert(), tmp_path / "model.onnx")
+    quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx")
+    for name in ("model.onnx", "small.onnx"):
+        assert vocabulary_size(read_model(tmp_path / name), tmp_path / name) == 45
+    cast = helper.make_node("Cast", ["input_ids"], ["wide"], to=TensorProto.INT64)
+    looked_up = helper.make_node("Gather", ["words", "wide"], ["logits"])
+    assert vocabulary_size(foreign([cast, looked_up], {"words": (77, 4)}), tmp_path / "x.onnx") == 77
+    fused = helper.make_node("EmbedLayerNormalization", ["input_ids", "", "words", "positions"], ["logits"])
+    assert vocabulary_size(foreign([fused], {"words": (99, 4), "positions": (12, 4)}), tmp_path / "x.onnx") == 99
+
+
+def test_vocabulary_comes_from_the_config_where_the_graph_hides_it(tmp_path: Path) -> None:
+    hidden = foreign([helper.make_node("Reshape", ["input_ids", "shape"], ["flat"])], {})
+    with pytest.raises(ExportError, match=r"no config\.json beside it gives vocab_size"):
+        vocabulary_size(hidden, tmp_path / "onnx" / "model.onnx")
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 31}))
+    assert vocabulary_size(hidden, tmp_path / "onnx" / "model.onnx") == 31
+
+
+def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "words.onnx").write_text("not a model, but words")
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    with pytest.raises(ExportError, match=r"absent\.onnx: no such file"):
+        open_session(tmp_path / "absent.onnx")
+    for name in ("words.onnx", "empty.onnx"):
+        with pytest.raises(ExportError, match=name):
+            open_session(tmp_path / name)
