@@ -1,0 +1,269 @@
+"""Metrics against values worked out by hand, order and mode of a model's answers, and the two baselines."""
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from torch import nn
+
+from compress import evaluate
+from compress.data.task import Kind, Task, TaskData
+from compress.errors import CompressError, DataError
+
+
+def task(kind: Kind = "classification", labels: int = 2, *, pair: bool = False, metric: str = "accuracy") -> Task:
+    text = ("one", "two") if pair else ("one",)
+    return Task(kind, text, "label", tuple(f"class {n}" for n in range(labels)), metric)
+
+
+def answers(*classes: int, of: int = 2) -> np.ndarray:
+    """Logits (rows, of) whose largest is at the given classes."""
+    return np.eye(of)[list(classes)] * 3 - 1
+
+
+NUMBER = task("regression", 0, metric="pearson")
+TAGS = task("multilabel", 3, metric="f1")
+
+
+def test_two_classes() -> None:
+    # the last class: 2 found and right, 1 found and wrong, 1 missed; 1 rightly passed over
+    found = evaluate.scores(task(), answers(1, 1, 1, 0, 0), np.array([1, 1, 0, 1, 0]))
+    assert found["accuracy"] == pytest.approx(3 / 5)
+    assert found["f1"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
+    assert found["matthews"] == pytest.approx((2 * 1 - 1 * 1) / math.sqrt(3 * 3 * 2 * 2))
+
+
+def test_three_classes_take_the_mean_f1() -> None:
+    found = evaluate.scores(task(labels=3), answers(0, 1, 1, 2, of=3), np.array([0, 1, 2, 2]))
+    assert found["f1"] == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
+    assert found["accuracy"] == pytest.approx(3 / 4)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "true"), [((1, 1, 1), (0, 1, 1)), ((0, 0, 0), (0, 0, 0)), ((0, 1, 0), (1, 1, 1))]
+)
+def test_constant_classes_have_no_correlation_and_no_warning(predicted: Sequence[int], true: Sequence[int]) -> None:
+    found = evaluate.scores(task(), answers(*predicted), np.array(true))
+    assert found["matthews"] == 0.0
+    assert np.isfinite(list(found.values())).all()
+
+
+def test_numbers() -> None:
+    found = evaluate.scores(NUMBER, np.array([[1.0], [2.0], [4.0]]), np.array([1.0, 3.0, 2.0]))
+    assert found["mse"] == pytest.approx((0 + 1 + 4) / 3)
+    # deviations (-4/3, -1/3, 5/3) and (-1, 1, 0)
+    assert found["pearson"] == pytest.approx((4 / 3 - 1 / 3) / math.sqrt(42 / 9 * 2))
+    assert found["spearman"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("value", [0.0, 2.7, 1e9])
+def test_constant_numbers_have_no_correlation_and_no_warning(value: float) -> None:
+    found = evaluate.scores(NUMBER, np.full((4, 1), value, dtype=np.float32), np.array([1.0, 3.0, 2.0, 5.0]))
+    assert found["pearson"] == found["spearman"] == 0.0
+    assert evaluate.scores(NUMBER, np.array([[1.0], [2.0]]), np.array([value, value]))["pearson"] == 0.0
+
+
+def test_several_labels() -> None:
+    logits = np.array([[1.0, -1.0, -1.0], [1.0, 1.0, -1.0], [-1.0, 0.0, 2.0]])
+    labels = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 0.0, 1.0]])
+    found = evaluate.scores(TAGS, logits, labels)
+    # by label: (1 right, 1 wrong, 0 missed), (1, 0, 0), (1, 0, 1); a logit of 0 is no decision for the label
+    assert found["f1"] == pytest.approx(2 * 3 / (2 * 3 + 1 + 1))
+    assert found["f1_macro"] == pytest.approx((2 / 3 + 1 + 2 / 3) / 3)
+    assert found["accuracy"] == pytest.approx(2 / 3)
+
+
+def test_a_single_label_counts_the_positives_only() -> None:
+    found = evaluate.scores(task("multilabel", 1), np.array([[-1.0], [-1.0], [1.0]]), np.array([[0.0], [1.0], [1.0]]))
+    assert found["f1"] == found["f1_macro"] == pytest.approx(2 / 3)
+
+
+def test_labels_never_given_score_zero_without_a_warning() -> None:
+    found = evaluate.scores(TAGS, np.full((2, 3), -1.0), np.zeros((2, 3)))
+    assert found == {"f1": 0.0, "f1_macro": 0.0, "accuracy": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("which", "logits", "labels", "error", "match"),
+    [
+        (task(), np.array([[0.0, np.nan], [0.0, 1.0]]), np.array([0, 1]), CompressError, "1 of 2 rows are not finite"),
+        (task(), answers(0, 1, of=3), np.array([0, 1]), CompressError, r"shape \(2, 3\)"),
+        (task(), answers(0, 1), np.array([0, 1, 1]), CompressError, "3 rows"),
+        (task(), np.zeros((0, 2)), np.zeros(0, dtype=int), CompressError, "at least one row"),
+        (task(), answers(0, 1), np.array([-1, -1]), DataError, "hidden labels"),
+        (task(), answers(0, 1), np.array([0, 2]), DataError, "0 to 1"),
+        (NUMBER, np.zeros((2, 1)), np.array([0.0, np.nan]), DataError, "not finite"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(
+    which: Task, logits: np.ndarray, labels: np.ndarray, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        evaluate.scores(which, logits, labels)
+
+
+def test_agreement() -> None:
+    assert evaluate.agreement(task(), answers(0, 1, 1, 0), answers(0, 1, 0, 0)) == 0.75
+    one, other = np.array([[1.0, -1.0, -2.0]]), np.array([[5.0, 1.0, -3.0]])
+    assert evaluate.agreement(TAGS, one, other) == pytest.approx(2 / 3)
+    line = np.array([[1.0], [2.0], [4.0]])
+    assert evaluate.agreement(NUMBER, line, 2 * line + 1) == pytest.approx(1.0)
+    assert evaluate.agreement(NUMBER, line, np.ones((3, 1))) == 0.0
+
+
+def test_agreement_needs_the_same_rows() -> None:
+    with pytest.raises(CompressError, match="same rows"):
+        evaluate.agreement(task(), answers(0, 1), answers(0, 1, 1))
+
+
+class Sums(nn.Module):
+    """Logits (the sum of the tokens, a tenth of it by a matrix product), with dropout that would show in train mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.dropout = nn.Dropout(0.5)
+        self.frozen = nn.Dropout(0.5).eval()
+        self.lengths: list[int] = []
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> SimpleNamespace:
+        assert labels is None and torch.is_inference_mode_enabled()
+        assert not any(module.training for module in self.modules())
+        self.lengths.append(input_ids.shape[1])
+        sums = (self.dropout(self.weight * input_ids.float()) * attention_mask).sum(dim=1)
+        return SimpleNamespace(logits=torch.stack([sums, (sums * 0.1) @ torch.eye(len(sums))], dim=1))
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    assert all(row.keys() == {"input_ids", "label"} for row in rows)
+    width = max(len(row["input_ids"]) for row in rows)
+    padded = torch.tensor([row["input_ids"] + [0] * (width - len(row["input_ids"])) for row in rows])
+    labels = torch.tensor([row["label"] for row in rows])
+    return {"input_ids": padded, "attention_mask": (padded != 0).long(), "labels": labels, "index": labels}
+
+
+def encoded(lengths: Sequence[int]) -> Dataset:
+    ids = [[row + 1] * length for row, length in enumerate(lengths)]
+    return Dataset.from_dict({"input_ids": ids, "length": list(lengths), "label": [0] * len(ids)})
+
+
+def test_logits_keep_the_order_of_the_rows_and_the_modes_of_the_modules() -> None:
+    lengths = [3, 9, 1, 4, 4, 8, 2]
+    model = Sums()
+    found = evaluate.logits(model, encoded(lengths), collate, batch=2)
+    assert found.dtype == np.float32 and found.shape == (7, 2)
+    assert found[:, 0].tolist() == [(row + 1) * length for row, length in enumerate(lengths)]
+    assert model.lengths == [9, 4, 3, 1]
+    assert model.training and model.dropout.training and not model.frozen.training
+
+
+def test_logits_in_bfloat16_are_rounded_but_float32() -> None:
+    found = evaluate.logits(Sums(), encoded([3, 5]), collate, bf16=True)
+    assert found.dtype == np.float32
+    assert found[:, 1] == pytest.approx([0.3, 1.0], rel=1e-2)
+    assert found[0, 1] != np.float32(0.3)
+
+
+def test_modes_are_restored_after_an_error() -> None:
+    model = Sums()
+    with pytest.raises(ZeroDivisionError):
+        evaluate.logits(model, encoded([3]), lambda rows: {"input_ids": 1 // 0})
+    assert model.training and model.dropout.training and not model.frozen.training
+
+
+def test_logits_of_no_rows() -> None:
+    with pytest.raises(DataError, match="no rows"):
+        evaluate.logits(Sums(), encoded([3]).select([]), collate)
+
+
+def data(which: Task, train: dict[str, list[Any]], test: dict[str, list[Any]]) -> TaskData:
+    split = Dataset.from_dict(test)
+    return TaskData("tiny", which, Dataset.from_dict(train), split, None, "0")
+
+
+def test_majority_follows_the_training_set() -> None:
+    tiny = data(task(), {"text": ["a"] * 3, "label": [0, 0, 1]}, {"text": ["a"] * 4, "label": [1, 1, 1, 0]})
+    assert evaluate.majority(tiny, tiny.validation)["accuracy"] == 0.25
+    tiny = data(NUMBER, {"text": ["a"] * 2, "label": [1.0, 2.0]}, {"text": ["a"] * 2, "label": [1.5, 3.5]})
+    assert evaluate.majority(tiny, tiny.validation) == {"pearson": 0.0, "spearman": 0.0, "mse": 2.0}
+    tags = {"text": ["a"] * 3, "label": [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]}
+    tiny = data(TAGS, tags, tags)
+    assert evaluate.majority(tiny, tiny.validation)["f1"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
+
+
+GOOD, BAD = ["a fine film", "fine acting", "so fine !"], ["a dull film", "dull acting", "so dull !"]
+
+
+def test_bag_of_words_reads_words() -> None:
+    tiny = data(
+        task(), {"text": GOOD + BAD, "label": [1] * 3 + [0] * 3}, {"text": ["fine and new", "dull"], "label": [1, 0]}
+    )
+    assert evaluate.bag_of_words(tiny, tiny.validation)["accuracy"] == 1.0
+    assert evaluate.bag_of_words(tiny, tiny.validation) == evaluate.bag_of_words(tiny, tiny.validation)
+
+
+def test_bag_of_words_reads_pairs_of_words_and_signs() -> None:
+    texts, labels = ["not good", "good not", "? good", "good ?"] * 3, [0, 1, 0, 1] * 3
+    tiny = data(task(), {"text": texts, "label": labels}, {"text": texts[:4], "label": labels[:4]})
+    assert evaluate.bag_of_words(tiny, tiny.validation)["accuracy"] == 1.0
+
+
+def test_bag_of_words_of_three_classes_one_of_them_never_seen() -> None:
+    tiny = data(
+        task(labels=3),
+        {"text": GOOD + BAD, "label": [2] * 3 + [0] * 3},
+        {"text": ["fine", "dull", "odd"], "label": [2, 0, 1]},
+    )
+    assert evaluate.bag_of_words(tiny, tiny.validation)["accuracy"] == pytest.approx(2 / 3)
+
+
+def test_bag_of_words_of_one_class_is_the_majority() -> None:
+    tiny = data(task(), {"text": GOOD, "label": [1] * 3}, {"text": ["fine", "dull"], "label": [1, 0]})
+    assert evaluate.bag_of_words(tiny, tiny.validation) == evaluate.majority(tiny, tiny.validation)
+
+
+def test_bag_of_words_with_several_labels() -> None:
+    train = {
+        "text": ["red car", "red sky", "blue car", "blue sky"] * 2,
+        "label": [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]] * 2,
+    }
+    asked = {"text": ["red red car", "blue sky"], "label": [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]}
+    tiny = data(TAGS, train, asked)
+    assert evaluate.bag_of_words(tiny, tiny.validation)["accuracy"] == 1.0
+
+
+def test_bag_of_words_of_pairs_sees_what_the_texts_share() -> None:
+    names = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen"]
+    pairs = [(one, other) for one in names for other in names]
+    columns = {
+        "text": [one for one, _ in pairs],
+        "text_pair": [other for _, other in pairs],
+        "label": [5.0 * (one == other) for one, other in pairs],
+    }
+    asked = {"text": ["ant", "yak", "bee"], "text_pair": ["ant", "bee", "dog"], "label": [5.0, 1.0, 0.0]}
+    tiny = data(task("regression", 0, pair=True, metric="pearson"), columns, asked)
+    assert evaluate.bag_of_words(tiny, tiny.validation)["pearson"] > 0.9
+
+
+def test_bag_of_words_without_a_word() -> None:
+    tiny = data(task(), {"text": ["", " "], "label": [0, 1]}, {"text": ["a"], "label": [0]})
+    with pytest.raises(DataError, match="hold no words"):
+        evaluate.bag_of_words(tiny, tiny.validation)
+
+
+def test_bag_of_words_learns_from_evenly_spaced_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "BAG_ROWS", 10)
+    texts, labels = (["fine", "dull"] * 15), ([1, 0] * 15)
+    tiny = data(task(), {"text": texts, "label": labels}, {"text": ["fine", "dull"], "label": [1, 0]})
+    seen, known = evaluate._bag(tiny)
+    assert len(seen[0]) == len(known) == 10
+    assert evaluate.bag_of_words(tiny, tiny.validation)["accuracy"] == 1.0
+    monkeypatch.setattr(evaluate, "BAG_CHARACTERS", 20)
+    assert len(evaluate._bag(tiny)[0][0]) == 5
