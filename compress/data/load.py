@@ -57,7 +57,7 @@ def load_task(
     """
     if kind is not None and kind not in METRICS:
         raise DataError(f"no kind of task {kind!r}.{did_you_mean(kind, METRICS)}")
-    found = sources.find(source, named=[*(text or ()), *(label.split(",") if label else ())])
+    found = sources.find(source, named=[*(text or ()), *(part.strip() for part in (label or "").split(",") if part)])
     choice = columns.choose(found.train, text, label)
     notes = [*found.notes, *choice.notes]
     with cache.writing(cache.home() / "data") as folder:
@@ -162,9 +162,13 @@ def _others(found: Source, choice: Choice, coding: Coding, folder: Path, notes: 
 
 
 def _refuse_constant(train: Raw, encoded: Labels, coding: Coding) -> None:
-    if coding.kind != "multilabel" and len(np.unique(encoded)) < 2:
-        only = f"the class {coding.names[encoded[0]]!r}" if coding.names else f"the number {encoded[0]}"
-        raise DataError(f"{train.cells.place}: every training row has {only}: there is nothing to learn.")
+    if not (encoded == encoded[0]).all():
+        return
+    if coding.kind == "multilabel":
+        only = "the same labels"
+    else:
+        only = f"the class {coding.names[int(encoded[0])]!r}" if coding.names else f"the number {encoded[0]}"
+    raise DataError(f"{train.cells.place}: every training row has {only}: there is nothing to learn.")
 
 
 def _note_numbers(coding: Coding, kind: Kind | None, classes: Mapping[str, tuple[str, ...]], notes: list[str]) -> None:

@@ -80,6 +80,7 @@ def test_a_multilabel_split_without_validation_is_held_out(folder: Folder) -> No
     [
         (["a", "a"], None, "every training row has the class 'a'"),
         ([0.5, 0.5], None, "every training row has the number 0.5"),
+        ([[], [], []], None, "every training row has the same labels"),
         (["a", None, "b", ""], None, r"2 of 4 rows have no label \(lines 2, 4\)"),
         ([0.5, float("nan"), 1.5], None, r"1 of 3 rows have no label \(line 2\)"),
         ([0.5, float("inf"), 1.5], None, "line 2: 'inf' is no number"),
