@@ -171,7 +171,7 @@ def locate(name: str) -> Path:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """safe_load that refuses a key given twice, where YAML would silently keep the last."""
+    """safe_load, but a key given twice is an error, not silently the last, and 5e-5 is a number, not text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -181,7 +181,6 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# YAML 1.1 reads 5e-5 as text; a number is a number.
 _StrictLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?([0-9]+\.?|[0-9]*\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
 )

@@ -1,0 +1,277 @@
+"""A recipe is right, or every problem in it is named at once."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from compress import recipe as recipes
+from compress.errors import RecipeError
+from compress.objective import check
+from compress.recipe import Recipe
+from compress.term import Term
+
+GOOD: dict[str, Any] = {
+    "paper": {"title": "A", "authors": "B", "year": 2020, "url": "https://example.org"},
+    "about": "C",
+    "student": {"layers": 2, "hidden": 32},
+    "stages": [
+        {"distill": "first", "lr": 1e-3, "objective": [{"loss": "tinybert.hidden", "project": True}]},
+        {
+            "distill": "second",
+            "lr": 1e-3,
+            "epochs": 2,
+            "objective": [{"loss": "hinton.soft_targets", "temperature": 2.0}],
+        },
+    ],
+}
+
+
+def written(folder: Path, tree: object, name: str = "mine") -> str:
+    path = folder / f"{name}.yaml"
+    path.write_text(tree if isinstance(tree, str) else yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    return str(path)
+
+
+def problems(name: str, *overrides: str) -> list[str]:
+    with pytest.raises(RecipeError) as error:
+        Recipe.load(name, overrides)
+    assert str(error.value) == "\n".join(error.value.problems)
+    return error.value.problems
+
+
+def test_a_good_recipe(tmp_path: Path) -> None:
+    recipe = Recipe.load(written(tmp_path, GOOD))
+    assert recipe.name == "mine"
+    assert (recipe.student.family, recipe.student.layers, recipe.student.heads) == ("teacher", 2, None)
+    assert [(stage.kind, stage.name) for stage in recipe.stages] == [("distill", "first"), ("distill", "second")]
+    assert recipe.stages[0].objective == (Term("tinybert.hidden", project=True),)
+    assert (recipe.teacher.kind, recipe.teacher.name, recipe.teacher.lr) == ("finetune", "teacher", 5e-5)
+    assert recipe.teacher.objective == (Term("bert.labels"),)
+
+
+def test_finetune_needs_no_objective_distill_does(tmp_path: Path) -> None:
+    stages = [{"finetune": "task", "lr": 1e-3}, {"distill": "it", "lr": 1e-3}]
+    assert problems(written(tmp_path, GOOD | {"stages": stages})) == ["mine.yaml: stages[1].objective: is missing"]
+    assert Recipe.load(written(tmp_path, GOOD | {"stages": stages[:1]})).stages[0].objective == (Term("bert.labels"),)
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("5e-5", 5e-5), ("5.0e-5", 5e-5), ("1E-3", 1e-3), (".5e-3", 5e-4), ("0.001", 1e-3), ("1", 1.0)]
+)
+def test_numbers_as_people_write_them(tmp_path: Path, text: str, number: float) -> None:
+    """YAML 1.1 takes 5e-5 for text."""
+    name = written(tmp_path, yaml.safe_dump(GOOD).replace("lr: 0.001", f"lr: {text}").replace("2.0", text))
+    recipe = Recipe.load(name)
+    assert recipe.stages[0].lr == number
+    assert recipe.stages[1].objective[0].options["temperature"] == number
+    assert Recipe.load(name, [f"stages.1.objective.0.weight={text}"]).stages[1].objective[0].weight == number
+
+
+# Everything wrong at once
+
+
+def test_all_problems_at_once_each_with_its_place_and_a_hint(tmp_path: Path) -> None:
+    tree = {
+        "paper": GOOD["paper"] | {"yaer": 2020},
+        "abuot": "C",
+        "student": {"layers": -1, "hiden": 32, "copy_layers": "evne"},
+        "stages": [
+            {
+                "distill": "First!",
+                "lr": "fast",
+                "epoch": 3,
+                "objective": [{"loss": "tinybert.hidden", "layers": "unifrom"}, {"weight": 2}],
+            },
+            {"distil": "second", "lr": 1e-3},
+            {"distill": "third", "objective": []},
+            5,
+        ],
+        "teacher": {"lr": 0, "batch": 1.5},
+    }
+    found = problems(written(tmp_path, tree))
+    for expected in (
+        "mine.yaml: abuot: no such setting. Did you mean 'about'?",
+        "mine.yaml: about: is missing",
+        "mine.yaml: paper.yaer: no such setting. Did you mean 'year'?",
+        "mine.yaml: student.hiden: no such setting. Did you mean 'hidden'?",
+        "mine.yaml: student.layers: Input should be greater than 0, found -1",
+        "mine.yaml: stages[0].epoch: no such setting. Did you mean 'epochs'?",
+        "mine.yaml: stages[0].objective[0]: no layer map 'unifrom'. Did you mean 'uniform'?",
+        "mine.yaml: stages[0].objective[1]: expected a mapping with `loss: paper.function`, found {'weight': 2}",
+        "mine.yaml: stages[1]: expected exactly one of `distill: NAME`, `finetune: NAME`",
+        "mine.yaml: stages[2].lr: is missing",
+        "mine.yaml: teacher.lr: Input should be greater than 0, found 0",
+    ):
+        assert expected in found
+    for place in ("student.copy_layers", "stages[0].name", "stages[0].lr", "stages[2].objective", "stages[3]"):
+        assert [problem for problem in found if problem.startswith(f"mine.yaml: {place}")], place
+    assert any(problem.startswith("mine.yaml: teacher.batch") for problem in found)
+    assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("about: a\nabout: b\n", "'about' is given twice"),
+        ("student: {layers: 2, layers: 3}\n", "'layers' is given twice"),
+        ("stages: [\n", "not readable as YAML"),
+        ("a: !!python/object/apply:os.getcwd []\n", "not readable as YAML"),
+        ("? [1, 2]\n: 3\n", "not readable as YAML"),
+        ("- a\n- b\n", "expected a mapping with student and stages, found list"),
+        ("", "expected a mapping with student and stages, found NoneType"),
+        ("teacher: 5\n", "mine.yaml: teacher: "),
+        ("stages: 5\n", "mine.yaml: stages: "),
+        ("stages: [{distill: a, lr: 1, objective: 5}]\n", "mine.yaml: stages[0].objective: "),
+        ("stages: []\n", "mine.yaml: stages: "),
+        ("1: 2\n", "mine.yaml: "),
+    ],
+)
+def test_files_that_are_no_recipe(tmp_path: Path, text: str, message: str) -> None:
+    assert any(message in problem for problem in problems(written(tmp_path, text)))
+
+
+def test_a_file_that_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_bytes(b"about: \xff\xfe\n")
+    assert "mine.yaml: not readable as YAML" in problems(str(tmp_path / "mine.yaml"))[0]
+
+
+def test_two_stages_of_one_name(tmp_path: Path) -> None:
+    for name in ("second", "teacher"):
+        stages = [GOOD["stages"][0] | {"distill": name}, GOOD["stages"][1]]
+        stages = stages if name == "second" else stages[:1]
+        assert f"two stages are called {name}" in problems(written(tmp_path, GOOD | {"stages": stages}))[0]
+
+
+def test_a_name_that_is_no_recipe(tmp_path: Path) -> None:
+    known = recipes.names()[0]
+    assert f"no recipe '{known}x'. Did you mean '{known}'?" in problems(f"{known}x")[0]
+    assert "no such recipe file" in problems(str(tmp_path / "absent.yaml"))[0]
+    assert "no such recipe file" in problems(str(tmp_path / "x.yaml" / ".." / "y.yaml"))[0]
+
+
+# Extends
+
+
+def test_extends_merges_mappings_and_replaces_the_rest(tmp_path: Path) -> None:
+    written(tmp_path, GOOD | {"name": "parent"}, "parent")
+    child = {"extends": "parent", "about": "D", "student": {"hidden": 64}, "stages": GOOD["stages"][1:]}
+    recipe = Recipe.load(written(tmp_path, child))
+    assert (recipe.name, recipe.about, recipe.paper.year) == ("mine", "D", 2020)
+    assert (recipe.student.layers, recipe.student.hidden) == (2, 64)
+    assert [stage.name for stage in recipe.stages] == ["second"]
+
+
+def test_extends_one_of_ours(tmp_path: Path) -> None:
+    parent = recipes.names()[0]
+    recipe = Recipe.load(written(tmp_path, {"extends": parent, "about": "D"}))
+    assert recipe == Recipe.load(parent).model_copy(update={"name": "mine", "about": "D"})
+
+
+def test_extends_one_level_only(tmp_path: Path) -> None:
+    written(tmp_path, GOOD, "a")
+    written(tmp_path, {"extends": "a"}, "b")
+    assert "extends 'b', which itself extends another" in problems(written(tmp_path, {"extends": "b"}))[0]
+    assert "no recipe 'absent'" in problems(written(tmp_path, {"extends": "absent"}))[0]
+
+
+# Overrides
+
+
+def test_set_by_number_and_by_name(tmp_path: Path) -> None:
+    name = written(tmp_path, GOOD)
+    recipe = Recipe.load(
+        name,
+        [
+            "stages.0.lr=3e-5",
+            "stages.second.epochs=0.5",
+            "stages.-1.batch=8",
+            "student.layers=3",
+            "stages.second.objective.0.temperature=7",
+            "teacher.epochs=1",
+            "student.copy_layers=[0, 1, 3]",
+        ],
+    )
+    assert (recipe.stages[0].lr, recipe.stages[1].epochs, recipe.stages[1].batch) == (3e-5, 0.5, 8)
+    assert recipe.stages[1].objective[0].options == {"temperature": 7}
+    assert (recipe.student.layers, recipe.student.copy_layers) == (3, (0, 1, 3))
+    assert (recipe.teacher.epochs, recipe.teacher.lr) == (1, 5e-5)
+    assert Recipe.load(name).stages[0].lr == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("stages.0.lr", "--set stages.0.lr: expected PATH=VALUE"),
+        ("=5", "--set =5: expected PATH=VALUE"),
+        ("stages.third.lr=1", "--set stages.third.lr=1: no stage 'third'; use its name or its number from 0"),
+        ("stages.--1.lr=1", "no stage '--1'"),
+        ("stages.².lr=1", "no stage '²'"),
+        ("stages.2.lr=1", "--set stages.2.lr=1: there are only 2 entries, numbered from 0"),
+        ("about.x=1", "--set about.x=1: about has no settings below it"),
+        ("student.layers=[1", "--set student.layers=[1: not readable as YAML"),
+        ("student.layres=4", "mine.yaml: student.layres: no such setting. Did you mean 'layers'?"),
+        ("stages.0.lr=-1", "mine.yaml: stages[0].lr: Input should be greater than 0, found -1"),
+        ("stages.0.lr=.nan", "mine.yaml: stages[0].lr: "),
+        ("stages.0=5", "mine.yaml: stages[0]: "),
+        (
+            "stages.0.objective.0.weight=much",
+            "mine.yaml: stages[0].objective[0]: weight must be a number, found 'much'",
+        ),
+        ("extends=tinybert", "mine.yaml: extends: no such setting."),
+    ],
+)
+def test_overrides_that_cannot_be(tmp_path: Path, override: str, message: str) -> None:
+    assert any(message in problem for problem in problems(written(tmp_path, GOOD), override))
+
+
+# Ours
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_the_resolved_recipe_loads_to_an_equal_one(name: str, tmp_path: Path) -> None:
+    recipe = Recipe.load(name)
+    resolved = recipe.to_yaml()
+    again = Recipe.load(written(tmp_path, resolved, "resolved"))
+    assert again == recipe
+    assert again.to_yaml() == resolved
+    assert "eps" in yaml.safe_load(resolved)["stages"][0]
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_loss_and_option_exists(name: str) -> None:
+    recipe = Recipe.load(name)
+    stages = [recipe.teacher, *recipe.stages]
+    assert [problem for stage in stages for problem in check(stage.objective, stage.name)] == []
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_a_recipe_opens_with_its_citation_and_its_command(name: str) -> None:
+    title, command, *_ = recipes.locate(name).read_text(encoding="utf-8").splitlines()
+    assert re.search(r"arXiv:\d{4}\.\d{5}$", title)
+    assert re.match(rf"#   compress distill .*--recipe {name} ", command)
+
+
+def test_there_are_recipes_and_each_is_in_the_table() -> None:
+    assert len(recipes.names()) >= 6
+    table = recipes.folder() / "README.md"
+    if not table.is_file():
+        pytest.skip("recipes/README.md is not written yet")
+    rows = re.findall(r"^\|\s*\[?`([a-z0-9-]+)`", table.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert sorted(rows) == recipes.names()
+
+
+def test_reading_a_recipe_is_light() -> None:
+    code = (
+        "import sys; from compress import recipe; recipe.Recipe.load(recipe.names()[0]);"
+        "print([name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

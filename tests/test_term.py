@@ -1,0 +1,97 @@
+"""One line of YAML becomes a term, or a message that says what is wrong with it."""
+
+from typing import Any
+
+import pytest
+
+from compress.errors import RecipeError
+from compress.papers import tinybert
+from compress.term import Term, parse
+
+
+def test_a_line_with_nothing_but_a_loss() -> None:
+    term = parse({"loss": "tinybert.hidden"}, "here")
+    assert term == Term("tinybert.hidden", weight=1.0, layers="uniform", project=False, only=(), options={})
+
+
+def test_every_setting_and_the_rest_are_options_of_the_loss() -> None:
+    line = {
+        "loss": "hinton.soft_targets",
+        "weight": 2,
+        "layers": [[0, 3], [-1, 11]],
+        "project": "shared",
+        "only": ["classification", "multilabel"],
+        "temperature": 4.0,
+        "heads": 12,
+    }
+    term = parse(line, "here")
+    assert term.layers == ((0, 3), (-1, 11))
+    assert (term.weight, term.project, term.only) == (2.0, "shared", ("classification", "multilabel"))
+    assert term.options == {"temperature": 4.0, "heads": 12}
+    assert term.plain() == line
+
+
+def test_plain_leaves_defaults_out() -> None:
+    assert parse({"loss": "a.b", "weight": 1.0, "layers": "uniform", "only": []}, "here").plain() == {"loss": "a.b"}
+    assert parse({"loss": "a.b", "only": "regression"}, "here").plain() == {"loss": "a.b", "only": ["regression"]}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("tinybert.hidden", "expected a mapping with `loss: paper.function`, found 'tinybert.hidden'"),
+        (None, "expected a mapping with `loss: paper.function`, found None"),
+        ({"weight": 1.0}, "expected a mapping with `loss: paper.function`"),
+        ({"loss": 3}, "loss must be a name, found 3"),
+        ({"loss": "a.b", "layers": "unifrom"}, "no layer map 'unifrom'. Did you mean 'uniform'?"),
+        ({"loss": "a.b", "layers": "zebra"}, "no layer map 'zebra'. Known: first, last, skip, top, uniform."),
+        ({"loss": "a.b", "layers": [0, 1]}, "layers must be a named map or a list of [student, teacher] pairs"),
+        ({"loss": "a.b", "layers": [[0, 1, 2]]}, "layers must be a named map or a list of [student, teacher] pairs"),
+        ({"loss": "a.b", "layers": [[0.5, 1]]}, "layers must be a named map or a list of [student, teacher] pairs"),
+        ({"loss": "a.b", "layers": None}, "layers must be a named map"),
+        ({"loss": "a.b", "only": "clasification"}, "no task kind 'clasification'. Did you mean 'classification'?"),
+        ({"loss": "a.b", "only": 5}, "no task kind '5'. Known: classification, multilabel, regression."),
+        ({"loss": "a.b", "only": None}, "no task kind 'None'"),
+        ({"loss": "a.b", "weight": "much"}, "weight must be a number, found 'much'"),
+        ({"loss": "a.b", "weight": True}, "weight must be a number, found True"),
+        ({"loss": "a.b", "weight": None}, "weight must be a number, found None"),
+        ({"loss": "a.b", "weight": float("nan")}, "weight must be a number, found nan"),
+        ({"loss": "a.b", "weight": float("inf")}, "weight must be a number, found inf"),
+        ({"loss": "a.b", "project": 1}, "project must be true, false or a name shared by several terms, found 1"),
+    ],
+)
+def test_what_is_wrong_with_a_line(line: object, message: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        parse(line, "stages[0].objective[1]")
+    assert len(error.value.problems) == 1
+    assert error.value.problems[0].startswith("stages[0].objective[1]: ")
+    assert message in error.value.problems[0]
+
+
+def test_everything_wrong_at_once() -> None:
+    line: dict[str, Any] = {
+        "loss": 3,
+        "layers": "lats",
+        "only": ["regresion", "sorting"],
+        "weight": "x",
+        "project": 0.5,
+    }
+    with pytest.raises(RecipeError) as error:
+        parse(line, "here")
+    assert len(error.value.problems) == 6
+
+
+def test_a_zero_weight_is_kept() -> None:
+    assert parse({"loss": "a.b", "weight": 0}, "here").weight == 0.0
+
+
+def test_only() -> None:
+    term = Term("a.b", only=("regression",))
+    assert term.serves("regression")
+    assert not term.serves("classification")
+    assert term.serves(None)
+    assert Term("a.b").serves("classification")
+
+
+def test_a_function_is_called_by_its_address() -> None:
+    assert Term(tinybert.hidden).name == "tinybert.hidden"
