@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -29,14 +29,14 @@ def distill(
     recipe: Annotated[str, typer.Option(help="Name (see `compress recipes`) or path of a .yaml file.")],
     data: Annotated[str, typer.Option(help="intents, a folder with train and dev files, or a hub id (glue/sst2).")],
     out: Annotated[Path, typer.Option(help="Directory of the run.")],
-    corpus: Annotated[Optional[str], typer.Option(help="Unlabelled text: pydoc, a file, folder or hub id.")] = None,
-    overrides: Annotated[Optional[list[str]], typer.Option("--set", help="As in stages.0.lr=3e-5; repeatable.")] = None,
-    text: Annotated[Optional[list[str]], typer.Option(help="Text column; given twice for pairs.")] = None,
-    label: Annotated[Optional[str], typer.Option(help="Label column.")] = None,
+    corpus: Annotated[str | None, typer.Option(help="Unlabelled text: pydoc, a file, folder or hub id.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="As in stages.0.lr=3e-5; repeatable.")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
     kind: Annotated[
-        Optional[Literal["classification", "multilabel", "regression"]], typer.Option(help="Kind of task.")
+        Literal["classification", "multilabel", "regression"] | None, typer.Option(help="Kind of task.")
     ] = None,
-    metric: Annotated[Optional[str], typer.Option(help="The score that chooses the best checkpoint.")] = None,
+    metric: Annotated[str | None, typer.Option(help="The score that chooses the best checkpoint.")] = None,
     seed: Annotated[int, typer.Option(help="Of every random number of the run.")] = 0,
     precision: Annotated[Literal["auto", "bf16", "fp32"], typer.Option(help="What training computes in.")] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out.")] = False,
@@ -77,7 +77,7 @@ def distill(
 def predict(
     bundle: Annotated[Path, typer.Argument(help="A bundle's folder.")],
     texts: Annotated[list[str], typer.Argument(help="Texts, or - for one per line of standard input.")],
-    pair: Annotated[Optional[str], typer.Option(help="The second sentence, for tasks on pairs.")] = None,
+    pair: Annotated[str | None, typer.Option(help="The second sentence, for tasks on pairs.")] = None,
     fp32: Annotated[bool, typer.Option("--fp32", help="Use the fp32 file instead of int8.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -124,7 +124,7 @@ def bench(
 
 @app.command()
 def recipes(
-    name: Annotated[Optional[str], typer.Argument(help="Show this one, with its citation and numbers.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show this one, with its citation and numbers.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the recipes, or show one."""
@@ -163,7 +163,7 @@ def _told(hint: str = "") -> Iterator[None]:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(USER_ERROR) from None
     except OSError as error:
-        if error.errno is None or error.filename is None and not error.strerror:
+        if error.errno is None or (error.filename is None and not error.strerror):
             raise
         print(f"error: {error.strerror}: {error.filename or ''}; nothing half-written is left. {hint}", file=sys.stderr)
         raise typer.Exit(USER_ERROR) from None

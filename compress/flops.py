@@ -13,7 +13,7 @@ def flops_per_token(model: nn.Module, length: int = 128) -> float:
     Counts matrix products, attention included; embedding look-ups, norms and activations count nothing.
     """
     device = next(model.parameters()).device
-    length = min(length, getattr(model.config, "max_position_embeddings", length) - 2)  # type: ignore[union-attr]
+    length = min(length, getattr(model.config, "max_position_embeddings", length) - 2)
     ids_BL = torch.ones(1, length, dtype=torch.long, device=device)
     training = model.training
     model.eval()

@@ -73,7 +73,9 @@ class Journal(TrainerCallback):
         self.bar.update(self.task, completed=state.global_step, facts="  ".join(self.facts.values()))
         if not self.console.is_terminal and state.global_step * 10 // state.max_steps > self.said:
             self.said = state.global_step * 10 // state.max_steps
-            self.console.print(f"{self.stage}: step {state.global_step}/{state.max_steps}  {'  '.join(self.facts.values())}")
+            self.console.print(
+                f"{self.stage}: step {state.global_step}/{state.max_steps}  {'  '.join(self.facts.values())}"
+            )
 
     def on_log(
         self,

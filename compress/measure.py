@@ -41,9 +41,9 @@ def measure(
     tutor: Teacher,
     student: PreTrainedModel,
     material: Material,
+    *,
     recipe: Recipe,
     run: Run,
-    *,
     notes: Sequence[str],
     command: str,
     seconds: float,
@@ -92,7 +92,9 @@ def measure(
                 **_training([spent[stage] for stage in stages]),
             )
         )
-    batches = [material.collate([rows[i] for i in range(at, min(at + 8, len(rows)))]) for at in range(0, min(64, len(rows)), 8)]
+    batches = [
+        material.collate([rows[i] for i in range(at, min(at + 8, len(rows)))]) for at in range(0, min(64, len(rows)), 8)
+    ]
     notes = [
         *data.notes,
         *notes,

@@ -98,8 +98,8 @@ def distill(
                 max_length=length, recipe=recipe.to_yaml(), card={"name": f"{recipe.name} student of {teacher}"},
             )  # fmt: skip
             report = measure(
-                bundle, tutor, student, material, recipe, run,
-                notes=seen.notes, command=command_line(), seconds=time.time() - started,
+                bundle, tutor, student, material,
+                recipe=recipe, run=run, notes=seen.notes, command=command_line(), seconds=time.time() - started,
             )  # fmt: skip
             bundle = bundle.attach("report.json", report.to_json())
             bundle = bundle.attach("README.md", bundle.card(card(report, recipe, teacher)))

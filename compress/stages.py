@@ -32,7 +32,6 @@ from compress.train import Score, Trained, train
 class Material:
     """What stages work on: the task, unlabelled text where there is a corpus, and how batches are made of them."""
 
-
     data: TaskData
     corpus: Corpus | None
     tokenizer: PreTrainedTokenizerBase
@@ -69,9 +68,7 @@ def run_stage(
     step = Distillation(student, shown or (teacher.model if teacher else None), objective)
     scored = "logits" in objective.student_wants and stage.evaluate > 0
     score = scorer(material, stage, teacher_logits) if scored else None
-    trained = train(
-        step, stage, rows, material.collate, run, score=score, bf16=material.bf16, console=material.console
-    )
+    trained = train(step, stage, rows, material.collate, run, score=score, bf16=material.bf16, console=material.console)
     if run.main:
         replace_folder(run.result(stage.name), lambda folder: _keep(folder, student, material, trained))
     return student
@@ -124,6 +121,4 @@ def _cached(stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset,
     key = digest.of_value([teacher.digest, rows._fingerprint, stage.max_length, sorted(wants), layers, material.bf16])
     folder = home() / "teacher-outputs" / key[:24]
     material.console.print(f"{stage.name}: teacher outputs are kept in {folder}")
-    return teacher_cache(
-        teacher.model, rows, material.collate, folder, wants=wants, layers=layers, bf16=material.bf16
-    )
+    return teacher_cache(teacher.model, rows, material.collate, folder, wants=wants, layers=layers, bf16=material.bf16)

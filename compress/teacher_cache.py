@@ -64,7 +64,7 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where each row's tokens begin within its own shard."""
     begin = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     first = np.arange(len(lengths)) // SHARD * SHARD
-    return begin - begin[first]  # type: ignore[no-any-return]
+    return begin - begin[first]
 
 
 def teacher_cache(
@@ -85,8 +85,8 @@ def teacher_cache(
     """
     if wants & ATTENTION:
         raise ObjectiveError(
-            f"cache_teacher keeps logits and hidden states, but this objective reads {', '.join(sorted(wants & ATTENTION))};"
-            " set cache_teacher: false"
+            "cache_teacher keeps logits and hidden states, but this objective reads "
+            f"{', '.join(sorted(wants & ATTENTION))}; set cache_teacher: false"
         )
     states = ([0] if "embeddings" in wants else []) + ([layer + 1 for layer in layers] if "layers" in wants else [])
     states = sorted(set(states))
@@ -96,11 +96,14 @@ def teacher_cache(
         names = [folder / _name("logits", shard)] if "logits" in wants else []
         names += [folder / _name(f"hidden{state}", shard) for state in states]
         if not all(name.is_file() for name in names):
-            _write(teacher, rows, collate, folder, shard, states, lengths, wants=wants, batch=batch, bf16=bf16)
+            _write(
+                teacher, rows, collate, folder, shard,
+                states=states, lengths=lengths, wants=wants, batch=batch, bf16=bf16,
+            )  # fmt: skip
     count = range(-(-len(rows) // SHARD))
     logits = tuple(np.load(folder / _name("logits", s), mmap_mode="r") for s in count) if "logits" in wants else ()
     hidden = {k: tuple(np.load(folder / _name(f"hidden{k}", s), mmap_mode="r") for s in count) for k in states}
-    total = int(getattr(teacher.config, "num_hidden_layers", 0)) + 1  # type: ignore[union-attr]
+    total = int(getattr(teacher.config, "num_hidden_layers", 0)) + 1
     return TeacherCache(lengths, _starts(lengths), logits, hidden, total)
 
 
@@ -115,9 +118,9 @@ def _write(
     collate: Collate,
     folder: Path,
     shard: int,
+    *,
     states: Sequence[int],
     lengths: NDArray[np.int64],
-    *,
     wants: frozenset[str],
     batch: int,
     bf16: bool,

@@ -1,4 +1,4 @@
-"""Find a teacher, load it safely, fine-tune it when it has no head for the task, and let nobody learn from a bad one."""
+"""Find a teacher, load it safely, and let nobody learn from a bad one."""
 
 import importlib.util
 import json
@@ -93,7 +93,9 @@ def resolve(name: str, *, allow_pickle: bool = False) -> Path:
         raise TeacherError(f"{name}: no such folder; a teacher is a folder, a hub id, or one of: {_aliases()}")
     if name not in ALIASES and "/" not in name:
         hint = did_you_mean(name, [*ALIASES, EMBEDDED])
-        raise TeacherError(f"no teacher {name!r}.{hint} A folder or a hub id like google-bert/bert-base-uncased also works")
+        raise TeacherError(
+            f"no teacher {name!r}.{hint} A folder or a hub id like google-bert/bert-base-uncased also works"
+        )
     return _checked(_from_hub(ALIASES.get(name, name), allow_pickle), allow_pickle)
 
 
@@ -132,8 +134,8 @@ def _checked(folder: Path, allow_pickle: bool) -> Path:
             raise TeacherError(f"{folder}: has no model.safetensors; expected the model's weights beside config.json")
         if not allow_pickle:
             raise TeacherError(
-                f"{folder}: has only pickled weights, which can run code when loaded. Save them as safetensors, or pass "
-                "--allow-pickle if you trust their source (they are then read with weights_only)"
+                f"{folder}: has only pickled weights, which can run code when loaded. Save them as safetensors, or "
+                "pass --allow-pickle if you trust their source (they are then read with weights_only)"
             )
     return folder
 
@@ -196,7 +198,7 @@ def _unnamed(id2label: Mapping[int, str]) -> bool:
 
 
 def _same_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
-    known = model.get_input_embeddings().num_embeddings
+    known = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= known:
         raise TeacherError(
@@ -207,7 +209,8 @@ def _same_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: Pr
 
 def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
     """Reorder the head's outputs to the data's labels where both name them alike; refuse other names."""
-    theirs = [str(model.config.id2label[i]) for i in range(task.outputs)]
+    names: dict[Any, Any] = dict(model.config.id2label or {})
+    theirs = [str(names[i]) for i in range(task.outputs)]
     if task.kind == "regression" or theirs == list(task.labels):
         return
     folded = {label.casefold().replace("-", "_"): i for i, label in enumerate(theirs)}
@@ -234,14 +237,17 @@ def gate(teacher: Teacher, data: TaskData, rows: Dataset, collate: Collate, *, b
     logits = evaluate.logits(teacher.model, rows, collate, bf16=bf16)
     if not np.isfinite(logits).all():
         bad = int((~np.isfinite(logits)).any(axis=1).sum())
-        raise TeacherError(f"teacher {teacher.name}: its logits are not finite on {bad} of {len(logits)} validation rows")
+        raise TeacherError(
+            f"teacher {teacher.name}: its logits are not finite on {bad} of {len(logits)} validation rows"
+        )
     labels = np.asarray(data.validation["label"][:])
     scores, majority = evaluate.scores(data.task, logits, labels), evaluate.majority(data, data.validation)
     metric, notes = data.task.metric, []
     if scores[metric] <= majority[metric]:
         problem = (
-            f"teacher {teacher.name} is no teacher for this task: {metric} {scores[metric]:.3f} on the validation split, "
-            f"always giving the most frequent answer gets {majority[metric]:.3f}. {_why(data.task, logits, labels)}"
+            f"teacher {teacher.name} is no teacher for this task: {metric} {scores[metric]:.3f} on the validation "
+            f"split, always giving the most frequent answer gets {majority[metric]:.3f}. "
+            f"{_why(data.task, logits, labels)}"
         )
         if strict:
             raise TeacherError(problem)

@@ -64,7 +64,9 @@ def train(
     finite.
     """
     folder = run.stage(stage.name)
-    trainer = _Trainer(step, stage, rows, collate, folder, _arguments(step, stage, rows, folder, run.seed, score, bf16))
+    scored = score is not None and stage.evaluate > 0
+    arguments = _arguments(step, stage, rows, folder, seed=run.seed, scored=scored, bf16=bf16)
+    trainer = _Trainer(step, stage, rows, collate=collate, folder=folder, args=arguments)
     trainer.score = score
     checkpoint = newest_checkpoint(folder)
     journal = None
@@ -97,13 +99,12 @@ def _steps_of(checkpoint: Path | None) -> int:
 
 
 def _arguments(
-    step: Distillation, stage: Stage, rows: Dataset, folder: Path, seed: int, score: Score | None, bf16: bool
+    step: Distillation, stage: Stage, rows: Dataset, folder: Path, *, seed: int, scored: bool, bf16: bool
 ) -> TrainingArguments:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     micro, accumulation = _parts(stage, processes)
     per_epoch = math.ceil(len(rows) / stage.batch)
     total = stage.steps or max(1, math.ceil(stage.epochs * per_epoch))
-    scored = score is not None and stage.evaluate > 0
     every = max(1, min(total, per_epoch) // stage.evaluate) if scored else total
     return TrainingArguments(
         output_dir=str(folder / ".partial"),
@@ -144,7 +145,9 @@ def _parts(stage: Stage, processes: int) -> tuple[int, int]:
     """(examples per forward pass and process, accumulated passes) that make up the stage's batch exactly."""
     share, rest = divmod(stage.batch, processes)
     if rest:
-        raise CompressError(f"stage {stage.name}: batch {stage.batch} cannot be split evenly over {processes} processes")
+        raise CompressError(
+            f"stage {stage.name}: batch {stage.batch} cannot be split evenly over {processes} processes"
+        )
     micro = min(stage.micro_batch or share, share)
     if share % micro:
         raise CompressError(f"stage {stage.name}: micro_batch {micro} does not divide the {share} examples per process")
@@ -153,7 +156,14 @@ def _parts(stage: Stage, processes: int) -> tuple[int, int]:
 
 class _Trainer(Trainer):
     def __init__(
-        self, step: Distillation, stage: Stage, rows: Dataset, collate: Collate, folder: Path, args: TrainingArguments
+        self,
+        step: Distillation,
+        stage: Stage,
+        rows: Dataset,
+        *,
+        collate: Collate,
+        folder: Path,
+        args: TrainingArguments,
     ) -> None:
         self.stage, self.folder = stage, folder
         self.score: Score | None = None
@@ -165,11 +175,15 @@ class _Trainer(Trainer):
 
     @property
     def student(self) -> PreTrainedModel:
-        return self.model.student  # type: ignore[no-any-return,union-attr]
+        return self.model.student  # type: ignore[return-value,union-attr]
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> LengthGrouped:
         rows = self.train_dataset if train_dataset is None else train_dataset
-        return LengthGrouped(rows["length"], self.stage.batch, seed=self.args.seed)
+        return LengthGrouped(
+            rows["length"],  # type: ignore[index]
+            self.stage.batch,
+            seed=self.args.seed,
+        )
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
@@ -228,7 +242,7 @@ class _Trainer(Trainer):
         self.accelerator.wait_for_everyone()
         if not self.args.should_save:
             return
-        partial = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        partial = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
         best = self.folder / "best.safetensors"
         if best.is_file():
             os.link(best, partial / "best.safetensors")
@@ -242,7 +256,7 @@ class _Trainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Student and projections, in safetensors, tied weights once; none of the library's pickled arguments."""
-        folder = Path(output_dir or self.args.output_dir)
+        folder = Path(output_dir or str(self.args.output_dir))
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         save_model(self.model, str(folder / "model.safetensors"))  # type: ignore[arg-type]

@@ -15,7 +15,16 @@ from compress.students.layers import copied_layers
 from compress.students.naming import KNOWN, Weight, weight_of
 from compress.students.narrow import choose
 
-_SHARED = ("vocab_size", "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id", "id2label", "label2id", "problem_type")
+_SHARED = (
+    "vocab_size",
+    "max_position_embeddings",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "id2label",
+    "label2id",
+    "problem_type",
+)
 
 
 def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:

@@ -41,13 +41,17 @@ def choose(weights: Mapping[Weight, Tensor], teacher: Shape, student: Shape) -> 
             )
     hidden = _hidden(weights, student.hidden)
     factorised = teacher.embedding != teacher.hidden
-    embedding = _largest(_norm(weights[Weight("words", None, "weight")], 0), student.embedding) if factorised else hidden
+    embedding = (
+        _largest(_norm(weights[Weight("words", None, "weight")], 0), student.embedding) if factorised else hidden
+    )
     query: dict[int, Tensor] = {}
     value: dict[int, Tensor] = {}
     ffn: dict[int, Tensor] = {}
     for layer in range(teacher.layers):
         query[layer], value[layer] = _heads(weights, layer, teacher, student)
-        neurons = _norm(weights[Weight("ffn_in", layer, "weight")], 1) * _norm(weights[Weight("ffn_out", layer, "weight")], 0)
+        neurons = _norm(weights[Weight("ffn_in", layer, "weight")], 1) * _norm(
+            weights[Weight("ffn_out", layer, "weight")], 0
+        )
         ffn[layer] = _largest(neurons, student.ffn)
     return Kept(hidden, embedding, query, value, ffn)
 
@@ -62,7 +66,9 @@ def _largest(importance: Tensor, count: int) -> Tensor:
 
 def _hidden(weights: Mapping[Weight, Tensor], count: int) -> Tensor:
     """A residual dimension matters as much as the layers write to it and read from it, summed over layers."""
-    written = [_norm(w, 1).pow(2) for key, w in weights.items() if key.part == "weight" and key.axes == ("hidden", "ffn")]
+    written = [
+        _norm(w, 1).pow(2) for key, w in weights.items() if key.part == "weight" and key.axes == ("hidden", "ffn")
+    ]
     read = [_norm(w, 0).pow(2) for key, w in weights.items() if key.part == "weight" and key.axes == ("ffn", "hidden")]
     return _largest(torch.stack(written).sum(0) * torch.stack(read).sum(0), count)
 
