@@ -126,7 +126,7 @@ def test_nothing_is_shown_that_was_not_asked_for() -> None:
 @torch.no_grad()
 def test_inputs_a_model_does_not_take_and_labels_are_left_out() -> None:
     batch = tiny.batch()
-    extra = {"token_type_ids": torch.zeros_like(batch["input_ids"]), "labels": torch.zeros(3).long(), "length": 7}
+    extra = {"token_type_ids": torch.zeros_like(batch["input_ids"]), "labels": torch.full((3,), 99), "length": 7}
     model = tiny.model("distilbert")
     expected = model(**batch).logits
     shown = read(model, batch | extra, frozenset({"logits"}))
