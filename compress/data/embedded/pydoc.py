@@ -1,0 +1,118 @@
+"""`pydoc`: the prose of Python's own documentation as an unlabelled English corpus that every installation has.
+
+One document for each topic of `help()` (pydoc_data), then one for each module of the standard library: its docstrings
+in the order of the source, which is parsed and never imported. Code, grammars, tables and headings are left out;
+a paragraph is a line. The same for the same Python, to the patch level.
+"""
+
+import ast
+import re
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+from compress.data import cache
+from compress.errors import DataError
+
+CLEANING: Final = "1"
+"""Part of the fingerprint: raise it when the same Python gives other documents."""
+
+SHORTEST_DOCUMENT: Final = 20
+"""Words; less is a remark, not a document."""
+
+_NOT_LIBRARY: Final = frozenset({"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__", "_pyrepl"})
+_SHORTEST_PARAGRAPH = 5
+_BULLET = re.compile(r"(?:[*•-]|\d+\.|\(\d+\))\s+")
+_MARKUP: Final = (
+    (re.compile(r":[\w:]+:`~?\.?([^`<]+?)(?:\s*<[^`]*>)?`"), r"\1"),  # :class:`name`
+    (re.compile(r"``?([^`]+)``?|`([^`']+)'"), r"\1\2"),  # ``code``, `code', `emphasis`
+    (re.compile(r"\*\*([^*]+)\*\*|(?<![\w*])\*([^*\s][^*]*)\*(?![\w*])"), r"\1\2"),  # **bold**, *emphasis*
+    (re.compile(r"\"([^\"\s]+|[^\"]*[_()=\[\]{}.:@+/*-][^\"]*)\""), r"\1"),  # "code", not "words of a phrase"
+    (re.compile(r"\s*\[(?:\d+|#\w*)\](?:_)?"), ""),  # [1], [1]_
+    (re.compile(r"\s+"), " "),
+    (re.compile(r"::\s*$"), ":"),
+)
+_PROSE = re.compile(r"[\"'(“‘]?[A-Za-z].*[.:!?][)\"'”’]*", re.DOTALL)
+_CODE = re.compile(
+    r"::=|>>>|==|!=|\+=|->|</|\\|\$|__\(|\w\(\w*=|^(?:def|class|import|from|for|return|@)\s\S*[:(]|\|\s|={3}"
+)
+_SYMBOLS = re.compile(r"[^\w\s.,;:'\"()\-–—“”‘’!?]|_")
+
+
+def documents() -> Iterator[str]:
+    """Documents, a paragraph a line: topics first, then modules by name. DataError where Python lacks its topics."""
+    for texts in chain(([text] for text in _topics().values()), map(_docstrings, _modules())):
+        document = "\n".join(line for text in texts for line in paragraphs(text))
+        if len(document.split()) >= SHORTEST_DOCUMENT:
+            yield document
+
+
+def fingerprint() -> str:
+    """Changes when a topic, a module of the standard library or our cleaning does."""
+    topics = _topics()
+    return cache.digest(CLEANING, *(part for pair in sorted(topics.items()) for part in pair), *_modules())
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """The paragraphs of plain or reStructured text that are sentences, each on one line and without markup."""
+    for block in re.split(r"\n[ \t]*\n", text.expandtabs()):
+        line = _unmarked(_joined(block))
+        if _is_prose(line):
+            yield line
+
+
+def _joined(block: str) -> str:
+    """Without its bullet, or the term that stands above its indented definition; a word cut at a line end is whole."""
+    lines = [line for line in block.splitlines() if line.strip()]
+    above = len(lines) > 1 and not _BULLET.match(lines[0].strip()) and _indent(lines[0]) < min(map(_indent, lines[1:]))
+    text = "\n".join(line.strip() for line in lines[above:])
+    return re.sub(r"(?<=\w-)\n", "", _BULLET.sub("", text, count=1) if _BULLET.match(text) else text)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _unmarked(line: str) -> str:
+    for pattern, plain in _MARKUP:
+        line = pattern.sub(plain, line)
+    return line.strip()
+
+
+def _is_prose(line: str) -> bool:
+    words = line.split()
+    if len(words) < _SHORTEST_PARAGRAPH or not _PROSE.fullmatch(line) or _CODE.search(line):
+        return False
+    spelled = sum(bool(re.fullmatch(r"\W?[A-Za-z'’-]+\W{0,2}", word)) for word in words)
+    return spelled >= 0.7 * len(words) and len(_SYMBOLS.findall(line)) <= 0.03 * len(line)
+
+
+def _topics() -> dict[str, str]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise DataError(
+            "this Python comes without its documentation topics (pydoc_data), so there is no corpus 'pydoc'. "
+            "Name a text file or folder instead, or install the full standard library."
+        ) from error
+    return dict(topics)
+
+
+def _modules() -> list[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    found = [path for name in sys.stdlib_module_names for path in (root / f"{name}.py", *(root / name).rglob("*.py"))]
+    return sorted(path for path in found if path.is_file() and not _NOT_LIBRARY & set(path.relative_to(root).parts))
+
+
+def _docstrings(module: Path) -> Iterable[str]:
+    described = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the compiler thinks of the library's source is not our user's business
+        tree = ast.parse(module.read_bytes())
+    nodes = [node for node in ast.walk(tree) if isinstance(node, described)]
+    nodes.sort(key=lambda node: getattr(node, "lineno", 0))
+    return dict.fromkeys(ast.get_docstring(node) or "" for node in nodes)
