@@ -1,0 +1,250 @@
+"""Unlabelled text: where its documents come from, and how they become blocks of tokens. Nothing is held in memory."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from compress.data import cache, documents, hub
+from compress.data.embedded import pydoc
+from compress.errors import DataError, did_you_mean
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+ENCODING: Final = "1"
+"""Part of every cache key: raise it when what `encode_corpus` writes changes."""
+
+SENTENCES_PER_CALL: Final = 2000
+BLOCKS_PER_WRITE: Final = 1000
+
+LONGEST_SENTENCE: Final = 10_000
+"""Characters; text without an end of sentence for so long is cut at a space, or anywhere where there is none."""
+
+HUB_SECONDS: Final = 10.0
+"""How long the hub may take to answer at all."""
+
+_SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]”’]))\s+(?![a-z])|(?<=[。！？])")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Text without labels. Each call of `documents` starts anew and streams; a document's lines are kept.
+
+    `fingerprint` changes when the text does, wherever it lies.
+    """
+
+    name: str
+    fingerprint: str
+    documents: Callable[[], Iterator[str]]
+
+
+def load_corpus(source: str) -> Corpus:
+    """`pydoc`; a text, jsonl or parquet file, a Wikipedia-extractor dump or its tar, a folder of these; or a hub id.
+
+    Documents are separated by blank lines in plain text, are the articles of a dump, the column `text` of the others.
+    A hub data set (`owner/name`, `owner/name:configuration`) is streamed from its train split. DataError, within 30
+    seconds, where there is no such source or no text in it.
+    """
+    path = Path(source).expanduser()
+    if source == "pydoc":
+        corpus = Corpus("pydoc", pydoc.fingerprint(), pydoc.documents)
+    elif path.exists():
+        corpus = _local(path)
+    elif hub.is_id(source) and documents.kind(path.name) is None and not source.startswith("."):
+        corpus = _hub(source)
+    else:
+        near = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise DataError(f"{source}: there is no such file or folder.{did_you_mean(path.name, near)}")
+    if not any(document.strip() for document in corpus.documents()):
+        raise DataError(f"{source}: there is no text in it.")
+    return corpus
+
+
+def _local(path: Path) -> Corpus:
+    files = documents.find(path)
+    names = [str(file.relative_to(path)) if path.is_dir() else file.name for file in files]
+    try:
+        fingerprint = cache.digest("files", *names, *files)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}.") from error
+    return Corpus(path.resolve().name, fingerprint, partial(documents.read, files))
+
+
+def _hub(source: str) -> Corpus:
+    name, _, configuration = source.partition(":")
+    try:
+        revision = _revision(name)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise DataError(
+            f"{source}: no such file or folder here, and the hub does not give such a data set ({error}). "
+            "Instead: a text file or folder, a Wikipedia-extractor dump, or the embedded corpus 'pydoc'."
+        ) from error
+    fingerprint = cache.digest("hub", name, configuration, revision)
+    return Corpus(source, fingerprint, partial(_streamed, name, configuration or None, revision))
+
+
+def _revision(name: str) -> str:
+    """The commit of a data set's main branch. Asked for plainly: the hub's own client retries for minutes."""
+    from datasets import config
+    from huggingface_hub import get_token
+
+    if config.HF_HUB_OFFLINE:
+        raise ConnectionError("HF_HUB_OFFLINE forbids asking it")
+    token = get_token()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(f"{config.HF_ENDPOINT}/api/datasets/{name}", headers=headers)
+    with urllib.request.urlopen(request, timeout=HUB_SECONDS) as answer:
+        return str(json.load(answer)["sha"])
+
+
+def _streamed(name: str, configuration: str | None, revision: str) -> Iterator[str]:
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
+    try:
+        for row in load_dataset(name, configuration, split="train", revision=revision, streaming=True):
+            if not isinstance(row.get("text"), str):
+                raise DataError(f"{name}: no text in a column 'text'.{did_you_mean('text', row)}")
+            yield row["text"]
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        raise DataError(f"{name}: cannot be streamed from the hub: {error}") from error
+
+
+def encode_corpus(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, *, limit_tokens: int | None = None
+) -> Dataset:
+    """The corpus as blocks of at most `max_length` tokens, special tokens included; columns as `batches.encode` writes.
+
+    Whole sentences are packed greedily; only one longer than a block is cut. A block never crosses documents: the
+    column `document` (number in the corpus) is equal for the blocks of one, which follow each other. With
+    `limit_tokens` the block that reaches it is the last. Streamed once to the cache, by the fingerprints of corpus and
+    tokenizer, and memory-mapped.
+    """
+    from compress.data.batches import fingerprint
+
+    key = cache.digest(ENCODING, corpus.fingerprint, fingerprint(tokenizer), str(max_length), str(limit_tokens))
+    folder = cache.home() / "corpora"
+    final = folder / f"{key}.arrow"
+    if not final.exists():
+        batches = _encoded(corpus, tokenizer, max_length, limit_tokens)
+        first = next(batches, None)
+        if first is None:
+            raise DataError(f"{corpus.name}: no token to learn from; the tokenizer makes nothing of its text.")
+        with cache.writing(folder) as fresh:
+            cache.keep(cache.write(fresh / "blocks.arrow", chain([first], batches)), final)
+    return cache.dataset(final, key)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The special tokens around a block, and the token types of before, text and after (None: it makes none)."""
+
+    before: list[int]
+    after: list[int]
+    types: tuple[list[int], int, list[int]] | None
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> _Frame:
+        bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+        whole = tokenizer("a")
+        ids = whole["input_ids"]
+        start = next(at for at in range(len(ids)) if ids[at : at + len(bare)] == bare)
+        end = start + len(bare)
+        types = whole.get("token_type_ids")
+        return cls(ids[:start], ids[end:], types and (types[:start], types[start], types[end:]))
+
+    @property
+    def size(self) -> int:
+        return len(self.before) + len(self.after)
+
+
+def _encoded(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, limit_tokens: int | None
+) -> Iterator[pa.RecordBatch]:
+    from datasets.utils import tqdm
+
+    frame = _Frame.of(tokenizer)
+    if max_length <= frame.size:
+        raise DataError(f"max_length {max_length}: a block needs {frame.size} special tokens and room for text.")
+    blocks = _blocks(corpus, tokenizer, max_length - frame.size)
+    index = tokens = 0
+    with tqdm(desc=f"Encoding {corpus.name}", unit=" tokens", unit_scale=True) as progress:
+        while batch := list(islice(blocks, BLOCKS_PER_WRITE)):
+            ends = tokens + np.cumsum([len(block) + frame.size for _, block in batch])
+            if limit_tokens is not None:
+                batch = batch[: int(np.searchsorted(ends, limit_tokens)) + 1]
+            yield _record_batch(batch, frame, index)
+            index += len(batch)
+            progress.update(int(ends[len(batch) - 1]) - tokens)
+            tokens = int(ends[len(batch) - 1])
+            if limit_tokens is not None and tokens >= limit_tokens:
+                return
+
+
+def _record_batch(blocks: Sequence[tuple[int, list[int]]], frame: _Frame, index: int) -> pa.RecordBatch:
+    lengths = np.array([len(block) + frame.size for _, block in blocks], np.int32)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    flat = chain.from_iterable(chain(frame.before, block, frame.after) for _, block in blocks)
+    columns = {
+        "input_ids": np.fromiter(flat, np.int32, offsets[-1]),
+        "attention_mask": np.ones(offsets[-1], np.int8),
+    }
+    if frame.types is not None:
+        before, text, after = frame.types
+        columns["token_type_ids"] = types = np.full(offsets[-1], text, np.int8)
+        for place, kind in enumerate(before):
+            types[offsets[:-1] + place] = kind
+        for place, kind in enumerate(reversed(after), start=1):
+            types[offsets[1:] - place] = kind
+    lists = {name: pa.ListArray.from_arrays(offsets, values) for name, values in columns.items()}
+    numbers = pa.array(range(index, index + len(blocks)), pa.int64())
+    owners = pa.array([document for document, _ in blocks], pa.int64())
+    return pa.record_batch(lists | {"length": pa.array(lengths), "index": numbers, "document": owners})
+
+
+def _blocks(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, room: int) -> Iterator[tuple[int, list[int]]]:
+    """Document number and tokens, without special ones, of each block."""
+    sentences = ((number, text) for number, document in enumerate(corpus.documents()) for text in _sentences(document))
+    no = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
+    bare = partial(tokenizer, **no, verbose=False)
+    block: list[int] = []
+    owner = 0
+    while batch := list(islice(sentences, SENTENCES_PER_CALL)):
+        texts = [text for _, text in batch]
+        tokens = bare(texts)["input_ids"]
+        for (number, _), ids in zip(batch, tokens, strict=True):
+            if block and (number != owner or len(block) + len(ids) > room):
+                yield owner, block
+                block = []
+            owner = number
+            cut = max(0, (len(ids) - 1) // room * room)
+            yield from ((number, ids[start : start + room]) for start in range(0, cut, room))
+            block = block + ids[cut:]
+    if block:
+        yield owner, block
+
+
+def _sentences(document: str) -> Iterator[str]:
+    for line in document.splitlines():
+        for sentence in _SENTENCE_END.split(line):
+            rest = sentence.strip()
+            while len(rest) > LONGEST_SENTENCE:
+                cut = rest.rfind(" ", 1, LONGEST_SENTENCE)
+                cut = cut if cut > 0 else LONGEST_SENTENCE
+                yield rest[:cut]
+                rest = rest[cut:].lstrip()
+            if rest:
+                yield rest

@@ -1,0 +1,195 @@
+"""Files as documents: plain text, Wikipedia-extractor dumps, jsonl and parquet, streamed one document at a time."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import io
+import json
+import lzma
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from typing import IO, Any, Final, Literal, cast
+
+from compress.errors import DataError, did_you_mean
+
+Kind = Literal["text", "wiki", "jsonl", "parquet", "tar"]
+
+ACCEPTED: Final = (
+    ".txt, .jsonl or wiki_NN (Wikipedia-extractor), each also .gz, .xz or .bz2; .parquet; .tar, .tar.gz, .tar.xz"
+)
+
+LONGEST_DOCUMENT: Final = 1_000_000
+"""Characters; plain text without a blank line for so long is cut at a line end, and memory stays bounded."""
+
+LONGEST_PIECE: Final = 1 << 20
+"""Bytes of plain text read at once: a longer line comes in pieces."""
+
+_DECOMPRESS: Final[dict[str, Callable[[IO[bytes]], Any]]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+_TAR: Final = (".tar", ".tgz", ".txz", ".tbz2")
+_DAMAGE: Final = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, tarfile.TarError)
+
+
+def kind(name: str) -> Kind | None:
+    """What a file holds, by its name; None where it is nothing we read."""
+    path = PurePath(name)
+    if path.suffix in _DECOMPRESS:
+        path = path.with_suffix("")
+    if path.suffix in _TAR:
+        return "tar"
+    if path.suffix == ".parquet":
+        return "parquet" if path.name == PurePath(name).name else None
+    if re.fullmatch(r"wiki_\d+", path.name):
+        return "wiki"
+    return "text" if path.suffix == ".txt" else "jsonl" if path.suffix == ".jsonl" else None
+
+
+def find(source: Path) -> list[Path]:
+    """The files a corpus is made of: the file itself, or those of the folder and all below it, in order of their paths.
+
+    A folder that holds a dump (wiki_NN files or tar archives) is that dump: a note or licence beside it is not read.
+    """
+    if source.is_file():
+        if kind(source.name) is None:
+            raise DataError(f"{source}: no text file by its name. Expected {ACCEPTED}.")
+        return [source]
+    below = sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith("."))
+    files = [path for path in below if kind(path.name)]
+    if not files:
+        seen = ", ".join(str(path.relative_to(source)) for path in below[:5]) or "nothing"
+        raise DataError(f"{source}: a folder without text; it holds {seen}. Expected {ACCEPTED}.")
+    return [path for path in files if kind(path.name) in {"wiki", "tar"}] or files
+
+
+def read(files: Sequence[Path]) -> Iterator[str]:
+    """The documents of the files, one after the other. DataError says file and place of what cannot be read."""
+    for path in files:
+        with _reading(path):
+            match kind(path.name):
+                case "tar":
+                    yield from _archive(path)
+                case "parquet":
+                    yield from _parquet(path)
+                case _:
+                    with path.open("rb") as file:
+                        yield from _stream(file, path.name, str(path))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        raise DataError(
+            f"{path}: damaged or cut short ({error}). Fetch it anew, or unpack what can be saved."
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}.") from error
+
+
+def _archive(path: Path) -> Iterator[str]:
+    with tarfile.open(path, "r|*") as archive:
+        for member in archive:
+            name = PurePath(member.name).name
+            if member.isfile() and not name.startswith(".") and kind(name) in {"text", "wiki", "jsonl"}:
+                file = archive.extractfile(member)
+                assert file is not None, "tarfile opens regular members"
+                yield from _stream(file, name, f"{path}, {member.name}")
+
+
+def _stream(file: IO[bytes], name: str, where: str) -> Iterator[str]:
+    """Documents of a file that is not an archive; a dump is known by its first bytes, whatever its name."""
+    opened = _DECOMPRESS.get(PurePath(name).suffix)
+    with io.BufferedReader(cast(Any, opened(file) if opened else file)) as stream:
+        head = stream.peek(64).removeprefix(codecs.BOM_UTF8).lstrip()
+        if kind(name) == "jsonl" or (kind(name) == "wiki" and head.startswith(b"{")):
+            yield from _jsonl(_lines(stream, where, limit=-1), where)
+            return
+        lines = _lines(stream, where, limit=LONGEST_PIECE)
+        yield from _articles(lines, where) if head.startswith(b"<doc ") else _plain(lines)
+
+
+def _lines(stream: io.BufferedReader[Any], where: str, *, limit: int) -> Iterator[str]:
+    """Lines with their ends, those above `limit` bytes in pieces; DataError with the byte that is not UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    at, piece = 0, b"-"
+    while piece:
+        piece = stream.readline(limit)
+        pending = len(decoder.getstate()[0])
+        try:
+            line = decoder.decode(piece, final=not piece)
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{where}: not UTF-8 at byte {at - pending + error.start} (counted from 0): "
+                f"0x{error.object[error.start]:02x}. Save it as UTF-8, for example with: iconv -f latin1 -t utf-8"
+            ) from error
+        yield line if at else line.removeprefix("\ufeff")
+        at += len(piece)
+
+
+def _plain(lines: Iterator[str]) -> Iterator[str]:
+    document: list[str] = []
+    size = 0
+    for line in lines:
+        blank = not line.strip()
+        if document and (blank or size + len(line) > LONGEST_DOCUMENT):
+            yield "".join(document)
+            document, size = [], 0
+        if not blank:
+            document.append(line)
+            size += len(line)
+    if document:
+        yield "".join(document)
+
+
+def _articles(lines: Iterator[str], where: str) -> Iterator[str]:
+    """`<doc ...>`, title, text, `</doc>`; an article with nothing but its title is none."""
+    article: list[str] | None = None
+    for line in lines:
+        if line.startswith("<doc "):
+            article = []
+        elif line.startswith("</doc>") and article is not None:
+            text = "".join(article).strip()
+            if "\n" in text:
+                yield text
+            article = None
+        elif article is not None:
+            article.append(line)
+    if article is not None:
+        raise DataError(
+            f"{where}: ends inside an article, without its </doc>. It was cut short: make or fetch it anew."
+        )
+
+
+def _jsonl(lines: Iterator[str], where: str) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{where}, line {number}: not JSON: {error}. Expected one object a line.") from error
+        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            names = row if isinstance(row, dict) else ()
+            raise DataError(f'{where}, line {number}: expected an object with "text".{did_you_mean("text", names)}')
+        yield row["text"]
+
+
+def _parquet(path: Path) -> Iterator[str]:
+    import pyarrow as pa  # type: ignore[import-untyped]
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if "text" not in names:
+                raise DataError(f"{path}: no column 'text'.{did_you_mean('text', names)}")
+            for batch in file.iter_batches(batch_size=100, columns=["text"]):
+                yield from (str(text) for text in batch["text"].to_pylist() if text is not None)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: no parquet file, or a damaged one: {error}") from error

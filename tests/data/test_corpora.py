@@ -1,0 +1,369 @@
+"""Unlabelled text: every source streams its documents, bad ones say what and where, blocks keep to their documents."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import re
+import tarfile
+import tracemalloc
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from datasets import Dataset, IterableDataset
+from transformers import PreTrainedTokenizerBase
+
+from compress.data import corpora, documents
+from compress.data.corpora import Corpus, encode_corpus, load_corpus
+from compress.errors import DataError
+from tests import tiny
+
+from .conftest import Folder
+
+TWO = "The film is good.\nIt was fun.\n\n \nA dull story!\n"
+TWO_DOCUMENTS = ["The film is good.\nIt was fun.\n", "A dull story!\n"]
+ARTICLE = '<doc id="{0}" url="u" title="T{0}">\nTitle {0}\n\nThe text of {0}.\nHistory.\n</doc>\n'
+
+
+def read(source: str | Path) -> list[str]:
+    return list(load_corpus(str(source)).documents())
+
+
+def corpus(*texts: str) -> Corpus:
+    return Corpus("small", "/".join(texts), lambda: iter(texts))
+
+
+def article(number: int) -> str:
+    return f"Title {number}\n\nThe text of {number}.\nHistory."
+
+
+def dump(*numbers: int) -> bytes:
+    return "".join(ARTICLE.format(number) for number in numbers).encode()
+
+
+def archive(path: Path, files: dict[str, bytes], mode: Any) -> Path:
+    with tarfile.open(path, mode) as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+# Sources
+
+
+def test_plain_text_is_split_at_blank_lines_and_can_be_read_twice(folder: Folder) -> None:
+    found = load_corpus(folder({"a.txt": TWO}) + "/a.txt")
+    assert found.name == "a.txt"
+    assert list(found.documents()) == list(found.documents()) == TWO_DOCUMENTS
+
+
+@pytest.mark.parametrize(("suffix", "squeeze"), [("gz", gzip.compress), ("xz", lzma.compress), ("bz2", bz2.compress)])
+def test_compressed_text_reads_as_the_plain(suffix: str, squeeze: Any, folder: Folder) -> None:
+    assert read(folder({f"a.txt.{suffix}": squeeze(TWO.encode())})) == TWO_DOCUMENTS
+
+
+def test_a_folder_is_its_text_files_in_the_order_of_their_paths(tmp_path: Path) -> None:
+    (tmp_path / "set" / "b").mkdir(parents=True)
+    (tmp_path / "set" / "b" / "c.txt").write_text("third")
+    (tmp_path / "set" / "a.txt").write_text("first\r\n\r\nsecond")
+    (tmp_path / "set" / "b.jsonl").write_text('{"text": "last", "id": 3}\n')
+    (tmp_path / "set" / "notes.md").write_text("not read")
+    (tmp_path / "set" / ".hidden.txt").write_text("not read")
+    assert [text.strip() for text in read(tmp_path / "set")] == ["first", "second", "third", "last"]
+
+
+def test_a_folder_with_a_dump_is_the_dump_and_not_the_licence_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "AA").mkdir()
+    (tmp_path / "AA" / "wiki_01").write_bytes(dump(3))
+    (tmp_path / "AA" / "wiki_00").write_bytes(dump(1, 2))
+    (tmp_path / "LICENCE.txt").write_text("not an article")
+    assert read(tmp_path) == [article(1), article(2), article(3)]
+
+
+@pytest.mark.parametrize(("suffix", "mode"), [("tar.xz", "w:xz"), ("tar.gz", "w:gz"), ("tgz", "w:gz"), ("tar", "w")])
+def test_an_archive_streams_in_its_own_order_and_leaves_nothing_on_disk(suffix: str, mode: str, tmp_path: Path) -> None:
+    files = {"text/AB/wiki_01": dump(2), "text/AA/wiki_00": dump(1), "text/AA/._wiki_00": b"\xff", "README": b"no"}
+    path = archive(tmp_path / f"dump.{suffix}", files, mode)
+    before = sorted(tmp_path.rglob("*"))
+    assert read(path) == [article(2), article(1)]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_article_without_text_is_none_and_json_dumps_are_read(folder: Folder) -> None:
+    empty = '<doc id="9" url="u" title="E">\nE\n\n</doc>\n'
+    as_json = json.dumps({"title": "T", "text": "Json article."})
+    assert read(folder({"wiki_00": empty + ARTICLE.format(1), "wiki_01": as_json})) == [article(1), "Json article."]
+
+
+def test_parquet_gives_its_text_column(tmp_path: Path) -> None:
+    Dataset.from_dict({"id": [1, 2, 3], "text": ["one", None, "two"]}).to_parquet(tmp_path / "rows.parquet")
+    assert read(tmp_path / "rows.parquet") == ["one", "two"]
+
+
+def test_pydoc_is_embedded() -> None:
+    found = load_corpus("pydoc")
+    assert found.name == "pydoc"
+    assert next(found.documents()).startswith("Assert statements")
+
+
+def test_a_hub_data_set_is_streamed_at_the_revision_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load(name: str, configuration: str | None, **options: Any) -> IterableDataset:
+        asked.append((name, configuration, options))
+        return Dataset.from_dict({"text": ["one", "two"]}).to_iterable_dataset()
+
+    monkeypatch.setattr(corpora, "_revision", lambda name: "abc")
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    found = load_corpus("owner/name:raw")
+    assert list(found.documents()) == ["one", "two"]
+    assert asked[0] == ("owner/name", "raw", {"split": "train", "revision": "abc", "streaming": True})
+
+
+def test_fingerprints_follow_the_text_and_not_its_place(tmp_path: Path) -> None:
+    for name, text in (("one", "same"), ("two", "same"), ("three", "other")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(text)
+    one, two, three = (load_corpus(str(tmp_path / name)).fingerprint for name in ("one", "two", "three"))
+    assert one == two != three
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("content", ["", "\n \n\t\n"])
+def test_an_empty_file_is_refused(content: str, folder: Folder) -> None:
+    with pytest.raises(DataError, match=r"a\.txt: there is no text in it"):
+        load_corpus(folder({"a.txt": content}) + "/a.txt")
+
+
+@pytest.mark.parametrize(("files", "holds"), [({}, "nothing"), ({"a.png": "x", "b.pdf": "y"}, "a.png, b.pdf")])
+def test_a_folder_without_text_is_refused_with_what_it_holds(files: Any, holds: str, folder: Folder) -> None:
+    with pytest.raises(DataError, match=rf"without text; it holds {re.escape(holds)}\. Expected \.txt"):
+        load_corpus(folder(files))
+
+
+def test_bytes_that_are_not_utf8_are_named_with_file_and_offset(folder: Folder) -> None:
+    path = folder({"a.txt": "good é\n\n".encode() + b"caf\xe9 au lait\n"}) + "/a.txt"
+    with pytest.raises(DataError, match=r"a\.txt: not UTF-8 at byte 12 \(counted from 0\): 0xe9\..*iconv"):
+        list(load_corpus(path).documents())
+
+
+def test_text_that_ends_inside_a_letter_is_not_utf8(folder: Folder) -> None:
+    with pytest.raises(DataError, match="not UTF-8 at byte 3 "):
+        read(folder({"a.txt": b"caf\xc3"}))
+
+
+def test_the_archive_member_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    path = archive(tmp_path / "d.tar.gz", {"AA/wiki_00": dump(1), "AA/wiki_01": b'<doc id="2">\nT\n\xff'}, "w:gz")
+    with pytest.raises(DataError, match=r"d\.tar\.gz, AA/wiki_01: not UTF-8 at byte 15 "):
+        list(load_corpus(str(path)).documents())
+
+
+@pytest.mark.parametrize("line", ["word " * 210_000, "x" * 1_050_000, "é" * 530_000])
+def test_a_line_of_a_megabyte_is_whole_and_makes_blocks(line: str, folder: Folder) -> None:
+    found = load_corpus(folder({"a.txt": f"The start.\n{line}\nThe end."}) + "/a.txt")
+    assert "".join(found.documents()) == f"The start.\n{line}\nThe end."
+    encoded = encode_corpus(found, tiny.tokenizer(), 64)
+    assert max(encoded["length"]) <= 64
+
+
+def test_text_without_a_blank_line_is_cut_at_line_ends_and_memory_stays_small(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("the story was so good and so sad\n" * 400_000)
+    size = path.stat().st_size
+    tracemalloc.start()
+    lengths = [len(document) for document in load_corpus(str(path)).documents()]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(lengths) == size
+    assert max(lengths) <= documents.LONGEST_DOCUMENT
+    assert peak < size / 2
+
+
+@pytest.mark.parametrize("cut", [0.5, 0.97])
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.xz", "a.tar.gz", "a.tar.xz"])
+def test_a_download_that_broke_off_is_named(name: str, cut: float, tmp_path: Path) -> None:
+    content = b"".join(b"%d is a number\n\n" % (number * 7919) for number in range(20_000))
+    path = tmp_path / name
+    if "tar" in name:
+        archive(path, {"a.txt": content}, "w:" + name[-2:])
+    else:
+        path.write_bytes(gzip.compress(content) if name.endswith("gz") else lzma.compress(content))
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * cut)])
+    with pytest.raises(DataError, match=rf"{name}: damaged or cut short"):
+        list(load_corpus(str(path)).documents())
+
+
+def test_an_article_that_breaks_off_is_named(folder: Folder) -> None:
+    path = folder({"wiki_00": dump(1, 2)[:-8]}) + "/wiki_00"
+    with pytest.raises(DataError, match=r"wiki_00: ends inside an article"):
+        list(load_corpus(path).documents())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: not JSON"),
+        ('{"txt": "a"}', r'line 2: expected .* "text"\. Did you mean \'txt\''),
+        ("3", "line 2"),
+    ],
+)
+def test_a_json_line_without_text_is_named(line: str, message: str, folder: Folder) -> None:
+    path = folder({"a.jsonl": f'{{"text": "a"}}\n{line}\n'}) + "/a.jsonl"
+    with pytest.raises(DataError, match=message):
+        list(load_corpus(path).documents())
+
+
+def test_parquet_without_the_column_and_what_is_no_parquet(tmp_path: Path) -> None:
+    Dataset.from_dict({"texts": ["one"]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"no column 'text'\. Did you mean 'texts'"):
+        load_corpus(str(tmp_path / "a.parquet"))
+    (tmp_path / "b.parquet").write_text("text")
+    with pytest.raises(DataError, match=r"b\.parquet: no parquet file"):
+        load_corpus(str(tmp_path / "b.parquet"))
+
+
+def test_a_file_of_another_kind_and_one_that_is_not_there(folder: Folder) -> None:
+    path = folder({"books.txt": "a", "a.pdf": "x"})
+    with pytest.raises(DataError, match=r"a\.pdf: no text file by its name\. Expected \.txt"):
+        load_corpus(path + "/a.pdf")
+    with pytest.raises(DataError, match=r"no such file or folder\. Did you mean 'books\.txt'"):
+        load_corpus(path + "/boks.txt")
+
+
+def test_without_network_the_alternatives_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match=r"owner/name: no such file.*Instead: a text file.*'pydoc'"):
+        load_corpus("owner/name")
+
+
+def test_a_hub_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(DataError, match=r"the hub does not give such a data set .* Instead:"):
+        load_corpus("owner/name")
+
+
+# Blocks
+
+
+def tokens(encoded: Dataset, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    return [tokenizer.decode(row) for row in encoded["input_ids"]]
+
+
+def test_sentences_are_packed_whole_and_never_across_documents() -> None:
+    tokenizer = tiny.tokenizer()
+    found = corpus("The film is good. It was fun!\nA dull story. So sad.", "Never.", "The plot is cold and the scene.")
+    encoded = encode_corpus(found, tokenizer, 10)
+    assert tokens(encoded, tokenizer) == [
+        "[CLS] the film is good. [SEP]",
+        "[CLS] [UNK] was fun! a dull story. [SEP]",
+        "[CLS] so sad. [SEP]",
+        "[CLS] never. [SEP]",
+        "[CLS] the plot is cold and the scene. [SEP]",
+    ]
+    assert encoded["document"][:] == [0, 0, 0, 1, 2]
+    assert encoded["index"][:] == [0, 1, 2, 3, 4]
+    assert encoded["length"][:] == [len(row) for row in encoded["input_ids"]]
+    assert encoded["attention_mask"][:] == [[1] * length for length in encoded["length"]]
+    assert encoded["token_type_ids"][:] == [[0] * length for length in encoded["length"]]
+
+
+def test_a_sentence_longer_than_a_block_is_cut_and_its_end_packed_with_the_next() -> None:
+    tokenizer = tiny.tokenizer()
+    encoded = encode_corpus(corpus("good " * 7 + "bad. Fine."), tokenizer, 6)
+    assert tokens(encoded, tokenizer) == [
+        "[CLS] good good good good [SEP]",
+        "[CLS] good good good bad [SEP]",
+        "[CLS]. fine. [SEP]",
+    ]
+
+
+def test_no_token_is_lost_or_made() -> None:
+    tokenizer = tiny.tokenizer()
+    texts = [" ".join(tiny.WORDS[: 5 + n % 20] * (1 + n % 3)) + ".\nA film? Yes" for n in range(40)]
+    encoded = encode_corpus(corpus(*texts), tokenizer, 16)
+    kept: list[list[int]] = [[] for _ in texts]
+    for row in encoded:
+        kept[row["document"]] += row["input_ids"][1:-1]
+    assert kept == [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+
+def test_many_calls_and_writes_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["the film was good. so fun. " * (n % 7) + "a plot" for n in range(50)]
+    whole = encode_corpus(corpus(*texts), tiny.tokenizer(), 16)
+    monkeypatch.setattr(corpora, "SENTENCES_PER_CALL", 3)
+    monkeypatch.setattr(corpora, "BLOCKS_PER_WRITE", 2)
+    again = encode_corpus(Corpus("other", "other", lambda: iter(texts)), tiny.tokenizer(), 16)
+    assert again.to_list() == whole.to_list()
+    assert again.features == whole.features
+
+
+@pytest.mark.parametrize("limit", [1, 6, 7, 100])
+def test_the_block_that_reaches_the_limit_is_the_last(limit: int) -> None:
+    encoded = encode_corpus(corpus(*["the film is good"] * 30), tiny.tokenizer(), 16, limit_tokens=limit)
+    assert len(encoded) == -(-limit // 6)
+
+
+def test_blocks_are_written_once_and_mapped_from_disk(cache_home: Path) -> None:
+    calls = []
+
+    def texts() -> Iterator[str]:
+        calls.append(1)
+        yield "the film"
+
+    encode = partial(encode_corpus, Corpus("once", "once", texts), tiny.tokenizer())
+    first, second, longer = encode(16), encode(16), encode(32)
+    assert len(calls) == 2
+    assert first._fingerprint == second._fingerprint != longer._fingerprint
+    written = sorted(path.name for path in (cache_home / "corpora").iterdir())
+    assert written == sorted(f"{encoded._fingerprint}.arrow" for encoded in (first, longer))
+
+
+def test_a_corpus_that_breaks_off_leaves_nothing_behind(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpora, "SENTENCES_PER_CALL", 1)
+    monkeypatch.setattr(corpora, "BLOCKS_PER_WRITE", 1)
+
+    def texts() -> Iterator[str]:
+        yield from ["the film"] * 10
+        raise DataError("broken")
+
+    with pytest.raises(DataError, match="broken"):
+        encode_corpus(Corpus("broken", "broken", texts), tiny.tokenizer(), 16)
+    assert list((cache_home / "corpora").iterdir()) == []
+
+
+def test_token_types_are_the_tokenizers_own() -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    assert "token_type_ids" not in encode_corpus(corpus("a film"), tokenizer, 16).column_names
+
+
+def test_blocks_without_room_for_text_and_text_without_tokens_are_refused() -> None:
+    with pytest.raises(DataError, match="max_length 2: a block needs 2 special tokens and room for text"):
+        encode_corpus(corpus("a film"), tiny.tokenizer(), 2)
+    with pytest.raises(DataError, match="small: no token to learn from"):
+        encode_corpus(corpus("\u200b\n"), tiny.tokenizer(), 16)
+
+
+# Real input
+
+
+def test_a_real_dump_streams_from_its_archive() -> None:
+    root = Path(os.environ.get("COMPRESS_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    if not (root / "enwiki_2015").is_dir():
+        pytest.skip(f"no enwiki_2015 in {root}: set COMPRESS_DATA")
+    first = list(islice(load_corpus(str(root / "enwiki_2015")).documents(), 20))
+    assert first[0].startswith("Gunpowder\n")
+    assert all("\n" in document for document in first)
+    assert not any("<doc " in document or "</doc>" in document for document in first)
