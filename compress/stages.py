@@ -19,6 +19,7 @@ from compress.data.cache import home
 from compress.data.corpora import Corpus, encode_corpus
 from compress.data.task import TaskData
 from compress.objective import Objective
+from compress.precision import cast_linear_layers
 from compress.recipe import Stage
 from compress.run import Run, replace_folder
 from compress.shape import Shape
@@ -65,6 +66,8 @@ def run_stage(
     shape = Shape.of(teacher.model.config) if teacher else None
     objective = Objective(stage.objective, Shape.of(student.config), shape, kind=material.data.task.kind)
     shown = _cached(stage, objective, teacher, rows, material) if teacher and stage.cache_teacher else None
+    if teacher and material.bf16:
+        cast_linear_layers(teacher.model)
     step = Distillation(student, shown or (teacher.model if teacher else None), objective)
     scored = "logits" in objective.student_wants and stage.evaluate > 0
     score = scorer(material, stage, teacher_logits) if scored else None

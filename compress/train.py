@@ -29,6 +29,7 @@ from compress.objective import count_items
 from compress.recipe import Stage
 from compress.run import Run
 from compress.step import Distillation
+from compress.vocabulary import only_tokens_in_use
 
 Score = Callable[[PreTrainedModel], Mapping[str, float]]
 """student -> {"score": higher is better, ...} on the validation split."""
@@ -63,6 +64,22 @@ def train(
     without the interruption. `rows` are encoded (see data.batches.encode). Raises CompressError when the loss is not
     finite.
     """
+    student: PreTrainedModel = step.student  # type: ignore[assignment]
+    with only_tokens_in_use(student, rows):
+        return _train(step, stage, rows, collate, run, score=score, bf16=bf16, console=console)
+
+
+def _train(
+    step: Distillation,
+    stage: Stage,
+    rows: Dataset,
+    collate: Collate,
+    run: Run,
+    *,
+    score: Score | None,
+    bf16: bool,
+    console: Console | None,
+) -> Trained:
     folder = run.stage(stage.name)
     scored = score is not None and stage.evaluate > 0
     arguments = _arguments(step, stage, rows, folder, seed=run.seed, scored=scored, bf16=bf16)
@@ -183,6 +200,7 @@ class _Trainer(Trainer):
             rows["length"],  # type: ignore[index]
             self.stage.batch,
             seed=self.args.seed,
+            whole=True,
         )
 
     def get_batch_samples(
@@ -225,6 +243,7 @@ class _Trainer(Trainer):
             return {}
         metrics = {f"eval_{name}": float(value) for name, value in self.score(self.student).items()}
         self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:

@@ -1,0 +1,90 @@
+"""How fast does TinyBERT's distillation train, against TextBrewer's, on the same machine in the same minutes?
+
+    python -m venv peer && peer/bin/pip install torch==2.13.0 && peer/bin/pip install textbrewer==0.2.1 transformers==4.57.6
+    python benchmarks/distill_throughput.py --data DIR --peer peer/bin/python
+
+TinyBERT 4x312 from the 6-layer, 384-wide `minilm`, batch 32, all TinyBERT terms at once: embeddings and hidden states
+at five depths with projections, attention scores at four, soft cross entropy of the logits. Both sides run alternately,
+each run in a process of its own, and the clock runs over optimiser steps only. Ours: the tool's own stage, with what it
+chooses on this machine (bf16 where the processor has it, rows grouped by length). Theirs: GeneralDistiller, fp32.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="a folder that compress.load_task reads, such as SST-2's")
+    parser.add_argument("--peer", help="python of a venv with textbrewer")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=120, help="of the peer; ours runs five times as many")
+    parser.add_argument("--out", type=Path, help="write the result here, as JSON")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        prepare(args.data, folder)
+        runs: dict[str, list[dict]] = {"compress bf16": [], "compress fp32": [], "textbrewer": []}
+        for round_ in range(args.rounds):
+            for precision in ("bf16", "fp32"):
+                command = [sys.executable, str(HERE / "peers" / "compress_worker.py"), args.data, str(folder)]
+                runs[f"compress {precision}"].append(worker([*command, str(5 * args.steps), precision]))
+            if args.peer:
+                command = [args.peer, str(HERE / "peers" / "textbrewer_worker.py"), str(folder)]
+                runs["textbrewer"].append(worker([*command, str(round_), str(args.steps)]))
+    report(runs, args.out)
+
+
+def prepare(data: str, folder: Path) -> None:
+    """The teacher with a head, the student's config, and the tokenised rows, for both sides."""
+    from compress import Recipe, load_task, students, teachers
+    from compress.data.batches import encode
+
+    task = load_task(data)
+    teacher = teachers.load("minilm", teachers.resolve("minilm"), task.task)
+    recipe = Recipe.load("tinybert")
+    teacher.model.save_pretrained(folder / "teacher")
+    teacher.tokenizer.save_pretrained(folder / "teacher")
+    students.config_for(recipe.student, teacher.model.config).save_pretrained(folder / "student")
+    rows = encode(task.train, teacher.tokenizer, 64)
+    np.savez(
+        folder / "rows.npz",
+        ids=np.concatenate([np.asarray(row) for row in rows["input_ids"]]),
+        lengths=np.asarray(rows["length"][:]),
+        labels=np.asarray(rows["labels"][:]),
+    )
+
+
+def worker(command: list[str]) -> dict:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr[-3000:]}")
+    found: dict = json.loads(done.stdout.strip().splitlines()[-1])
+    print(f"{Path(command[1]).stem:20} {found['examples'] / found['seconds']:8.1f} samples/s", flush=True)
+    return found
+
+
+def report(runs: dict[str, list[dict]], out: Path | None) -> None:
+    from compress.bench.local import machine
+    from compress.export.manifest import versions
+
+    speeds = {name: [run["examples"] / run["seconds"] for run in each] for name, each in runs.items() if each}
+    peer = median(speeds["textbrewer"]) if "textbrewer" in speeds else None
+    for name, each in speeds.items():
+        ratio = f"  {median(each) / peer:5.2f}x" if peer else ""
+        print(f"{name:16} median {median(each):7.1f} samples/s  min {min(each):7.1f}  max {max(each):7.1f}{ratio}")
+    if out:
+        out.write_text(json.dumps({"speeds": speeds, "machine": machine(), "versions": versions()}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""One stage of ours; started by benchmarks/distill_throughput.py.
+
+compress_worker.py DATA FOLDER STEPS PRECISION
+
+Prints one JSON line: steps, examples, seconds, peak_rss_mb. The stage is timed as the tool reports it, first step and
+logging included; checkpoints and evaluation are off, as they are for the peer.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from compress import Recipe, load_task, students, teachers
+from compress.data.batches import Collate
+from compress.run import Run
+from compress.stages import Material, run_stage
+
+data, folder, steps, precision = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+LINES = """
+extends: tinybert
+stages:
+  - distill: all
+    lr: 5.0e-5
+    batch: 32
+    max_length: 64
+    evaluate: 0
+    objective:
+      - {loss: tinybert.embeddings, project: true}
+      - {loss: tinybert.hidden, layers: uniform, project: true}
+      - {loss: tinybert.attention, layers: uniform}
+      - {loss: tinybert.prediction}
+"""
+with tempfile.TemporaryDirectory() as scratch:
+    file = Path(scratch, "all.yaml")
+    file.write_text(LINES)
+    recipe = Recipe.load(str(file), [f"stages.0.steps={steps}", f"stages.0.checkpoint={10 * steps}"])
+    task = load_task(data)
+    teacher = teachers.load("minilm", folder / "teacher", task.task)
+    material = Material(
+        task, None, teacher.tokenizer, Collate(teacher.tokenizer), precision == "bf16", Console(quiet=True)
+    )
+    student = students.build(recipe.student, teacher.model)
+    run = Run.open(Path(scratch, "run"), recipe, {"seed": 0})
+    run_stage(recipe.stages[0], student, teacher, material, run)
+    facts = json.loads((run.result("all") / "training.json").read_text())
+print(json.dumps(facts["trained"] | {"peak_rss_mb": facts["peak_rss_mb"]}))
