@@ -218,13 +218,12 @@ def _record_batch(blocks: Sequence[tuple[int, list[int]]], frame: _Frame, index:
 def _blocks(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, room: int) -> Iterator[tuple[int, list[int]]]:
     """Document number and tokens, without special ones, of each block."""
     sentences = ((number, text) for number, document in enumerate(corpus.documents()) for text in _sentences(document))
-    no = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
-    bare = partial(tokenizer, **no, verbose=False)
+    no = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
     block: list[int] = []
     owner = 0
     while batch := list(islice(sentences, SENTENCES_PER_CALL)):
         texts = [text for _, text in batch]
-        tokens = bare(texts)["input_ids"]
+        tokens = tokenizer(texts, **no)["input_ids"]
         for (number, _), ids in zip(batch, tokens, strict=True):
             if block and (number != owner or len(block) + len(ids) > room):
                 yield owner, block
