@@ -7,8 +7,9 @@ from transformers import set_seed
 
 from compress import digest
 from compress.data.cache import home
+from compress.files import filled
 from compress.recipe import Stage
-from compress.run import Run, replace_folder
+from compress.run import Run
 from compress.stages import Material, run_stage
 from compress.teachers import Teacher, load
 
@@ -32,8 +33,8 @@ def with_head(teacher: Teacher, stage: Stage, material: Material, run: Run) -> T
             fresh = load(teacher.name, teacher.folder, data.task)  # a new head, drawn from the run's seed
             run_stage(stage, fresh.model.requires_grad_(True), None, material, run)
         if run.main:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            replace_folder(kept, lambda folder: shutil.copytree(run.result(stage.name), folder, dirs_exist_ok=True))
+            with filled(kept) as folder:
+                shutil.copytree(run.result(stage.name), folder, dirs_exist_ok=True)
     else:
         material.console.print(f"{teacher.name}, fine-tuned on {data.name}: kept from an earlier run in {kept}")
     tuned = load(teacher.name, kept, data.task)

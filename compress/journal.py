@@ -10,6 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from compress.files import written
+
 
 def forget_after(log: Path, stage: str, step: int) -> None:
     """Drop what was logged of `stage` beyond `step`: the resumed stage writes it again."""
@@ -17,9 +19,8 @@ def forget_after(log: Path, stage: str, step: int) -> None:
         return
     lines = log.read_text(encoding="utf-8").splitlines()
     kept = [line for line in lines if _is_whole(line) and not _beyond(json.loads(line), stage, step)]
-    beside = log.with_name(f".{log.name}.partial")
-    beside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-    beside.replace(log)
+    with written(log) as partial:
+        partial.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
 
 def _is_whole(line: str) -> bool:

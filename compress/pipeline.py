@@ -21,11 +21,12 @@ from compress.data.corpora import load_corpus
 from compress.data.task import Kind
 from compress.errors import RecipeError
 from compress.export.bundle import Bundle
+from compress.files import written
 from compress.finetune import with_head
 from compress.measure import card, measure
 from compress.objective import check
 from compress.recipe import Recipe
-from compress.run import Run, replace_file
+from compress.run import Run
 from compress.stages import Material, load_result, run_stage
 
 
@@ -103,7 +104,8 @@ def distill(
             )  # fmt: skip
             bundle = bundle.attach("report.json", report.to_json())
             bundle = bundle.attach("README.md", bundle.card(card(report, recipe, teacher)))
-            replace_file(run.path / "report.html", report.html())
+            with written(run.path / "report.html") as partial:
+                partial.write_text(report.html(), encoding="utf-8")
             console.print(report.table(console.width))
             console.print(f"bundle: {bundle.path}    page: {run.path / 'report.html'}", highlight=False)
         state.wait_for_everyone()

@@ -14,41 +14,17 @@ A stage is done when its `model/` exists; there is no other cursor.
 import fcntl
 import json
 import os
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from compress.errors import RunError
+from compress.files import written
 from compress.recipe import Recipe, Stage
 
 _IDENTITY = ("teacher", "data", "corpus", "seed", "precision", "columns")
 """What must agree for a run to be continued, besides the recipe."""
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write beside, flush to disk, rename: readers see the old file or the new one, whole."""
-    beside = path.with_name(f".{path.name}.partial")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-
-
-def replace_folder(path: Path, fill: Callable[[Path], object]) -> None:
-    """`fill` a folder beside `path`, then rename it into place; on an error nothing is left."""
-    beside = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    try:
-        fill(beside)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
-    shutil.rmtree(path, ignore_errors=True)
-    beside.rename(path)
 
 
 @dataclass(frozen=True)
@@ -81,8 +57,10 @@ class Run:
         if there:
             _same(path, recipe, identity)
         else:
-            replace_file(path / "recipe.yaml", recipe.to_yaml())
-            replace_file(path / "run.json", json.dumps(dict(identity), indent=1) + "\n")
+            run_json = json.dumps(dict(identity), indent=1) + "\n"
+            for name, content in (("recipe.yaml", recipe.to_yaml()), ("run.json", run_json)):
+                with written(path / name) as partial:
+                    partial.write_text(content, encoding="utf-8")
         return Run(path, identity["seed"], main=True, _lock=lock)
 
     def stage(self, name: str) -> Path:

@@ -18,10 +18,11 @@ from compress.data.batches import Collate, encode
 from compress.data.cache import home
 from compress.data.corpora import Corpus, encode_corpus
 from compress.data.task import TaskData
+from compress.files import filled
 from compress.objective import Objective
 from compress.precision import cast_linear_layers
 from compress.recipe import Stage
-from compress.run import Run, replace_folder
+from compress.run import Run
 from compress.shape import Shape
 from compress.step import Distillation
 from compress.teacher_cache import TeacherCache, teacher_cache
@@ -73,7 +74,8 @@ def run_stage(
     score = scorer(material, stage, teacher_logits) if scored else None
     trained = train(step, stage, rows, material.collate, run, score=score, bf16=material.bf16, console=material.console)
     if run.main:
-        replace_folder(run.result(stage.name), lambda folder: _keep(folder, student, material, trained))
+        with filled(run.result(stage.name)) as folder:
+            _keep(folder, student, material, trained)
     return student
 
 

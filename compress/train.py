@@ -24,6 +24,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from compress.data.batches import Collate, LengthGrouped
 from compress.errors import CompressError
+from compress.files import written
 from compress.journal import Journal, forget_after
 from compress.objective import count_items
 from compress.recipe import Stage
@@ -250,9 +251,8 @@ class _Trainer(Trainer):
         better = super()._determine_best_metric(metrics, trial)
         if better and self.args.should_save:
             self.folder.mkdir(parents=True, exist_ok=True)
-            beside = self.folder / ".best.partial"
-            save_model(self.student, str(beside))
-            beside.replace(self.folder / "best.safetensors")
+            with written(self.folder / "best.safetensors") as partial:
+                save_model(self.student, str(partial))
         return better
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

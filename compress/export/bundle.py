@@ -8,7 +8,6 @@ Loading and predicting import neither torch nor transformers.
 
 import copy
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,8 +18,8 @@ from compress.data.task import Kind, Task
 from compress.errors import BundleError
 from compress.export import manifest as manifests
 from compress.export.card import model_card
-from compress.export.files import written
 from compress.export.manifest import Manifest, Stamp
+from compress.files import filled, written
 
 if TYPE_CHECKING:
     import numpy as np
@@ -204,20 +203,11 @@ def _built(path: Path) -> Iterator[Path]:
     foreign = path.is_dir() and any(path.iterdir()) and not (path / manifests.NAME).is_file()
     if foreign or (path.exists() and not path.is_dir()):
         raise BundleError(f"{path}: exists and is no bundle; expected a new folder, or a bundle to replace")
-    partial, retired = (path.with_name(f".{path.name}.{suffix}") for suffix in ("partial", "retired"))
     try:
-        for left_over in (partial, retired):  # of a run that was killed here
-            shutil.rmtree(left_over, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield partial
-        if path.exists():
-            path.rename(retired)
-        partial.rename(path)
+        with filled(path) as partial:
+            yield partial
     except (OSError, SafetensorError) as error:
         raise BundleError(f"{path}: cannot be written ({error}); nothing of it was kept") from error
-    finally:
-        for left_over in (partial, retired):
-            shutil.rmtree(left_over, ignore_errors=True)
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import onnx
 import onnxruntime.quantization
 
 from compress.errors import ExportError
-from compress.export.files import written
 from compress.export.session import metadata, read_model
+from compress.files import written
 
 PRECISION_KEY = "compress.precision"
 

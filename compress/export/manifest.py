@@ -10,7 +10,7 @@ from typing import Literal
 
 from compress.data.task import Task
 from compress.errors import BundleError
-from compress.export.files import written
+from compress.files import written
 
 NAME = "manifest.json"
 PACKAGES = ("compress", "torch", "transformers", "tokenizers", "onnx", "onnxruntime")

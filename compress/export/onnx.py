@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import ExportError
-from compress.export.files import written
 from compress.export.session import SESSION_KEY, SESSION_WHY_KEY, UNFUSED_SKIP, UNFUSED_SKIP_WHY, open_session
+from compress.files import written
 
 PROTOBUF_LIMIT = 2**31
 MASKED = -1e4
