@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from compress import __version__
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -18,8 +20,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 USER_ERROR, INTERRUPTED = 2, 130
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"compress {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def compress() -> None:
+def compress(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
     """Take a teacher and a paper's recipe, ship a small, fast, measured student."""
 
 

@@ -1,0 +1,43 @@
+# make demo shows what this does, make test shows that it is right; both start from a fresh machine with Python >= 3.11.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Byte code is compiled when first imported: most of torch never is, and installing takes half the time.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
+
+.DEFAULT_GOAL := help
+.PHONY: demo test check lint clean help
+
+demo: $(VENV)/base.stamp ## distil, export, quantise and measure the embedded default; needs no network once installed
+	rm -rf runs/demo
+	$(BIN)/compress distill --teacher minilm --recipe distilbert --data intents --out runs/demo
+
+test: lint ## what continuous integration runs: lint, then every test
+	$(PYTEST)
+
+check: lint ## lint, then the quick tests
+	$(PYTEST) -m "not slow"
+
+lint: $(VENV)/dev.stamp ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean: ## remove what make made: the environment, caches, the demo's run
+	rm -rf $(VENV) runs/demo build dist .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/dev.stamp: $(VENV)/base.stamp requirements/dev.txt
+	$(PIP) -r requirements/dev.txt
+	touch $@
+
+$(VENV)/base.stamp: requirements/base.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Python >= 3.11 is needed: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -r requirements/base.txt
+	$(PIP) --no-deps --no-build-isolation --editable .
+	touch $@
