@@ -5,7 +5,7 @@ slot values of train, validation and test are disjoint, so a score on the test s
 never seen. Written to be hard for a bag of words: intents share their words (cancel an alarm, a song, a membership;
 turn it up: the sound, the heat, the light) and many phrasings are indirect ('my teeth are chattering': thermostat).
 
-Templates were revised while looking at the errors of a bag of words and of MiniLM on all three splits. So scores compare
+Templates were revised while looking at MiniLM's errors on the test split and at the scores of both. So scores compare
 models on this set; they do not estimate how well one understands people.
 """
 
