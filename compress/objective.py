@@ -204,6 +204,12 @@ class Objective(nn.Module):
             raise ObjectiveError(f"{term.name} needs labels, and this batch has none: use it on labelled data")
         if reading.mask == "labels" and labels is not None:
             mask_BL = (labels != IGNORED).to(mask_BL.dtype)
+        if reading.signal == "logits" and reading.per == "example" and student.logits is not None:
+            if student.logits.dim() != 2:
+                raise ObjectiveError(
+                    f"{term.name} averages over examples, but these logits are one per token: use a token loss, such as "
+                    "distilbert.soft_targets or bert.masked_lm"
+                )
         if reading.against == "labels":
             return loss(getattr(student, reading.signal), labels, mask_BL, **term.options)
         mine, theirs = getattr(student, reading.signal), getattr(teacher, reading.signal)
