@@ -70,17 +70,17 @@ def distill(
         "columns": [list(text) if text else None, label, kind, metric], "command": command_line(),
     }  # fmt: skip
     run = Run.open(Path(out), recipe, identity, resume=resume, main=state.is_main_process)
-    with closing(run), state.main_process_first():
-        folder = teachers.resolve(teacher, allow_pickle=allow_pickle)
-        task_data = load_task(data, text=text, label=label, kind=kind, metric=metric, seed=seed)
-        given = teachers.load(teacher, folder, task_data.task, allow_pickle=allow_pickle)
-        unlabelled = load_corpus(corpus) if corpus else None
-    for note in task_data.notes:
-        console.print(f"[yellow]note[/] {note}", highlight=False)
-    material = Material(
-        task_data, unlabelled, given.tokenizer, Collate(given.tokenizer), number_format == "bf16", console
-    )
     with closing(run):
+        with state.main_process_first():
+            folder = teachers.resolve(teacher, allow_pickle=allow_pickle)
+            task_data = load_task(data, text=text, label=label, kind=kind, metric=metric, seed=seed)
+            given = teachers.load(teacher, folder, task_data.task, allow_pickle=allow_pickle)
+            unlabelled = load_corpus(corpus) if corpus else None
+        for note in task_data.notes:
+            console.print(f"[yellow]note[/] {note}", highlight=False)
+        material = Material(
+            task_data, unlabelled, given.tokenizer, Collate(given.tokenizer), number_format == "bf16", console
+        )
         tutor = with_head(given, recipe.teacher, material, run)
         length = recipe.stages[-1].max_length
         rows = encode(task_data.validation, tutor.tokenizer, length)

@@ -25,6 +25,8 @@ from compress.recipe import Recipe, Stage
 
 _IDENTITY = ("teacher", "data", "corpus", "seed", "precision", "columns")
 """What must agree for a run to be continued, besides the recipe."""
+_PAPERS = ("recipe.yaml", "run.json")
+"""Written before anything runs; a directory that holds no more than these has nothing to lose."""
 
 
 @dataclass(frozen=True)
@@ -41,26 +43,32 @@ class Run:
     ) -> "Run":
         """Create the directory, or continue the same run in it with `resume`. Raises RunError.
 
+        A run that ended before it had anything to keep is no run: its directory may be used again, by any other.
         `identity` holds what the run is of (teacher, data, corpus, seed, precision, columns) and any facts to record.
         """
         if not main:
             return Run(path, identity["seed"], main=False)
         if path.exists() and not path.is_dir():
             raise RunError(f"{path}: is a file; --out must name a directory")
-        there = (path / "run.json").is_file()
-        if path.is_dir() and any(path.iterdir()) and not there:
+        kept = _kept(path)
+        there = (path / "run.json").is_file() and kept
+        if kept and not there:
             raise RunError(f"{path}: is not empty and not a run of compress; choose another --out")
         if there and not resume:
             raise RunError(f"{path}: holds a run already; --resume continues it, another --out starts a new one")
         path.mkdir(parents=True, exist_ok=True)
         lock = _locked(path)
-        if there:
-            _same(path, recipe, identity)
-        else:
-            run_json = json.dumps(dict(identity), indent=1) + "\n"
-            for name, content in (("recipe.yaml", recipe.to_yaml()), ("run.json", run_json)):
-                with written(path / name) as partial:
-                    partial.write_text(content, encoding="utf-8")
+        try:
+            if there:
+                _same(path, recipe, identity)
+            else:
+                papers = (recipe.to_yaml(), json.dumps(dict(identity), indent=1) + "\n")
+                for name, content in zip(_PAPERS, papers, strict=True):
+                    with written(path / name) as partial:
+                        partial.write_text(content, encoding="utf-8")
+        except BaseException:
+            lock.close()
+            raise
         return Run(path, identity["seed"], main=True, _lock=lock)
 
     def stage(self, name: str) -> Path:
@@ -82,6 +90,13 @@ class Run:
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
+
+
+def _kept(path: Path) -> bool:
+    """Whether a directory holds more than what a run of ours begins with: the lock, then its papers, whole or not."""
+    entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    papers = {".lock", *_PAPERS, *(f".{name}.partial" for name in _PAPERS)}
+    return bool(entries - papers) or (bool(entries) and ".lock" not in entries)
 
 
 def _locked(path: Path) -> IO[str]:
