@@ -19,7 +19,15 @@ from datasets import Dataset
 from rich.console import Console
 from safetensors.torch import load_model, save_model
 from torch import Tensor
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from compress.data.batches import Collate, LengthGrouped
@@ -89,6 +97,7 @@ def _train(
     checkpoint = newest_checkpoint(folder)
     journal = None
     if run.main:
+        shutil.rmtree(arguments.output_dir or "", ignore_errors=True)  # a checkpoint that a kill left half-written
         forget_after(run.path / "log.jsonl", stage.name, _steps_of(checkpoint))
         journal = Journal(
             stage.name, run.path / "log.jsonl", run.path / "tensorboard", console or Console(quiet=True), stage.batch
@@ -96,7 +105,7 @@ def _train(
         trainer.add_callback(journal)
     started = time.perf_counter()
     try:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        trainer.train_from(checkpoint)
     finally:
         if journal is not None:
             journal.close()
@@ -172,6 +181,18 @@ def _parts(stage: Stage, processes: int) -> tuple[int, int]:
     return micro, share // micro
 
 
+class _Epochs(TrainerCallback):
+    """accelerate does not reach the order of rows in an epoch that several processes resume."""
+
+    def __init__(self, order: LengthGrouped) -> None:
+        self.order = order
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.order.set_epoch(int(state.epoch or 0))
+
+
 class _Trainer(Trainer):
     def __init__(
         self,
@@ -187,22 +208,26 @@ class _Trainer(Trainer):
         self.score: Score | None = None
         self.parts: dict[str, Tensor] = {}
         self.passes = 0
+        self.order = LengthGrouped(rows["length"], stage.batch, seed=args.seed, whole=True)
         super().__init__(model=step, args=args, data_collator=collate, train_dataset=rows, eval_dataset=rows)
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
+        self.add_callback(_Epochs(self.order))
 
     @property
     def student(self) -> PreTrainedModel:
         return self.model.student  # type: ignore[return-value,union-attr]
 
+    def train_from(self, checkpoint: Path | None) -> None:
+        """The library takes one step more where a checkpoint already has the last."""
+        if checkpoint is None or _steps_of(checkpoint) < self.args.max_steps:
+            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        else:
+            self._load_from_checkpoint(str(checkpoint))
+            self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> LengthGrouped:
-        rows = self.train_dataset if train_dataset is None else train_dataset
-        return LengthGrouped(
-            rows["length"],  # type: ignore[index]
-            self.stage.batch,
-            seed=self.args.seed,
-            whole=True,
-        )
+        return self.order
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
@@ -276,8 +301,7 @@ class _Trainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Student and projections, in safetensors, tied weights once; none of the library's pickled arguments."""
         folder = Path(output_dir or str(self.args.output_dir))
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)  # another process may have begun with its random state
         save_model(self.model, str(folder / "model.safetensors"))  # type: ignore[arg-type]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:

@@ -1,6 +1,8 @@
 """Tiny random models and a tiny tokenizer: what tests use instead of anything downloaded."""
 
+import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -107,3 +109,57 @@ def batch(lengths: Sequence[int] = (7, 5, 1), *, seed: int = 0) -> dict[str, Ten
     ids = torch.randint(len(SPECIAL), len(SPECIAL) + len(WORDS), shape, generator=generator)
     mask = (torch.arange(shape[1]) < torch.tensor(lengths)[:, None]).long()
     return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def checkpoint(folder: Path, saved: Any = None) -> str:
+    """A model (a headless tiny BERT unless one is given) and the tiny tokenizer as a folder; returns its path."""
+    (bert(initializer_range=0.1).bert if saved is None else saved).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def reviews(folder: Path, *, train: int = 96, dev: int = 40) -> str:
+    """A folder of two-class data that one word of each text decides, with texts of 2 to 9 words; returns its path."""
+    draw = random.Random(0)
+    folder.mkdir(parents=True)
+    for split, rows in (("train", train), ("dev", dev)):
+        lines = ["text\tlabel"]
+        for i in range(rows):
+            words = [draw.choice(WORDS[:12]) for _ in range(draw.randint(1, 8))]
+            words.insert(draw.randint(0, len(words)), ("bad", "good")[i % 2])
+            lines.append(f"{' '.join(words)}\t{('negative', 'positive')[i % 2]}")
+        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(folder)
+
+
+RECIPE = """
+paper: {title: A tiny test, authors: Nobody, year: 2025, url: https://example.org}
+about: Two short stages with every kind of part.
+teacher: {finetune: teacher, steps: 24, batch: 16, lr: 1.0e-2, max_length: 32, evaluate: 1, checkpoint: 6}
+student: {layers: 1, hidden: 16, ffn: 32, heads: 2}
+stages:
+  - distill: intermediate
+    steps: 12
+    batch: 16
+    max_length: 32
+    lr: 1.0e-3
+    checkpoint: 4
+    objective:
+      - {loss: tinybert.hidden, project: true}
+      - {loss: minilm.value_relations, layers: last, heads: 2}
+  - distill: prediction
+    steps: 20
+    batch: 16
+    max_length: 32
+    lr: 3.0e-3
+    checkpoint: 5
+    objective:
+      - {loss: hinton.soft_targets, weight: 0.5, temperature: 2.0}
+      - {loss: bert.labels, weight: 0.5}
+"""
+
+
+def recipe(folder: Path, text: str = RECIPE) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tiny.yaml").write_text(text, encoding="utf-8")
+    return str(folder / "tiny.yaml")

@@ -121,24 +121,29 @@ class LengthGrouped(Sampler[int]):
     length, in an order that only (seed, epoch) decide: never the global generator, so a resumed run sees the same rows.
 
     Rows are shuffled, sorted by length within every 50 batches, and the batches shuffled. The batch with the longest
-    row comes first, so that memory runs out at once or never; a batch that is not full comes last.
+    row comes first, so that memory runs out at once or never; a batch that is not full comes last. With `whole` there
+    is none: some rows come twice in an epoch, so that every batch splits evenly over processes.
     """
 
-    def __init__(self, lengths: Sequence[int] | NDArray[np.integer], batch_size: int, *, seed: int) -> None:
+    def __init__(
+        self, lengths: Sequence[int] | NDArray[np.integer], batch_size: int, *, seed: int, whole: bool = False
+    ) -> None:
         self.lengths = np.asarray(lengths)
         self.batch_size = batch_size
         self.seed = seed
+        self.whole = whole
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        rows = len(self.lengths)
+        return -(-rows // self.batch_size) * self.batch_size if self.whole else rows
 
     def __iter__(self) -> Iterator[int]:
         rng = np.random.default_rng([self.seed, self.epoch])
-        rows = rng.permutation(len(self.lengths))
+        rows = np.resize(rng.permutation(len(self.lengths)), len(self))
         stretch = np.arange(len(rows)) // (self.batch_size * BATCHES_PER_SORT)
         rows = rows[np.lexsort((-self.lengths[rows], stretch))]
         full = len(rows) // self.batch_size

@@ -158,6 +158,15 @@ def test_every_row_comes_once(rows: int) -> None:
     assert len(LengthGrouped(np.arange(rows), 8, seed=0)) == rows
 
 
+@pytest.mark.parametrize(("rows", "batches"), [(0, 0), (1, 1), (7, 1), (8, 1), (9, 2), (1003, 126)])
+def test_whole_batches_repeat_rows_rather_than_end_short(rows: int, batches: int) -> None:
+    order = LengthGrouped(np.arange(rows) % 50, 8, seed=0, whole=True)
+    times = np.bincount(list(order), minlength=rows)
+    assert times.sum() == len(order) == 8 * batches
+    assert rows == 0 or times.max() - times.min() <= 1
+    assert rows % 8 or list(order) == list(LengthGrouped(np.arange(rows) % 50, 8, seed=0))
+
+
 def test_batches_hold_like_lengths() -> None:
     lengths = np.random.default_rng(0).integers(3, 120, 4003)
     (order,) = orders(lengths, 16)

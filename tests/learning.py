@@ -1,0 +1,67 @@
+"""What tests of training share: rows of unequal lengths, a student, its teacher, a stage, and a run's directory."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+
+from compress.data.batches import Collate
+from compress.recipe import Stage
+from compress.run import Run
+from compress.step import Distillation
+from compress.term import Term
+from tests import tiny
+
+TERMS = (
+    Term("hinton.soft_targets", 0.5, options={"temperature": 2.0}),
+    Term("bert.labels", 0.5),
+    Term("tinybert.hidden", project=True),
+    Term("tinybert.attention", 0.1),
+)
+"""Means over examples, tokens and pairs of tokens, and a projection."""
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def rows(count: int = 22, *, vocabulary: int | None = None) -> Dataset:
+    """Encoded rows of 3 to 20 tokens with three labels; the tokens are the first `vocabulary` words (all of them)."""
+    generator = torch.Generator().manual_seed(5)
+    lengths = torch.randint(3, 21, (count,), generator=generator).tolist()
+    words = len(tiny.SPECIAL) + (vocabulary or len(tiny.WORDS))
+    ids = [torch.randint(len(tiny.SPECIAL), words, (length,), generator=generator).tolist() for length in lengths]
+    return Dataset.from_dict(
+        {
+            "input_ids": ids,
+            "attention_mask": [[1] * length for length in lengths],
+            "labels": torch.randint(0, 3, (count,), generator=generator).tolist(),
+            "length": lengths,
+            "index": list(range(count)),
+        }
+    )
+
+
+def collate() -> Collate:
+    return Collate(tiny.tokenizer())
+
+
+def stage(objective: Sequence[Term] = TERMS, **changes: Any) -> Stage:
+    """A stage of 8 steps: two epochs of `rows` and two steps of a third."""
+    settings = {"kind": "distill", "name": "lesson", "steps": 8, "batch": 8, "lr": 1e-2, "warmup": 0.3}
+    return Stage(**{**settings, "objective": tuple(objective), **changes})
+
+
+def step(objective: Sequence[Term] = TERMS, *, teacher: Any = None, dropout: bool = False) -> Distillation:
+    """The same weights each time: a student half as wide as its teacher, and half as deep."""
+    student = tiny.model("bert", hidden=16, seed=1, **({} if dropout else NO_DROPOUT))
+    torch.manual_seed(3)
+    return Distillation(student, teacher or tiny.model("bert", layers=4, seed=2), objective)
+
+
+def run(path: Path) -> Run:
+    return Run(path, seed=7, main=True)
+
+
+def weights(trained: Distillation) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in trained.state_dict().items()}

@@ -1,0 +1,270 @@
+"""Training is the plain loop one would write, whatever the batch is split into; the best student is kept."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from torch import Tensor
+
+from compress.data.batches import LengthGrouped
+from compress.errors import CompressError
+from compress.recipe import Stage
+from compress.step import Distillation
+from compress.term import Term
+from compress.train import Trained, train
+from tests import learning, tiny
+
+NAMES = [term.name for term in learning.TERMS]
+
+
+def trained(path: Path, stage: Stage, *, score: Any = None, dropout: bool = False) -> Distillation:
+    step = learning.step(stage.objective, dropout=dropout)
+    train(step, stage, learning.rows(), learning.collate(), learning.run(path), score=score)
+    return step
+
+
+def by_hand(stage: Stage, until: int | None = None) -> tuple[Distillation, list[dict[str, float]]]:
+    """The loop one would write: batches of like lengths, AdamW without decay of biases and norms, warm-up, clipping."""
+    assert stage.steps is not None
+    step, rows, collate = learning.step(stage.objective), learning.rows(), learning.collate()
+    plain = [each for name, each in step.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
+    decayed = [each for each in step.parameters() if not any(each is other for other in plain)]
+    optimiser = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": stage.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+        betas=stage.betas,
+        eps=stage.eps,
+    )
+    warm_up, found = math.ceil(stage.steps * stage.warmup), []
+    for done, batch in zip(range(until or stage.steps), batches(rows, stage), strict=False):
+        for group in optimiser.param_groups:
+            group["lr"] = stage.lr * min(done / warm_up, (stage.steps - done) / (stage.steps - warm_up))
+        optimiser.zero_grad()
+        parts = step(**collate([rows[i] for i in batch]))
+        parts["loss"].backward()
+        torch.nn.utils.clip_grad_norm_(step.parameters(), stage.clip)
+        optimiser.step()
+        found.append({name: part.item() for name, part in parts.items()})
+    return step, found
+
+
+def batches(rows: Dataset, stage: Stage) -> Iterator[list[int]]:
+    """Row numbers, epoch after epoch; batches of like lengths, every one whole."""
+    sampler = LengthGrouped(rows["length"], stage.batch, seed=7, whole=True)
+    while True:
+        order = list(sampler)
+        yield from (order[at : at + stage.batch] for at in range(0, len(order), stage.batch))
+        sampler.set_epoch(sampler.epoch + 1)
+
+
+def assert_same(one: Distillation, other: Distillation, *, atol: float) -> None:
+    ours, theirs = learning.weights(one), learning.weights(other)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(
+            tensor, theirs[name], rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_training_is_the_plain_loop(tmp_path: Path) -> None:
+    stage = learning.stage(weight_decay=0.1, clip=0.5)
+    ours = trained(tmp_path, stage)
+    plain, parts = by_hand(stage)
+    assert_same(ours, plain, atol=1e-6)
+    for entry, expected in zip(losses(tmp_path), parts, strict=True):
+        assert entry == pytest.approx(expected | {"step": entry["step"]}, rel=1e-5)
+    before = learning.weights(learning.step())
+    assert all(
+        not torch.equal(before[name], tensor) for name, tensor in learning.weights(ours).items() if "dense" in name
+    )
+
+
+@pytest.mark.parametrize("micro_batch", [4, 2, 1])
+def test_accumulated_parts_make_the_whole_batch(tmp_path: Path, micro_batch: int) -> None:
+    """With losses per token and per pair of tokens, and parts of unequal lengths."""
+    whole = trained(tmp_path / "whole", learning.stage())
+    parts = trained(tmp_path / "parts", learning.stage(micro_batch=micro_batch))
+    assert_same(parts, whole, atol=1e-5)
+    for one, other in zip(losses(tmp_path / "parts"), losses(tmp_path / "whole"), strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_a_batch_that_cannot_be_split_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CompressError, match="stage lesson: micro_batch 3 does not divide the 8 examples"):
+        trained(tmp_path, learning.stage(micro_batch=3))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(CompressError, match="batch 8 cannot be split evenly over 3 processes"):
+        trained(tmp_path, learning.stage())
+
+
+# Scores
+
+
+class Scores:
+    """Gives the student these scores in turn and remembers the weights it had."""
+
+    def __init__(self, *scores: float) -> None:
+        self.scores = scores
+        self.weights: list[dict[str, Tensor]] = []
+
+    def __call__(self, student: Any) -> Mapping[str, float]:
+        student.eval()
+        self.weights.append({name: tensor.clone() for name, tensor in student.state_dict().items()})
+        return {"score": self.scores[len(self.weights) - 1], "accuracy": 0.5}
+
+
+def test_the_best_weights_are_kept_not_the_last(tmp_path: Path) -> None:
+    score = Scores(0.25, 0.75, 0.75, 0.5)
+    stage, step = learning.stage(steps=8, epochs=2, evaluate=2), learning.step()
+    facts = train(step, stage, learning.rows(32), learning.collate(), learning.run(tmp_path), score=score)
+    assert facts == Trained(8, 64, facts.seconds, score=0.75, best_step=4)
+    kept = step.student.state_dict()
+    assert all(torch.equal(kept[name], tensor) for name, tensor in score.weights[1].items())
+    assert not all(torch.equal(kept[name], tensor) for name, tensor in score.weights[3].items())
+    evaluated = [entry["step"] for entry in logged(tmp_path) if "eval_score" in entry]
+    assert evaluated == [2, 4, 6, 8], "twice per epoch of four steps, each once"
+
+
+def test_the_last_weights_are_scored_too(tmp_path: Path) -> None:
+    score = Scores(0.0, 0.1, 0.2)
+    facts = train(
+        learning.step(),
+        learning.stage(evaluate=1),
+        learning.rows(),
+        learning.collate(),
+        learning.run(tmp_path),
+        score=score,
+    )
+    assert facts.best_step == 8
+    assert [entry["step"] for entry in logged(tmp_path) if "eval_score" in entry] == [3, 6, 8]
+
+
+def test_without_scores_the_last_weights_stay(tmp_path: Path) -> None:
+    score = Scores()
+    step = learning.step()
+    facts = train(
+        step, learning.stage(evaluate=0), learning.rows(), learning.collate(), learning.run(tmp_path), score=score
+    )
+    assert (facts.score, facts.best_step, score.weights) == (None, None, [])
+    assert_same(step, by_hand(learning.stage())[0], atol=1e-6)
+
+
+# What is written
+
+
+def logged(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def losses(path: Path) -> list[dict[str, float]]:
+    return [{name: entry[name] for name in ("step", "loss", *NAMES)} for entry in logged(path) if "loss" in entry]
+
+
+def test_every_part_of_the_loss_and_every_score_is_logged(tmp_path: Path) -> None:
+    terms = [*learning.TERMS, Term("tinybert.hidden", 2.0, layers="last", project=True)]
+    trained(tmp_path, learning.stage(terms, evaluate=1), score=Scores(0.1, 0.2, 0.3))
+    names = {"hinton.soft_targets", "bert.labels", "tinybert.hidden", "tinybert.attention", "tinybert.hidden#2"}
+    steps = [entry for entry in logged(tmp_path) if "loss" in entry]
+    assert [entry["step"] for entry in steps] == list(range(1, 9))
+    for entry in steps:
+        assert entry["stage"] == "lesson"
+        assert names < entry.keys()
+        assert entry["loss"] == pytest.approx(sum(entry[name] for name in names), rel=1e-5)
+    assert [entry["eval_accuracy"] for entry in logged(tmp_path) if "eval_score" in entry] == [0.5] * 3
+    (events,) = (tmp_path / "tensorboard" / "lesson").iterdir()
+    assert events.stat().st_size > 0
+
+
+def test_a_logged_loss_is_the_mean_since_the_last(tmp_path: Path) -> None:
+    stage = learning.stage(steps=200, lr=1e-3)
+    step = learning.step()
+    Interrupting(step, 6)
+    with pytest.raises(KeyboardInterrupt):
+        train(step, stage, learning.rows(), learning.collate(), learning.run(tmp_path))
+    _, each = by_hand(stage, until=6)
+    means = [{name: (each[i][name] + each[i + 1][name]) / 2 for name in each[i]} for i in (0, 2, 4)]
+    for entry, mean, number in zip(losses(tmp_path), means, (2, 4, 6), strict=True):
+        assert entry == pytest.approx(mean | {"step": number}, rel=1e-5)
+
+
+def test_a_loss_that_is_not_finite_stops_the_stage(tmp_path: Path) -> None:
+    teacher = tiny.model("bert", layers=4, seed=2)
+    teacher.classifier.bias.data[0] = float("nan")
+    step = learning.step(teacher=teacher)
+    with pytest.raises(CompressError, match=r"stage lesson: the loss is nan at step 1; lower lr \(now 0\.01\)"):
+        train(step, learning.stage(), learning.rows(), learning.collate(), learning.run(tmp_path))
+
+
+# Continuing
+
+
+class Interrupting:
+    """Ctrl-C after so many forward passes."""
+
+    def __init__(self, step: Distillation, after: int) -> None:
+        self.left = after
+        step.register_forward_pre_hook(self)
+
+    def __call__(self, *_: Any) -> None:
+        if not self.left:
+            raise KeyboardInterrupt
+        self.left -= 1
+
+
+class ByStep:
+    """Scores that depend on the number of steps taken alone, as those of a model do."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, student: Any) -> Mapping[str, float]:
+        student.eval()
+        return {"score": (0.1, 0.4, 0.3, 0.2, 0.6, 0.5, 0.1, 0.0)[logged(self.path)[-1]["step"] - 1]}
+
+
+CONTINUED = {
+    "every step is kept": learning.stage(schedule="constant", checkpoint=1),
+    "accumulated, best weights older than the checkpoint": learning.stage(
+        schedule="constant", checkpoint=3, micro_batch=4, evaluate=3
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Distillation, Path]]:
+    paths = {name: tmp_path_factory.mktemp("whole") for name in CONTINUED}
+    return {
+        name: (trained(path, CONTINUED[name], score=ByStep(path), dropout=True), path) for name, path in paths.items()
+    }
+
+
+@pytest.mark.parametrize("at", range(8))
+@pytest.mark.parametrize("case", CONTINUED)
+def test_a_continued_stage_ends_with_the_same_weights(
+    tmp_path: Path, case: str, at: int, uninterrupted: Mapping[str, tuple[Distillation, Path]]
+) -> None:
+    """Stopped before any of its steps: within an epoch, between two, before the first checkpoint, after the best."""
+    stage, score = CONTINUED[case], ByStep(tmp_path)
+    step = learning.step(dropout=True)
+    Interrupting(step, at * (stage.batch // (stage.micro_batch or stage.batch)))
+    with pytest.raises(KeyboardInterrupt):
+        train(step, stage, learning.rows(), learning.collate(), learning.run(tmp_path), score=score)
+    torch.manual_seed(99)
+    again = trained(tmp_path, stage, score=score, dropout=True)
+    whole, path = uninterrupted[case]
+    assert_same(again, whole, atol=0)
+    assert [entry["step"] for entry in logged(tmp_path)] == [entry["step"] for entry in logged(path)], "each step once"
+
+
+def test_a_stage_stopped_after_its_last_step_takes_no_further_step(tmp_path: Path) -> None:
+    """Its steps end within an epoch, and the schedule would still move the weights."""
+    stage = learning.stage(schedule="constant", evaluate=1)
+    whole = trained(tmp_path, stage, dropout=True, score=ByStep(tmp_path))
+    again = learning.step(dropout=True)
+    facts = train(again, stage, learning.rows(), learning.collate(), learning.run(tmp_path), score=ByStep(tmp_path))
+    assert_same(again, whole, atol=0)
+    assert (facts.steps, facts.examples, facts.score, facts.best_step) == (0, 0, 0.5, 6)
