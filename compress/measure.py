@@ -30,7 +30,8 @@ from compress.run import Run
 from compress.stages import Material
 from compress.teachers import Teacher
 
-SETTINGS = (Setting(threads=1, batch=1, seq=128), Setting(threads=1, batch=1, seq=32))
+LENGTHS = (128, 32)
+"""Tokens at which latency is measured, one text and one thread at a time; at most what the bundle was made for."""
 INT8_DROP = 0.005
 """A larger loss of score by quantisation is pointed out in the report."""
 _LIBRARIES = ("compress", "torch", "transformers", "datasets", "onnxruntime", "onnx", "scikit-learn", "numpy")
@@ -69,7 +70,8 @@ def measure(
         ).logits(rows)
         for each, path in files.items()
     }
-    times = race(files, SETTINGS)
+    lengths = dict.fromkeys(min(length, bundle.manifest.max_length) for length in LENGTHS)
+    times = race(files, [Setting(threads=1, batch=1, seq=length) for length in lengths])
     spent = {stage.name: _spent(run, stage.name) for stage in (recipe.teacher, *recipe.stages)}
     models = {"teacher": teacher, "student fp32": student, "student int8": student}
     compared = [
