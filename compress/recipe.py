@@ -99,6 +99,8 @@ FINETUNE = {"finetune": "teacher", "epochs": 3, "lr": 5e-5, "batch": 32, "evalua
 
 
 class Recipe(Frozen):
+    """What `stages` make of a `student`, under a teacher that `teacher` fine-tunes where it has no head for the task."""
+
     name: str
     paper: Paper
     about: str

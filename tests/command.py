@@ -1,0 +1,61 @@
+"""The command line as whoever types it sees it: exit code, standard output, standard error."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from compress.cli import app, quiet_libraries
+from tests import tiny
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a command told. Standard output and standard error apart."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(*words: str, stdin: str = "") -> Told:
+    """`compress *words` in this process; what would be a traceback is raised."""
+    quiet_libraries()
+    result = CliRunner().invoke(app, words, input=stdin, prog_name="compress", catch_exceptions=False)
+    return Told(result.exit_code, result.stdout, result.stderr)
+
+
+def started(*words: str, **environment: str) -> "subprocess.Popen[str]":
+    """`compress *words` in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "compress", *words],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """A tiny teacher, data and recipe on disk."""
+
+    teacher: str
+    data: str
+    recipe: str
+
+    @staticmethod
+    def fill(folder: Path) -> "Shelf":
+        teacher = tiny.checkpoint(folder / "teacher")
+        return Shelf(teacher, tiny.reviews(folder / "reviews"), tiny.recipe(folder / "recipes"))
+
+    def distill(self, out: Path, *more: str, **changed: str) -> list[str]:
+        """The words of `compress distill` of these into `out`; `changed` options instead of ours."""
+        options: Mapping[str, str] = {
+            "teacher": self.teacher, "recipe": self.recipe, "data": self.data, "out": str(out), **changed,
+        }  # fmt: skip
+        return ["distill", *(word for name, value in options.items() for word in (f"--{name}", value)), *more]

@@ -1,0 +1,223 @@
+"""The command line: its options, its answers, its exit codes, and what it does not import."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+import compress
+from compress import recipe
+from compress.cli import app
+from tests import command
+from tests.command import Shelf
+
+OPTIONS = {
+    "distill": (
+        "--teacher --recipe --data --out --corpus --set --text --label --kind --metric --seed --precision --resume "
+        "--gate --allow-pickle --json"
+    ),
+    "predict": "bundle texts... --pair --fp32 --json",
+    "bench": "bundles... --threads --batch --seq --rounds --runs --json",
+    "recipes": "name --json",
+}
+WITHOUT = """
+import sys
+from compress.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+found = {'torch', 'transformers', 'datasets', 'accelerate', 'sklearn'} & set(sys.modules)
+sys.exit(f'imported {found}' if found else 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
+
+
+@pytest.fixture(scope="module")
+def distilled(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> tuple[command.Told, Path]:
+    """What `compress distill --json --set ...` told, and the directory of its run."""
+    folder = tmp_path_factory.mktemp("distilled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPRESS_HOME", str(folder / "home"))
+        words = shelf.distill(
+            folder / "run", "--json", "--set", "stages.0.steps=2", "--set", "stages.prediction.lr=1e-3"
+        )
+        return command.run(*words), folder / "run"
+
+
+@pytest.fixture(scope="module")
+def bundle(distilled: tuple[command.Told, Path]) -> str:
+    return str(distilled[1] / "bundle")
+
+
+def test_the_commands_and_their_options_are_these() -> None:
+    found = {
+        name: " ".join(_shown(each) for each in each_command.params)
+        for name, each_command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+    }
+    assert found == OPTIONS
+
+
+def _shown(parameter: Any) -> str:
+    assert len(parameter.opts) == 1, "one spelling each"
+    return parameter.opts[0] + ("..." if parameter.nargs == -1 else "")
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "--version", "distill --help", "recipes", "recipes tinybert", "recipes --json"]
+)
+def test_light_commands_import_nothing_heavy(words: str) -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT, *words.split()], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_predict_imports_nothing_heavy(bundle: str) -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT, "predict", bundle, "a good film"], check=True)
+
+
+def test_help_explains_every_command_and_option() -> None:
+    for name, each in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        told = command.run(name, "--help")
+        assert told.code == 0
+        assert each.help in " ".join(told.out.split())
+        assert all(parameter.help for parameter in each.params if parameter.param_type_name == "option")
+
+
+def test_version() -> None:
+    assert command.run("--version") == command.Told(0, f"compress {compress.__version__}\n", "")
+
+
+def test_recipes_are_listed_with_what_they_are_and_their_paper() -> None:
+    told = command.run("recipes")
+    assert told.code == 0
+    listed = [line for line in told.out.splitlines() if not line.startswith(" ")]
+    assert [line.split()[0] for line in listed] == recipe.names()
+    assert told.out.count("https://arxiv.org/abs/") == len(recipe.names())
+
+
+def test_a_recipe_is_shown_as_it_was_written_with_its_citations() -> None:
+    assert command.run("recipes", "tinybert").out.strip() == recipe.locate("tinybert").read_text().strip()
+
+
+def test_recipes_as_json_and_nothing_else() -> None:
+    listed = json.loads(command.run("recipes", "--json").out)
+    assert [each["name"] for each in listed] == recipe.names()
+    assert all({"about", "title", "authors", "year", "url"} < each.keys() for each in listed)
+    one = json.loads(command.run("recipes", "tinybert", "--json").out)
+    assert one["student"]["layers"] == 4
+    assert one["stages"][0]["eps"] == 1e-8, "defaults too"
+
+
+def test_distill_as_json_prints_the_report_and_nothing_else(distilled: tuple[command.Told, Path]) -> None:
+    told, out = distilled
+    assert told.code == 0
+    assert json.loads(told.out) == json.loads((out / "bundle" / "report.json").read_text())
+    assert "bundle:" in told.err
+
+
+def test_set_overrides_what_the_recipe_says(distilled: tuple[command.Told, Path]) -> None:
+    resolved = yaml.safe_load((distilled[1] / "recipe.yaml").read_text())
+    assert resolved["stages"][0]["steps"] == 2
+    assert float(resolved["stages"][1]["lr"]) == 1e-3
+
+
+def test_predict_prints_one_line_per_text(bundle: str) -> None:
+    told = command.run("predict", bundle, "a good film", "a bad film")
+    assert told.code == 0
+    lines = [line.split("\t") for line in told.out.splitlines()]
+    assert [line[2] for line in lines] == ["a good film", "a bad film"]
+    assert {line[0] for line in lines} <= {"negative", "positive"}
+    assert all(0.5 <= float(line[1]) <= 1 for line in lines)
+
+
+def test_predict_reads_standard_input_line_by_line(bundle: str) -> None:
+    texts = ["a good film", "", "a bad film"]
+    assert command.run("predict", bundle, "-", stdin="\n".join(texts) + "\n") == command.run("predict", bundle, *texts)
+    assert command.run("predict", bundle, "-", stdin="") == command.Told(0, "", "")
+
+
+def test_predict_as_json_in_either_precision(bundle: str) -> None:
+    for more in ([], ["--fp32"]):
+        (found,) = json.loads(command.run("predict", bundle, "a good film", "--json", *more).out)
+        assert found["label"] in {"negative", "positive"}
+    assert json.loads(command.run("predict", bundle, "-", "--json", stdin="").out) == []
+
+
+def test_bench_times_every_file_at_every_setting(bundle: str) -> None:
+    told = command.run("bench", bundle, "--seq", "8,16", "--rounds", "2", "--runs", "1", "--json")
+    assert told.code == 0
+    found = [(each["name"].rpartition(":")[2], each["setting"]["seq"]) for each in json.loads(told.out)["latencies"]]
+    assert found == [("fp32", 8), ("int8", 8), ("fp32", 16), ("int8", 16)]
+    assert "p50" in command.run("bench", bundle, "--seq", "8", "--rounds", "2", "--runs", "1").out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--threads two", "--threads two: expected whole numbers"),
+        ("--seq 8,", "--seq 8,: expected whole numbers"),
+        ("--batch -1", "--batch -1: expected whole numbers"),
+        ("--seq 0", "seq is 0; expected a whole number of at least 1"),
+        ("--rounds 1", "1 rounds"),
+        ("--seq 4000", "more tokens than the model has positions"),
+    ],
+)
+def test_bench_refuses_settings_that_are_none(bundle: str, words: str, said: str) -> None:
+    told = command.run("bench", bundle, *words.split())
+    assert told.code == 2
+    assert told.err.startswith("error: ")
+    assert said in told.err
+
+
+@pytest.mark.parametrize("name", ["predict", "bench"])
+def test_what_is_no_bundle_is_refused(tmp_path: Path, name: str) -> None:
+    told = command.run(name, str(tmp_path), *(["text"] if name == "predict" else []))
+    assert (told.code, told.out) == (2, "")
+    assert told.err.startswith("error: ")
+    assert "manifest.json" in told.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("destill", "Did you mean 'distill'?"),
+        ("recipes tinybrt", "Did you mean 'tinybert'?"),
+        ("distill --techer minilm", "--teacher"),
+        ("distill --teacher minilm", "Missing option '--recipe'"),
+        ("distill --kind clasification", "'classification'"),
+        ("bench", "Missing argument 'bundles'"),
+    ],
+)
+def test_misspelled_words_are_named_with_what_was_meant(words: str, said: str) -> None:
+    told = command.run(*words.split())
+    assert (told.code, told.out) == (2, "")
+    assert said in told.err
+
+
+def test_an_interruption_is_130_and_says_how_to_go_on(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("compress.run.Run.remaining", interrupt)
+    told = command.run(*shelf.distill(tmp_path / "run", "--set", "teacher.steps=1", "--gate", "warn"))
+    assert told.code == 130
+    assert f"--out {tmp_path / 'run'} --resume" in " ".join(told.err.split())
+
+
+def test_a_bug_of_ours_is_not_dressed_up_as_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[str]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(recipe, "names", broken)
+    with pytest.raises(ZeroDivisionError):
+        command.run("recipes")

@@ -1,0 +1,61 @@
+"""The public surface: what may be imported from `compress`, and what importing it costs."""
+
+import inspect
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+import compress
+
+PUBLIC = [
+    "Bundle",
+    "CompressError",
+    "Distillation",
+    "Objective",
+    "Recipe",
+    "Report",
+    "Shape",
+    "Signals",
+    "StudentSpec",
+    "Task",
+    "TaskData",
+    "Term",
+    "build",
+    "distill",
+    "load_task",
+]
+
+
+def test_the_public_names_are_these() -> None:
+    assert compress.__all__ == PUBLIC
+    assert dir(compress) == PUBLIC
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_each_is_there_under_its_own_name_and_explained(name: str) -> None:
+    thing = getattr(compress, name)
+    assert thing.__name__ == name
+    doc = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__  # not a base class's
+    assert doc
+    assert not doc.startswith(f"{name}("), "a dataclass without a docstring of its own shows its signature"
+    assert thing.__module__.startswith("compress."), "a name of ours, not one that was imported"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'compress' has no attribute 'Destillation'"):
+        _ = compress.Destillation  # type: ignore[attr-defined]
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert compress.__version__ == version("compress")
+
+
+def test_importing_compress_imports_nothing_else_that_is_installed() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import compress; "
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names); "
+        "sys.exit(str(new) if new != {'compress'} else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
