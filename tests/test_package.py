@@ -1,0 +1,152 @@
+"""What is installed: the wheel holds all of it and nothing else, works outside a checkout, and the pins are pins."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the source distribution, as package indexes and their users do, not from the checkout."""
+    out = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = out.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment that has the wheel, and borrows everything it depends on from this one."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, symlinks=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / "bin" / "python"),
+        "install",
+        "--no-deps",
+        "--no-index",
+    ]
+    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # a path, not a site directory: the editable install of the checkout stays unknown
+    (packages / "borrowed.pth").write_text("\n".join(p for p in sys.path if p.endswith("-packages")), encoding="utf-8")
+    return folder / "bin"
+
+
+def outside(command: list[str | Path], cwd: Path) -> str:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    return subprocess.run(command, cwd=cwd, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def test_the_wheel_is_the_package_and_the_recipes(wheel: Path) -> None:
+    files = {path for path in (ROOT / "compress").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    expected = {path.relative_to(ROOT).as_posix() for path in files}
+    expected |= {f"compress/recipes/{path.name}" for path in (ROOT / "recipes").iterdir()}
+    found = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert found == expected
+    assert {
+        "compress/py.typed",
+        "compress/recipes/tinybert.yaml",
+        "compress/report/page.html.j2",
+        "compress/report/page.css",
+        "compress/export/card.md.jinja",
+        "compress/data/embedded/intents.yaml",
+    } < found
+
+
+def test_the_wheel_carries_licence_readme_and_typed_metadata(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (about,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+    text = archive.read(about).decode()
+    assert "License-Expression: Apache-2.0" in text
+    assert "Description-Content-Type: text/markdown" in text
+    assert any(name.endswith("/licenses/LICENSE") for name in archive.namelist())
+
+
+def test_it_works_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
+    where = outside([installed / "python", "-c", "import compress; print(compress.__file__)"], tmp_path).strip()
+    assert Path(where).is_relative_to(installed.parent)
+    listed = outside([installed / "compress", "recipes"], tmp_path)
+    assert [line.split()[0] for line in listed.splitlines() if not line.startswith(" ")] == sorted(
+        path.stem for path in (ROOT / "recipes").glob("*.yaml")
+    )
+    shown = outside([installed / "compress", "recipes", "tinybert"], tmp_path)
+    assert shown.strip() == (ROOT / "recipes" / "tinybert.yaml").read_text(encoding="utf-8").strip()
+    count = "from compress.data.embedded import intents; print(len(intents.splits()['train']))"
+    assert int(outside([installed / "python", "-c", count], tmp_path)) > 0
+
+
+def pins() -> dict[str, str]:
+    lines = [line for name in ("base", "dev") for line in _lines(ROOT / "requirements" / f"{name}.txt")]
+    found = [re.fullmatch(r"([a-z0-9-]+)==([0-9][a-z0-9.]*)", line) for line in lines]
+    assert all(found), "one exact version per line, no markers, no addresses"
+    pinned = {match[1]: match[2] for match in found if match}
+    assert len(pinned) == len(lines), "nothing is pinned twice"
+    return pinned
+
+
+def _lines(path: Path) -> list[str]:
+    lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line and line != "-r base.txt"]
+
+
+def test_everything_declared_is_pinned_to_a_version_that_is_allowed() -> None:
+    project = PROJECT["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    declared = [Requirement(line) for line in (*PROJECT["build-system"]["requires"], *project["dependencies"], *extras)]
+    pinned = pins()
+    for requirement in declared:
+        if requirement.name != project["name"]:
+            assert pinned[canonicalize_name(requirement.name)] in requirement.specifier
+
+
+def test_what_the_pins_depend_on_is_pinned() -> None:
+    pinned = pins()
+    for name, version in pinned.items():
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if found.version.partition("+")[0] != version:
+            continue
+        needed = [Requirement(line) for line in found.requires or []]
+        plain = [each for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
+        assert {canonicalize_name(each.name) for each in plain} <= pinned.keys(), f"of {name}"
+
+
+def test_torch_comes_first_and_from_an_index_of_the_users_choice() -> None:
+    assert _lines(ROOT / "requirements" / "base.txt")[0].startswith("torch==")
+
+
+def test_continuous_integration_runs_the_readmes_test_command() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert script.read_text(encoding="utf-8").splitlines()[-1].endswith(" test")
+    assert "make test" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_no_file_names_the_machine_it_was_written_on() -> None:
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    machine = re.compile(rb"(?<![\w.])/(work|root|home|opt)/\w")
+    files = [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    assert [path for path in files if machine.search(path.read_bytes())] == []
