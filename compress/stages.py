@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from accelerate import PartialState
 from datasets import Dataset
 from numpy.typing import NDArray
 from rich.console import Console
@@ -43,9 +44,10 @@ class Material:
 
     def rows(self, stage: Stage) -> Dataset:
         """Encoded training rows. A stage on `text` takes the corpus, else the task's own sentences."""
-        if stage.data == "text" and self.corpus is not None:
-            return encode_corpus(self.corpus, self.tokenizer, stage.max_length)
-        return encode(self.data.train, self.tokenizer, stage.max_length)
+        with PartialState().main_process_first():  # the others find what the first has cached
+            if stage.data == "text" and self.corpus is not None:
+                return encode_corpus(self.corpus, self.tokenizer, stage.max_length)
+            return encode(self.data.train, self.tokenizer, stage.max_length)
 
 
 def run_stage(
