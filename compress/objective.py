@@ -199,17 +199,10 @@ class Objective(nn.Module):
 
     def _value(self, i: int, student: Signals, teacher: Signals | None, labels: Tensor | None) -> Tensor:
         term, loss, reading = self.terms[i], self.losses[i], self.readings[i]
+        _check_batch(term, reading, student, labels)
         mask_BL = student.mask_BL
-        if (reading.against == "labels" or reading.mask == "labels") and labels is None:
-            raise ObjectiveError(f"{term.name} needs labels, and this batch has none: use it on labelled data")
         if reading.mask == "labels" and labels is not None:
             mask_BL = (labels != IGNORED).to(mask_BL.dtype)
-        if reading.signal == "logits" and reading.per == "example" and student.logits is not None:
-            if student.logits.dim() != 2:
-                raise ObjectiveError(
-                    f"{term.name} averages over examples, but these logits are one per token: use a token loss, such as "
-                    "distilbert.soft_targets or bert.masked_lm"
-                )
         if reading.against == "labels":
             return loss(getattr(student, reading.signal), labels, mask_BL, **term.options)
         mine, theirs = getattr(student, reading.signal), getattr(teacher, reading.signal)
@@ -220,6 +213,18 @@ class Objective(nn.Module):
             return loss(project(mine), theirs, mask_BL, **term.options)
         values = [loss(project(mine[m]), theirs[n], mask_BL, **term.options) for m, n in self.pairs[i]]
         return torch.stack(values).sum()
+
+
+def _check_batch(term: Term, reading: Reading, student: Signals, labels: Tensor | None) -> None:
+    """Raise ObjectiveError when this batch is not of the kind that the loss is about."""
+    if "labels" in (reading.against, reading.mask) and labels is None:
+        raise ObjectiveError(f"{term.name} needs labels, and this batch has none: use it on labelled data")
+    shown = getattr(student, reading.signal)
+    if reading.signal == "logits" and reading.per == "example" and shown.dim() != 2:
+        raise ObjectiveError(
+            f"{term.name} averages over examples, but these logits are one per token: use a token loss, such as "
+            "distilbert.soft_targets or bert.masked_lm"
+        )
 
 
 def count_items(mask_BL: Tensor, labels: Tensor | None) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, Trainer, TrainingArguments
 
 from compress.objective import Objective
 from compress.shape import Shape
@@ -85,8 +85,9 @@ def test_projections_are_saved_with_the_step_but_not_in_the_student() -> None:
     assert step.student.state_dict().keys() == tiny.model("bert", hidden=16).state_dict().keys()
 
 
-def test_no_loss_of_any_paper_sends_a_gradient_to_the_teacher() -> None:
-    """Every loss that reads a teacher, at once; heads, widths and labels agree."""
+@pytest.mark.parametrize("head", [AutoModelForMaskedLM, AutoModelForSequenceClassification], ids=["tokens", "examples"])
+def test_no_loss_of_any_paper_sends_a_gradient_to_the_teacher(head: type) -> None:
+    """Every loss that reads a teacher, at once, logits of one kind; heads, widths and labels agree."""
     found = {f"{paper}.{name}": loss.reading for paper in papers() for name, loss in losses(paper).items()}
     terms = [
         Term(name, options={"heads": 8} if name.endswith("_relations") else {}, layers="last")
@@ -94,11 +95,9 @@ def test_no_loss_of_any_paper_sends_a_gradient_to_the_teacher() -> None:
         else Term(name)
         for name, reading in found.items()
         if reading.against == "teacher"
+        and (reading.signal != "logits" or (reading.per == "example") == (head is AutoModelForSequenceClassification))
     ]
-    student, teacher = (
-        tiny.model("bert", head=AutoModelForMaskedLM),
-        tiny.model("bert", head=AutoModelForMaskedLM, seed=1),
-    )
+    student, teacher = tiny.model("bert", head=head), tiny.model("bert", head=head, seed=1)
     before = copy.deepcopy(teacher.state_dict())
     step = Distillation(student, teacher, terms)
     batch = tiny.batch()
