@@ -148,10 +148,10 @@ stages:
       - {loss: tinybert.hidden, project: true}
       - {loss: minilm.value_relations, layers: last, heads: 2}
   - distill: prediction
-    steps: 20
+    steps: 24
     batch: 16
     max_length: 32
-    lr: 3.0e-3
+    lr: 2.0e-2
     checkpoint: 5
     objective:
       - {loss: hinton.soft_targets, weight: 0.5, temperature: 2.0}

@@ -1,0 +1,170 @@
+"""`compress distill` in a process of its own that ends where a test wants it to.
+
+Processes are forked from a server that has imported everything once, so that one costs a second less than it would.
+"""
+
+import contextlib
+import gc
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 120.0
+"""Seconds until a child that does not do what it should is given up."""
+
+Accident = Callable[[], None]
+"""What is changed in the child before it runs."""
+
+
+def start(arguments: Sequence[str], out: Path, accident: Accident | None = None) -> BaseProcess:
+    """`compress ARGUMENTS --out OUT`; what it says is in `said(out)`."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["compress.pipeline", "compress.cli", __name__])
+    child = context.Process(target=_command, args=([*arguments, "--out", str(out)], dict(os.environ), accident))
+    child.start()
+    return child
+
+
+def finish(child: BaseProcess) -> int:
+    """The exit code; the negative number of the signal that killed it."""
+    child.join(PATIENCE)
+    if child.exitcode is None:
+        child.kill()
+        raise TimeoutError(f"the child did not end within {PATIENCE:.0f} s")
+    return child.exitcode
+
+
+def run(arguments: Sequence[str], out: Path, accident: Accident | None = None) -> int:
+    return finish(start(arguments, out, accident))
+
+
+def wait_for(child: BaseProcess, out: Path, stage: str, step: int) -> None:
+    """Until the log of the run shows that `stage` has done `step`."""
+    log, patience = out / "log.jsonl", time.monotonic() + PATIENCE
+    while child.is_alive() and time.monotonic() < patience:
+        lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+        entries = [json.loads(line) for line in lines if line.endswith("}")]
+        if any(entry["stage"] == stage and entry["step"] >= step for entry in entries):
+            return
+        time.sleep(0.002)
+    raise AssertionError(f"the child never came to step {step} of {stage}: {said(out)}")
+
+
+def said(out: Path) -> str:
+    return _output(out).read_text(encoding="utf-8")
+
+
+def _output(out: Path) -> Path:
+    return out.with_name(f"{out.name}.txt")
+
+
+def _command(arguments: list[str], environment: dict[str, str], accident: Accident | None) -> None:
+    gc.freeze()  # see conftest
+    os.environ.update(environment)
+    sys.argv = ["compress", *arguments]
+    file = _output(Path(arguments[-1])).open("w", encoding="utf-8", buffering=1)
+    with file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        if accident is not None:
+            accident()
+        from compress.cli import main
+
+        main()
+
+
+# Accidents
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def slowed() -> None:
+    """Time enough to be killed in the middle of a stage."""
+    from compress.step import Distillation
+
+    forward = Distillation.forward
+
+    def slow(self: Distillation, **batch: Any) -> Any:
+        time.sleep(0.01)
+        return forward(self, **batch)
+
+    Distillation.forward = slow  # type: ignore[method-assign]
+
+
+def dies_after_half_an_optimiser() -> None:
+    """Of the second checkpoint of a stage."""
+    import torch
+
+    save = torch.save
+
+    def half(value: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+        save(value, path, *args, **kwargs)
+        if str(path).endswith("intermediate/.partial/checkpoint-8/optimizer.pt"):
+            os.truncate(path, Path(path).stat().st_size // 2)
+            die()
+
+    torch.save = half
+
+
+def _dies_at_rename(of: str, to: str, *, before: bool, time: int = 1) -> None:
+    """Before or after a file or folder with `of` in its path gets, for the n-th time, a name that ends with `to`."""
+    times = itertools.count(1)
+    for name in ("rename", "replace"):
+        move = getattr(Path, name)
+
+        def moved(self: Path, target: Path, move: Any = move) -> Any:
+            here = of in str(self) and str(target).endswith(to) and next(times) == time
+            if here and before:
+                die()
+            result = move(self, target)
+            if here:
+                die()
+            return result
+
+        setattr(Path, name, moved)
+
+
+def dies_before_a_checkpoint_has_its_name() -> None:
+    _dies_at_rename("prediction", "checkpoint-10", before=True)
+
+
+def dies_before_the_older_checkpoint_goes() -> None:
+    _dies_at_rename("prediction", "checkpoint-10", before=False)
+
+
+def dies_with_new_best_weights_and_an_old_checkpoint() -> None:
+    _dies_at_rename("prediction", "best.safetensors", before=False, time=2)
+
+
+def dies_before_a_result_has_its_name() -> None:
+    """All steps are done and in a checkpoint."""
+    _dies_at_rename("intermediate", "model", before=True)
+
+
+def dies_between_two_stages() -> None:
+    _dies_at_rename("intermediate", "model", before=False)
+
+
+def dies_before_the_teacher_is_kept() -> None:
+    """Its stage is done."""
+    _dies_at_rename("/home/teachers/", "", before=True)
+
+
+def does_not_ship() -> None:
+    """Ends well when the last stage is done: export and measuring take longer than a tiny training."""
+    import compress.pipeline
+
+    class NoBundle:
+        @staticmethod
+        def write(*_: Any, **__: Any) -> None:
+            sys.exit(0)
+
+    compress.pipeline.Bundle = NoBundle  # type: ignore[misc,assignment]
