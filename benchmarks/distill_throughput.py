@@ -11,6 +11,7 @@ chooses on this machine (bf16 where the processor has it, rows grouped by length
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -65,7 +66,8 @@ def prepare(data: str, folder: Path) -> None:
 
 
 def worker(command: list[str]) -> dict:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    passive = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # as the command line sets it; for the peer as well
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=passive)
     if done.returncode:
         sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr[-3000:]}")
     found: dict = json.loads(done.stdout.strip().splitlines()[-1])
