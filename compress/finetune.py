@@ -30,7 +30,8 @@ def with_head(teacher: Teacher, stage: Stage, material: Material, run: Run) -> T
         material.console.print(f"{teacher.name} has no head for {data.name}: fine-tuning it first")
         if not run.result(stage.name).is_dir():
             set_seed(run.seed)
-            fresh = load(teacher.name, teacher.folder, data.task)  # a new head, drawn from the run's seed
+            # a new head, drawn from the run's seed
+            fresh = load(teacher.name, teacher.folder, data.task, allow_pickle=teacher.pickled)
             run_stage(stage, fresh.model.requires_grad_(True), None, material, run)
         if run.main:
             with filled(kept) as folder:

@@ -59,7 +59,7 @@ def measure(
     rows = encode(split, tutor.tokenizer, bundle.manifest.max_length)
     labels = np.asarray(split["label"][:])
     teacher_file = run.path / "teacher" / "model.onnx"
-    teacher = teachers.load(tutor.name, tutor.folder, data.task).model
+    teacher = teachers.load(tutor.name, tutor.folder, data.task, allow_pickle=tutor.pickled).model
     teacher_file.parent.mkdir(exist_ok=True)
     to_onnx(teacher, teacher_file)
     files = {"teacher": teacher_file, **{f"student {which}": path for which, path in bundle.files().items()}}

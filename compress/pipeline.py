@@ -20,14 +20,16 @@ from compress.data.batches import Collate, encode
 from compress.data.corpora import load_corpus
 from compress.data.task import Kind
 from compress.errors import RecipeError
-from compress.export.bundle import Bundle
+from compress.export.bundle import Bundle, check_parts
 from compress.files import written
 from compress.finetune import with_head
 from compress.measure import card, measure
 from compress.objective import check
-from compress.recipe import Recipe
+from compress.recipe import Recipe, Stage
 from compress.run import Run
+from compress.shape import positions
 from compress.stages import Material, load_result, run_stage
+from compress.train import shares
 
 
 def distill(
@@ -63,7 +65,7 @@ def distill(
     console, started = console or Console(quiet=True), time.time()
     state = PartialState(cpu=not _cuda())
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
-    _check_losses(recipe)
+    _check(recipe, state.num_processes)
     number_format = precisions.choose(precision)
     identity = {
         "teacher": teacher, "data": data, "corpus": corpus, "seed": seed, "precision": number_format,
@@ -76,6 +78,7 @@ def distill(
             task_data = load_task(data, text=text, label=label, kind=kind, metric=metric, seed=seed)
             given = teachers.load(teacher, folder, task_data.task, allow_pickle=allow_pickle)
             unlabelled = load_corpus(corpus) if corpus else None
+        _check_lengths(recipe, given)
         for note in task_data.notes:
             console.print(f"[yellow]note[/] {note}", highlight=False)
         material = Material(
@@ -89,6 +92,7 @@ def distill(
         if done is None:
             set_seed(seed)
             student = students.build(recipe.student, tutor.model)
+            check_parts(student, tutor.tokenizer, task_data.task, length)
         else:
             student = load_result(done)
         for stage in remaining:
@@ -125,9 +129,31 @@ def _cuda() -> bool:
     return torch.cuda.is_available() and not os.environ.get("ACCELERATE_USE_CPU")
 
 
-def _check_losses(recipe: Recipe) -> None:
-    """What only shows with the papers at hand: unknown losses and options, every one of them."""
-    stages = [("teacher", recipe.teacher), *((f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages))]
-    problems = [problem for where, stage in stages for problem in check(stage.objective, f"{recipe.name}: {where}")]
+def _check(recipe: Recipe, processes: int) -> None:
+    """What only shows with papers and machine at hand: unknown losses and options, batches that do not split."""
+    problems = []
+    for where, stage in _stages(recipe):
+        problems += check(stage.objective, f"{recipe.name}: {where}")
+        try:
+            shares(stage, processes)
+        except RecipeError as error:
+            problems += [f"{recipe.name}: {problem}" for problem in error.problems]
     if problems:
         raise RecipeError(problems)
+
+
+def _check_lengths(recipe: Recipe, teacher: teachers.Teacher) -> None:
+    """A text longer than the model has positions for would end the run in the middle of a stage."""
+    known = positions(teacher.model)
+    problems = [
+        f"{recipe.name}: {where}.max_length is {stage.max_length}; teacher {teacher.name} has {known} positions: "
+        f"--set {where.replace('[', '.').rstrip(']')}.max_length={known}"
+        for where, stage in _stages(recipe)
+        if known is not None and stage.max_length > known and not (stage is recipe.teacher and teacher.trained)
+    ]
+    if problems:
+        raise RecipeError(problems)
+
+
+def _stages(recipe: Recipe) -> list[tuple[str, Stage]]:
+    return [("teacher", recipe.teacher), *((f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages))]

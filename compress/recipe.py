@@ -99,7 +99,7 @@ FINETUNE = {"finetune": "teacher", "epochs": 3, "lr": 5e-5, "batch": 32, "evalua
 
 
 class Recipe(Frozen):
-    """What `stages` make of a `student`, under a teacher that `teacher` fine-tunes where it has no head for the task."""
+    """What `stages` make of a `student`; `teacher` is the stage that fine-tunes a teacher without a head."""
 
     name: str
     paper: Paper

@@ -44,6 +44,15 @@ class Shape:
         )
 
 
+def positions(model: Any) -> int | None:
+    """The most tokens a transformers model can number; None where positions are relative, or computed."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
+            # RoBERTa and its kin count positions from behind the padding index
+            return int(module.num_embeddings) - (0 if module.padding_idx is None else int(module.padding_idx) + 1)
+    return None
+
+
 def spelling(config: Any, size: str) -> str:
     """This family's own name of `size`: hidden -> `dim` for DistilBERT. Raises KeyError when it has none."""
     for name in _NAMES[size]:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ _OTHERS = ("*.json", "*.txt", "*.model", "*.vocab")
 
 @dataclass(frozen=True)
 class Teacher:
-    """`digest` identifies weights, config and tokenizer; `trained` says whether it came with a head for the task."""
+    """`digest`: of weights, config and tokenizer; `trained`: came with a head for the task; `pickled`: may be that."""
 
     name: str
     folder: Path
@@ -67,6 +68,7 @@ class Teacher:
     tokenizer: PreTrainedTokenizerBase
     digest: str
     trained: bool
+    pickled: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ def identify(folder: Path) -> str:
 def has_head(folder: Path, task: Task) -> bool:
     """Whether the checkpoint was saved with a sequence classification head of this many outputs."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(config, dict):
+        raise TeacherError(f"{folder}: its config.json holds a {type(config).__name__}, where settings were expected")
     heads = any("ForSequenceClassification" in name for name in config.get("architectures") or [])
     outputs = len(config.get("id2label") or {0: "", 1: ""})
     return heads and outputs == task.outputs
@@ -157,27 +161,30 @@ def has_head(folder: Path, task: Task) -> bool:
 def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> Teacher:
     """Tokenizer and model in eval mode, with a head for `task`: its own, or a new one to be fine-tuned.
 
-    Raises TeacherError for weights that cannot be read, and for a tokenizer that does not belong to the model.
+    Raises TeacherError for weights that cannot be read, or are not the config's, and for a tokenizer that does not
+    belong to the model.
     """
-    trained = has_head(folder, task)
     with _explained(folder):
+        trained = has_head(folder, task)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         labels = dict(enumerate(task.labels)) or {0: "score"}
         if not trained or _unnamed(config.id2label):
             config.id2label, config.label2id = labels, {label: i for i, label in labels.items()}
         config.problem_type = _PROBLEM[task.kind]
-        model = AutoModelForSequenceClassification.from_pretrained(
+        model, found = AutoModelForSequenceClassification.from_pretrained(
             folder,
             config=config,
             use_safetensors=None if allow_pickle else True,
             ignore_mismatched_sizes=not trained,
             trust_remote_code=False,
+            output_loading_info=True,
         )
+    _complete(folder, model, [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])], trained)
     _same_vocabulary(folder, tokenizer, model)
     if trained:
         _align_labels(model, task, name)
-    return Teacher(name, folder, model.eval().requires_grad_(False), tokenizer, identify(folder), trained)
+    return Teacher(name, folder, model.eval().requires_grad_(False), tokenizer, identify(folder), trained, allow_pickle)
 
 
 @contextmanager
@@ -189,6 +196,11 @@ def _explained(folder: Path) -> Iterator[None]:
         yield
     except SafetensorError as error:
         raise TeacherError(f"{folder}: its weights are damaged or cut short ({error}); fetch them again") from error
+    except pickle.UnpicklingError as error:
+        raise TeacherError(
+            f"{folder}: its pickled weights are damaged, or hold more than tensors and are not loaded, as that could "
+            "run code; save them as safetensors"
+        ) from error
     except (OSError, ValueError, KeyError, RuntimeError, json.JSONDecodeError) as error:
         raise TeacherError(f"{folder}: cannot be loaded: {' '.join(str(error).split())[:400]}") from error
 
@@ -197,8 +209,21 @@ def _unnamed(id2label: Mapping[int, str]) -> bool:
     return all(str(name).startswith("LABEL_") for name in id2label.values())
 
 
+def _complete(folder: Path, model: PreTrainedModel, absent: list[str], trained: bool) -> None:
+    """The library fills what a checkpoint lacks with random numbers: right for a new head and its pooler only."""
+    inside = f"{model.base_model_prefix}."
+    bad = sorted(key for key in absent if trained or (key.startswith(inside) and ".pooler." not in key))
+    if bad:
+        raise TeacherError(
+            f"{folder}: {len(bad)} of its tensors are missing, or not of the shape its config.json says, such as "
+            f"{bad[0]}: weights and config do not belong together, or the file is not whole; fetch both again"
+        )
+
+
 def _same_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
     known = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
+    if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_tokens)):  # what the library makes of no files
+        raise TeacherError(f"{folder}: has no tokenizer; expected tokenizer.json, or the family's own file, in it")
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= known:
         raise TeacherError(

@@ -31,7 +31,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from compress.data.batches import Collate, LengthGrouped
-from compress.errors import CompressError
+from compress.errors import CompressError, RecipeError
 from compress.files import written
 from compress.journal import Journal, forget_after
 from compress.objective import count_items
@@ -129,7 +129,7 @@ def _arguments(
     step: Distillation, stage: Stage, rows: Dataset, folder: Path, *, seed: int, scored: bool, bf16: bool
 ) -> TrainingArguments:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    micro, accumulation = _parts(stage, processes)
+    micro, accumulation = shares(stage, processes)
     per_epoch = math.ceil(len(rows) / stage.batch)
     total = stage.steps or max(1, math.ceil(stage.epochs * per_epoch))
     every = max(1, min(total, per_epoch) // stage.evaluate) if scored else total
@@ -168,16 +168,19 @@ def _arguments(
     )
 
 
-def _parts(stage: Stage, processes: int) -> tuple[int, int]:
-    """(examples per forward pass and process, accumulated passes) that make up the stage's batch exactly."""
+def shares(stage: Stage, processes: int) -> tuple[int, int]:
+    """(examples per forward pass and process, accumulated passes) that make up the stage's batch exactly.
+
+    Raises RecipeError when nothing does.
+    """
     share, rest = divmod(stage.batch, processes)
     if rest:
-        raise CompressError(
-            f"stage {stage.name}: batch {stage.batch} cannot be split evenly over {processes} processes"
+        raise RecipeError(
+            [f"stage {stage.name}: batch {stage.batch} cannot be split evenly over {processes} processes"]
         )
     micro = min(stage.micro_batch or share, share)
     if share % micro:
-        raise CompressError(f"stage {stage.name}: micro_batch {micro} does not divide the {share} examples per process")
+        raise RecipeError([f"stage {stage.name}: micro_batch {micro} does not divide the {share} examples per process"])
     return micro, share // micro
 
 

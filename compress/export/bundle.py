@@ -20,6 +20,7 @@ from compress.export import manifest as manifests
 from compress.export.card import model_card
 from compress.export.manifest import Manifest, Stamp
 from compress.files import filled, written
+from compress.shape import positions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -154,12 +155,9 @@ def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None
     known = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > known:
         raise BundleError(f"{kind}: embeds {known} tokens, the tokenizer has {len(tokenizer)}; they do not match")
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
-            # RoBERTa and its kin count positions from behind the padding index
-            limit = module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
-            if max_length > limit:
-                raise BundleError(f"{kind}: max_length {max_length}; this model has {limit} positions")
+    limit = positions(model)
+    if limit is not None and max_length > limit:
+        raise BundleError(f"{kind}: max_length {max_length}; this model has {limit} positions")
 
 
 def _write_model(folder: Path, model: Any, tokenizer: Any, task: Task, max_length: int) -> None:
