@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 
+from accelerate import PartialState
 from transformers import set_seed
 
 from compress import digest
@@ -38,5 +39,6 @@ def with_head(teacher: Teacher, stage: Stage, material: Material, run: Run) -> T
                 shutil.copytree(run.result(stage.name), folder, dirs_exist_ok=True)
     else:
         material.console.print(f"{teacher.name}, fine-tuned on {data.name}: kept from an earlier run in {kept}")
+    PartialState().wait_for_everyone()  # until the first process has kept it
     tuned = load(teacher.name, kept, data.task)
     return replace(tuned, tokenizer=teacher.tokenizer)
