@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformers.utils.logging import disable_progress_bar
 from typer.testing import CliRunner
 
-from compress.cli import app, quiet_libraries
+from compress.cli import app, settle_libraries
 from tests import tiny
 
 
@@ -24,7 +25,8 @@ class Told:
 
 def run(*words: str, stdin: str = "") -> Told:
     """`compress *words` in this process; what would be a traceback is raised."""
-    quiet_libraries()
+    settle_libraries()
+    disable_progress_bar()  # transformers reads the variable for it when imported, here long ago
     result = CliRunner().invoke(app, words, input=stdin, prog_name="compress", catch_exceptions=False)
     return Told(result.exit_code, result.stdout, result.stderr)
 
