@@ -3,16 +3,16 @@
 Processes are forked from a server that has imported everything once, so that one costs a second less than it would.
 """
 
-import contextlib
 import gc
 import itertools
 import json
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,35 @@ Accident = Callable[[], None]
 """What is changed in the child before it runs."""
 
 
-def start(arguments: Sequence[str], out: Path, accident: Accident | None = None) -> BaseProcess:
+def start(
+    arguments: Sequence[str],
+    out: Path,
+    accident: Accident | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> BaseProcess:
     """`compress ARGUMENTS --out OUT`; what it says is in `said(out)`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["compress.pipeline", "compress.cli", __name__])
-    child = context.Process(target=_command, args=([*arguments, "--out", str(out)], dict(os.environ), accident))
+    environment = {**os.environ, **(environment or {})}
+    child = context.Process(target=_command, args=([*arguments, "--out", str(out)], environment, accident))
     child.start()
     return child
+
+
+def start_together(
+    arguments: Sequence[str], out: Path, accident: Accident | None = None, *, processes: int
+) -> list[BaseProcess]:
+    """As torchrun would start them, on the processor."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    shared |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+    return [
+        start(arguments, out, accident, environment=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(processes)
+    ]
 
 
 def finish(child: BaseProcess) -> int:
@@ -59,24 +81,24 @@ def wait_for(child: BaseProcess, out: Path, stage: str, step: int) -> None:
 
 
 def said(out: Path) -> str:
-    return _output(out).read_text(encoding="utf-8")
+    return "\n".join(file.read_text(encoding="utf-8") for file in sorted(out.parent.glob(f"{out.name}-*.txt")))
 
 
-def _output(out: Path) -> Path:
-    return out.with_name(f"{out.name}.txt")
+def _output(out: Path, rank: str | int = 0) -> Path:
+    return out.with_name(f"{out.name}-{rank}.txt")
 
 
 def _command(arguments: list[str], environment: dict[str, str], accident: Accident | None) -> None:
     gc.freeze()  # see conftest
     os.environ.update(environment)
     sys.argv = ["compress", *arguments]
-    file = _output(Path(arguments[-1])).open("w", encoding="utf-8", buffering=1)
-    with file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-        if accident is not None:
-            accident()
-        from compress.cli import main
+    file = _output(Path(arguments[-1]), environment.get("RANK", 0)).open("w", encoding="utf-8", buffering=1)
+    sys.stdout = sys.stderr = file
+    if accident is not None:
+        accident()
+    from compress.cli import main
 
-        main()
+    main()
 
 
 # Accidents
@@ -165,6 +187,11 @@ def does_not_ship() -> None:
     class NoBundle:
         @staticmethod
         def write(*_: Any, **__: Any) -> None:
+            compress.pipeline.PartialState().wait_for_everyone()
             sys.exit(0)
+
+        @staticmethod
+        def load(_: Path) -> None:
+            """All but the first process come here."""
 
     compress.pipeline.Bundle = NoBundle  # type: ignore[misc,assignment]

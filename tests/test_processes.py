@@ -1,0 +1,82 @@
+"""Several processes are one: `torchrun --nproc_per_node 2 -m compress distill ...` trains what one process would.
+
+A stage's batch is that of all processes together. `accelerate launch --multi_gpu --num_processes 2 -m compress ...` is
+the same; with `--cpu` accelerate starts one process only, whatever number it is given.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests import children, learning, tiny
+
+STAGES = ("teacher", "intermediate", "prediction")
+
+
+def command(folder: Path, *, dropout: bool) -> list[str]:
+    """100 rows of unequal lengths: the last of seven batches of 16 has to be filled."""
+    folder.mkdir()
+    config = {} if dropout else learning.NO_DROPOUT
+    teacher = tiny.checkpoint(folder / "teacher", tiny.bert(initializer_range=0.1, **config).bert)
+    recipe, data = tiny.recipe(folder), tiny.reviews(folder / "data", train=100)
+    return ["distill", "--teacher", teacher, "--recipe", recipe, "--data", data, "--precision", "fp32"]
+
+
+def together(arguments: list[str], out: Path) -> None:
+    started = children.start_together(arguments, out, children.does_not_ship, processes=2)
+    ended = [children.finish(child) for child in started]
+    assert ended == [0, 0], children.said(out)
+
+
+def difference(one: Path, other: Path, stages: Sequence[str] = STAGES) -> float:
+    """The largest of any weight of any stage."""
+    file = Path("model", "model.safetensors")
+    pairs = [[load_file(run / "stages" / stage / file) for run in (one, other)] for stage in stages]
+    return max((ours[name] - theirs[name]).abs().max().item() for ours, theirs in pairs for name in theirs)
+
+
+def test_two_processes_train_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 x 8 is 1 x 16, and 2 x 4 accumulated twice: losses per example, per token and on relations of tokens.
+
+    The gradient of the keys' biases is zero but for rounding, which Adam blows up to whole steps unless eps is larger.
+    """
+    arguments = command(tmp_path / "given", dropout=False)
+    stages = ("teacher", "stages.0", "stages.1")
+    arguments += [f"--set={stage}.{number}" for number in ("steps=8", "eps=1e-4") for stage in stages]
+    arguments += ["--gate", "warn"]
+    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home-of-one"))
+    assert children.run(arguments, tmp_path / "one", children.does_not_ship) == 0, children.said(tmp_path / "one")
+    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home-of-two"))
+    together([*arguments, "--set=stages.1.micro_batch=4"], tmp_path / "two")
+    assert difference(tmp_path / "one", tmp_path / "two") < 1e-6
+
+
+def test_two_killed_processes_continue_to_the_same_weights(tmp_path: Path) -> None:
+    """Within the second epoch; each process has random numbers of its own for dropout. The teacher is kept."""
+    arguments = command(tmp_path / "given", dropout=True)
+    together(arguments, tmp_path / "whole")
+    killed = children.start_together(arguments, tmp_path / "killed", children.slowed, processes=2)
+    children.wait_for(killed[0], tmp_path / "killed", "prediction", 12)
+    for child in killed:
+        child.kill()
+    assert [children.finish(child) for child in killed] == [-signal.SIGKILL] * 2
+    together([*arguments, "--resume"], tmp_path / "killed")
+    assert difference(tmp_path / "killed", tmp_path / "whole", STAGES[1:]) == 0
+
+
+@pytest.mark.slow
+def test_torchrun_ships_a_bundle(tmp_path: Path) -> None:
+    """The command of the README, measured and shipped by the first process."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "compress"]
+    arguments = [*launch, *command(tmp_path / "given", dropout=True), "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("bundle:") == 1
+    assert (tmp_path / "run" / "bundle" / "report.json").is_file()
