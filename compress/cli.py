@@ -1,5 +1,6 @@
 """The command line: parse, call, print. torch and transformers are imported inside the commands that need them."""
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ def distill(
     as_json: Json = False,
 ) -> None:
     """Distil a teacher into a student, export and quantise it, and measure it beside its teacher."""
-    with _told(hint=f"continue with: compress distill ... --out {out} --resume"):
+    with _told(hint=f"Continue with: compress distill ... --out {out} --resume"):
         from compress.pipeline import distill as run
 
         console = _console(as_json)
@@ -173,9 +174,10 @@ def _told(hint: str = "") -> Iterator[None]:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(USER_ERROR) from None
     except OSError as error:
-        if error.errno is None or (error.filename is None and not error.strerror):
+        if error.errno in (None, errno.EPIPE):  # a library's own, and a reader that has read enough
             raise
-        print(f"error: {error.strerror}: {error.filename or ''}; nothing half-written is left. {hint}", file=sys.stderr)
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror}. Nothing half-written is left. {hint}".rstrip(), file=sys.stderr)
         raise typer.Exit(USER_ERROR) from None
     except KeyboardInterrupt:
         print(f"\ninterrupted. {hint}", file=sys.stderr)

@@ -2,15 +2,18 @@
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from torch.utils.tensorboard import SummaryWriter
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from compress.files import written
+from compress.files import naming, written
 
 
 def forget_after(log: Path, stage: str, step: int) -> None:
@@ -47,7 +50,7 @@ class Journal(TrainerCallback):
 
     def __init__(self, stage: str, log: Path, tensorboard: Path, console: Console, batch: int) -> None:
         self.stage, self.log, self.batch, self.console = stage, log, batch, console
-        self.writer = SummaryWriter(log_dir=str(tensorboard / stage))
+        self.scalars = _Scalars(tensorboard / stage)
         self.bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=30),
@@ -91,12 +94,29 @@ class Journal(TrainerCallback):
             self.facts["loss"] = f"loss {values['loss']:.4g}"
         if "eval_score" in values:
             self.facts["score"] = f"score {values['eval_score']:.4f}"
-        with self.log.open("a", encoding="utf-8") as file:
+        with naming(self.log), self.log.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"stage": self.stage, "step": state.global_step} | values) + "\n")
-        for name, value in values.items():
-            self.writer.add_scalar(name, value, state.global_step)
+        self.scalars.write(state.global_step, values)
 
     def close(self) -> None:
         """Also after an interruption: the terminal gets its cursor back."""
         self.bar.stop()
-        self.writer.close()
+        self.scalars.file.close()
+
+
+class _Scalars:
+    """An event file of TensorBoard's. Its own writer does this in a thread, where a full disk is a traceback."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"events.out.tfevents.{time.time_ns()}"
+        self.file = self.path.open("wb", buffering=0)
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=points)))
+
+    def _write(self, event: Any) -> None:
+        with naming(self.path):
+            RecordWriter(self.file).write(event.SerializeToString())

@@ -15,12 +15,13 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from compress.errors import RunError
-from compress.files import written
+from compress.files import naming, written
 from compress.recipe import Recipe, Stage
 
 _IDENTITY = ("teacher", "data", "corpus", "seed", "precision", "columns")
@@ -104,14 +105,19 @@ def _locked(path: Path) -> IO[str]:
     file = (path / ".lock").open("a+", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.truncate(0)
+        with naming(path / ".lock"):
+            file.write(str(os.getpid()))
+            file.flush()
     except BlockingIOError:
         file.seek(0)
         owner = file.read().strip() or "unknown"
         file.close()
         raise RunError(f"{path}: another process (pid {owner}) is running this run; wait for it, or stop it") from None
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
+    except OSError:
+        with suppress(OSError):  # what could not be written before cannot be written when closing
+            file.close()
+        raise
     return file
 
 

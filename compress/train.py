@@ -32,7 +32,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from compress.data.batches import Collate, LengthGrouped
 from compress.errors import CompressError, RecipeError
-from compress.files import written
+from compress.files import naming, written
 from compress.journal import Journal, forget_after
 from compress.objective import count_items
 from compress.recipe import Stage
@@ -109,6 +109,7 @@ def _train(
     finally:
         if journal is not None:
             journal.close()
+            shutil.rmtree(str(arguments.output_dir), ignore_errors=True)
     seconds, steps = time.perf_counter() - started, trainer.state.global_step
     trainer.restore_best()
     best = trainer.state.best_global_step
@@ -285,7 +286,8 @@ class _Trainer(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """The library writes into .partial; the whole checkpoint is renamed into place, then the older ones go."""
-        super()._save_checkpoint(model, trial)
+        with naming(Path(str(self.args.output_dir))):
+            super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if not self.args.should_save:
             return

@@ -196,16 +196,17 @@ def _as_transformers_4_reads(path: Path) -> None:
 @contextmanager
 def _built(path: Path) -> Iterator[Path]:
     """A folder beside `path` that takes its name, and its place, at the end; removed if anything fails."""
-    from safetensors import SafetensorError
-
     foreign = path.is_dir() and any(path.iterdir()) and not (path / manifests.NAME).is_file()
     if foreign or (path.exists() and not path.is_dir()):
         raise BundleError(f"{path}: exists and is no bundle; expected a new folder, or a bundle to replace")
     try:
         with filled(path) as partial:
             yield partial
-    except (OSError, SafetensorError) as error:
-        raise BundleError(f"{path}: cannot be written ({error}); nothing of it was kept") from error
+    except OSError as error:
+        raise BundleError(
+            f"{path}: cannot be written ({error.strerror or error}); nothing of it was kept. Make room, or mend what "
+            "is in its way, and write it again: `compress distill --resume` trains nothing twice"
+        ) from error
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import onnxruntime.quantization
 
 from compress.errors import ExportError
 from compress.export.session import metadata, read_model
-from compress.files import written
+from compress.files import naming, written
 
 PRECISION_KEY = "compress.precision"
 
@@ -37,7 +37,7 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True) ->
         raw = Path(scratch) / "raw.onnx"
         onnx.save_model(file, raw)
         try:
-            with _silent_root_logger():
+            with naming(target), _silent_root_logger():
                 onnxruntime.quantization.quantize_dynamic(
                     raw, partial, per_channel=per_channel, extra_options={"MatMulConstBOnly": True}
                 )
