@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Iterable
 
+MOST_SHOWN = 30
+"""Choices listed in a message: a folder may hold thousands."""
+
 
 class CompressError(Exception):
     """The root: anything wrong with what the user gave us, never with our own invariants."""
@@ -50,4 +53,5 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if close:
         return f" Did you mean {close[0]!r}?"
-    return f" Known: {', '.join(known)}." if known else ""
+    shown = ", ".join(known[:MOST_SHOWN]) + (f" and {len(known) - MOST_SHOWN} more" if known[MOST_SHOWN:] else "")
+    return f" Known: {shown}." if known else ""
