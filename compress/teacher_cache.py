@@ -46,6 +46,7 @@ class TeacherCache:
         """The teacher's signals for this batch; hidden states are zero at pads, which no loss counts."""
         index, device = batch["index"].tolist(), batch["index"].device
         mask_BL = batch["attention_mask"]
+        real_BL = mask_BL.bool().cpu().numpy()
         logits = None
         if self.logits:
             rows = [self.logits[i // SHARD][i % SHARD] for i in index]
@@ -55,7 +56,7 @@ class TeacherCache:
             out_BLD = np.zeros((*mask_BL.shape, shards[0].shape[1]), dtype=np.float32)
             for row, i in enumerate(index):
                 start = self.starts[i]
-                out_BLD[row, : self.lengths[i]] = shards[i // SHARD][start : start + self.lengths[i]]
+                out_BLD[row, real_BL[row]] = shards[i // SHARD][start : start + self.lengths[i]]
             hidden[state] = torch.from_numpy(out_BLD).to(device)
         return Signals(mask_BL, logits, tuple(hidden))
 
@@ -140,6 +141,7 @@ def _write(
         parts = {f"hidden{state}": shown.hidden[state].float().cpu().numpy() for state in states}
         if shown.logits is not None and "logits" in wants:
             parts["logits"] = shown.logits.float().cpu().numpy()
+        real_BL = inputs["attention_mask"].bool().cpu().numpy()
         for name, value in parts.items():
             if name not in files:
                 shape = (last - first if name == "logits" else tokens, value.shape[-1])
@@ -149,7 +151,7 @@ def _write(
                 if name == "logits":
                     files[name][i - first] = value[row]
                 else:
-                    files[name][starts[i] : starts[i] + lengths[i]] = value[row, : lengths[i]]
+                    files[name][starts[i] : starts[i] + lengths[i]] = value[row, real_BL[row]]
     for name, file in files.items():
         file.flush()
         (folder / f".{_name(name, shard)}.{os.getpid()}.partial").replace(folder / _name(name, shard))

@@ -1,0 +1,130 @@
+"""A teacher's outputs read from disk are the teacher's outputs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compress import teacher_cache as caches
+from compress.data.batches import Collate
+from compress.errors import ObjectiveError
+from compress.signals import Signals, read
+from compress.step import Distillation
+from compress.teacher_cache import TeacherCache, teacher_cache
+from compress.term import Term
+from compress.train import train
+from tests import learning, tiny
+
+WANTS = frozenset({"logits", "embeddings", "layers"})
+CACHEABLE = (
+    Term("hinton.soft_targets", 0.5, options={"temperature": 2.0}),
+    Term("bert.labels", 0.5),
+    Term("tinybert.embeddings", project=True),
+    Term("tinybert.hidden", project=True),
+)
+
+
+@pytest.fixture(params=[1 << 15, 5], ids=["one shard", "five shards, the last short"])
+def shards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Five rows a shard make 22 rows five shards."""
+    monkeypatch.setattr(caches, "SHARD", request.param)
+    return -(-22 // int(request.param))
+
+
+def opened(
+    folder: Path, *, wants: frozenset[str] = WANTS, layers: Sequence[int] = (1, 3), seed: int = 2
+) -> TeacherCache:
+    teacher = tiny.model("bert", layers=4, seed=seed)
+    return teacher_cache(teacher, learning.rows(), learning.collate(), folder, wants=wants, layers=layers, batch=4)
+
+
+def assert_same(cached: Signals, online: Signals, layers: Sequence[int]) -> None:
+    """At real tokens; what stands at pads is nobody's business."""
+    real = online.mask_BL.bool()
+    assert cached.logits is not None
+    assert online.logits is not None
+    torch.testing.assert_close(cached.logits, online.logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(cached.embeddings[real], online.embeddings[real], rtol=0, atol=1e-5)
+    for layer in layers:
+        torch.testing.assert_close(cached.layers[layer][real], online.layers[layer][real], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("chosen", [range(22), [21, 0, 9, 4, 5], [13]], ids=["all", "across shards", "one"])
+def test_cached_is_online(tmp_path: Path, chosen: Sequence[int], shards: int) -> None:
+    """In any order and company: a row is padded differently here than when it was computed."""
+    cache = opened(tmp_path)
+    assert len(list(tmp_path.glob("logits-*.npy"))) == shards
+    rows = learning.rows()
+    batch = learning.collate()([rows[i] for i in chosen])
+    with torch.no_grad():
+        online = read(tiny.model("bert", layers=4, seed=2), batch, WANTS)
+    assert_same(cache.signals(batch, WANTS), online, (1, 3))
+
+
+def test_what_was_not_asked_for_is_not_kept(tmp_path: Path, shards: int) -> None:
+    opened(tmp_path, wants=frozenset({"layers"}), layers=[3])
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"hidden4"}
+    rows = learning.rows()
+    kept = sum(np.load(path, mmap_mode="r").nbytes for path in tmp_path.iterdir())
+    assert kept == sum(rows["length"]) * 32 * 4, "tokens, and no pads"
+
+
+def test_a_second_opening_computes_nothing(tmp_path: Path, shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = opened(tmp_path)
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    monkeypatch.setattr(caches, "read", None)
+    again = opened(tmp_path)
+    assert times == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    batch = learning.collate()([learning.rows()[i] for i in (3, 17)])
+    assert_same(again.signals(batch, WANTS), first.signals(batch, WANTS), (1, 3))
+    assert all(isinstance(shard, np.memmap) for shard in again.logits)
+
+
+def test_only_missing_shards_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed process leaves whole shards under their names, and one half-written under none."""
+    monkeypatch.setattr(caches, "SHARD", 5)
+    opened(tmp_path)
+    (tmp_path / "hidden2-00003.npy").rename(tmp_path / ".hidden2-00003.npy.77.partial")
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir() if "00003" not in path.name}
+    again = opened(tmp_path)
+    assert kept == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir() if "00003" not in path.name}
+    batch = learning.collate()([learning.rows()[i] for i in (15, 19)])
+    with torch.no_grad():
+        online = read(tiny.model("bert", layers=4, seed=2), batch, WANTS)
+    assert_same(again.signals(batch, WANTS), online, (1, 3))
+
+
+def test_attention_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ObjectiveError, match=r"this objective reads scores, values; set cache_teacher: false"):
+        opened(tmp_path, wants=frozenset({"logits", "scores", "values"}))
+
+
+def test_tokens_are_found_behind_pads_too(tmp_path: Path) -> None:
+    """XLNet's tokenizer pads on the left."""
+    tokens, teacher, rows = tiny.tokenizer(), tiny.model("xlnet", seed=2), learning.rows()
+    tokens.padding_side = "left"
+    collate = Collate(tokens)
+    cache = teacher_cache(teacher, rows, collate, tmp_path, wants=WANTS, layers=[0, 1], batch=4)
+    batch = collate([rows[i] for i in (2, 11, 20)])
+    assert not batch["attention_mask"][:, 0].all()
+    with torch.no_grad():
+        assert_same(cache.signals(batch, WANTS), read(teacher, batch, WANTS), (0, 1))
+
+
+def test_training_with_the_cache_is_training_without(tmp_path: Path, shards: int) -> None:
+    """With an eps that keeps Adam from blowing up the rounding of gradients that are zero: those of key biases."""
+    stage, rows, collate = learning.stage(CACHEABLE, eps=1e-4), learning.rows(), learning.collate()
+    online = learning.step(CACHEABLE)
+    train(online, stage, rows, collate, learning.run(tmp_path / "online"))
+
+    cached = learning.step(CACHEABLE)
+    layers = sorted({n for pairs in cached.objective.pairs for _, n in pairs})
+    cache = opened(tmp_path / "cache", wants=cached.objective.teacher_wants, layers=layers)
+    cached = Distillation(cached.student, cache, cached.objective)
+    train(cached, stage, rows, collate, learning.run(tmp_path / "cached"))
+
+    expected = learning.weights(online)
+    for name, tensor in learning.weights(cached).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-5)
