@@ -37,6 +37,7 @@ def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig
         raise StudentError(f"student.family: no model family {family!r}.{did_you_mean(family, CONFIG_MAPPING)}")
     if family == teacher.model_type:
         config = copy.deepcopy(teacher)
+        config._attn_implementation = None  # the fastest that the family has, whatever the teacher was opened with
     else:
         shared = {name: getattr(teacher, name) for name in _SHARED if getattr(teacher, name, None) is not None}
         config = CONFIG_MAPPING[family](**shared)
@@ -56,6 +57,8 @@ def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig
             continue
         setattr(config, name, _count(size, wanted, getattr(theirs, size)))
     shape = Shape.of(config)
+    if hasattr(config, "pooler_hidden_size"):  # DeBERTa's second name for the same width
+        config.pooler_hidden_size = shape.hidden
     if shape.hidden % shape.heads:
         raise StudentError(f"student: hidden {shape.hidden} is not a multiple of heads {shape.heads}")
     return config
@@ -78,9 +81,7 @@ def build(spec: StudentSpec, teacher: PreTrainedModel) -> PreTrainedModel:
     """
     if spec.init not in ("scratch", "teacher"):
         return _from_checkpoint(spec.init, teacher)
-    student: PreTrainedModel = AutoModelForSequenceClassification.from_config(
-        config_for(spec, teacher.config), attn_implementation="sdpa" if teacher._supports_sdpa else "eager"
-    )
+    student: PreTrainedModel = AutoModelForSequenceClassification.from_config(config_for(spec, teacher.config))
     if spec.init == "teacher":
         _carry(spec, teacher, student)
     return student
@@ -121,6 +122,8 @@ def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel
         for dim, axis in enumerate(weight.axes):
             if axis is not None:
                 tensor = tensor.index_select(dim, kept.along(axis, layer).to(tensor.device))
+        if weight.role == "types":  # one in RoBERTa, two in BERT: what there is, and the last for the rest
+            tensor = tensor[torch.arange(len(parameter)).clamp(max=len(tensor) - 1)]
         if weight.role == "positions":
             tensor = tensor[_offset(teacher.config) :]
             parameter[_offset(student.config) :].copy_(tensor)

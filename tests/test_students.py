@@ -1,0 +1,289 @@
+"""Students have the published sizes, start from what was asked for, and are plain transformers models."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig
+
+from compress.errors import StudentError
+from compress.recipe import StudentSpec
+from compress.signals import open_attention, read
+from compress.students import build, config_for, copied_layers
+from compress.students.naming import KNOWN
+from compress.train import train
+from tests import learning, tiny
+
+# Sizes
+
+PUBLISHED = {
+    "TinyBERT4": (14_350_248, StudentSpec(layers=4, hidden=312, ffn=1200, heads=12)),
+    "TinyBERT6": (66_955_008, StudentSpec(layers=6)),
+    "half of BERT-base": (66_955_008, StudentSpec(layers=0.5)),
+    "DistilBERT": (66_362_880, StudentSpec(family="distilbert", layers=6)),
+    "MiniLM L6-H384": (22_713_216, StudentSpec(layers=6, hidden=384, ffn=1536)),
+    "MiniLM L12-H384": (33_360_000, StudentSpec(hidden=384, ffn=1536)),
+    "ELECTRA-small": (13_483_008, StudentSpec(family="electra", hidden=256, ffn=1024, heads=4, embedding=128)),
+    "MobileBERT": (24_844_544, StudentSpec(family="mobilebert", layers=24, hidden=512, ffn=512, heads=4)),
+    "ALBERT-base": (11_683_584, StudentSpec(family="albert", embedding=128)),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_of_published_students_of_bert_base(name: str) -> None:
+    """Backbones, poolers included where there is one; ALBERT's vocabulary is its own."""
+    expected, spec = PUBLISHED[name]
+    teacher = BertConfig(vocab_size=30_000) if name == "ALBERT-base" else BertConfig()
+    with torch.device("meta"):
+        student = AutoModel.from_config(config_for(spec, teacher))
+    assert sum(parameter.numel() for parameter in student.parameters()) == expected
+
+
+def test_sizes_left_out_are_the_teachers_and_shares_are_of_them() -> None:
+    teacher = tiny.config("bert", layers=6, hidden=64, heads=4)
+    config = config_for(StudentSpec(layers=0.5, hidden=0.5, heads=2), teacher)
+    sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.intermediate_size)
+    assert sizes == (3, 32, 2, 128)
+    assert (config.vocab_size, config.num_labels, config.max_position_embeddings) == (teacher.vocab_size, 3, 64)
+    assert teacher.num_hidden_layers == 6, "the teacher's own config is left alone"
+
+
+@pytest.mark.parametrize(
+    "family", ["distilbert", "roberta", "electra", "mobilebert", "albert", "deberta-v2", "modernbert"]
+)
+def test_another_family_keeps_vocabulary_labels_and_room(family: str) -> None:
+    teacher = tiny.config("bert")
+    teacher.id2label = {0: "no", 1: "perhaps", 2: "yes"}
+    tutor = AutoModelForSequenceClassification.from_config(teacher)
+    student = build(StudentSpec(family=family, layers=1, heads=2), tutor)
+    assert student.config.vocab_size == teacher.vocab_size
+    assert student.config.id2label == teacher.id2label
+    longest = tiny.batch((64,))
+    assert student.eval()(**longest).logits.shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (StudentSpec(family="bart_"), "no model family 'bart_'. Did you mean 'bart'?"),
+        (StudentSpec(hidden=30), "hidden 30 is not a multiple of heads 4"),
+        (StudentSpec(layers=1.5), "student.layers: 1.5 is neither a whole number nor a share of the teacher's 2"),
+        (StudentSpec(layers=0.1), "student.layers: 0.1 is neither"),
+        (StudentSpec(family="distilbert", embedding=8), "student.embedding: distilbert models have no such size"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(spec: StudentSpec, message: str) -> None:
+    with pytest.raises(StudentError, match=message.replace("?", r"\?").replace(".", r"\.")):
+        config_for(spec, tiny.config("bert"))
+
+
+# From the teacher's layers
+
+
+@pytest.mark.parametrize(
+    ("rule", "students", "teachers", "layers"),
+    [
+        ("even", 6, 12, [0, 2, 4, 7, 9, 11]),  # DistilBERT
+        ("even", 3, 6, [0, 2, 5]),
+        ("even", 1, 12, [0]),
+        ("uniform", 4, 12, [2, 5, 8, 11]),  # TinyBERT's g(m) = 3m
+        ("uniform", 5, 12, [1, 3, 6, 8, 11]),
+        ("first", 3, 12, [0, 1, 2]),  # PKD
+        ("last", 3, 12, [9, 10, 11]),
+        ((0, 0, -1), 3, 4, [0, 0, 3]),
+    ],
+)
+def test_which_layers_are_copied(rule: Any, students: int, teachers: int, layers: list[int]) -> None:
+    assert copied_layers(rule, students, teachers) == layers
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ((0, 1), r"\[0, 1\] must name 3 layers, each of 0\.\.3"),
+        ((0, 1, 4), r"\[0, 1, 4\] must name 3 layers"),
+        ((0, 1, -5), r"must name 3 layers"),
+    ],
+)
+def test_layers_that_are_not_there_are_refused(rule: tuple[int, ...], message: str) -> None:
+    with pytest.raises(StudentError, match=message):
+        copied_layers(rule, 3, 4)
+
+
+def test_more_layers_than_the_teacher_has_are_refused() -> None:
+    with pytest.raises(StudentError, match="6 layers cannot all come from the teacher's 4; list the layers"):
+        copied_layers("even", 6, 4)
+
+
+@pytest.mark.parametrize("family", KNOWN)
+def test_a_whole_copy_computes_what_its_teacher_does(family: str) -> None:
+    teacher = tiny.model(family, labels=3)
+    torch.manual_seed(1)
+    student = build(StudentSpec(init="teacher"), teacher).eval()
+    batch = tiny.batch()
+    assert torch.equal(student(**batch).logits, teacher(**batch).logits)
+    ours, theirs = student.state_dict(), teacher.state_dict()
+    assert all(ours[name].data_ptr() != theirs[name].data_ptr() for name in ours), "a copy, not the same memory"
+
+
+def test_a_shallow_copy_holds_the_chosen_layers() -> None:
+    teacher = tiny.model("bert", layers=4)
+    student = build(StudentSpec(layers=3, init="teacher", copy_layers=(3, 0, 2)), teacher).eval()
+    ours, theirs = student.state_dict(), teacher.state_dict()
+    for mine, other in ((0, 3), (1, 0), (2, 2)):
+        names = [name for name in ours if f".layer.{mine}." in name]
+        assert names
+        assert all(torch.equal(ours[n], theirs[n.replace(f"layer.{mine}.", f"layer.{other}.")]) for n in names)
+    rest = [name for name in ours if ".layer." not in name]
+    assert all(torch.equal(ours[name], theirs[name]) for name in rest)
+
+
+def test_the_same_seed_draws_the_same_student() -> None:
+    teacher = tiny.model("bert")
+    drawn = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        drawn.append(build(StudentSpec(layers=1), teacher).classifier.weight)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+# From another family
+
+
+def layers(model: Any, batch: dict[str, Tensor]) -> list[Tensor]:
+    with torch.no_grad():
+        shown = read(model, batch, frozenset({"layers", "embeddings"}))
+    return [each[batch["attention_mask"].bool()] for each in (shown.embeddings, *shown.layers)]
+
+
+@pytest.mark.parametrize(
+    ("teacher", "student"),
+    [
+        ("bert", "distilbert"),
+        ("roberta", "bert"),
+        ("bert", "roberta"),
+        ("xlm-roberta", "distilbert"),
+        ("ernie", "bert"),
+    ],
+)
+def test_a_copy_in_another_family_has_the_teachers_states(teacher: str, student: str) -> None:
+    """For one segment; the families pool differently, so logits may differ. RoBERTa's positions start after the pad."""
+    tutor = tiny.model(teacher)
+    pupil = build(StudentSpec(family=student, init="teacher"), tutor).eval()
+    batch = tiny.batch()
+    for ours, theirs in zip(layers(pupil, batch), layers(tutor, batch), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-3)
+    assert not torch.equal(
+        layers(build(StudentSpec(family=student), tutor).eval(), batch)[-1], layers(tutor, batch)[-1]
+    )
+
+
+def test_families_that_are_not_known_are_refused() -> None:
+    with pytest.raises(StudentError, match=r"init: teacher knows the weights of bert, .*, not of albert -> albert"):
+        build(StudentSpec(init="teacher"), tiny.model("albert"))
+    with pytest.raises(StudentError, match="not of bert -> mobilebert; use init: scratch"):
+        build(StudentSpec(family="mobilebert", init="teacher"), tiny.model("bert"))
+
+
+# Narrower
+
+
+def silenced(model: Any, *, heads: Sequence[int] = (), neurons: Sequence[int] = (), hidden: Sequence[int] = ()) -> Any:
+    """They write nothing in any layer."""
+    for layer in model.bert.encoder.layer:
+        for head in heads:
+            layer.attention.output.dense.weight.data[:, head * 8 : (head + 1) * 8] = 0
+        layer.output.dense.weight.data[:, list(neurons)] = 0
+        layer.output.dense.weight.data[list(hidden)] = 0
+    return model
+
+
+def test_neurons_that_write_nothing_are_left_out_first() -> None:
+    teacher = silenced(tiny.model("bert"), neurons=range(0, 64, 2))
+    student = build(StudentSpec(ffn=32, init="teacher"), teacher).eval()
+    torch.testing.assert_close(student(**tiny.batch()).logits, teacher(**tiny.batch()).logits, rtol=0, atol=1e-6)
+
+
+def test_heads_and_dimensions_that_write_nothing_are_left_out_first() -> None:
+    """Heads go with dimensions, as their product is the width: half of both, heads as wide as before."""
+    silent = [i for i in range(32) if i % 4 in (1, 2)]
+    teacher = silenced(tiny.model("bert"), heads=[0, 2], hidden=silent)
+    student = build(StudentSpec(hidden=16, heads=2, init="teacher"), teacher)
+    dims, rows = [i for i in range(32) if i not in silent], [*range(8, 16), *range(24, 32)]
+    for mine, other in zip(student.bert.encoder.layer, teacher.bert.encoder.layer, strict=True):
+        for name in ("query", "key", "value"):
+            ours, theirs = (getattr(layer.attention.self, name) for layer in (mine, other))
+            assert torch.equal(ours.weight, theirs.weight[rows][:, dims])
+            assert torch.equal(ours.bias, theirs.bias[rows])
+        ours, theirs = (layer.attention.output.dense.weight for layer in (mine, other))
+        assert torch.equal(ours, theirs[dims][:, rows])
+        assert torch.equal(mine.output.LayerNorm.weight, other.output.LayerNorm.weight[dims])
+    words = (model.bert.embeddings.word_embeddings.weight for model in (student, teacher))
+    assert torch.equal(next(words), next(words)[:, dims])
+    assert torch.equal(student.classifier.weight, teacher.classifier.weight[:, dims])
+
+
+@pytest.mark.parametrize("family", KNOWN)
+def test_every_family_is_narrowed_in_every_size(family: str) -> None:
+    spec = StudentSpec(layers=1, hidden=16, ffn=32, heads=2, init="teacher")
+    student = build(spec, tiny.model(family))
+    out = student(**tiny.batch(), labels=torch.tensor([0, 1, 2]))
+    assert out.logits.isfinite().all()
+    out.loss.backward()
+
+
+def test_wider_than_the_teacher_is_refused() -> None:
+    with pytest.raises(StudentError, match="can only narrow, but hidden 64 is more than the teacher's 32"):
+        build(StudentSpec(hidden=64, init="teacher"), tiny.model("bert"))
+
+
+# From a checkpoint, and saved as one
+
+
+def test_a_checkpoint_gives_its_weights_and_the_teachers_labels(tmp_path: Path) -> None:
+    saved = tiny.model("distilbert", layers=1, labels=2, seed=4)
+    saved.save_pretrained(tmp_path)
+    teacher = tiny.model("bert")
+    teacher.config.id2label = {0: "no", 1: "perhaps", 2: "yes"}
+    student = build(StudentSpec(init=str(tmp_path)), teacher)
+    assert student.config.model_type == "distilbert"
+    assert student.config.id2label == teacher.config.id2label
+    ours = student.distilbert.state_dict()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in saved.distilbert.state_dict().items())
+    assert student(**tiny.batch()).logits.shape == (3, 3)
+
+
+def test_a_checkpoint_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    tiny.model("bert", vocab_size=50).save_pretrained(tmp_path)
+    with pytest.raises(StudentError, match=r"has 50 tokens, the teacher \d+: student and teacher must share"):
+        build(StudentSpec(init=str(tmp_path)), tiny.model("bert"))
+
+
+def test_a_checkpoint_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StudentError, match="'techer' is neither scratch, teacher, nor a folder"):
+        build(StudentSpec(init="techer"), tiny.model("bert"))
+
+
+def test_a_trained_student_is_a_plain_model(tmp_path: Path) -> None:
+    """Neither projections nor anything else of distillation is saved with it."""
+    step = learning.step()
+    train(step, learning.stage(steps=2), learning.rows(), learning.collate(), learning.run(tmp_path / "run"))
+    step.student.save_pretrained(tmp_path / "saved")
+    loaded, found = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert not any(found.values()), found
+    fresh = AutoModelForSequenceClassification.from_config(loaded.config)
+    assert load_file(tmp_path / "saved" / "model.safetensors").keys() == fresh.state_dict().keys()
+    batch = tiny.batch()
+    assert torch.equal(loaded.eval()(**batch).logits, step.student.eval()(**batch).logits)
+
+
+def test_a_student_attends_as_its_family_does_best_not_as_its_teacher_was_opened() -> None:
+    opened = tiny.model("bert")
+    open_attention(opened)
+    assert build(StudentSpec(layers=1), opened).config._attn_implementation == "sdpa"
+    assert build(StudentSpec(family="deberta-v2"), opened).config._attn_implementation == "eager"
