@@ -1,0 +1,335 @@
+"""Where teachers come from, which are refused and why, and the one that is fine-tuned first."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from compress import finetune, teachers
+from compress.data import Task, TaskData, load_task
+from compress.data.batches import Collate, encode
+from compress.errors import TeacherError
+from compress.finetune import with_head
+from compress.recipe import FINETUNE, Stage
+from compress.run import Run
+from compress.stages import Material
+from compress.teachers import Gate, Teacher, load, resolve
+from tests import tiny
+
+TASK = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
+
+
+@pytest.fixture(scope="module")
+def headless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(tiny.checkpoint(tmp_path_factory.mktemp("headless")))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TaskData:
+    folder = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPRESS_HOME", str(folder / "home"))
+        return load_task(tiny.reviews(folder / "reviews"))
+
+
+def stage(**changes: Any) -> Stage:
+    kind_and_numbers = {"steps": 24, "batch": 16, "lr": 1e-2, "max_length": 32, "evaluate": 1}
+    return Stage.model_validate({**FINETUNE, **kind_and_numbers, **changes})
+
+
+def tuned(headless: Path, data: TaskData, path: Path) -> Teacher:
+    given = load("tiny", headless, data.task)
+    material = Material(data, None, given.tokenizer, Collate(given.tokenizer), False, Console(quiet=True))
+    return with_head(given, stage(), material, Run(path, seed=0, main=True))
+
+
+@pytest.fixture(scope="module")
+def trained(headless: Path, data: TaskData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a teacher that gets every validation row right."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPRESS_HOME", str(folder / "home"))
+        return tuned(headless, data, folder / "run").folder
+
+
+@pytest.fixture
+def copied(trained: Path, tmp_path: Path) -> Path:
+    """To be spoilt."""
+    return Path(shutil.copytree(trained, tmp_path / "teacher"))
+
+
+def gated(folder: Path, data: TaskData, *, strict: bool = True) -> Gate:
+    teacher = load("tiny", folder, data.task)
+    rows = encode(data.validation, teacher.tokenizer, 32)
+    return teachers.gate(teacher, data, rows, Collate(teacher.tokenizer), bf16=False, strict=strict)
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | values), encoding="utf-8")
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+
+
+# Where they come from
+
+
+def in_hub_cache(cache: Path, name: str, source: Path) -> None:
+    """The layout of the hub's cache: a reference to a snapshot."""
+    model, commit = cache / f"models--{name.replace('/', '--')}", "0123456789abcdef0123456789abcdef01234567"
+    shutil.copytree(source, model / "snapshots" / commit)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(commit, encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["bert-base", "google-bert/bert-base-uncased"])
+def test_an_alias_or_hub_id_is_found_in_the_hub_cache_without_network(
+    name: str, headless: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_hub_cache(tmp_path / "hub", "google-bert/bert-base-uncased", headless)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = resolve(name)
+    assert folder.parent.name == "snapshots"
+    assert load(name, folder, TASK).model.config.hidden_size == 32
+
+
+@pytest.mark.parametrize("offline", [True, False], ids=["told so", "nobody answers"])
+def test_without_network_the_error_names_other_ways(
+    offline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    started = time.monotonic()
+    with pytest.raises(TeacherError) as caught:
+        resolve("roberta-base")
+    assert time.monotonic() - started < 30
+    message = str(caught.value)
+    assert "FacebookAI/roberta-base: the hub cannot be reached" in message
+    assert all(way in message for way in ("folder", "HF_HOME", "--teacher minilm"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bert-bass", "no teacher 'bert-bass'. Did you mean 'bert-base'?"),
+        ("minilmm", "Did you mean 'minilm'?"),
+        ("./no/such", "./no/such: no such folder; a teacher is a folder, a hub id, or one of: albert-base,"),
+        ("a/b/c", "a/b/c: no such folder"),
+    ],
+)
+def test_names_that_are_none_are_refused_without_asking_anybody(name: str, message: str) -> None:
+    with pytest.raises(TeacherError) as caught:
+        resolve(name)
+    assert message in str(caught.value)
+
+
+# Folders that cannot be teachers
+
+
+def test_a_folder_without_config(tmp_path: Path) -> None:
+    with pytest.raises(TeacherError, match=r"has no config\.json; expected a folder saved by transformers"):
+        resolve(str(tmp_path))
+
+
+def test_a_folder_without_weights(copied: Path) -> None:
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(TeacherError, match=r"has no model\.safetensors"):
+        resolve(str(copied))
+
+
+@pytest.mark.parametrize("left", [0.5, 0.001])
+def test_weights_cut_short(copied: Path, left: float) -> None:
+    content = (copied / "model.safetensors").read_bytes()
+    (copied / "model.safetensors").write_bytes(content[: int(left * len(content))])
+    with pytest.raises(TeacherError, match=r"weights are damaged or cut short .* fetch them again"):
+        load("tiny", resolve(str(copied)), TASK)
+
+
+def test_weights_of_another_config(copied: Path) -> None:
+    change_config(copied, hidden_size=16)
+    with pytest.raises(TeacherError, match=str(copied)):
+        load("tiny", copied, TASK)
+
+
+def test_a_config_that_is_no_json(copied: Path) -> None:
+    (copied / "config.json").write_text('{"model_type": "ber', encoding="utf-8")
+    with pytest.raises(TeacherError, match=r"teacher: cannot be loaded"):
+        load("tiny", copied, TASK)
+
+
+def test_pickled_weights_are_refused_then_allowed(headless: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(headless, tmp_path / "pickled"))
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(TeacherError, match=r"only pickled weights, which can run code .* pass --allow-pickle"):
+        resolve(str(folder))
+    with pytest.raises(TeacherError):
+        load("tiny", folder, TASK)
+    allowed = load("tiny", resolve(str(folder), allow_pickle=True), TASK, allow_pickle=True)
+    expected = load("tiny", headless, TASK)
+    assert torch.equal(allowed.model.get_input_embeddings().weight, expected.model.get_input_embeddings().weight)
+    assert allowed.digest != expected.digest
+
+
+class Malicious:
+    def __reduce__(self) -> Any:
+        return (print, ("this ran",))
+
+
+def test_a_pickle_that_would_run_code_never_does(
+    headless: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(headless, tmp_path / "pickled"))
+    torch.save({"weights": Malicious()}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(TeacherError, match="hold more than tensors"):
+        load("tiny", folder, TASK, allow_pickle=True)
+    assert "this ran" not in capsys.readouterr().out
+
+
+def test_a_tokenizer_of_another_model(copied: Path) -> None:
+    tiny.tokenizer((*tiny.WORDS, "more", "words")).save_pretrained(copied)
+    with pytest.raises(
+        TeacherError, match=r"makes token ids up to 46, the model knows 45: they do not belong together"
+    ):
+        load("tiny", copied, TASK)
+
+
+# Heads and labels
+
+
+def test_a_head_for_another_number_of_labels_is_replaced(copied: Path) -> None:
+    three = Task("classification", ("text",), "label", ("a", "b", "c"), "accuracy")
+    teacher = load("tiny", copied, three)
+    assert not teacher.trained
+    assert teacher.model.config.id2label == {0: "a", 1: "b", 2: "c"}
+
+
+def test_regression_takes_a_head_of_one_number(tmp_path: Path) -> None:
+    folder = Path(tiny.checkpoint(tmp_path, tiny.bert(labels=1)))
+    teacher = load("tiny", folder, Task("regression", ("a", "b"), "score", (), "pearson"))
+    assert teacher.trained
+    assert teacher.model.config.problem_type == "regression"
+
+
+def test_a_trained_teacher_passes_the_gate(trained: Path, data: TaskData) -> None:
+    seen = gated(trained, data)
+    assert (seen.scores["accuracy"], seen.majority["accuracy"], seen.notes) == (1.0, 0.5, ())
+    assert seen.logits.shape == (40, 2)
+
+
+def swap_head(weights: dict[str, Tensor]) -> None:
+    for name in ("classifier.weight", "classifier.bias"):
+        weights[name] = weights[name].flip(0)
+
+
+@pytest.mark.parametrize("names", [{"0": "positive", "1": "negative"}, {"0": "POSITIVE", "1": "Negative"}])
+def test_outputs_are_put_in_the_order_of_the_datas_labels(copied: Path, data: TaskData, names: dict[str, str]) -> None:
+    change_weights(copied, swap_head)
+    change_config(copied, id2label=names, label2id={name: int(i) for i, name in names.items()})
+    assert gated(copied, data).scores["accuracy"] == 1.0
+    teacher = load("tiny", copied, TASK)
+    assert teacher.model.config.id2label == {0: "negative", 1: "positive"}
+
+
+def test_outputs_without_names_are_taken_in_order(copied: Path, data: TaskData) -> None:
+    change_config(copied, id2label={"0": "LABEL_0", "1": "LABEL_1"}, label2id={"LABEL_0": 0, "LABEL_1": 1})
+    assert gated(copied, data).scores["accuracy"] == 1.0
+
+
+def test_other_names_are_refused(copied: Path) -> None:
+    change_config(copied, id2label={"0": "spam", "1": "ham"}, label2id={"spam": 0, "ham": 1})
+    with pytest.raises(TeacherError, match="its labels are spam, ham, the data's are negative, positive"):
+        load("tiny", copied, TASK)
+
+
+# The gate
+
+
+def test_a_permuted_head_is_refused_and_the_order_named(copied: Path, data: TaskData) -> None:
+    change_weights(copied, swap_head)
+    expected = (
+        r"accuracy 0\.000 on the validation split.*0\.500\. Its labels are in another order: with output 1 means "
+        r"negative, output 0 means positive it scores 1\.000"
+    )
+    with pytest.raises(TeacherError, match=expected):
+        gated(copied, data)
+
+
+def same_answer(weights: dict[str, Tensor]) -> None:
+    """As a head that nobody trained, which favours one label."""
+    weights["classifier.bias"] = torch.tensor([100.0, 0.0])
+
+
+def test_a_teacher_no_better_than_the_majority_is_refused_or_noted(copied: Path, data: TaskData) -> None:
+    change_weights(copied, same_answer)
+    with pytest.raises(TeacherError, match=r"tiny is no teacher for this task: accuracy 0\.500 .*Fine-tune it"):
+        gated(copied, data)
+    (note,) = gated(copied, data, strict=False).notes
+    assert "is no teacher for this task" in note
+
+
+def test_weights_that_are_not_numbers_are_refused_always(copied: Path, data: TaskData) -> None:
+    change_weights(copied, lambda weights: weights["bert.encoder.layer.0.output.dense.weight"].fill_(float("nan")))
+    with pytest.raises(TeacherError, match="its logits are not finite on 40 of 40 validation rows"):
+        gated(copied, data, strict=False)
+
+
+# Fine-tuned first
+
+
+def test_a_headless_teacher_is_fine_tuned_once(
+    headless: Path, data: TaskData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tuned(headless, data, tmp_path / "first")
+    assert first.folder.is_relative_to(tmp_path / "home" / "teachers")
+    monkeypatch.setattr(finetune, "run_stage", None)
+    again = tuned(headless, data, tmp_path / "second")
+    assert again.folder == first.folder
+    assert again.digest == first.digest
+    assert again.trained
+    assert not (tmp_path / "second").exists(), "nothing was trained"
+
+
+@pytest.mark.parametrize("change", ["seed", "stage", "teacher"])
+def test_anything_it_depends_on_makes_another(
+    change: str, headless: Path, data: TaskData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned(headless, data, tmp_path / "first")
+    folder = Path(shutil.copytree(headless, tmp_path / "headless"))
+    if change == "teacher":
+        change_weights(folder, lambda weights: weights["pooler.dense.bias"].add_(1e-3))
+    given = load("tiny", folder, data.task)
+    material = Material(data, None, given.tokenizer, Collate(given.tokenizer), False, Console(quiet=True))
+    run = Run(tmp_path / "second", seed=int(change == "seed"), main=True)
+
+    class Asked(Exception):  # noqa: N818
+        pass
+
+    def asked(*_: Any, **__: Any) -> None:
+        raise Asked
+
+    monkeypatch.setattr(finetune, "run_stage", asked)
+    with pytest.raises(Asked):
+        with_head(given, stage(lr=2e-2) if change == "stage" else stage(), material, run)
+
+
+def test_a_teacher_with_a_head_is_left_alone(trained: Path, data: TaskData, tmp_path: Path) -> None:
+    given = load("tiny", trained, data.task)
+    material = Material(data, None, given.tokenizer, Collate(given.tokenizer), False, Console(quiet=True))
+    assert with_head(given, stage(), material, Run(tmp_path, seed=0, main=True)) is given
