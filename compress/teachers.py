@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from compress import digest, evaluate
+from compress.data import hub
 from compress.data.batches import Collate
 from compress.data.task import Task, TaskData
 from compress.errors import TeacherError, did_you_mean
@@ -118,7 +119,7 @@ def _from_hub(hub_id: str, allow_pickle: bool) -> Path:
 
     patterns = [*_OTHERS, *_WEIGHTS, *(_PICKLED if allow_pickle else ())]
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=patterns, etag_timeout=8))
+        return Path(snapshot_download(hub_id, allow_patterns=patterns, local_files_only=not hub.answers()))
     except LocalEntryNotFoundError as error:
         raise TeacherError(
             f"teacher {hub_id}: the hub cannot be reached and the model is not in the local hub cache. Give a folder "

@@ -33,7 +33,7 @@ def splits(source: str) -> tuple[dict[str, Rows], tuple[str, ...]]:
     """The splits of a hub data set by the hub's names, and notes. DataError within 30 s when it cannot be had."""
     path, configuration = _address(source)
     notes: tuple[str, ...] = ()
-    offline = _offline() or not _answers()
+    offline = not answers()
     with _cache_only(offline):
         loaded = _load(source, path, configuration, offline=offline)
     if offline:
@@ -49,16 +49,15 @@ def _address(source: str) -> tuple[str, str | None]:
     return name, configuration or None
 
 
-def _offline() -> bool:
+def answers() -> bool:
+    """Whether the hub, or the mirror that HF_ENDPOINT names, answers: one request, through the proxies in force.
+
+    HF_HUB_OFFLINE is a no. Worth asking first: the hub's clients wait for an answer for minutes, or for ever.
+    """
     from datasets import config
 
-    return bool(config.HF_HUB_OFFLINE)
-
-
-def _answers() -> bool:
-    """Whether the hub, or the mirror that HF_ENDPOINT names, answers: one request, through the proxies in force."""
-    from datasets import config
-
+    if config.HF_HUB_OFFLINE:
+        return False
     request = urllib.request.Request(config.HF_ENDPOINT, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_SECONDS):
