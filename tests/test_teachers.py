@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -107,20 +108,26 @@ def test_an_alias_or_hub_id_is_found_in_the_hub_cache_without_network(
     assert load(name, folder, TASK).model.config.hidden_size == 32
 
 
-@pytest.mark.parametrize("offline", [True, False], ids=["told so", "nobody answers"])
-def test_without_network_the_error_names_other_ways(
-    offline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("way", ["told so", "refused", "never answered"])
+def test_without_network_the_error_names_other_ways(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    started = time.monotonic()
-    with pytest.raises(TeacherError) as caught:
-        resolve("roberta-base")
+    monkeypatch.setattr("compress.data.hub.ANSWER_SECONDS", 0.2)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if way == "never answered":
+            server.listen()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        for module, endpoint in (("huggingface_hub.constants", "ENDPOINT"), ("datasets.config", "HF_ENDPOINT")):
+            monkeypatch.setattr(f"{module}.HF_HUB_OFFLINE", way == "told so")
+            monkeypatch.setattr(f"{module}.{endpoint}", address)
+        started = time.monotonic()
+        with pytest.raises(TeacherError) as caught:
+            resolve("roberta-base")
     assert time.monotonic() - started < 30
     message = str(caught.value)
     assert "FacebookAI/roberta-base: the hub cannot be reached" in message
-    assert all(way in message for way in ("folder", "HF_HOME", "--teacher minilm"))
+    assert all(other in message for other in ("folder", "HF_HOME", "--teacher minilm"))
 
 
 @pytest.mark.parametrize(
