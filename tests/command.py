@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
+from unittest import mock
 
 from transformers.utils.logging import disable_progress_bar
 from typer.testing import CliRunner
@@ -40,6 +42,40 @@ def started(*words: str, **environment: str) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def refused(told: Told, out: Path, *said: str) -> bool:
+    """One paragraph on standard error, exit code 2, and nothing in the directory that is not whole."""
+    assert told.code == 2
+    assert told.err.startswith("error: ")
+    assert "\n\n" not in told.err
+    assert [part for part in said if part not in told.err] == [], told.err
+    assert partial(out) == []
+    assert not (out / "bundle").exists()
+    return True
+
+
+def partial(out: Path) -> list[Path]:
+    """What is under a directory and was never finished."""
+    return [path for path in out.rglob("*") if "partial" in path.name or "retired" in path.name]
+
+
+class _BeginsError(Exception):
+    """Training would begin now."""
+
+
+def accepted(*words: str) -> bool:
+    """Whether everything given is good: `compress *words` comes to the first training."""
+
+    def begin(*_: object) -> NoReturn:
+        raise _BeginsError
+
+    with mock.patch("compress.pipeline.with_head", begin):
+        try:
+            run(*words)
+        except _BeginsError:
+            return True
+        return False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,157 @@
+"""What is wrong with the input is said in one paragraph before anything is trained, and mending it is enough."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from compress.recipe import Recipe
+from compress.run import Run
+from tests import command, tiny
+from tests.command import Shelf, accepted, refused
+
+MEGABYTE = "a good film " * 87_500
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
+
+
+def line(loss: dict[str, Any]) -> str:
+    recipe = yaml.safe_load(tiny.RECIPE)
+    recipe["stages"][1]["objective"][0] = loss
+    return yaml.safe_dump(recipe)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        (line({"loss": "tinybert.hiden"}), "stages[1].objective[0]: no loss 'tinybert.hiden'. Did you mean"),
+        (line({"loss": "tinybrt.hidden"}), "no paper 'tinybrt'. Did you mean 'tinybert'?"),
+        (line({"loss": "hinton.soft_targets", "temprature": 2.0}), "'temprature'. Did you mean 'temperature'?"),
+        (tiny.RECIPE.replace("weight: 0.5", "wieght: 0.5", 1), "wieght"),
+        (tiny.RECIPE.replace("steps: 12", "stpes: 12"), "stages[0].stpes: no such setting. Did you mean 'steps'?"),
+        ("stages: [", "not readable as YAML"),
+        ("", "expected a mapping"),
+    ],
+)  # fmt: skip
+def test_recipes(shelf: Shelf, tmp_path: Path, recipe: str, said: str) -> None:
+    out = tmp_path / "run"
+    told = command.run(*shelf.distill(out, recipe=tiny.recipe(tmp_path / "recipes", recipe)))
+    assert refused(told, out, said)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--recipe distilbrt", "no recipe 'distilbrt'. Did you mean 'distilbert'?"),
+        ("--recipe nowhere.yaml", "nowhere.yaml: no such recipe file"),
+        ("--set stages.0.stpes=1", "stages[0].stpes: no such setting. Did you mean 'steps'?"),
+        ("--set stages.7.lr=1", "there are only 2 entries"),
+        ("--set stages.0.lr", "expected PATH=VALUE"),
+        ("--set stages.0.lr=-1", "stages[0].lr"),
+        ("--set stages.0.micro_batch=3", "stage intermediate: micro_batch 3 does not divide the 16 examples"),
+        ("--teacher bert-bse", "no teacher 'bert-bse'. Did you mean 'bert-base'?"),
+        ("--teacher ./nowhere", "./nowhere: no such folder; a teacher is a folder, a hub id, or one of: albert-base"),
+        ("--data ./nowhere", "nowhere: there is no such file or folder"),
+        ("--text sentence", "train.tsv: no column 'sentence'. Known: label, text."),
+        ("--label labl", "train.tsv: no column 'labl'. Did you mean 'label'?"),
+        ("--metric acuracy", "metric 'acuracy' does not score a classification task. Did you mean 'accuracy'?"),
+        ("--kind regression", "train.tsv"),
+        ("--corpus ./nowhere", "nowhere: there is no such file or folder"),
+        ("--set stages.1.max_length=128", "stages[1].max_length is 128; teacher"),
+        ("--set stages.1.max_length=128", "has 64 positions: --set stages.1.max_length=64"),
+    ],
+)
+def test_options(shelf: Shelf, tmp_path: Path, words: str, said: str) -> None:
+    out = tmp_path / "run"
+    assert refused(command.run(*shelf.distill(out), *words.split()), out, said)
+    assert accepted(*shelf.distill(out))
+
+
+def test_a_student_that_cannot_be_built(shelf: Shelf, tmp_path: Path) -> None:
+    told = command.run(
+        *shelf.distill(tmp_path / "run", "--set", "student.heads=3", "--set", "teacher.steps=1", "--gate", "warn")
+    )
+    assert refused(told, tmp_path / "run", "student: hidden 16 is not a multiple of heads 3")
+
+
+HEAD, POSITIVE, NUMBERS = b"text\tlabel\n", b"a fine film\tpositive\n", b"a film\t0.5\nthe film\t0.75\nno film\tnan\n"
+
+
+@pytest.mark.parametrize(
+    ("train", "dev", "said"),
+    [
+        (None, "a fine film\tneutral\n", "dev.tsv, line 42: label 'neutral' is no class of the training split"),
+        (b"", None, "train.tsv is empty"),
+        (HEAD, None, "train.tsv has a header and no rows"),
+        ("one cell only\n", None, "train.tsv, line 98: 1 cells, not 2 as expected"),
+        (HEAD + b"caf\xe9\tpositive\n", None, "train.tsv, line 2, byte 4: 0xe9 is not UTF-8"),
+        (HEAD + POSITIVE * 9, HEAD + POSITIVE, "every training row has the class 'positive'"),
+        ("a fine film\tnan\n", None, "train.tsv: 1 of 97 rows have no label (line 98)"),
+        (HEAD + NUMBERS * 3, HEAD + NUMBERS, "3 of 9 rows have no label (lines 4, 7, 10)"),
+    ],
+)  # fmt: skip
+def test_data(
+    shelf: Shelf,
+    tmp_path: Path,
+    train: str | bytes | None,
+    dev: str | bytes | None,
+    said: str,
+) -> None:
+    """Text is appended to a good split, bytes replace it."""
+    data, out = Path(shutil.copytree(shelf.data, tmp_path / "set")), tmp_path / "run"
+    for name, content in (("train.tsv", train), ("dev.tsv", dev)):
+        if content is not None:
+            good = (data / name).read_bytes()
+            (data / name).write_bytes(content if isinstance(content, bytes) else good + content.encode())
+    words = shelf.distill(out, data=str(data))
+    assert refused(command.run(*words), out, said)
+    shutil.copytree(shelf.data, data, dirs_exist_ok=True)
+    assert accepted(*words)
+
+
+def test_a_line_of_a_megabyte_is_a_text(shelf: Shelf, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(shelf.data, tmp_path / "set"))
+    with (data / "train.tsv").open("a", encoding="utf-8") as file:
+        file.write(f"{MEGABYTE}\tpositive\n")
+    told = command.run(*shelf.distill(tmp_path / "run", data=str(data)))
+    assert told.code == 0, told.err
+    told = command.run("predict", str(tmp_path / "run" / "bundle"), "-", stdin=MEGABYTE)
+    assert told.code == 0
+    assert len(told.out.splitlines()) == 1
+
+
+def test_output_directories_of_others_are_left_alone(shelf: Shelf, tmp_path: Path) -> None:
+    run, foreign, file = tmp_path / "run", tmp_path / "notes", tmp_path / "file"
+    (foreign / "recipes").mkdir(parents=True)
+    file.write_text("mine")
+    words = shelf.distill(run, "--set", "teacher.steps=1", "--set", "stages.0.steps=1", "--set", "stages.1.steps=1")
+    assert command.run(*words, "--gate", "warn").code == 0
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for told, said in (
+        (command.run(*words), "run: holds a run already; --resume continues it, another --out starts a new one"),
+        (
+            command.run(*words, "--resume", "--seed", "3"),
+            "run: is another run: seed was 0, now 3. Choose another --out",
+        ),
+        (command.run(*shelf.distill(run, "--resume")), "run: is another run: the recipe differs"),
+        (command.run(*shelf.distill(foreign)), "notes: is not empty and not a run of compress; choose another --out"),
+        (command.run(*shelf.distill(file)), "file: is a file; --out must name a directory"),
+        (command.run(*shelf.distill(file / "run")), "file/run: Not a directory"),
+    ):
+        assert refused(told, foreign, said)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert [path.name for path in foreign.iterdir()] == ["recipes"]
+
+
+def test_a_directory_that_another_process_is_using(shelf: Shelf, tmp_path: Path) -> None:
+    held = Run.open(tmp_path / "run", Recipe.load(shelf.recipe), {"seed": 0})
+    try:
+        assert refused(command.run(*shelf.distill(tmp_path / "run")), tmp_path / "run", "another process (pid ")
+    finally:
+        held.close()

@@ -1,0 +1,135 @@
+"""Checkpoints that are damaged, mixed up or hostile are refused before anything is trained, and mending is enough."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests import command, tiny
+from tests.command import Shelf, accepted, refused
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
+
+
+def _without_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def _with_half_a_config(folder: Path) -> None:
+    (folder / "config.json").write_text((folder / "config.json").read_text()[:100])
+
+
+def _with_a_list_for_config(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+
+
+def _without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def _truncated(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def _empty(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def _without_a_layer(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if "layer.1." not in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _of_another_width(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": 64}))
+
+
+def _pickled(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+
+
+def _with_more_tokens(folder: Path) -> None:
+    tiny.tokenizer((*tiny.WORDS, "more", "tokens")).save_pretrained(folder)
+
+
+def _without_tokenizer(folder: Path) -> None:
+    for path in [*folder.glob("tokenizer*"), *folder.glob("vocab*")]:
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_without_config, "has no config.json; expected a folder saved by transformers' save_pretrained"),
+        (_with_half_a_config, "cannot be loaded"),
+        (_with_a_list_for_config, "its config.json holds a list"),
+        (_without_weights, "has no model.safetensors"),
+        (_truncated, "its weights are damaged or cut short"),
+        (_empty, "its weights are damaged or cut short"),
+        (_without_a_layer, "of its tensors are missing, or not of the shape its config.json says"),
+        (_of_another_width, "weights and config do not belong together"),
+        (_pickled, "has only pickled weights, which can run code when loaded"),
+        (_with_more_tokens, "its tokenizer makes token ids up to 46, the model knows 45"),
+        (_without_tokenizer, "has no tokenizer"),
+    ],
+)
+def test_teachers(
+    shelf: Shelf,
+    tmp_path: Path,
+    spoil: Callable[[Path], None],
+    said: str,
+) -> None:
+    teacher, out = Path(shutil.copytree(shelf.teacher, tmp_path / "teacher")), tmp_path / "run"
+    spoil(teacher)
+    words = shelf.distill(out, teacher=str(teacher))
+    assert refused(command.run(*words), out, str(teacher), said)
+    shutil.copytree(shelf.teacher, teacher, dirs_exist_ok=True)
+    assert accepted(*words)
+
+
+def test_a_teacher_that_knows_nothing(shelf: Shelf, tmp_path: Path) -> None:
+    told = command.run(*shelf.distill(tmp_path / "run", "--set", "teacher.steps=1", "--set", "teacher.lr=1e-9"))
+    assert refused(
+        told, tmp_path / "run", "is no teacher for this task", "always giving the most frequent answer gets 0.500"
+    )
+
+
+def test_pickled_weights_of_tensors_are_read_where_the_user_trusts_them(shelf: Shelf, tmp_path: Path) -> None:
+    """Every time the teacher is loaded: to teach, and to be measured."""
+    teacher = Path(tiny.checkpoint(tmp_path / "teacher", tiny.bert()))
+    _pickled(teacher)
+    more = ["--allow-pickle", "--gate", "warn", "--set", "stages.0.steps=1", "--set", "stages.1.steps=1"]
+    told = command.run(*shelf.distill(tmp_path / "run", *more, teacher=str(teacher)))
+    assert told.code == 0, told.err
+
+
+class Touches:
+    """What a hostile pickle does when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+def test_pickled_code_never_runs(shelf: Shelf, tmp_path: Path) -> None:
+    teacher = Path(shutil.copytree(shelf.teacher, tmp_path / "teacher"))
+    _pickled(teacher)
+    torch.save({"weight": Touches(tmp_path / "touched")}, teacher / "pytorch_model.bin")
+    told = command.run(*shelf.distill(tmp_path / "run", "--allow-pickle", teacher=str(teacher)))
+    assert refused(told, tmp_path / "run", "hold more than tensors")
+    assert not (tmp_path / "touched").exists()
