@@ -1,0 +1,190 @@
+"""A run's directory: one run, one process at a time, and nothing in it that is half there."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress.errors import RunError
+from compress.files import filled, written
+from compress.recipe import Recipe
+from compress.run import Run
+from tests import tiny
+
+IDENTITY = {"teacher": "minilm", "data": "glue/sst2", "corpus": None, "seed": 3, "precision": "bf16", "columns": []}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    return Recipe.load(tiny.recipe(tmp_path / "recipes"))
+
+
+def opened(path: Path, recipe: Recipe, *, resume: bool = False, **changes: Any) -> Run:
+    return Run.open(path, recipe, IDENTITY | changes, resume=resume)
+
+
+def begun(path: Path, recipe: Recipe) -> Path:
+    """A run that has something to keep."""
+    with closing(opened(path, recipe)):
+        (path / "log.jsonl").write_text("", encoding="utf-8")
+    return path
+
+
+def test_what_it_is_of_is_written_first(tmp_path: Path, recipe: Recipe) -> None:
+    with closing(opened(tmp_path / "deep" / "run", recipe, command="compress distill")) as run:
+        assert Recipe.load(str(run.path / "recipe.yaml")).plain() == recipe.plain() | {"name": "tiny"}
+        assert json.loads((run.path / "run.json").read_text(encoding="utf-8")) == IDENTITY | {
+            "command": "compress distill"
+        }
+        assert (run.seed, run.main) == (3, True)
+
+
+def test_a_run_is_not_begun_twice_but_resumed(tmp_path: Path, recipe: Recipe) -> None:
+    path = begun(tmp_path / "run", recipe)
+    with pytest.raises(RunError, match="holds a run already; --resume continues it, another --out starts a new one"):
+        opened(path, recipe)
+    opened(path, recipe, resume=True, command="typed otherwise").close()
+
+
+def test_to_resume_nothing_is_to_begin(tmp_path: Path, recipe: Recipe) -> None:
+    with closing(opened(tmp_path / "run", recipe, resume=True)) as run:
+        assert (run.path / "run.json").is_file()
+
+
+@pytest.mark.parametrize("left", [".lock", ".lock recipe.yaml", ".lock recipe.yaml .run.json.partial"])
+def test_killed_before_it_began_it_begins_again(tmp_path: Path, recipe: Recipe, left: str) -> None:
+    for name in left.split():
+        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "run" / name).write_text("cut sho", encoding="utf-8")
+    for resume in (True, False):
+        opened(tmp_path / "run", recipe, resume=resume).close()
+        assert json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8")) == IDENTITY
+
+
+def test_every_difference_to_the_run_there_is_named(tmp_path: Path, recipe: Recipe) -> None:
+    path = begun(tmp_path / "run", recipe)
+    other = Recipe.load(tiny.recipe(tmp_path / "recipes"), ["stages.0.lr=1e-5"])
+    with pytest.raises(RunError) as caught:
+        opened(path, other, resume=True, teacher="bert-base", seed=4)
+    message = str(caught.value)
+    assert "teacher was 'minilm', now 'bert-base'; seed was 3, now 4; the recipe differs" in message
+    assert "precision" not in message
+    opened(path, recipe, resume=True).close()
+
+
+def test_directories_of_others_are_left_alone(tmp_path: Path, recipe: Recipe) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "recipe.yaml").write_text("soup", encoding="utf-8")
+    for resume in (True, False):
+        with pytest.raises(RunError, match="is not empty and not a run of compress; choose another --out"):
+            opened(tmp_path / "notes", recipe, resume=resume)
+    assert [path.name for path in (tmp_path / "notes").iterdir()] == ["recipe.yaml"]
+    with pytest.raises(RunError, match="is a file"):
+        opened(tmp_path / "notes" / "recipe.yaml", recipe)
+
+
+# The lock
+
+
+@contextmanager
+def held(lock: Path) -> Iterator[subprocess.Popen[str]]:
+    """By another process, as long as it lives."""
+    code = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_one_process_at_a_time(tmp_path: Path, recipe: Recipe) -> None:
+    path = begun(tmp_path / "run", recipe)
+    (path / ".lock").write_text("4711", encoding="utf-8")
+    with held(path / ".lock") as other:
+        with pytest.raises(
+            RunError, match=r"another process \(pid 4711\) is running this run; wait for it, or stop it"
+        ):
+            opened(path, recipe, resume=True)
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        opened(path, recipe, resume=True).close()
+
+
+def test_a_refused_run_is_not_locked_afterwards(tmp_path: Path, recipe: Recipe) -> None:
+    path = begun(tmp_path / "run", recipe)
+    with pytest.raises(RunError, match="seed"):
+        opened(path, recipe, resume=True, seed=4)
+    opened(path, recipe, resume=True).close()
+
+
+def test_only_the_first_process_of_several_writes(tmp_path: Path, recipe: Recipe) -> None:
+    run = Run.open(tmp_path / "run", recipe, IDENTITY, main=False)
+    assert not run.main
+    assert not run.path.exists()
+    run.close()
+
+
+# The cursor
+
+
+def test_a_stage_is_done_when_its_result_is_there(tmp_path: Path, recipe: Recipe) -> None:
+    with closing(opened(tmp_path / "run", recipe)) as run:
+        first, second = recipe.stages
+        assert run.remaining(recipe.stages) == (None, [first, second])
+        (run.stage(first.name) / "checkpoints" / "checkpoint-4").mkdir(parents=True)
+        (run.stage(first.name) / ".model.partial").mkdir()
+        assert run.remaining(recipe.stages) == (None, [first, second])
+        run.result(first.name).mkdir()
+        assert run.remaining(recipe.stages) == (run.result(first.name), [second])
+        run.result(second.name).mkdir(parents=True)
+        assert run.remaining(recipe.stages) == (run.result(second.name), [])
+
+
+# Files and folders
+
+
+def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for content in ("old", "new"):
+        with written(path) as partial:
+            partial.write_text(content, encoding="utf-8")
+            assert not path.exists() or path.read_text(encoding="utf-8") == "old"
+        assert path.read_text(encoding="utf-8") == content
+    with pytest.raises(KeyboardInterrupt), written(path) as partial:
+        partial.write_text("hal", encoding="utf-8")
+        raise KeyboardInterrupt
+    assert path.read_text(encoding="utf-8") == "new"
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    for content in ("old", "new"):
+        with filled(path) as partial:
+            (partial / content).touch()
+            assert not path.exists() or (path / "old").is_file()
+        assert [each.name for each in path.iterdir()] == [content], "nothing of the old one stays"
+    with pytest.raises(KeyboardInterrupt), filled(path) as partial:
+        (partial / "half").touch()
+        raise KeyboardInterrupt
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+    assert [each.name for each in path.iterdir()] == ["new"]
+
+
+def test_what_a_kill_left_beside_is_cleared(tmp_path: Path) -> None:
+    for left in (".folder.partial", ".folder.retired"):
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "half").touch()
+    with filled(tmp_path / "folder") as partial:
+        (partial / "whole").touch()
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+    assert [each.name for each in (tmp_path / "folder").iterdir()] == ["whole"]
