@@ -1,0 +1,237 @@
+"""The straight line, end to end at tiny size: a teacher without a head in, a measured bundle out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import compress
+from compress import finetune, pipeline, stages
+from compress.errors import TeacherError
+from compress.export.bundle import Bundle
+from compress.recipe import Recipe, names
+from tests import learning, tiny
+
+PARTS = {
+    "teacher": {"bert.labels"},
+    "intermediate": {"tinybert.hidden", "minilm.value_relations"},
+    "prediction": {"hinton.soft_targets", "bert.labels"},
+}
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Without dropout, so that only what is under test makes a difference."""
+    folder = tmp_path_factory.mktemp("given")
+    teacher = tiny.checkpoint(folder / "teacher", tiny.bert(initializer_range=0.1, **learning.NO_DROPOUT).bert)
+    return {
+        "teacher": teacher,
+        "recipe": tiny.recipe(folder),
+        "data": tiny.reviews(folder / "data"),
+        "precision": "fp32",
+    }
+
+
+@pytest.fixture(scope="module")
+def shipped(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run's directory."""
+    folder = tmp_path_factory.mktemp("shipped")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPRESS_HOME", str(folder / "home"))
+        bundle = compress.distill(**given, out=folder / "run")
+    assert bundle.path == folder / "run" / "bundle"
+    return folder / "run"
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only training is looked at: the rest takes longer than a tiny training."""
+
+    class NoBundle:
+        @staticmethod
+        def write(path: Path, **_: Any) -> None:
+            raise Trained
+
+    monkeypatch.setattr(pipeline, "Bundle", NoBundle)
+
+
+class Trained(Exception):  # noqa: N818
+    """The last stage is done."""
+
+
+def trained(given: dict[str, Any], out: Path, **changes: Any) -> Path:
+    with pytest.raises(Trained):
+        compress.distill(**given | changes, out=out)
+    return out
+
+
+def logged(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def result(run: Path, stage: str) -> dict[str, torch.Tensor]:
+    return load_file(run / "stages" / stage / "model" / "model.safetensors")
+
+
+def test_the_bundle_is_the_last_stages_student(shipped: Path) -> None:
+    bundle = Bundle.load(shipped / "bundle")
+    ours, last = load_file(bundle.path / "model.safetensors"), result(shipped, "prediction")
+    assert all(torch.equal(ours[name], tensor) for name, tensor in last.items())
+    assert [each.label for each in bundle.predict(["a good film", "bad"])] == ["positive", "negative"]
+
+
+def test_every_stage_logs_every_part_and_is_scored_where_it_makes_logits(shipped: Path) -> None:
+    for stage, parts in PARTS.items():
+        entries = [entry for entry in logged(shipped) if entry["stage"] == stage]
+        losses = [entry for entry in entries if "loss" in entry]
+        assert losses
+        assert all(parts < entry.keys() for entry in losses)
+        scored = [entry.keys() for entry in entries if "eval_score" in entry]
+        assert bool(scored) == (stage != "intermediate")
+        assert all(("eval_agreement" in keys) == (stage == "prediction") for keys in scored)
+
+
+def test_the_report_sets_student_beside_teacher_and_baselines(shipped: Path) -> None:
+    report = json.loads((shipped / "bundle" / "report.json").read_text(encoding="utf-8"))
+    rows = {row["name"]: row for row in report["rows"]}
+    scores = {name: row["score"]["accuracy"] for name, row in rows.items()}
+    student, teacher = scores["student fp32"], scores.pop(report["teacher"])
+    assert scores["majority"] == 0.5
+    assert teacher > 0.9
+    assert student > 0.9
+    best = max(
+        entry["eval_score"] for entry in logged(shipped) if entry["stage"] == "prediction" and "eval_score" in entry
+    )
+    assert student == pytest.approx(best, abs=0.03), "of the best weights, from the ONNX file"
+    assert report["split"] == "validation"
+    assert set(report["stage_seconds"]) == set(PARTS)
+
+
+def test_the_resolved_recipe_says_all_there_is_to_know(shipped: Path, given: dict[str, Any]) -> None:
+    for file in (shipped / "recipe.yaml", shipped / "bundle" / "recipe.yaml"):
+        assert Recipe.load(str(file)).plain() | {"name": "tiny"} == Recipe.load(given["recipe"]).plain()
+
+
+def test_the_teacher_is_fine_tuned_for_the_first_run_only(
+    given: dict[str, Any], tmp_path: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = trained(given, tmp_path / "first")
+    monkeypatch.setattr(finetune, "run_stage", None)
+    second = trained(given, tmp_path / "second")
+    assert {entry["stage"] for entry in logged(second)} == {"intermediate", "prediction"}
+    for stage in ("intermediate", "prediction"):
+        ours, theirs = result(second, stage), result(first, stage)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_cached_teacher_teaches_the_same(
+    given: dict[str, Any], tmp_path: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits; a second run finds them. Relations of values are not kept, so the first stage asks the teacher."""
+    settings = ["stages.1.eps=1e-4", "stages.1.steps=8"]
+    online = trained(given, tmp_path / "online", overrides=settings)
+    cached = [*settings, "stages.1.cache_teacher=true"]
+    for out in ("cached", "again"):
+        run = trained(given, tmp_path / out, overrides=cached)
+        ours, theirs = result(run, "prediction"), result(online, "prediction")
+        for name, tensor in theirs.items():
+            torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-5)
+        monkeypatch.setattr("compress.teacher_cache.read", None)
+    assert len(list((tmp_path / "home" / "teacher-outputs").iterdir())) == 1
+
+
+def test_a_stage_on_text_takes_the_corpus(
+    given: dict[str, Any], tmp_path: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n\n".join(["the story was sharp but slow . " * 8] * 30), encoding="utf-8")
+    seen, train = {}, stages.train
+
+    def watched(step: Any, stage: Any, rows: Any, *args: Any, **kwargs: Any) -> Any:
+        seen[stage.name] = (len(rows), "labels" in rows.column_names)
+        return train(step, stage, rows, *args, **kwargs)
+
+    monkeypatch.setattr(stages, "train", watched)
+    text = tiny.RECIPE.replace("distill: intermediate", "distill: intermediate\n    data: text")
+    recipe = tiny.recipe(tmp_path / "recipes", text)
+    trained(given, tmp_path / "with", recipe=recipe, corpus=str(corpus))
+    assert seen.pop("teacher") == seen.pop("prediction") == (96, True)
+    rows, labelled = seen.pop("intermediate")
+    assert not labelled
+    assert rows != 96
+    trained(given, tmp_path / "without", recipe=recipe)
+    assert seen["intermediate"][0] == 96, "the task's own sentences"
+
+
+def test_a_teacher_the_gate_refuses_costs_no_student_step(given: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(TeacherError, match="is no teacher for this task"):
+        compress.distill(**given, out=tmp_path / "run", overrides=["teacher.steps=1"])
+    assert {entry["stage"] for entry in logged(tmp_path / "run")} == {"teacher"}
+
+
+def test_a_refused_teacher_is_not_locked_and_may_teach_with_a_warning(
+    given: dict[str, Any], tmp_path: Path, unmeasured: None
+) -> None:
+    with pytest.raises(TeacherError):
+        compress.distill(**given, out=tmp_path / "run", overrides=["teacher.steps=1"])
+    trained(given, tmp_path / "run", overrides=["teacher.steps=1"], resume=True, gate="warn")
+
+
+# Every recipe, on every kind of task
+
+
+def rated_pairs(folder: Path) -> str:
+    rows = [f"the film was {word}\tthat movie was {word}\t{i % 11 / 2}" for i, word in enumerate(tiny.WORDS[12:28] * 2)]
+    return splits(folder, "sentence1\tsentence2\tscore", rows)
+
+
+def tagged(folder: Path) -> str:
+    rows = [f"a {word} story\t{i % 2}\t{i % 3 // 2}\t{(i + 1) % 2}" for i, word in enumerate(tiny.WORDS[12:28] * 2)]
+    return splits(folder, "text\tfast\tloud\tfunny", rows)
+
+
+def splits(folder: Path, header: str, rows: list[str]) -> str:
+    folder.mkdir()
+    for split, lines in (("train", rows), ("dev", rows[:16])):
+        (folder / f"{split}.tsv").write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+    return str(folder)
+
+
+TASKS = {
+    "classification": (tiny.reviews, 2, {}),
+    "regression": (rated_pairs, 1, {"kind": "regression"}),
+    "multilabel": (tagged, 3, {"kind": "multilabel", "label": "fast,loud,funny"}),
+}
+
+
+def tiny_sizes(recipe: Recipe) -> list[str]:
+    """Two layers of a teacher's four, four heads as it has, and two steps a stage."""
+    sizes = ["student.layers=2"]
+    if recipe.student.hidden is not None:
+        sizes += ["student.hidden=16", "student.ffn=32", "student.heads=4"]
+    for i, stage in enumerate(recipe.stages):
+        sizes += [f"stages.{i}.{number}" for number in ("steps=2", "max_length=32", "batch=8", "micro_batch=null")]
+        sizes += [
+            f"stages.{i}.objective.{j}.heads=4" for j, term in enumerate(stage.objective) if "heads" in term.options
+        ]
+    return [*sizes, "teacher.max_length=32"]
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_trains_on_every_kind_of_task(name: str, kind: str, tmp_path: Path, unmeasured: None) -> None:
+    write, outputs, columns = TASKS[kind]
+    recipe = Recipe.load(name)
+    teacher = tiny.checkpoint(tmp_path / "teacher", tiny.bert(outputs, layers=4))
+    data = write(tmp_path / "data")
+    changes = {"teacher": teacher, "recipe": name, "data": data, "overrides": tiny_sizes(recipe), "gate": "warn"}
+    run = trained({"precision": "fp32"}, tmp_path / "run", **changes, **columns)
+    for stage in recipe.stages:
+        steps = [entry for entry in logged(run) if entry["stage"] == stage.name and "loss" in entry]
+        assert [entry["step"] for entry in steps] == [1, 2]
+        assert set(steps[0]) - {"stage", "step", "loss", "grad_norm", "learning_rate", "epoch"} == {
+            term.name for term in stage.objective if term.serves(kind)
+        }
