@@ -101,7 +101,6 @@ class Journal(TrainerCallback):
     def close(self) -> None:
         """Also after an interruption: the terminal gets its cursor back."""
         self.bar.stop()
-        self.scalars.file.close()
 
 
 class _Scalars:
@@ -110,7 +109,6 @@ class _Scalars:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"events.out.tfevents.{time.time_ns()}"
-        self.file = self.path.open("wb", buffering=0)
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -118,5 +116,5 @@ class _Scalars:
         self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=points)))
 
     def _write(self, event: Any) -> None:
-        with naming(self.path):
-            RecordWriter(self.file).write(event.SerializeToString())
+        with naming(self.path), self.path.open("ab", buffering=0) as file:
+            RecordWriter(file).write(event.SerializeToString())

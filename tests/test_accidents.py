@@ -1,0 +1,191 @@
+"""What can happen to a run: a full disk, Ctrl-C, no network, numbers that explode. It is said, and it can go on."""
+
+import errno
+import os
+import pydoc
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from compress.data import hub
+from compress.export.bundle import Bundle
+from tests import children, command
+from tests.command import Shelf, partial, refused
+
+SHORT = ("--set", "stages.0.steps=2", "--set", "stages.1.steps=2", "--set", "stages.1.checkpoint=1")
+NO_SPACE = os.strerror(errno.ENOSPC)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 8 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if shutil.which("mount") is None or os.geteuid() != 0:
+        pytest.skip("a small disk can be mounted by root only")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(disk: Path, leave: int) -> None:
+    with (disk / "filler").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(2**16))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+        file.truncate(file.tell() - leave)
+
+
+def fills(disk: Path, function: str, leave: int, patch: pytest.MonkeyPatch) -> None:
+    """The disk is full but for `leave` bytes from the first call of `function` on, of checkpoints the second."""
+    where, _, name = function.rpartition(".")
+    owner: Any = pydoc.locate(where)
+    call: Callable[..., Any] = getattr(owner, name)
+    calls: list[int] = []
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == (2 if "_save_checkpoint" in name else 1):
+            fill(disk, leave)
+        return call(*args, **kwargs)
+
+    patch.setattr(owner, name, called)
+
+
+@pytest.mark.parametrize(
+    ("moment", "leave", "bundle"),
+    [
+        ("compress.run.Run.open", 0, False),
+        ("compress.stages.train", 0, False),
+        ("compress.train._Trainer._save_checkpoint", 0, False),  # the weights: safetensors
+        ("compress.train._Trainer._save_checkpoint", 100_000, False),  # the optimiser: torch
+        ("compress.train._Trainer._determine_best_metric", 0, False),
+        ("compress.stages._keep", 20_000, False),
+        ("compress.export.bundle._write_model", 20_000, False),
+        ("compress.export.bundle._write_model", 60_000, False),  # fp32
+        ("compress.export.bundle._write_model", 130_000, False),  # int8
+        ("compress.pipeline.measure", 0, True),
+        ("compress.pipeline.card", 0, True),
+    ],
+)
+def test_a_full_disk(
+    shelf: Shelf, tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, moment: str, leave: int, bundle: bool
+) -> None:
+    """A bundle is there only where it was whole before; with room again, the run goes on to its end."""
+    words = shelf.distill(disk / "run", *SHORT, "--set", "teacher.steps=1", "--gate", "warn")
+    with monkeypatch.context() as patch:
+        fills(disk, moment, leave, patch)
+        told = command.run(*words)
+    assert told.code == 2
+    assert told.err.startswith(f"error: {disk / 'run'}")
+    assert NO_SPACE in told.err
+    assert "--resume" in told.err
+    assert len(told.err.splitlines()) == 1
+    assert partial(disk / "run") == []
+    assert (disk / "run" / "bundle").exists() == bundle
+    if bundle:
+        Bundle.load(disk / "run" / "bundle")
+    (disk / "filler").unlink()
+    told = command.run(*words, "--resume")
+    assert told.code == 0, told.err
+    Bundle.load(disk / "run" / "bundle")
+
+
+def test_a_full_disk_of_caches(shelf: Shelf, tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPRESS_HOME", str(disk))
+    fill(disk, 0)
+    out = tmp_path / "run"
+    assert refused(
+        command.run(*shelf.distill(out)), out, f"cannot write the data cache {disk}", NO_SPACE, "COMPRESS_HOME"
+    )
+
+
+@pytest.mark.parametrize(("stage", "step"), [("teacher", 2), ("prediction", 9)])
+def test_an_interrupted_run_goes_on(shelf: Shelf, tmp_path: Path, stage: str, step: int) -> None:
+    out = tmp_path / "run"
+    arguments = shelf.distill(out)[:-2]
+    child = children.start(arguments, out, children.slowed)
+    children.wait_for(child, out, stage, step)
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGINT)
+    assert children.finish(child) == 130
+    said = children.said(out)
+    assert "Traceback" not in said
+    assert said.strip().endswith(f"interrupted. Continue with: compress distill ... --out {out} --resume")
+    assert partial(out) == []
+    assert not (out / "bundle").exists()
+    told = command.run(*arguments, "--out", str(out), "--resume")
+    assert told.code == 0, told.err
+    Bundle.load(out / "bundle")
+
+
+@pytest.mark.parametrize("words", ["--teacher bert-base", "--data glue/sst2"])
+def test_without_a_network_the_alternatives_are_named(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(hub, "ANSWER_SECONDS", 0.2)
+    out = tmp_path / "run"
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the connection and never answers
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        told = command.run(*shelf.distill(out), *words.split())
+    alternatives = ("minilm",) if "teacher" in words else ("'intents'",)
+    assert refused(told, out, "the hub cannot be reached", "folder", "HF_HOME", *alternatives)
+    assert command.accepted(*shelf.distill(out))
+
+
+@pytest.mark.slow
+def test_without_a_network_it_takes_no_half_minute(shelf: Shelf, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        network = {
+            "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "HF_HOME": str(tmp_path),
+            "no_proxy": "*",
+        }
+        start = time.monotonic()
+        child = command.started(*shelf.distill(tmp_path / "run", teacher="bert-base"), **network, HF_HUB_OFFLINE="0")
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 2
+    assert "the hub cannot be reached" in err
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize("stage", ["teacher", "stages.prediction"])
+def test_numbers_that_explode(shelf: Shelf, tmp_path: Path, stage: str) -> None:
+    out = tmp_path / "run"
+    told = command.run(*shelf.distill(out, "--set", f"{stage}.lr=1e30", "--set", f"{stage}.clip=0"))
+    assert refused(told, out, "the loss is nan at step", "lower lr (now 1e+30)")
+
+
+def test_a_batch_that_processes_cannot_share(shelf: Shelf, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = shelf.distill(out, "--set", "stages.1.batch=15")
+    at = arguments.index("--out")
+    started = children.start_together([*arguments[:at], *arguments[at + 2 :]], out, processes=2)
+    assert [children.finish(child) for child in started] == [2, 2]
+    assert "error: tiny: stage prediction: batch 15 cannot be split evenly over 2 processes" in children.said(out)
+    assert "Traceback" not in children.said(out)
+    assert not out.exists()
