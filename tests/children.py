@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def wait_for(child: BaseProcess, out: Path, stage: str, step: int) -> None:
         entries = [json.loads(line) for line in lines if line.endswith("}")]
         if any(entry["stage"] == stage and entry["step"] >= step for entry in entries):
             return
-        time.sleep(0.002)
+        time.sleep(0.01)
     raise AssertionError(f"the child never came to step {step} of {stage}: {said(out)}")
 
 
@@ -106,6 +107,26 @@ def _command(arguments: list[str], environment: dict[str, str], accident: Accide
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Waits:
+    """In the middle of a stage, after so many steps, to be killed."""
+
+    stage: str
+    after: int
+
+    def __call__(self) -> None:
+        from compress.train import _Trainer
+
+        compute_loss = _Trainer.compute_loss
+
+        def waiting(trainer: _Trainer, *args: Any, **kwargs: Any) -> Any:
+            if (trainer.stage.name, trainer.state.global_step) == (self.stage, self.after):
+                time.sleep(PATIENCE)
+            return compute_loss(trainer, *args, **kwargs)
+
+        _Trainer.compute_loss = waiting  # type: ignore[method-assign]
 
 
 def slowed() -> None:

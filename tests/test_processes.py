@@ -61,8 +61,9 @@ def test_two_killed_processes_continue_to_the_same_weights(tmp_path: Path) -> No
     """Within the second epoch; each process has random numbers of its own for dropout. The teacher is kept."""
     arguments = command(tmp_path / "given", dropout=True)
     together(arguments, tmp_path / "whole")
-    killed = children.start_together(arguments, tmp_path / "killed", children.slowed, processes=2)
-    children.wait_for(killed[0], tmp_path / "killed", "prediction", 12)
+    place = children.Waits("prediction", 12)
+    killed = children.start_together(arguments, tmp_path / "killed", place, processes=2)
+    children.wait_for(killed[0], tmp_path / "killed", place.stage, place.after)
     for child in killed:
         child.kill()
     assert [children.finish(child) for child in killed] == [-signal.SIGKILL] * 2
