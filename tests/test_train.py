@@ -28,10 +28,12 @@ def trained(path: Path, stage: Stage, *, score: Any = None, dropout: bool = Fals
     return step
 
 
-def by_hand(stage: Stage, until: int | None = None) -> tuple[Distillation, list[dict[str, float]]]:
+def by_hand(
+    stage: Stage, until: int | None = None, *, vocabulary: int | None = None
+) -> tuple[Distillation, list[dict[str, float]]]:
     """The loop one would write: batches of like lengths, AdamW without decay of biases and norms, warm-up, clipping."""
     assert stage.steps is not None
-    step, rows, collate = learning.step(stage.objective), learning.rows(), learning.collate()
+    step, rows, collate = learning.step(stage.objective), learning.rows(vocabulary=vocabulary), learning.collate()
     plain = [each for name, each in step.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
     decayed = [each for each in step.parameters() if not any(each is other for other in plain)]
     optimiser = torch.optim.AdamW(
@@ -81,6 +83,28 @@ def test_training_is_the_plain_loop(tmp_path: Path) -> None:
     assert all(
         not torch.equal(before[name], tensor) for name, tensor in learning.weights(ours).items() if "dense" in name
     )
+
+
+def test_tokens_that_never_occur_keep_their_weights_and_change_nothing_else(tmp_path: Path) -> None:
+    """Only the rows in use are trained; the plain loop decays the others too, if it decays."""
+    step, stage = learning.step(), learning.stage(weight_decay=0.0, evaluate=1)
+    rows = learning.rows(vocabulary=10)
+    scores = Scores(0.1, 0.2, 0.3)
+    train(step, stage, rows, learning.collate(), learning.run(tmp_path / "plain"), score=scores)
+    assert_same(step, by_hand(stage, vocabulary=10)[0], atol=1e-6)
+    decayed = learning.step()
+    words = decayed.student.get_input_embeddings().weight
+    before = words.detach().clone()
+    train(
+        decayed,
+        stage.model_copy(update={"weight_decay": 0.1}),
+        rows,
+        learning.collate(),
+        learning.run(tmp_path / "run"),
+    )
+    assert decayed.student.get_input_embeddings().weight is words
+    changed = (words != before).any(1).nonzero().flatten().tolist()
+    assert changed == sorted({token for row in rows["input_ids"] for token in row})
 
 
 @pytest.mark.parametrize("micro_batch", [4, 2, 1])
