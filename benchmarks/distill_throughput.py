@@ -1,6 +1,7 @@
 """How fast does TinyBERT's distillation train, against TextBrewer's, on the same machine in the same minutes?
 
-    python -m venv peer && peer/bin/pip install torch==2.13.0 && peer/bin/pip install textbrewer==0.2.1 transformers==4.57.6
+    python -m venv peer
+    peer/bin/pip install torch==2.13.0 && peer/bin/pip install textbrewer==0.2.1 transformers==4.57.6
     python benchmarks/distill_throughput.py --data DIR --peer peer/bin/python
 
 TinyBERT 4x312 from the 6-layer, 384-wide `minilm`, batch 32, all TinyBERT terms at once: embeddings and hidden states

@@ -80,4 +80,6 @@ def first_step_done(batch):
 with distiller:
     distiller.train(optimizer, loader, num_epochs=None, num_steps=steps, batch_postprocessor=first_step_done)
 seconds = time.perf_counter() - started[3]
-print(json.dumps({"steps": steps - 3, "examples": (steps - 3) * 32, "seconds": seconds, "version": textbrewer.__name__}))
+print(
+    json.dumps({"steps": steps - 3, "examples": (steps - 3) * 32, "seconds": seconds, "version": textbrewer.__name__})
+)
