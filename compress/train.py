@@ -292,6 +292,9 @@ class _Trainer(Trainer):
         if not self.args.should_save:
             return
         partial = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
+        # the library would look for the best weights in the folder it wrote them to, which is about to be renamed
+        self.state.best_model_checkpoint = None
+        self.state.save_to_json(str(partial / TRAINER_STATE_NAME))
         best = self.folder / "best.safetensors"
         if best.is_file():
             os.link(best, partial / "best.safetensors")

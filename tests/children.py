@@ -36,7 +36,8 @@ def start(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["compress.pipeline", "compress.cli", __name__])
     environment = {**os.environ, **(environment or {})}
-    child = context.Process(target=_command, args=([*arguments, "--out", str(out)], environment, accident))
+    arguments = [*arguments, "--out", str(out)]
+    child = context.Process(target=_command, args=(arguments, environment, accident), daemon=True)
     child.start()
     return child
 

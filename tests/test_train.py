@@ -269,7 +269,11 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[D
 @pytest.mark.parametrize("at", range(8))
 @pytest.mark.parametrize("case", CONTINUED)
 def test_a_continued_stage_ends_with_the_same_weights(
-    tmp_path: Path, case: str, at: int, uninterrupted: Mapping[str, tuple[Distillation, Path]]
+    tmp_path: Path,
+    case: str,
+    at: int,
+    uninterrupted: Mapping[str, tuple[Distillation, Path]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Stopped before any of its steps: within an epoch, between two, before the first checkpoint, after the best."""
     stage, score = CONTINUED[case], ByStep(tmp_path)
@@ -282,6 +286,7 @@ def test_a_continued_stage_ends_with_the_same_weights(
     whole, path = uninterrupted[case]
     assert_same(again, whole, atol=0)
     assert [entry["step"] for entry in logged(tmp_path)] == [entry["step"] for entry in logged(path)], "each step once"
+    assert not caplog.records, "no library warns of what is as it should be"
 
 
 def test_a_stage_stopped_after_its_last_step_takes_no_further_step(tmp_path: Path) -> None:
