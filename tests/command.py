@@ -1,8 +1,5 @@
 """The command line as whoever types it sees it: exit code, standard output, standard error."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,17 +28,6 @@ def run(*words: str, stdin: str = "") -> Told:
     disable_progress_bar()  # transformers reads the variable for it when imported, here long ago
     result = CliRunner().invoke(app, words, input=stdin, prog_name="compress", catch_exceptions=False)
     return Told(result.exit_code, result.stdout, result.stderr)
-
-
-def started(*words: str, **environment: str) -> "subprocess.Popen[str]":
-    """`compress *words` in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "compress", *words],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def refused(told: Told, out: Path, *said: str) -> bool:
