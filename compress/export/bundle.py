@@ -61,16 +61,18 @@ class Bundle:
         max_length: int,
         recipe: str,
         card: Mapping[str, Any],
+        keep: Sequence[str] = (),
     ) -> "Bundle":
         """Ships the model: weights in float32, tokenizer, ONNX in fp32 and int8, card and recipe.
 
         The folder is built beside and renamed as a whole; a bundle already there is replaced, anything else there is
-        refused. Model and tokenizer stay as they were. `recipe` is YAML text, `card` the fields of `card.Card`.
+        refused. Model and tokenizer stay as they were. `recipe` is YAML text, `card` the fields of `card.Card`, `keep`
+        the graph's nodes that the int8 file leaves in float32.
         Raises BundleError when model, tokenizer and task do not belong together, ExportError from the export.
         """
         check_parts(model, tokenizer, task, max_length)
         with _built(path) as folder:
-            _write_model(folder, model, tokenizer, task, max_length)
+            _write_model(folder, model, tokenizer, task, max_length, keep=keep)
             (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
             manifest = Manifest(
                 task=task,
@@ -160,7 +162,9 @@ def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None
         raise BundleError(f"{kind}: max_length {max_length}; this model has {limit} positions")
 
 
-def _write_model(folder: Path, model: Any, tokenizer: Any, task: Task, max_length: int) -> None:
+def _write_model(
+    folder: Path, model: Any, tokenizer: Any, task: "Task", max_length: int, *, keep: Sequence[str]
+) -> None:
     """Weights, config, tokenizer and both ONNX files."""
     from compress.export.int8 import quantize_dynamic
     from compress.export.onnx import as_float32, to_onnx
@@ -179,7 +183,7 @@ def _write_model(folder: Path, model: Any, tokenizer: Any, task: Task, max_lengt
         words.save_pretrained(folder)
     _as_transformers_4_reads(folder / "tokenizer_config.json")
     to_onnx(plain, folder / FILES["fp32"])
-    quantize_dynamic(folder / FILES["fp32"], folder / FILES["int8"])
+    quantize_dynamic(folder / FILES["fp32"], folder / FILES["int8"], keep=keep)
 
 
 def _as_transformers_4_reads(path: Path) -> None:

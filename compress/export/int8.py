@@ -2,7 +2,7 @@
 
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from compress.files import naming, written
 PRECISION_KEY = "compress.precision"
 
 
-def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True) -> None:
+def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, keep: Sequence[str] = ()) -> None:
     """Writes the fp32 ONNX file `source` as int8 to `target`: a quarter of the size.
 
     Weights of matrix products become symmetric int8, one scale per output channel (`per_channel`) or per matrix;
@@ -24,7 +24,8 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True) ->
     probabilities x values) stay float32: quantising them too is slower. Activations get one uint8 scale per tensor
     and run, so a row's logits depend a little on the rows and the padding it shares a batch with, and they differ
     between processors.
-    Raises ExportError for a file that cannot be read or has no weights to quantise.
+    `keep` names nodes that stay float32. Raises ExportError for a file that cannot be read or has no weights to
+    quantise.
     """
     file = read_model(source)
     properties = metadata(file)
@@ -39,7 +40,11 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True) ->
         try:
             with naming(target), _silent_root_logger():
                 onnxruntime.quantization.quantize_dynamic(
-                    raw, partial, per_channel=per_channel, extra_options={"MatMulConstBOnly": True}
+                    raw,
+                    partial,
+                    per_channel=per_channel,
+                    nodes_to_exclude=list(keep),
+                    extra_options={"MatMulConstBOnly": True},
                 )
         except (RuntimeError, ValueError) as error:
             raise ExportError(f"{source}: cannot be quantised ({type(error).__name__}: {error})") from error
@@ -51,6 +56,14 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True) ->
             )
         onnx.helper.set_model_props(small, {**properties, PRECISION_KEY: "int8"})
         onnx.save_model(small, partial)
+
+
+def contracting_products(source: Path) -> list[str]:
+    """Products whose weight has more rows than columns, in graph order: they read a feed-forward's inner layer."""
+    graph = read_model(source).graph
+    shapes = {weight.name: weight.dims for weight in graph.initializer}
+    weights = [(node.name, shapes.get(node.input[1], ())) for node in graph.node if node.op_type == "MatMul"]
+    return [name for name, shape in weights if len(shape) == 2 and shape[0] > shape[1]]
 
 
 @contextmanager

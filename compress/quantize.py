@@ -1,0 +1,63 @@
+"""Which matrix products an int8 file must leave in float32 to keep its score.
+
+Dynamic int8 gives all activations of a tensor one scale, and a few large values in a feed-forward layer's inner
+activations coarsen the rest: the products that read them lose most, the first layer's more than all others together
+(docs/LOG.md). So where the score falls on real rows, these products are tried one by one.
+"""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from compress import evaluate
+from compress.export.bundle import Bundle
+from compress.export.int8 import contracting_products, quantize_dynamic
+from compress.export.predictor import open_predictor
+
+ROWS = 2000
+"""Rows that decide whether the score is kept, spread evenly over the split."""
+PROBE = 128
+"""Rows that rank the products by how far their quantisation moves the logits."""
+
+
+def products_to_keep(
+    bundle: Bundle, rows: Dataset, labels: NDArray[np.generic], *, limit: float, threads: int
+) -> tuple[str, ...]:
+    """Names of products which, left in float32, bring int8 within `limit` of the fp32 score on `rows`.
+
+    Empty when all-int8 is within it already. Products are added in the order of how much each, alone, brings the
+    logits back; where all of them do not suffice, all are named: the best that can be done here.
+    """
+    task, source = bundle.task, bundle.files()["fp32"]
+    chosen = np.linspace(0, len(rows) - 1, min(ROWS, len(rows)), dtype=int)
+    rows, labels = rows.select(chosen), labels[chosen]
+    exact = bundle.logits(rows, precision="fp32", threads=threads)
+
+    def drop(logits: NDArray[np.float32]) -> float:
+        before, after = (evaluate.scores(task, each, labels)[task.metric] for each in (exact, logits))
+        return before - after
+
+    if drop(bundle.logits(rows, precision="int8", threads=threads)) <= limit:
+        return ()
+    probe = rows.select(range(min(PROBE, len(rows))))
+    with tempfile.TemporaryDirectory() as scratch:
+
+        def logits(keep: list[str], asked: Dataset) -> NDArray[np.float32]:
+            file = Path(scratch, "trial.onnx")
+            quantize_dynamic(source, file, keep=keep)
+            length = bundle.manifest.max_length
+            return open_predictor(bundle.path, file, task=task, max_length=length, threads=threads).logits(asked)
+
+        moved = {
+            name: float(np.square(logits([name], probe) - exact[: len(probe)]).mean())
+            for name in contracting_products(source)
+        }
+        keep: list[str] = []
+        for name in sorted(moved, key=lambda each: moved[each]):
+            keep.append(name)
+            if drop(logits(keep, rows)) <= limit:
+                break
+    return tuple(keep)
