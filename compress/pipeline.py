@@ -91,6 +91,7 @@ def distill(
             task_data, unlabelled, given.tokenizer, Collate(given.tokenizer), number_format == "bf16", console
         )
         tutor = with_head(given, recipe.teacher, material, run)
+        tutor.model.to(state.device)
         length = recipe.stages[-1].max_length
         rows = encode(task_data.validation, tutor.tokenizer, length)
         seen = teachers.gate(tutor, task_data, rows, material.collate, bf16=material.bf16, strict=gate == "refuse")
@@ -103,6 +104,7 @@ def distill(
             student = load_result(done)
         for stage in remaining:
             student = run_stage(stage, student, tutor, material, run, teacher_logits=seen.logits)
+        student.cpu()
         if run.main:
             ship = partial(
                 Bundle.write, run.path / "bundle", model=student, tokenizer=tutor.tokenizer, task=task_data.task,
@@ -132,8 +134,8 @@ def kept_note(keep: Sequence[str]) -> list[str]:
     if not keep:
         return []
     return [
-        f"int8 leaves {len(keep)} matrix products in float32, as it lost more than {100 * INT8_DROP:.1f} points on the "
-        f"validation split without: {', '.join(keep)}."
+        f"int8 leaves {len(keep)} of its matrix products in float32: without that it was not near enough to fp32 on the "
+        f"validation split ({', '.join(keep)})."
     ]
 
 
