@@ -19,8 +19,6 @@ from compress.export.predictor import open_predictor
 
 ROWS = 2000
 """Rows that decide whether the score is kept, spread evenly over the split."""
-CHANGED = 0.005
-"""Share of answers (for a regression: what r lacks to 1) that may change."""
 PROBE = 128
 """Rows that rank the products by how far their quantisation moves the logits."""
 
@@ -30,8 +28,8 @@ def products_to_keep(
 ) -> tuple[str, ...]:
     """Names of products which, left in float32, bring int8 near enough to fp32 on `rows`.
 
-    Near enough: the score falls by at most `limit`, and all but CHANGED of the answers stay, which is the steadier
-    figure where the split is small. Empty when all-int8 is near enough already. Products are added in the order of how
+    Near enough: the score falls by at most `limit`, and at most `limit` of the answers change (for a regression: r
+    lacks to 1), which is the steadier figure. Empty when all-int8 is near enough already. Products are added in the order of how
     much each, alone, brings the logits back; where all of them do not suffice, all are named: the best there is here.
     """
     task, source = bundle.task, bundle.files()["fp32"]
@@ -41,7 +39,7 @@ def products_to_keep(
 
     def near(logits: NDArray[np.float32]) -> bool:
         before, after = (evaluate.scores(task, each, labels)[task.metric] for each in (exact, logits))
-        return before - after <= limit and evaluate.agreement(task, logits, exact) >= 1 - CHANGED
+        return before - after <= limit and evaluate.agreement(task, logits, exact) >= 1 - limit
 
     if near(bundle.logits(rows, precision="int8", threads=threads)):
         return ()
