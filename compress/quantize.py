@@ -28,9 +28,9 @@ def products_to_keep(
 ) -> tuple[str, ...]:
     """Names of products which, left in float32, bring int8 near enough to fp32 on `rows`.
 
-    Near enough: the score falls by at most `limit`, and at most `limit` of the answers change (for a regression: r
-    lacks to 1), which is the steadier figure. Empty when all-int8 is near enough already. Products are added in the order of how
-    much each, alone, brings the logits back; where all of them do not suffice, all are named: the best there is here.
+    Near enough: the score falls by at most `limit`, and at most that share of the answers changes (for a regression:
+    r lacks that much to 1), which is the steadier figure. Empty when all-int8 is near enough already. Products are
+    added in the order of how much each, alone, brings the logits back; where all of them do not suffice, all are named.
     """
     task, source = bundle.task, bundle.files()["fp32"]
     chosen = np.linspace(0, len(rows) - 1, min(ROWS, len(rows)), dtype=int)
