@@ -1,16 +1,12 @@
 """The straight line: teacher and recipe in, shipped and measured student out."""
 
 import os
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 from accelerate import PartialState
 from rich.console import Console
 from transformers import set_seed
@@ -23,19 +19,14 @@ from compress.data.corpora import load_corpus
 from compress.data.task import Kind
 from compress.errors import RecipeError
 from compress.export.bundle import Bundle, check_parts
-from compress.files import written
 from compress.finetune import with_head
-from compress.measure import card, measure
 from compress.objective import check
-from compress.quantize import products_to_keep
 from compress.recipe import Recipe, Stage
 from compress.run import Run
 from compress.shape import positions
+from compress.ship import command_line, ship
 from compress.stages import Material, load_result, run_stage
 from compress.train import shares
-
-INT8_LIMIT = 0.002
-"""How much of the score, and what share of the answers, quantisation may change on the validation split."""
 
 
 def distill(
@@ -104,50 +95,10 @@ def distill(
             student = load_result(done)
         for stage in remaining:
             student = run_stage(stage, student, tutor, material, run, teacher_logits=seen.logits)
-        student.cpu()
         if run.main:
-            ship = partial(
-                Bundle.write, run.path / "bundle", model=student, tokenizer=tutor.tokenizer, task=task_data.task,
-                max_length=length, recipe=recipe.to_yaml(), card={"name": f"{recipe.name} student of {teacher}"},
-            )  # fmt: skip
-            bundle = ship()
-            keep = products_to_keep(
-                bundle,
-                rows,
-                np.asarray(task_data.validation["label"][:]),
-                limit=INT8_LIMIT,
-                threads=os.cpu_count() or 1,
-            )
-            bundle = ship(keep=keep) if keep else bundle
-            report = measure(
-                bundle, tutor, student, material,
-                recipe=recipe, run=run, notes=[*seen.notes, *kept_note(keep)],
-                command=command_line(), seconds=time.time() - started,
-            )  # fmt: skip
-            bundle = bundle.attach("report.json", report.to_json())
-            bundle = bundle.attach("README.md", bundle.card(card(report, recipe, teacher)))
-            with written(run.path / "report.html") as page:
-                page.write_text(report.html(), encoding="utf-8")
-            console.print(report.table(console.width))
-            console.print(f"bundle: {bundle.path}    page: {run.path / 'report.html'}", highlight=False)
+            ship(student, tutor, material, recipe=recipe, run=run, notes=seen.notes, started=started)
         state.wait_for_everyone()
     return Bundle.load(run.path / "bundle")
-
-
-def kept_note(keep: Sequence[str]) -> list[str]:
-    if not keep:
-        return []
-    return [
-        f"int8 leaves {len(keep)} of its matrix products in float32, to change at most {INT8_LIMIT:.1%} of the answers "
-        f"on the validation split: {', '.join(keep)}."
-    ]
-
-
-def command_line() -> str:
-    """What to type to run this again."""
-    name = Path(sys.argv[0]).name
-    program = ["python", "-m", "compress"] if name == "__main__.py" else [name]
-    return shlex.join([*program, *sys.argv[1:]])
 
 
 def _cuda() -> bool:

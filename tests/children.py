@@ -205,6 +205,7 @@ def dies_before_the_teacher_is_kept() -> None:
 def does_not_ship() -> None:
     """Ends well when the last stage is done: export and measuring take longer than a tiny training."""
     import compress.pipeline
+    import compress.ship
 
     class NoBundle:
         @staticmethod
@@ -216,4 +217,4 @@ def does_not_ship() -> None:
         def load(_: Path) -> None:
             """All but the first process come here."""
 
-    compress.pipeline.Bundle = NoBundle  # type: ignore[misc,assignment]
+    compress.pipeline.Bundle = compress.ship.Bundle = NoBundle  # type: ignore[misc,assignment]

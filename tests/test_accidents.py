@@ -84,8 +84,8 @@ def fills(disk: Path, function: str, leave: int, patch: pytest.MonkeyPatch) -> N
         ("compress.export.bundle._write_model", 20_000, False),
         ("compress.export.bundle._write_model", 60_000, False),  # fp32
         ("compress.export.bundle._write_model", 130_000, False),  # int8
-        ("compress.pipeline.measure", 0, True),
-        ("compress.pipeline.card", 0, True),
+        ("compress.ship.measure", 0, True),
+        ("compress.ship.card", 0, True),
     ],
 )
 def test_a_full_disk(

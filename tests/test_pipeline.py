@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import compress
-from compress import finetune, pipeline, stages
+from compress import finetune, stages
 from compress.errors import TeacherError
 from compress.export.bundle import Bundle
 from compress.recipe import Recipe, names
@@ -55,7 +55,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
         def write(path: Path, **_: Any) -> None:
             raise Trained
 
-    monkeypatch.setattr(pipeline, "Bundle", NoBundle)
+    monkeypatch.setattr("compress.ship.Bundle", NoBundle)
 
 
 class Trained(Exception):  # noqa: N818

@@ -1,0 +1,74 @@
+"""Trained student -> bundle, measured: what the user came for."""
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from compress.data.batches import encode
+from compress.export.bundle import Bundle
+from compress.files import written
+from compress.measure import card, measure
+from compress.quantize import products_to_keep
+from compress.recipe import Recipe
+from compress.run import Run
+from compress.stages import Material
+from compress.teachers import Teacher
+
+INT8_LIMIT = 0.002
+"""How much of the score, and what share of the answers, quantisation may change on the validation split."""
+
+
+def ship(
+    student: PreTrainedModel,
+    tutor: Teacher,
+    material: Material,
+    *,
+    recipe: Recipe,
+    run: Run,
+    notes: Sequence[str],
+    started: float,
+) -> Bundle:
+    """Write `bundle/` and `report.html` into the run's directory and print the comparison.
+
+    int8 leaves in float32 what it must to stay within INT8_LIMIT of fp32. `started`: time.time() of the run's start.
+    """
+    data, length = material.data, recipe.stages[-1].max_length
+    write = partial(
+        Bundle.write, run.path / "bundle", model=student.cpu(), tokenizer=tutor.tokenizer, task=data.task,
+        max_length=length, recipe=recipe.to_yaml(), card={"name": f"{recipe.name} student of {tutor.name}"},
+    )  # fmt: skip
+    bundle = write()
+    rows, labels = encode(data.validation, tutor.tokenizer, length), np.asarray(data.validation["label"][:])
+    keep = products_to_keep(bundle, rows, labels, limit=INT8_LIMIT, threads=os.cpu_count() or 1)
+    if keep:
+        bundle = write(keep=keep)
+        notes = [
+            *notes,
+            f"int8 leaves {len(keep)} of its matrix products in float32, to change at most {INT8_LIMIT:.1%} of the "
+            f"answers on the validation split: {', '.join(keep)}.",
+        ]
+    report = measure(
+        bundle, tutor, student, material,
+        recipe=recipe, run=run, notes=notes, command=command_line(), seconds=time.time() - started,
+    )  # fmt: skip
+    bundle = bundle.attach("report.json", report.to_json())
+    bundle = bundle.attach("README.md", bundle.card(card(report, recipe, tutor.name)))
+    with written(run.path / "report.html") as page:
+        page.write_text(report.html(), encoding="utf-8")
+    material.console.print(report.table(material.console.width))
+    material.console.print(f"bundle: {bundle.path}    page: {run.path / 'report.html'}", highlight=False)
+    return bundle
+
+
+def command_line() -> str:
+    """What to type to run this again."""
+    name = Path(sys.argv[0]).name
+    program = ["python", "-m", "compress"] if name == "__main__.py" else [name]
+    return shlex.join([*program, *sys.argv[1:]])
