@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow as pa
 
 from compress.data.names import is_known, number
 from compress.data.rows import Cell, Rows, batches, sampled

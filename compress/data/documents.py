@@ -181,7 +181,7 @@ def _jsonl(lines: Iterator[str], where: str) -> Iterator[str]:
 
 
 def _parquet(path: Path) -> Iterator[str]:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
     from pyarrow import parquet
 
     try:
