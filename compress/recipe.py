@@ -5,18 +5,25 @@ the function `attention` of `compress/papers/tinybert.py`. All problems of a rec
 This module imports neither torch nor transformers.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from compress.call import Call
+from compress.call import parse as parse_call
 from compress.errors import RecipeError, did_you_mean
+from compress.recipe_file import extended, override
+from compress.recipe_file import locate as locate
+from compress.recipe_file import names as names
 from compress.term import Term, parse
 
-KINDS = ("distill", "finetune")
+KINDS = ("distill", "finetune", "pretrain")
+
+Head = Literal["task", "encoder", "masked_lm", "pretraining", "causal_lm", "seq2seq"]
+Line = Annotated[Call, BeforeValidator(parse_call)]
+"""A function by its address, with options: `paper.function` or `{by: paper.function, option: value}`."""
 
 
 class Frozen(BaseModel):
@@ -33,9 +40,10 @@ class Paper(Frozen):
 class StudentSpec(Frozen):
     """What to build. A size left out is the teacher's; a size below 1 is a share of the teacher's.
 
-    init: scratch (random weights), teacher (copy chosen layers, narrowed in width where the student is smaller), or
-    the folder of a checkpoint. copy_layers: even (first, last and evenly between: DistilBERT's 0 2 4 7 9 11), uniform
-    (every N/M-th), first, last, or a list of 0-based teacher layers.
+    init: scratch (random weights), teacher (copy chosen layers, narrowed in width where the student is smaller), the
+    folder of a checkpoint, or a function (student, teacher) that fills the weights. copy_layers: even (first, last and
+    evenly between: DistilBERT's 0 2 4 7 9 11), uniform (every N/M-th), first, last, or a list of 0-based teacher
+    layers. config: further settings of the family's transformers config.
     """
 
     family: str = "teacher"
@@ -44,24 +52,50 @@ class StudentSpec(Frozen):
     ffn: float | None = Field(None, gt=0)
     heads: float | None = Field(None, gt=0)
     embedding: float | None = Field(None, gt=0)
-    init: str = "scratch"
+    init: str | Line = "scratch"
     copy_layers: Literal["even", "uniform", "first", "last"] | tuple[int, ...] = "even"
+    config: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_mapping_is_a_call(cls, line: Any) -> Any:
+        if isinstance(line, dict) and isinstance(line.get("init"), dict):
+            return line | {"init": parse_call(line["init"])}
+        return line
 
 
 class Stage(Frozen):
-    """model -> model by minimising an objective.
+    """model -> model by minimising an objective, or the losses of a paper's own step.
 
     batch is the number of examples per optimiser step over all processes, micro_batch the most that one process holds
     at once (gradients accumulate); results do not depend on the number of processes. epochs may be a fraction.
-    evaluate: how often per epoch the student is scored on the validation split; the best weights are kept (0: never,
-    the last are kept; also so when the objective reads no logits). data: task (labelled examples) or text (the corpus
-    given, else the task's own sentences). checkpoint: optimiser steps between checkpoints (left out: ten per stage).
+    evaluate: how often per epoch the student is scored; the best weights are kept (0: never, the last are kept; also
+    so where there is nothing to score). checkpoint: optimiser steps between checkpoints (left out: ten per stage).
     cache_teacher: keep the teacher's outputs on disk instead of computing them in every epoch.
+
+    data     task (labelled examples) or text (the corpus given, else the task's own sentences)
+    head     what the model ends in; task and encoder (none) by default, as `data` is task or text
+    teacher  task: fine-tuned for it; general: as it was pre-trained, with `head`; previous: the model there was before
+             the latest `student`. By default task or general, as `data` is task or text
+    student  this stage begins with a new one
+    train    all, or the head only
+    rows, corrupt, step, augment    functions of papers: how a corpus becomes rows, what is done to each batch, a
+             mechanism in place of the plain objective, more rows than the task has
+    limit_tokens    how much of a corpus is read
     """
 
-    kind: Literal["distill", "finetune"]
+    kind: Literal["distill", "finetune", "pretrain"]
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
-    data: Literal["task", "text"] = "task"
+    data: Literal["task", "text"]
+    head: Head
+    teacher: Literal["task", "general", "previous"]
+    student: StudentSpec | None = None
+    train: Literal["all", "head"] = "all"
+    rows: Line | None = None
+    corrupt: Line | None = None
+    step: Line | None = None
+    augment: Line | None = None
+    limit_tokens: int | None = Field(None, gt=0)
     epochs: float = Field(1.0, gt=0)
     steps: int | None = Field(None, gt=0)
     batch: int = Field(32, gt=0)
@@ -77,7 +111,13 @@ class Stage(Frozen):
     evaluate: int = Field(2, ge=0)
     checkpoint: int | None = Field(None, gt=0)
     cache_teacher: bool = False
-    objective: tuple[Term, ...] = Field(min_length=1)
+    objective: tuple[Term, ...] = ()
+
+    @model_validator(mode="after")
+    def _has_something_to_minimise(self) -> "Stage":
+        if not self.objective and self.step is None:
+            raise ValueError("objective: is missing; a stage without one needs a `step` that brings its own losses")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -91,26 +131,45 @@ class Stage(Frozen):
         line = {"kind": kinds[0], "name": line[kinds[0]]} | {k: v for k, v in line.items() if k != kinds[0]}
         if kinds[0] == "finetune":
             line.setdefault("objective", (Term("bert.labels"),))
-        return line
+        line.setdefault("data", "text" if kinds[0] == "pretrain" else "task")
+        on_task = line["data"] == "task"
+        return {"head": "task" if on_task else "encoder", "teacher": "task" if on_task else "general"} | line
 
 
 FINETUNE = {"finetune": "teacher", "epochs": 3, "lr": 5e-5, "batch": 32, "evaluate": 2}
 """Devlin et al. 2019, A.3: batch 16 or 32, Adam 5e-5, 3e-5 or 2e-5, 2 to 4 epochs, warm-up, decay 0.01."""
 
 
+TEACHER_LM = {
+    "pretrain": "teacher-lm",
+    "head": "masked_lm",
+    "train": "head",
+    "corrupt": "bert.mask",
+    "objective": [{"loss": "bert.masked_lm"}],
+    "steps": 1000,
+    "lr": 1e-3,
+    "evaluate": 1,
+}
+
+
 class Recipe(Frozen):
-    """What `stages` make of a `student`; `teacher` is the stage that fine-tunes a teacher without a head."""
+    """What `stages` make of a `student`.
+
+    teacher is the stage that fine-tunes a teacher without a head for the task, teacher_lm the one that gives it a
+    language model's head where a stage needs that and the checkpoint has none; both results are kept for later runs.
+    """
 
     name: str
     paper: Paper
     about: str
     teacher: Stage
-    student: StudentSpec
+    teacher_lm: Stage
+    student: StudentSpec = StudentSpec()
     stages: tuple[Stage, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _stage_names_differ(self) -> "Recipe":
-        names = [stage.name for stage in (self.teacher, *self.stages)]
+        names = [stage.name for stage in (self.teacher, self.teacher_lm, *self.stages)]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise ValueError(f"two stages are called {', '.join(sorted(twice))}; each needs its own name")
@@ -123,12 +182,13 @@ class Recipe(Frozen):
         Raises RecipeError with every problem found. Losses are looked up by `objective.check`, which needs torch.
         """
         path = locate(name)
-        tree = _extended(path)
-        for override in overrides:
-            _set(tree, override)
+        tree = extended(path)
+        for line in overrides:
+            override(tree, line, KINDS)
         tree.setdefault("name", path.stem)
-        teacher = tree.get("teacher")
-        tree["teacher"] = FINETUNE | teacher if isinstance(teacher, dict) else FINETUNE if teacher is None else teacher
+        for key, default in (("teacher", FINETUNE), ("teacher_lm", TEACHER_LM)):
+            given = tree.get(key)
+            tree[key] = default | given if isinstance(given, dict) else dict(default) if given is None else given
         problems = _parse_terms(tree, path.name)
         try:
             recipe = Recipe.model_validate(tree)
@@ -140,8 +200,9 @@ class Recipe(Frozen):
 
     def plain(self) -> dict[str, Any]:
         """Plain data with every number, defaults included."""
-        tree = self.model_dump(mode="python", exclude={"stages", "teacher"})
-        tree["teacher"] = _plain_stage(self.teacher)
+        tree = self.model_dump(mode="python", exclude={"stages", "teacher", "teacher_lm", "student"})
+        tree["student"] = _plain_student(self.student)
+        tree["teacher"], tree["teacher_lm"] = _plain_stage(self.teacher), _plain_stage(self.teacher_lm)
         tree["stages"] = [_plain_stage(stage) for stage in self.stages]
         return {key: _plain(value) for key, value in tree.items()}
 
@@ -150,105 +211,12 @@ class Recipe(Frozen):
         return yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True, width=120)
 
 
-def folder() -> Path:
-    """Where the recipes lie: inside the installed package, or beside it in a checkout."""
-    here = Path(__file__).resolve().parent
-    return here / "recipes" if (here / "recipes").is_dir() else here.parent / "recipes"
-
-
-def names() -> list[str]:
-    return sorted(path.stem for path in folder().glob("*.yaml"))
-
-
-def locate(name: str) -> Path:
-    if name.endswith((".yaml", ".yml")):
-        path = Path(name)
-        if not path.is_file():
-            raise RecipeError([f"{name}: no such recipe file"])
-        return path
-    if name not in names():
-        hint = did_you_mean(name, names())
-        raise RecipeError([f"no recipe {name!r}.{hint} `compress recipes` lists them; a .yaml file also works"])
-    return folder() / f"{name}.yaml"
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """safe_load, but a key given twice is an error, not silently the last, and 5e-5 is a number, not text."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-_StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?([0-9]+\.?|[0-9]*\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
-)
-
-
-def _parsed(text: str | bytes, where: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_StrictLoader)
-    except yaml.YAMLError as error:
-        raise RecipeError([f"{where}: not readable as YAML: {' '.join(str(error).split())}"]) from error
-
-
-def _read(path: Path) -> dict[str, Any]:
-    tree = _parsed(path.read_bytes(), path.name)
-    if not isinstance(tree, dict):
-        raise RecipeError([f"{path.name}: expected a mapping with student and stages, found {type(tree).__name__}"])
-    return tree
-
-
-def _extended(path: Path) -> dict[str, Any]:
-    """One level of `extends:`; mappings are merged, everything else is replaced."""
-    tree = _read(path)
-    parent = tree.pop("extends", None)
-    if parent is None:
-        return tree
-    beside = path.with_name(f"{parent}.yaml")
-    base = _read(beside if beside.is_file() else locate(str(parent)))
-    if "extends" in base:
-        raise RecipeError([f"{path.name}: extends {parent!r}, which itself extends another; one level only"])
-    for key, value in tree.items():
-        both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        base[key] = base[key] | value if both else value
-    return base | {"name": tree.get("name", path.stem)}
-
-
-def _set(tree: dict[str, Any], override: str) -> None:
-    """`stages.0.lr=3e-5` -> tree["stages"][0]["lr"] = "3e-5". Stages may be named: `stages.prediction.lr=...`."""
-    path, sign, text = override.partition("=")
-    if not sign or not path:
-        raise RecipeError([f"--set {override}: expected PATH=VALUE, as in --set stages.0.lr=3e-5"])
-    *way, last = path.split(".")
-    at: Any = tree
-    for number, key in enumerate([*way, last]):
-        if isinstance(at, list):
-            found = [i for i, item in enumerate(at) if isinstance(item, dict) and key in map(item.get, KINDS)]
-            if not re.fullmatch(r"-?[0-9]+", key) and not found:
-                raise RecipeError([f"--set {override}: no stage {key!r}; use its name or its number from 0"])
-            place: Any = found[0] if found else int(key)
-            if not -len(at) <= place < len(at):
-                raise RecipeError([f"--set {override}: there are only {len(at)} entries, numbered from 0"])
-        elif isinstance(at, dict):
-            place = key
-        else:
-            raise RecipeError([f"--set {override}: {'.'.join(path.split('.')[:number])} has no settings below it"])
-        if number == len(way):
-            at[place] = _parsed(text, f"--set {override}")
-        else:
-            at = at.setdefault(place, {}) if isinstance(at, dict) else at[place]
-
-
 def _parse_terms(tree: dict[str, Any], file: str) -> list[str]:
     """Replace each line of each objective by a Term, in place; return the problems."""
     problems: list[str] = []
     for where, stage in _stages(tree):
         lines = stage.get("objective")
-        if lines is None and "finetune" in stage:
+        if lines is None and ("finetune" in stage or "step" in stage):
             continue
         terms: list[Term] = []
         for i, line in enumerate(lines if isinstance(lines, list) else []):
@@ -267,8 +235,9 @@ def _stages(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for i, stage in enumerate(stages if isinstance(stages, list) else []):
         if isinstance(stage, dict):
             yield f"stages[{i}]", stage
-    if isinstance(tree.get("teacher"), dict):
-        yield "teacher", tree["teacher"]
+    for key in ("teacher", "teacher_lm"):
+        if isinstance(tree.get(key), dict):
+            yield key, tree[key]
 
 
 def _follows(error: Any) -> bool:
@@ -281,8 +250,9 @@ def _problem(file: str, error: Any) -> str:
     where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in error["loc"]).lstrip(".")
     if error["type"] == "extra_forbidden":
         parent = error["loc"][0] if len(error["loc"]) > 1 else "recipe"
-        models = {"stages": Stage, "teacher": Stage, "student": StudentSpec, "paper": Paper}
-        known = models.get(str(parent), Recipe).model_fields  # type: ignore[attr-defined]
+        models = {"stages": Stage, "teacher": Stage, "teacher_lm": Stage, "student": StudentSpec, "paper": Paper}
+        inner = StudentSpec if "student" in error["loc"] else models.get(str(parent), Recipe)
+        known = inner.model_fields  # type: ignore[attr-defined]
         return f"{file}: {where}: no such setting.{did_you_mean(str(error['loc'][-1]), known)}"
     if error["type"] == "missing":
         return f"{file}: {where}: is missing"
@@ -292,8 +262,18 @@ def _problem(file: str, error: Any) -> str:
 
 
 def _plain_stage(stage: Stage) -> dict[str, Any]:
-    tree = stage.model_dump(exclude={"kind", "name", "objective"})
-    return {stage.kind: stage.name} | tree | {"objective": [term.plain() for term in stage.objective]}
+    tree = stage.model_dump(exclude={"kind", "name", "objective", "student", "rows", "corrupt", "step", "augment"})
+    calls = {key: getattr(stage, key) for key in ("rows", "corrupt", "step", "augment")}
+    tree |= {key: call.plain() for key, call in calls.items() if call is not None}
+    if stage.student is not None:
+        tree["student"] = _plain_student(stage.student)
+    terms = {"objective": [term.plain() for term in stage.objective]} if stage.objective else {}
+    return {stage.kind: stage.name} | tree | terms
+
+
+def _plain_student(spec: StudentSpec) -> dict[str, Any]:
+    tree = spec.model_dump()
+    return tree | {"init": spec.init.plain()} if isinstance(spec.init, Call) else tree
 
 
 def _plain(value: Any) -> Any:
