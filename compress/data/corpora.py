@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import re
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import pyarrow as pa
 
 from compress.data import cache, documents, hub
 from compress.data.embedded import pydoc
+from compress.data.frames import Template, tokenised
 from compress.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -27,16 +27,10 @@ if TYPE_CHECKING:
 ENCODING: Final = "1"
 """Part of every cache key: raise it when what `encode_corpus` writes changes."""
 
-SENTENCES_PER_CALL: Final = 2000
 BLOCKS_PER_WRITE: Final = 1000
-
-LONGEST_SENTENCE: Final = 10_000
-"""Characters; text without an end of sentence for so long is cut at a space, or anywhere where there is none."""
 
 HUB_SECONDS: Final = 10.0
 """How long the hub may take to answer at all."""
-
-_SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]”’]))\s+(?![a-z])|(?<=[。！？])")
 
 
 @dataclass(frozen=True)
@@ -148,35 +142,12 @@ def encode_corpus(
     return cache.dataset(final, key)
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """The special tokens around a block, and the token types of before, text and after (None: it makes none)."""
-
-    before: list[int]
-    after: list[int]
-    types: tuple[list[int], int, list[int]] | None
-
-    @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> _Frame:
-        bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-        whole = tokenizer("a")
-        ids = whole["input_ids"]
-        start = next(at for at in range(len(ids)) if ids[at : at + len(bare)] == bare)
-        end = start + len(bare)
-        types = whole.get("token_type_ids")
-        return cls(ids[:start], ids[end:], types and (types[:start], types[start], types[end:]))
-
-    @property
-    def size(self) -> int:
-        return len(self.before) + len(self.after)
-
-
 def _encoded(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, limit_tokens: int | None
 ) -> Iterator[pa.RecordBatch]:
     from datasets.utils import tqdm
 
-    frame = _Frame.of(tokenizer)
+    frame = Template.of(tokenizer, 1)
     if max_length <= frame.size:
         raise DataError(f"max_length {max_length}: a block needs {frame.size} special tokens and room for text.")
     blocks = _blocks(corpus, tokenizer, max_length - frame.size)
@@ -194,20 +165,20 @@ def _encoded(
                 return
 
 
-def _record_batch(blocks: Sequence[tuple[int, list[int]]], frame: _Frame, index: int) -> pa.RecordBatch:
+def _record_batch(blocks: Sequence[tuple[int, list[int]]], frame: Template, index: int) -> pa.RecordBatch:
     lengths = np.array([len(block) + frame.size for _, block in blocks], np.int32)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    flat = chain.from_iterable(chain(frame.before, block, frame.after) for _, block in blocks)
+    before, after = frame.ids
+    flat = chain.from_iterable(chain(before, block, after) for _, block in blocks)
     columns = {
         "input_ids": np.fromiter(flat, np.int32, offsets[-1]),
         "attention_mask": np.ones(offsets[-1], np.int8),
     }
-    if frame.types is not None:
-        before, text, after = frame.types
-        columns["token_type_ids"] = types = np.full(offsets[-1], text, np.int8)
-        for place, kind in enumerate(before):
+    if frame.types is not None and frame.text_types is not None:
+        columns["token_type_ids"] = types = np.full(offsets[-1], frame.text_types[0], np.int8)
+        for place, kind in enumerate(frame.types[0]):
             types[offsets[:-1] + place] = kind
-        for place, kind in enumerate(reversed(after), start=1):
+        for place, kind in enumerate(reversed(frame.types[1]), start=1):
             types[offsets[1:] - place] = kind
     lists = {name: pa.ListArray.from_arrays(offsets, values) for name, values in columns.items()}
     numbers = pa.array(range(index, index + len(blocks)), pa.int64())
@@ -217,33 +188,15 @@ def _record_batch(blocks: Sequence[tuple[int, list[int]]], frame: _Frame, index:
 
 def _blocks(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, room: int) -> Iterator[tuple[int, list[int]]]:
     """Document number and tokens, without special ones, of each block."""
-    sentences = ((number, text) for number, document in enumerate(corpus.documents()) for text in _sentences(document))
-    no = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
     block: list[int] = []
     owner = 0
-    while batch := list(islice(sentences, SENTENCES_PER_CALL)):
-        texts = [text for _, text in batch]
-        tokens = tokenizer(texts, **no)["input_ids"]
-        for (number, _), ids in zip(batch, tokens, strict=True):
-            if block and (number != owner or len(block) + len(ids) > room):
-                yield owner, block
-                block = []
-            owner = number
-            cut = max(0, (len(ids) - 1) // room * room)
-            yield from ((number, ids[start : start + room]) for start in range(0, cut, room))
-            block = block + ids[cut:]
+    for number, ids in tokenised(corpus, tokenizer):
+        if block and (number != owner or len(block) + len(ids) > room):
+            yield owner, block
+            block = []
+        owner = number
+        cut = max(0, (len(ids) - 1) // room * room)
+        yield from ((number, ids[start : start + room]) for start in range(0, cut, room))
+        block = block + ids[cut:]
     if block:
         yield owner, block
-
-
-def _sentences(document: str) -> Iterator[str]:
-    for line in document.splitlines():
-        for sentence in _SENTENCE_END.split(line):
-            rest = sentence.strip()
-            while len(rest) > LONGEST_SENTENCE:
-                cut = rest.rfind(" ", 1, LONGEST_SENTENCE)
-                cut = cut if cut > 0 else LONGEST_SENTENCE
-                yield rest[:cut]
-                rest = rest[cut:].lstrip()
-            if rest:
-                yield rest
