@@ -40,8 +40,11 @@ def parse(line: object) -> Call:
     return Call(line["by"], {str(key): value for key, value in line.items() if key != "by"})
 
 
-def find(name: str) -> Any:
-    """What `paper.function` or a dotted path names. Raises ObjectiveError when there is no such thing."""
+def find(name: str, *, called: str = "function", mark: str | None = None) -> Any:
+    """What `paper.function` or a dotted path names. Raises ObjectiveError when there is no such thing.
+
+    Errors speak of a `called`; of a paper's functions only those with the attribute `mark` count.
+    """
     module_name, _, function = name.rpartition(".")
     ours = "." not in module_name
     if ours:
@@ -50,15 +53,15 @@ def find(name: str) -> Any:
         papers = [module.name for module in iter_modules(compress.papers.__path__) if module.name != "reading"]
         if module_name not in papers:
             hint = did_you_mean(module_name, papers)
-            raise ObjectiveError(f"no {name!r}: no paper {module_name!r}.{hint} Your own: a dotted path")
+            raise ObjectiveError(f"no {called} {name!r}: no paper {module_name!r}.{hint} Your own: a dotted path")
     try:
         module = import_module(f"compress.papers.{module_name}" if ours else module_name)
     except ModuleNotFoundError as error:
-        raise ObjectiveError(f"no {name!r}: cannot import {module_name!r} ({error})") from error
+        raise ObjectiveError(f"no {called} {name!r}: cannot import {module_name!r} ({error})") from error
     found = getattr(module, function, None)
-    if found is None or (ours and not (inspect.isfunction(found) or inspect.isclass(found))):
-        known = [f"{module_name}.{each}" for each, value in vars(module).items() if _own(value, module)]
-        raise ObjectiveError(f"no {name!r}.{did_you_mean(name, known)}")
+    if found is None or (ours and not _named(found, mark)):
+        known = [f"{module_name}.{each}" for each, value in vars(module).items() if _named(value, mark)]
+        raise ObjectiveError(f"no {called} {name!r}.{did_you_mean(name, known)}")
     return found
 
 
@@ -110,5 +113,8 @@ def _unfit(value: Any, annotation: Any) -> str:
     return ""
 
 
-def _own(value: Any, module: Any) -> bool:
-    return (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
+def _named(value: Any, mark: str | None) -> bool:
+    """Whether a paper's attribute can be asked for: a loss when losses are, else any function or class."""
+    if mark is not None:
+        return hasattr(value, mark)
+    return inspect.isfunction(value) or inspect.isclass(value)

@@ -142,13 +142,14 @@ def recipes(
     with _told():
         import json
 
-        from compress import recipe
+        from compress import recipe, recipe_file
 
         if name is not None:
             found = recipe.Recipe.load(name)
-            print(json.dumps(found.plain(), indent=1) if as_json else recipe.locate(name).read_text(encoding="utf-8"))
+            text = recipe_file.locate(name).read_text(encoding="utf-8")
+            print(json.dumps(found.plain(), indent=1) if as_json else text)
             return
-        listed = [recipe.Recipe.load(each) for each in recipe.names()]
+        listed = [recipe.Recipe.load(each) for each in recipe_file.names()]
         if as_json:
             print(json.dumps([{"name": each.name, "about": each.about, **each.paper.model_dump()} for each in listed]))
             return

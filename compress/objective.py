@@ -3,15 +3,13 @@
 Shapes: B batch, L tokens, D hidden, H heads.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from compress.call import find, options
 from compress.errors import ObjectiveError, did_you_mean
 from compress.papers.bert import IGNORED
 from compress.papers.reading import Reading
@@ -28,8 +26,12 @@ class Loss(Protocol):
     def __call__(self, student: Tensor, target: Any, mask_BL: Tensor, /, **options: Any) -> Tensor: ...
 
 
+MASKED = -1e4
+"""Score of a pad where a softmax runs over positions: its exp is 0 in float32, also after a temperature."""
+
 _MUST_AGREE = {
     "logits": ("classes",),
+    "pair": (),
     "embeddings": ("hidden",),
     "layers": ("hidden",),
     "scores": ("heads",),
@@ -48,24 +50,7 @@ def find_loss(name: str | Callable[..., Any]) -> Loss:
     """
     if not isinstance(name, str):
         return _marked(name, getattr(name, "__qualname__", repr(name)))
-    module_name, _, function = name.rpartition(".")
-    ours = "." not in module_name
-    if ours:
-        import compress.papers
-
-        papers = [module.name for module in iter_modules(compress.papers.__path__) if module.name != "reading"]
-        if module_name not in papers:
-            hint = did_you_mean(module_name, papers)
-            raise ObjectiveError(f"no loss {name!r}: no paper {module_name!r}.{hint} Your own: a dotted path")
-    try:
-        module = import_module(f"compress.papers.{module_name}" if ours else module_name)
-    except ModuleNotFoundError as error:
-        raise ObjectiveError(f"no loss {name!r}: cannot import {module_name!r} ({error})") from error
-    loss = getattr(module, function, None)
-    if loss is None or (ours and not hasattr(loss, "reading")):
-        losses = [f"{module_name}.{each}" for each, value in vars(module).items() if hasattr(value, "reading")]
-        raise ObjectiveError(f"no loss {name!r}.{did_you_mean(name, losses)}")
-    return _marked(loss, name)
+    return _marked(find(name, called="loss", mark="reading"), name)
 
 
 def _marked(loss: Any, name: str) -> Loss:
@@ -89,21 +74,16 @@ def check(terms: Sequence[Term], where: str) -> list[str]:
         reading = loss.reading
         if reading.signal not in NAMES:
             problems.append(f"{place}: {term.name} reads {reading.signal!r}.{did_you_mean(reading.signal, NAMES)}")
-        options = _options(loss)
+        known_options = options(loss)
         for option in term.options:
-            if option not in options:
-                known = [*options, "weight", "layers", "project", "only"]
+            if option not in known_options:
+                known = [*known_options, "weight", "layers", "project", "only"]
                 problems.append(f"{place}: {term.name} has no option {option!r}.{did_you_mean(option, known)}")
         if term.project and reading.signal not in PROJECTABLE:
             problems.append(f"{place}: {term.name} reads {reading.signal}, which cannot be projected; remove `project`")
         if term.layers != "uniform" and reading.signal not in LAYERED:
             problems.append(f"{place}: {term.name} reads {reading.signal}, which is not per layer; remove `layers`")
     return problems
-
-
-def _options(loss: Loss) -> list[str]:
-    parameters = inspect.signature(loss).parameters.values()
-    return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
 
 
 def layer_pairs(layers: str | Sequence[tuple[int, int]], students: int, teachers: int) -> list[tuple[int, int]]:
@@ -151,6 +131,7 @@ class Objective(nn.Module):
         self, terms: Sequence[Term], student: Shape, teacher: Shape | None = None, *, kind: str | None = None
     ) -> None:
         super().__init__()
+        self.kind = kind
         self.terms = [term for term in terms if term.serves(kind)]
         if not self.terms:
             raise ObjectiveError(f"no term of this objective serves a {kind} task: {', '.join(t.name for t in terms)}")
@@ -176,36 +157,51 @@ class Objective(nn.Module):
                 if term.project and name not in self.projections:
                     self.projections[name] = nn.Linear(student.hidden, teacher.hidden, bias=False)
 
+    @property
+    def reads_only_labelled(self) -> bool:
+        """Whether all that is read of the logits is at labelled positions, as in masked language modelling."""
+        items = {reading.per for reading in self.readings if reading.signal == "logits"}
+        return items == {"label"}
+
     def forward(
         self,
         student: Signals,
         teacher: Signals | None,
-        labels: Tensor | None = None,
+        targets: Mapping[str, Tensor] | None = None,
         items: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """{term name: weighted loss, ..., "total": their sum}, float32 scalars.
 
-        `items` gives, for each of Reading.per, the mean number of items over all the parts (processes, accumulation)
-        of the batch of which this is one part: with it the mean over parts of `total` is the loss of the whole batch.
+        `targets` is the batch, of which losses read `labels` or another column. `items` gives, for each of
+        Reading.per, the mean number of items over all the parts (processes, accumulation) of the batch of which this
+        is one part: with it the mean over parts of `total` is the loss of the whole batch.
         """
+        targets = targets or {}
         parts: dict[str, Tensor] = {}
-        here = count_items(student.mask_BL, labels) if items is not None else {}
+        here = self.items(student.mask_BL, targets.get("labels")) if items is not None else {}
         for i, name in enumerate(self.names):
-            parts[name] = self.terms[i].weight * self._value(i, student, teacher, labels)
+            parts[name] = self.terms[i].weight * self._value(i, student, teacher, targets)
             if items is not None:
                 per = self.readings[i].per
                 parts[name] = parts[name] * here[per] / items[per].where(items[per] > 0, 1)
         return parts | {"total": torch.stack(list(parts.values())).sum()}
 
-    def _value(self, i: int, student: Signals, teacher: Signals | None, labels: Tensor | None) -> Tensor:
+    def items(self, mask_BL: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
+        """How many items of each kind a batch of this objective's task holds."""
+        return count_items(mask_BL, labels, per_token=self.kind == "tagging")
+
+    def _value(self, i: int, student: Signals, teacher: Signals | None, targets: Mapping[str, Tensor]) -> Tensor:
         term, loss, reading = self.terms[i], self.losses[i], self.readings[i]
-        _check_batch(term, reading, student, labels)
-        mask_BL = student.mask_BL
+        self._check_batch(i, student, targets)
+        mask_BL, labels = student.mask_BL, targets.get("labels")
         if reading.mask == "labels" and labels is not None:
             mask_BL = (labels != IGNORED).to(mask_BL.dtype)
-        if reading.against == "labels":
-            return loss(getattr(student, reading.signal), labels, mask_BL, **term.options)
-        mine, theirs = getattr(student, reading.signal), getattr(teacher, reading.signal)
+        mine = getattr(student, reading.signal)
+        theirs = targets[reading.against] if reading.against != "teacher" else getattr(teacher, reading.signal)
+        if reading.signal == "logits":
+            mine, theirs, mask_BL = self._answers(reading, mine, theirs, mask_BL, labels)
+            if not mine.numel():  # nothing is labelled in this part of the batch
+                return mine.float().sum()
         project: Callable[[Tensor], Tensor] = (
             self.projections[self.maps[i]] if term.project else lambda hidden_BLD: hidden_BLD
         )
@@ -214,25 +210,55 @@ class Objective(nn.Module):
         values = [loss(project(mine[m]), theirs[n], mask_BL, **term.options) for m, n in self.pairs[i]]
         return torch.stack(values).sum()
 
+    def _answers(
+        self, reading: Reading, mine: Tensor, theirs: Tensor, mask_BL: Tensor, labels: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits and targets as this loss takes them: one distribution per row where the task has several per example.
 
-def _check_batch(term: Term, reading: Reading, student: Signals, labels: Tensor | None) -> None:
-    """Raise ObjectiveError when this batch is not of the kind that the loss is about."""
-    if "labels" in (reading.against, reading.mask) and labels is None:
-        raise ObjectiveError(f"{term.name} needs labels, and this batch has none: use it on labelled data")
-    shown = getattr(student, reading.signal)
-    if reading.signal == "logits" and reading.per == "example" and shown.dim() != 2:
-        raise ObjectiveError(
-            f"{term.name} averages over examples, but these logits are one per token: use a token loss, such as "
-            "distilbert.soft_targets or bert.masked_lm"
-        )
+        tagging (B, L, C) -> (R, C) of the R labelled tokens; qa (B, L, 2) -> (2 B, L), starts and ends, which makes a
+        mean over rows the mean of both, as Sanh et al. and Devlin et al. take it.
+        """
+        chosen = None
+        if reading.per == "label" and mine.dim() == 2 and labels is not None:
+            chosen = labels != IGNORED
+        elif reading.per == "example" and self.kind == "tagging":
+            chosen = mask_BL.bool() if labels is None else labels != IGNORED
+        elif reading.per == "example" and self.kind == "qa":
+            theirs = _over_positions(theirs, mask_BL) if reading.against == "teacher" else theirs.flatten()
+            return _over_positions(mine, mask_BL), theirs, mask_BL
+        if chosen is None:
+            return mine, theirs, mask_BL
+        mine, theirs = (each[chosen] if each.shape[:2] == chosen.shape else each for each in (mine, theirs))
+        return mine, theirs, mask_BL.new_ones(len(mine))
+
+    def _check_batch(self, i: int, student: Signals, targets: Mapping[str, Tensor]) -> None:
+        """Raise ObjectiveError when this batch is not of the kind that the loss is about."""
+        name, reading = self.terms[i].name, self.readings[i]
+        column = "labels" if reading.mask == "labels" else reading.against
+        if column != "teacher" and column not in targets:
+            raise ObjectiveError(f"{name} needs {column}, and this batch has none: use it on data that has them")
+        shown = getattr(student, reading.signal)
+        if shown is None:
+            raise ObjectiveError(f"{name} reads {reading.signal}, and this model shows none: give the stage its `head`")
+        spread = self.kind in ("tagging", "qa")
+        if reading.signal == "logits" and reading.per == "example" and shown.dim() != 2 and not spread:
+            raise ObjectiveError(
+                f"{name} averages over examples, but these logits are one per token: use a token loss, such as "
+                "distilbert.soft_targets or bert.masked_lm"
+            )
 
 
-def count_items(mask_BL: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
-    """How many items of each kind (Reading.per) a batch holds, as float scalars."""
+def _over_positions(logits_BL2: Tensor, mask_BL: Tensor) -> Tensor:
+    """(B, L, 2) -> (2 B, L): the scores of starting, and of ending, at each position; pads never win."""
+    return logits_BL2.mT.masked_fill(mask_BL[:, None] == 0, MASKED).flatten(0, 1)
+
+
+def count_items(mask_BL: Tensor, labels: Tensor | None, *, per_token: bool = False) -> dict[str, Tensor]:
+    """How many items of each kind (Reading.per) a batch holds, as float scalars; `per_token`: each label is one."""
     lengths_B = mask_BL.sum(-1).float()
     labelled = lengths_B.new_zeros(()) if labels is None else (labels != IGNORED).sum().float()
     return {
-        "example": lengths_B.new_tensor(float(mask_BL.shape[0])),
+        "example": labelled if per_token else lengths_B.new_tensor(float(mask_BL.shape[0])),
         "token": lengths_B.sum(),
         "pair": lengths_B.pow(2).sum(),
         "label": labelled,

@@ -9,14 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from compress.call import Call
 from compress.call import parse as parse_call
 from compress.errors import RecipeError, did_you_mean
-from compress.recipe_file import extended, override
-from compress.recipe_file import locate as locate
-from compress.recipe_file import names as names
+from compress.recipe_file import extended, locate, override
 from compress.term import Term, parse
 
 KINDS = ("distill", "finetune", "pretrain")
@@ -111,13 +118,14 @@ class Stage(Frozen):
     evaluate: int = Field(2, ge=0)
     checkpoint: int | None = Field(None, gt=0)
     cache_teacher: bool = False
-    objective: tuple[Term, ...] = ()
+    objective: tuple[Term, ...]
 
-    @model_validator(mode="after")
-    def _has_something_to_minimise(self) -> "Stage":
-        if not self.objective and self.step is None:
-            raise ValueError("objective: is missing; a stage without one needs a `step` that brings its own losses")
-        return self
+    @field_validator("objective")
+    @classmethod
+    def _has_something_to_minimise(cls, terms: tuple[Term, ...], seen: ValidationInfo) -> tuple[Term, ...]:
+        if not terms and seen.data.get("step") is None:
+            raise ValueError("is empty; a stage needs terms, or a `step` that brings its own losses")
+        return terms
 
     @model_validator(mode="before")
     @classmethod
@@ -131,6 +139,8 @@ class Stage(Frozen):
         line = {"kind": kinds[0], "name": line[kinds[0]]} | {k: v for k, v in line.items() if k != kinds[0]}
         if kinds[0] == "finetune":
             line.setdefault("objective", (Term("bert.labels"),))
+        if "step" in line:
+            line.setdefault("objective", ())
         line.setdefault("data", "text" if kinds[0] == "pretrain" else "task")
         on_task = line["data"] == "task"
         return {"head": "task" if on_task else "encoder", "teacher": "task" if on_task else "general"} | line
@@ -164,7 +174,7 @@ class Recipe(Frozen):
     about: str
     teacher: Stage
     teacher_lm: Stage
-    student: StudentSpec = StudentSpec()
+    student: StudentSpec = Field(default_factory=StudentSpec)  # type: ignore[arg-type]
     stages: tuple[Stage, ...] = Field(min_length=1)
 
     @model_validator(mode="after")

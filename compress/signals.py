@@ -23,7 +23,7 @@ from transformers.masking_utils import sdpa_mask
 
 from compress.errors import ObjectiveError
 
-NAMES = ("logits", "embeddings", "layers", "scores", "queries", "keys", "values")
+NAMES = ("logits", "pair", "embeddings", "layers", "scores", "queries", "keys", "values")
 LAYERED = frozenset({"layers", "scores", "queries", "keys", "values"})
 """Signals with one tensor per layer; the others are one tensor."""
 ATTENTION = frozenset({"scores", "queries", "keys", "values"})
@@ -41,12 +41,18 @@ class Attention:
 
 @dataclass(frozen=True)
 class Signals:
-    """What was asked for; reading another signal is our own bug. `mask_BL`: 1 for real tokens."""
+    """What was asked for; reading another signal is our own bug. `mask_BL`: 1 for real tokens.
+
+    logits  (B, V) of a task's head, (B, L, V) of one that answers per token, (B, L, 2) of starts and ends of spans;
+            (R, V) where the head was asked at R chosen positions only
+    pair    (B, 2) of a head on pairs of segments: next sentence, sentence order
+    """
 
     mask_BL: Tensor
     logits: Tensor | None = None
     hidden: tuple[Tensor, ...] = ()
     attention: tuple[Attention, ...] = ()
+    pair: Tensor | None = None
 
     @property
     def embeddings(self) -> Tensor:
@@ -102,25 +108,30 @@ AttentionInterface.register("tap", _tap)
 AttentionMaskInterface.register("tap", sdpa_mask)
 
 
-def read(model: nn.Module, batch: Mapping[str, Tensor], wants: frozenset[str]) -> Signals:
+def read(
+    model: nn.Module, batch: Mapping[str, Tensor], wants: frozenset[str], *, at_BL: Tensor | None = None
+) -> Signals:
     """Run `model` on `batch` and return the signals in `wants`, computing no others.
 
     Gradients flow unless the caller stops them. Labels, and inputs that the model does not take (a DistilBERT has no
-    token types), are left out. Raises ObjectiveError when the model shows no attention to read.
+    token types), are left out. With `at_BL` (true at R positions) a language model's head answers there only: over
+    30,522 tokens it costs more than the layers below it. Raises ObjectiveError when the model shows no attention to
+    read.
     """
-    head = model if "logits" in wants else getattr(model, "base_model", model)
+    head = model if wants & {"logits", "pair"} else getattr(model, "base_model", model)
     accepted = inspect.signature(head.forward).parameters
     inputs: dict[str, Any] = {name: value for name, value in batch.items() if name in accepted and name != "labels"}
     if wants & {"layers", "embeddings"}:
         inputs["output_hidden_states"] = True
-    if not wants & ATTENTION:
-        out, layers = head(**inputs), []
-    elif _disentangled(model):
-        with _hooked(model) as layers:
-            out = head(**inputs)
-    else:
-        layers = []
-        out = head(**inputs, tap=layers)
+    with _head_at(model, at_BL if "logits" in wants else None):
+        if not wants & ATTENTION:
+            out, layers = head(**inputs), []
+        elif _disentangled(model):
+            with _hooked(model) as layers:
+                out = head(**inputs)
+        else:
+            layers = []
+            out = head(**inputs, tap=layers)
     if wants & ATTENTION and not layers:
         raise ObjectiveError(
             f"{type(model).__name__} shows no attention to read: call signals.open_attention(model) first; XLNet, XLM "
@@ -129,7 +140,48 @@ def read(model: nn.Module, batch: Mapping[str, Tensor], wants: frozenset[str]) -
     mask_BL = batch.get("attention_mask")
     if mask_BL is None:
         mask_BL = torch.ones_like(batch["input_ids"])
-    return Signals(mask_BL, getattr(out, "logits", None), getattr(out, "hidden_states", None) or (), tuple(layers))
+    logits = logits_of(out) if "logits" in wants else None
+    hidden = getattr(out, "hidden_states", None) or ()
+    return Signals(mask_BL, logits, hidden, tuple(layers), _first(out, "seq_relationship_logits", "sop_logits"))
+
+
+def logits_of(out: Any) -> Tensor:
+    """What a transformers model answers, whatever its class calls it; starts and ends of spans as (B, L, 2)."""
+    starts = getattr(out, "start_logits", None)
+    if starts is not None:
+        return torch.stack([starts, out.end_logits], -1)
+    found = _first(out, "logits", "prediction_logits")
+    if found is None:
+        raise ObjectiveError(f"{type(out).__name__} has no logits; give the stage the `head` that its losses read")
+    return found
+
+
+def _first(out: Any, *names: str) -> Tensor | None:
+    return next((value for name in names if (value := getattr(out, name, None)) is not None), None)
+
+
+_LM_HEADS = ("cls", "lm_head", "predictions", "generator_predictions", "vocab_transform", "lm_predictions")
+"""What transformers' masked and causal language models call the first module above the encoder."""
+
+
+def has_lm_head(model: nn.Module) -> bool:
+    """Whether `read` can ask its language model's head at chosen positions."""
+    return any(hasattr(model, name) for name in _LM_HEADS)
+
+
+@contextmanager
+def _head_at(model: nn.Module, at_BL: Tensor | None) -> Iterator[None]:
+    """The head above the encoder sees hidden states (R, D) of the chosen positions instead of (B, L, D)."""
+    if at_BL is None:
+        yield
+        return
+    first = next(getattr(model, name) for name in _LM_HEADS if hasattr(model, name))
+    chosen_BL = at_BL.bool()
+    hook = first.register_forward_pre_hook(lambda _, args: (args[0][chosen_BL], *args[1:]))
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def open_attention(model: nn.Module) -> None:

@@ -5,11 +5,29 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from compress.objective import Objective
+from compress.papers.bert import IGNORED
 from compress.shape import Shape
-from compress.signals import ATTENTION, Signals, open_attention, read
+from compress.signals import ATTENTION, Signals, has_lm_head, open_attention, read
 from compress.term import Term
+
+
+class Step(Protocol):
+    """What a training loop needs: a module that turns a batch into {"loss": ..., part: detached, ...}.
+
+    `student` is what is kept. A step may also have
+        items(batch)           what its means run over, so that they stay exact when a batch is spread out
+        begin(step, total)     called before each optimiser step
+        groups()               named groups of the parameters that are trained
+        factors(step, total)   each group's multiplier of the learning rate at this step
+        finish()               called when training is over: the student becomes what is kept
+    """
+
+    student: PreTrainedModel
+
+    def __call__(self, **batch: Any) -> dict[str, Tensor]: ...
 
 
 class Shows(Protocol):
@@ -55,16 +73,27 @@ class Distillation(nn.Module):
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         items = batch.pop("items", None)
         shown = self._shown(batch) if self.objective.teacher_wants else None
-        student = read(self.student, batch, self.objective.student_wants)
-        parts = self.objective(student, shown, batch.get("labels"), items)
+        student = read(self.student, batch, self.objective.student_wants, at_BL=self._labelled(self.student, batch))
+        parts = self.objective(student, shown, batch, items)
         return {"loss": parts.pop("total")} | {name: part.detach() for name, part in parts.items()}
+
+    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """How many of what its losses average over a batch holds: see Objective.forward."""
+        return self.objective.items(batch["attention_mask"], batch.get("labels"))
+
+    def _labelled(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor | None:
+        """Where a language model's head must answer; None: everywhere."""
+        labels = batch.get("labels")
+        if labels is None or not self.objective.reads_only_labelled or not has_lm_head(model):
+            return None
+        return labels != IGNORED
 
     @torch.no_grad()
     def _shown(self, batch: Mapping[str, Tensor]) -> Signals:
         """no_grad rather than inference_mode: losses save the teacher's tensors for their backward pass."""
         teacher = self.teacher
         if isinstance(teacher, nn.Module):
-            return read(teacher, batch, self.objective.teacher_wants)
+            return read(teacher, batch, self.objective.teacher_wants, at_BL=self._labelled(teacher, batch))
         if teacher is None:
             raise ValueError("an objective that reads a teacher was built without one")
         return teacher.signals(batch, self.objective.teacher_wants)

@@ -11,7 +11,7 @@ import typer
 import yaml
 
 import compress
-from compress import recipe
+from compress import recipe, recipe_file
 from compress.cli import app
 from tests import command
 from tests.command import Shelf
@@ -99,17 +99,17 @@ def test_recipes_are_listed_with_what_they_are_and_their_paper() -> None:
     told = command.run("recipes")
     assert told.code == 0
     listed = [line for line in told.out.splitlines() if not line.startswith(" ")]
-    assert [line.split()[0] for line in listed] == recipe.names()
-    assert told.out.count("https://arxiv.org/abs/") == len(recipe.names())
+    assert [line.split()[0] for line in listed] == recipe_file.names()
+    assert told.out.count("https://arxiv.org/abs/") == len(recipe_file.names())
 
 
 def test_a_recipe_is_shown_as_it_was_written_with_its_citations() -> None:
-    assert command.run("recipes", "tinybert").out.strip() == recipe.locate("tinybert").read_text().strip()
+    assert command.run("recipes", "tinybert").out.strip() == recipe_file.locate("tinybert").read_text().strip()
 
 
 def test_recipes_as_json_and_nothing_else() -> None:
     listed = json.loads(command.run("recipes", "--json").out)
-    assert [each["name"] for each in listed] == recipe.names()
+    assert [each["name"] for each in listed] == recipe_file.names()
     assert all({"about", "title", "authors", "year", "url"} < each.keys() for each in listed)
     one = json.loads(command.run("recipes", "tinybert", "--json").out)
     assert one["student"]["layers"] == 4

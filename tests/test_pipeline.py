@@ -12,7 +12,8 @@ import compress
 from compress import finetune, stages
 from compress.errors import TeacherError
 from compress.export.bundle import Bundle
-from compress.recipe import Recipe, names
+from compress.recipe import Recipe
+from compress.recipe_file import names
 from tests import learning, tiny
 
 PARTS = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from compress import recipe as recipes
+from compress import recipe_file
 from compress.errors import RecipeError
 from compress.objective import check
 from compress.recipe import Recipe
@@ -106,7 +106,7 @@ def test_all_problems_at_once_each_with_its_place_and_a_hint(tmp_path: Path) -> 
         "mine.yaml: stages[0].epoch: no such setting. Did you mean 'epochs'?",
         "mine.yaml: stages[0].objective[0]: no layer map 'unifrom'. Did you mean 'uniform'?",
         "mine.yaml: stages[0].objective[1]: expected a mapping with `loss: paper.function`, found {'weight': 2}",
-        "mine.yaml: stages[1]: expected exactly one of `distill: NAME`, `finetune: NAME`",
+        "mine.yaml: stages[1]: expected exactly one of `distill: NAME`, `finetune: NAME`, `pretrain: NAME`",
         "mine.yaml: stages[2].lr: is missing",
         "mine.yaml: teacher.lr: Input should be greater than 0, found 0",
     ):
@@ -151,7 +151,7 @@ def test_two_stages_of_one_name(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_recipe(tmp_path: Path) -> None:
-    known = recipes.names()[0]
+    known = recipe_file.names()[0]
     assert f"no recipe '{known}x'. Did you mean '{known}'?" in problems(f"{known}x")[0]
     assert "no such recipe file" in problems(str(tmp_path / "absent.yaml"))[0]
     assert "no such recipe file" in problems(str(tmp_path / "x.yaml" / ".." / "y.yaml"))[0]
@@ -170,7 +170,7 @@ def test_extends_merges_mappings_and_replaces_the_rest(tmp_path: Path) -> None:
 
 
 def test_extends_one_of_ours(tmp_path: Path) -> None:
-    parent = recipes.names()[0]
+    parent = recipe_file.names()[0]
     recipe = Recipe.load(written(tmp_path, {"extends": parent, "about": "D"}))
     assert recipe == Recipe.load(parent).model_copy(update={"name": "mine", "about": "D"})
 
@@ -235,7 +235,7 @@ def test_overrides_that_cannot_be(tmp_path: Path, override: str, message: str) -
 # Ours
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", recipe_file.names())
 def test_the_resolved_recipe_loads_to_an_equal_one(name: str, tmp_path: Path) -> None:
     recipe = Recipe.load(name)
     resolved = recipe.to_yaml()
@@ -245,32 +245,32 @@ def test_the_resolved_recipe_loads_to_an_equal_one(name: str, tmp_path: Path) ->
     assert "eps" in yaml.safe_load(resolved)["stages"][0]
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", recipe_file.names())
 def test_every_loss_and_option_exists(name: str) -> None:
     recipe = Recipe.load(name)
     stages = [recipe.teacher, *recipe.stages]
     assert [problem for stage in stages for problem in check(stage.objective, stage.name)] == []
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", recipe_file.names())
 def test_a_recipe_opens_with_its_citation_and_its_command(name: str) -> None:
-    title, command, *_ = recipes.locate(name).read_text(encoding="utf-8").splitlines()
+    title, command, *_ = recipe_file.locate(name).read_text(encoding="utf-8").splitlines()
     assert re.search(r"arXiv:\d{4}\.\d{5}$", title)
     assert re.match(rf"#   compress distill .*--recipe {name} ", command)
 
 
 def test_there_are_recipes_and_each_is_in_the_table() -> None:
-    assert len(recipes.names()) >= 6
-    table = recipes.folder() / "README.md"
+    assert len(recipe_file.names()) >= 6
+    table = recipe_file.folder() / "README.md"
     if not table.is_file():
         pytest.skip("recipes/README.md is not written yet")
     rows = re.findall(r"^\|\s*\[?`([a-z0-9-]+)`", table.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert sorted(rows) == recipes.names()
+    assert sorted(rows) == recipe_file.names()
 
 
 def test_reading_a_recipe_is_light() -> None:
     code = (
-        "import sys; from compress import recipe; recipe.Recipe.load(recipe.names()[0]);"
+        "import sys; from compress import recipe, recipe_file; recipe.Recipe.load(recipe_file.names()[0]);"
         "print([name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -18,7 +18,7 @@ class Reading:
     """What a loss compares.
 
     signal    the student's signal it reads
-    against   teacher: the same signal of the teacher; labels: the batch's labels
+    against   teacher: the same signal of the teacher; else the batch's column of that name, such as labels
     per       what its mean runs over; the frame needs it to make the mean exact when a batch is spread over several
               processes or accumulated in parts: examples, real tokens, pairs of real tokens, labelled positions
     mask      which positions the mask argument marks: real tokens, or those with a label (labels != -100)
@@ -26,7 +26,7 @@ class Reading:
     """
 
     signal: str
-    against: Literal["teacher", "labels"] = "teacher"
+    against: str = "teacher"
     per: Item = "token"
     mask: Literal["tokens", "labels"] = "tokens"
     bridges: frozenset[Difference] = frozenset()
@@ -35,7 +35,7 @@ class Reading:
 def reads(
     signal: str,
     *,
-    against: Literal["teacher", "labels"] = "teacher",
+    against: str = "teacher",
     per: Item = "token",
     mask: Literal["tokens", "labels"] = "tokens",
     bridges: tuple[Difference, ...] = (),

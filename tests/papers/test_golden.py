@@ -87,7 +87,7 @@ def test_the_triple_loss_is_assembled_from_terms(restrict: bool, soft_targets: s
         Term("distilbert.cosine", 1, layers="last"),
     ]
     objective = Objective(terms, shape(of, layers=1), shape(of, layers=2))
-    parts = objective(student, teacher, of["mlm_labels"])
+    parts = objective(student, teacher, {"labels": of["mlm_labels"]})
     assert parts[f"distilbert.{soft_targets}"].item() == pytest.approx(5 * expected["_ce"], rel=1e-5)
     assert parts["bert.masked_lm"].item() == pytest.approx(2 * expected["_mlm"], rel=1e-5)
     assert parts["distilbert.cosine"].item() == pytest.approx(expected["_cos"], rel=1e-5)
