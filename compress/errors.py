@@ -31,6 +31,14 @@ class TeacherError(CompressError):
     """A teacher that cannot be loaded, or that the gate refuses."""
 
 
+class PromptError(CompressError):
+    """A prompt that cannot be loaded, or that does not fit the task; `problems` lists every one found."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
 class StudentError(CompressError):
     """A student that cannot be built or initialised as asked."""
 
