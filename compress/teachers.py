@@ -36,13 +36,22 @@ ALIASES: Mapping[str, str] = {
     "deberta-v3-base": "microsoft/deberta-v3-base",
     "deberta-v3-small": "microsoft/deberta-v3-small",
     "distilbert": "distilbert/distilbert-base-uncased",
+    "distilgpt2": "distilbert/distilgpt2",
     "distilroberta": "distilbert/distilroberta-base",
     "electra-base": "google/electra-base-discriminator",
     "electra-small": "google/electra-small-discriminator",
     "ernie-base": "nghuyong/ernie-2.0-base-en",
+    "flan-t5-base": "google/flan-t5-base",
+    "flan-t5-small": "google/flan-t5-small",
+    "gpt2": "openai-community/gpt2",
+    "gpt2-large": "openai-community/gpt2-large",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-xl": "openai-community/gpt2-xl",
     "mobilebert": "google/mobilebert-uncased",
     "roberta-base": "FacebookAI/roberta-base",
     "roberta-large": "FacebookAI/roberta-large",
+    "t5-base": "google-t5/t5-base",
+    "t5-small": "google-t5/t5-small",
     "xlm-roberta-base": "FacebookAI/xlm-roberta-base",
     "xlnet-base": "xlnet/xlnet-base-cased",
 }
@@ -165,7 +174,7 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
     Raises TeacherError for weights that cannot be read, or are not the config's, and for a tokenizer that does not
     belong to the model.
     """
-    with _explained(folder):
+    with explained(folder):
         trained = has_head(folder, task)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -182,14 +191,14 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
             output_loading_info=True,
         )
     _complete(folder, model, [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])], trained)
-    _same_vocabulary(folder, tokenizer, model)
+    same_vocabulary(folder, tokenizer, model)
     if trained:
         _align_labels(model, task, name)
     return Teacher(name, folder, model.eval().requires_grad_(False), tokenizer, identify(folder), trained, allow_pickle)
 
 
 @contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def explained(folder: Path) -> Iterator[None]:
     """What libraries raise on a broken folder, as one sentence."""
     from safetensors import SafetensorError
 
@@ -221,7 +230,8 @@ def _complete(folder: Path, model: PreTrainedModel, absent: list[str], trained: 
         )
 
 
-def _same_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+def same_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    """Raises TeacherError for a tokenizer that makes no tokens, or some that the model does not know."""
     known = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
     if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_tokens)):  # what the library makes of no files
         raise TeacherError(f"{folder}: has no tokenizer; expected tokenizer.json, or the family's own file, in it")
@@ -260,18 +270,20 @@ def gate(teacher: Teacher, data: TaskData, rows: Dataset, collate: Collate, *, b
     Refused: logits that are not finite; a score no better than always answering the most frequent label, which is
     what an untrained head or a permuted label order gets. With `strict` false such a score is a note.
     """
-    logits = evaluate.logits(teacher.model, rows, collate, bf16=bf16)
+    return judge(teacher.name, evaluate.logits(teacher.model, rows, collate, bf16=bf16), data, strict=strict)
+
+
+def judge(name: str, logits: NDArray[np.float32], data: TaskData, *, strict: bool = True) -> Gate:
+    """`gate`, from the logits that a teacher of any kind gives for the validation split."""
     if not np.isfinite(logits).all():
         bad = int((~np.isfinite(logits)).any(axis=1).sum())
-        raise TeacherError(
-            f"teacher {teacher.name}: its logits are not finite on {bad} of {len(logits)} validation rows"
-        )
+        raise TeacherError(f"teacher {name}: its logits are not finite on {bad} of {len(logits)} validation rows")
     labels = np.asarray(data.validation["label"][:])
     scores, majority = evaluate.scores(data.task, logits, labels), evaluate.majority(data, data.validation)
     metric, notes = data.task.metric, []
     if scores[metric] <= majority[metric]:
         problem = (
-            f"teacher {teacher.name} is no teacher for this task: {metric} {scores[metric]:.3f} on the validation "
+            f"teacher {name} is no teacher for this task: {metric} {scores[metric]:.3f} on the validation "
             f"split, always giving the most frequent answer gets {majority[metric]:.3f}. "
             f"{_why(data.task, logits, labels)}"
         )
