@@ -16,6 +16,7 @@ from torch.utils.data import Sampler
 
 from compress.data import cache
 from compress.errors import DataError
+from compress.papers.bert import IGNORED
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 ENCODING = "1"
 """Part of every cache key: raise it when what `encode` writes changes."""
+
+_LEFT_OUT = frozenset({"attention_mask", "length", "document"})
 
 BATCHES_PER_SORT = 50
 ROWS_PER_CALL = 1000
@@ -76,8 +79,11 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 class Collate:
     """Rows of `encode` as one batch, padded to its longest row on the tokenizer's padding side.
 
-    input_ids, attention_mask, token_type_ids (if the rows have them): int64 (B, L). labels: int64 (B,) class ids,
-    float32 (B, 1) numbers, or float32 (B, C) of 0 and 1. index: int64 (B,). DataError for a tokenizer that cannot pad.
+    input_ids, attention_mask, and every column with one int a token: int64 (B, L). labels: int64 (B,) class ids,
+    float32 (B, 1) numbers, float32 (B, C) of 0 and 1, int64 (B, C) where each row has C whole numbers, or int64 (B, L)
+    where it has one a token (padded with -100, as other columns are with 0). index and every other column of single
+    ints: int64 (B,). Left out: length, document, and columns of any other kind. DataError for a tokenizer that cannot
+    pad.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -86,7 +92,11 @@ class Collate:
                 f"{type(tokenizer).__name__} has no padding token, so rows of different lengths make no batch. "
                 "Set one, for example: tokenizer.pad_token = tokenizer.eos_token"
             )
-        self.padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+        self.padding = {
+            "input_ids": tokenizer.pad_token_id,
+            "token_type_ids": tokenizer.pad_token_type_id,
+            "labels": IGNORED,
+        }
         self.left = tokenizer.padding_side == "left"
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
@@ -96,17 +106,25 @@ class Collate:
         starts = longest - lengths if self.left else np.zeros_like(lengths)
         mask = (positions >= starts[:, None]) & (positions < (starts + lengths)[:, None])
         batch = {"attention_mask": torch.from_numpy(mask.astype(np.int64))}
-        for name, padding in self.padding.items():
-            if name in rows[0]:
-                padded = np.full(mask.shape, padding, np.int64)
+        for name in (each for each in rows[0] if each not in _LEFT_OUT):
+            cells = [row[name] for row in rows]
+            if _per_token(cells, lengths):
+                padded = np.full(mask.shape, self.padding.get(name, 0), np.int64)
                 # one flat copy: row by row, or through nested lists, costs ten times as much
-                padded[mask] = np.fromiter(chain.from_iterable(row[name] for row in rows), np.int64, lengths.sum())
+                padded[mask] = np.fromiter(chain.from_iterable(cells), np.int64, lengths.sum())
                 batch[name] = torch.from_numpy(padded)
-        if "labels" in rows[0]:
-            batch["labels"] = _labels([row["labels"] for row in rows])
-        if "index" in rows[0]:
-            batch["index"] = torch.tensor([row["index"] for row in rows])
+            elif name == "labels":
+                batch[name] = _labels(cells)
+            elif isinstance(cells[0], int):
+                batch[name] = torch.tensor(cells)
         return batch
+
+
+def _per_token(cells: Sequence[Any], lengths: NDArray[np.int64]) -> bool:
+    """Whether each row has a list of ints, as many as it has tokens."""
+    if not isinstance(cells[0], list) or [len(cell) for cell in cells] != lengths.tolist():
+        return False
+    return all(isinstance(number, int) for number in next(filter(None, cells), []))
 
 
 def _labels(values: list[Any]) -> torch.Tensor:
@@ -153,3 +171,44 @@ class LengthGrouped(Sampler[int]):
             longest = int(self.lengths[batches[order, 0]].argmax())
             order[[0, longest]] = order[[longest, 0]]
         return iter([*batches[order].reshape(-1).tolist(), *rest.tolist()])
+
+
+class TokenBudget(Sampler[list[int]]):
+    """Batches of row numbers with at most `tokens` tokens each, padding included: the shorter the rows, the more of
+    them. The order is decided by (seed, epoch) alone.
+
+    Rows are shuffled, sorted by length within stretches of about 50 batches, and the batches shuffled. A row longer
+    than `tokens` is a batch of its own.
+    """
+
+    def __init__(self, lengths: Sequence[int] | NDArray[np.integer], tokens: int, *, seed: int) -> None:
+        self.lengths = np.asarray(lengths)
+        self.tokens = tokens
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Batches in this epoch: epochs may differ by a few."""
+        return len(self._batches())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = self._batches()
+        order = np.random.default_rng([self.seed, self.epoch, 1]).permutation(len(batches))
+        return iter([batches[at] for at in order])
+
+    def _batches(self) -> list[list[int]]:
+        rows = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.lengths))
+        stretch = np.cumsum(self.lengths[rows]) // (self.tokens * BATCHES_PER_SORT)
+        rows = rows[np.lexsort((-self.lengths[rows], stretch))]
+        batches: list[list[int]] = []
+        longest = 0
+        for row, length in zip(rows.tolist(), self.lengths[rows].tolist(), strict=True):
+            longest = max(longest, length)
+            if not batches or longest * (len(batches[-1]) + 1) > self.tokens:
+                batches.append([])
+                longest = length
+            batches[-1].append(row)
+        return batches

@@ -6,7 +6,7 @@ import http.client
 import json
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -43,6 +43,30 @@ class Corpus:
     name: str
     fingerprint: str
     documents: Callable[[], Iterator[str]]
+    parallel: bool = False
+    """Whether each document is a text and its translation, a line each."""
+
+    def part(self, held_out: bool, every: int = 50) -> Corpus:
+        """Only the documents held out, or all others: those whose number is a multiple of `every`, less one.
+
+        A corpus with fewer than `every` documents holds out its last one. DataError for one of a single document.
+        """
+        count = sum(1 for _ in islice(self.documents(), every))
+        if count < 2:
+            raise DataError(
+                f"{self.name}: one document, of which none can be held out. Separate its documents by blank lines, "
+                "or give more text."
+            )
+        every = min(every, count)
+        name = f"{self.name} ({'held out' if held_out else 'without what is held out'})"
+        fingerprint = cache.digest("part", self.fingerprint, str(held_out), str(every))
+        return replace(self, name=name, fingerprint=fingerprint, documents=partial(_part, self, held_out, every))
+
+
+def _part(corpus: Corpus, held_out: bool, every: int) -> Iterator[str]:
+    for number, document in enumerate(corpus.documents(), start=1):
+        if (number % every == 0) is held_out:
+            yield document
 
 
 def load_corpus(source: str) -> Corpus:

@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from compress.data.batches import Collate, LengthGrouped, encode, fingerprint
+from compress.data.batches import Collate, LengthGrouped, TokenBudget, encode, fingerprint
 from compress.errors import DataError
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c")
@@ -137,6 +137,33 @@ def test_labels_are_class_ids_numbers_or_vectors(labels: list[Any], expected: to
     assert torch.equal(batch["labels"], expected)
 
 
+@pytest.mark.parametrize(
+    ("side", "labels", "langs"),
+    [("right", [[-100, 5, 7], [6, -100, -100]], [[1, 1, 2], [1, 0, 0]]),
+     ("left", [[-100, 5, 7], [-100, -100, 6]], [[1, 1, 2], [0, 0, 1]])],
+)  # fmt: skip
+def test_columns_of_one_number_a_token_are_padded_and_single_numbers_are_a_vector(
+    side: str, labels: list[Any], langs: list[Any]
+) -> None:
+    rows = [
+        {"input_ids": [4, 5, 6], "labels": [-100, 5, 7], "langs": [1, 1, 2], "next_sentence": 1},
+        {"input_ids": [4], "labels": [6], "langs": [1], "next_sentence": 0},
+    ]
+    beside = {"length": 3, "document": 8, "index": 5, "score": 0.5, "name": "x", "spans": [[0, 1], [1, 2], [2, 3]]}
+    batch = Collate(tokenizer(padding_side=side))([row | beside for row in rows])
+    assert list(batch) == ["attention_mask", "input_ids", "labels", "langs", "next_sentence", "index"]
+    assert batch["labels"].tolist() == labels
+    assert batch["langs"].tolist() == langs
+    assert batch["next_sentence"].tolist() == [1, 0]
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+
+
+def test_labels_of_whole_numbers_that_are_no_tokens_labels_are_a_row_each() -> None:
+    rows = [{"input_ids": [4, 5, 6], "labels": [1, 2]}, {"input_ids": [4, 5], "labels": [0, 0]}]
+    labels = Collate(tokenizer())(rows)["labels"]
+    assert (labels.dtype, labels.tolist()) == (torch.int64, [[1, 2], [0, 0]])
+
+
 def test_a_tokenizer_without_padding_token_is_refused() -> None:
     with pytest.raises(DataError, match="no padding token"):
         Collate(tokenizer(pad_token=None))
@@ -188,3 +215,35 @@ def test_the_order_is_decided_by_seed_and_epoch_alone() -> None:
     assert list(resumed) == second != first
     assert orders(lengths, 8, seed=1)[0] != first
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def budgeted(lengths: np.ndarray, tokens: int, epoch: int = 0, seed: int = 0) -> list[list[int]]:
+    sampler = TokenBudget(lengths, tokens, seed=seed)
+    sampler.set_epoch(epoch)
+    batches = list(sampler)
+    assert len(batches) == len(sampler)
+    return batches
+
+
+def test_a_budget_of_tokens_takes_more_of_the_shorter_rows() -> None:
+    lengths = np.random.default_rng(0).integers(3, 120, 4003)
+    batches = budgeted(lengths, 1024)
+    assert sorted(row for batch in batches for row in batch) == list(range(4003))
+    sizes = np.array([len(batch) * lengths[batch].max() for batch in batches])
+    assert sizes.max() <= 1024
+    assert sizes.mean() > 900
+    assert len({len(batch) for batch in batches}) > 20
+
+
+def test_a_row_beyond_the_budget_is_a_batch_and_no_row_is_none() -> None:
+    assert sorted(budgeted(np.array([9, 2, 2]), 4)) in ([[0], [1, 2]], [[0], [2, 1]])
+    assert budgeted(np.array([], int), 4) == []
+
+
+def test_a_budgets_order_is_decided_by_seed_and_epoch_alone() -> None:
+    lengths = np.random.default_rng(0).integers(3, 120, 500)
+    first = budgeted(lengths, 256)
+    torch.manual_seed(7)
+    np.random.seed(7)
+    assert budgeted(lengths, 256) == first
+    assert budgeted(lengths, 256, epoch=1) != first != budgeted(lengths, 256, seed=1)

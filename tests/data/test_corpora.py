@@ -356,6 +356,33 @@ def test_blocks_without_room_for_text_and_text_without_tokens_are_refused() -> N
         encode_corpus(corpus("\u200b\n"), tiny.tokenizer(), 16)
 
 
+# What is held out
+
+
+@pytest.mark.parametrize(("count", "held"), [(2, [1]), (7, [6]), (50, [49]), (120, [49, 99])])
+def test_each_50th_document_is_held_out_or_the_last_of_fewer(count: int, held: list[int]) -> None:
+    whole = corpus(*[f"film {number}" for number in range(count)])
+    kept, out = whole.part(False), whole.part(True)
+    texts = list(whole.documents())
+    assert list(out.documents()) == list(out.documents()) == [texts[number] for number in held]
+    assert list(kept.documents()) == [text for number, text in enumerate(texts) if number not in held]
+    assert len({whole.fingerprint, kept.fingerprint, out.fingerprint}) == 3
+    assert (kept.name, out.name) == ("small (without what is held out)", "small (held out)")
+
+
+def test_what_is_held_out_follows_the_text_and_its_share() -> None:
+    one, other = corpus("a", "b", "c"), corpus("a", "b", "d")
+    assert one.part(True).fingerprint == corpus("a", "b", "c").part(True).fingerprint
+    assert one.part(True).fingerprint != other.part(True).fingerprint
+    assert one.part(True, every=2).fingerprint != one.part(True).fingerprint
+    assert list(one.part(True, every=2).documents()) == ["b"]
+
+
+def test_of_one_document_nothing_is_held_out() -> None:
+    with pytest.raises(DataError, match=r"small: one document, .* blank lines"):
+        corpus("a film").part(True)
+
+
 # Real input
 
 
