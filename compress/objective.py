@@ -34,13 +34,14 @@ _MUST_AGREE = {
     "pair": (),
     "embeddings": ("hidden",),
     "layers": ("hidden",),
+    "encoder_layers": ("hidden",),
     "scores": ("heads",),
     "queries": ("heads", "head_size"),
     "keys": ("heads", "head_size"),
     "values": ("heads", "head_size"),
 }
 _SIZE = {"hidden": "width"}
-PROJECTABLE = frozenset({"embeddings", "layers"})
+PROJECTABLE = frozenset({"embeddings", "layers", "encoder_layers"})
 
 
 def find_loss(name: str | Callable[..., Any]) -> Loss:
@@ -153,7 +154,8 @@ class Objective(nn.Module):
             if reading.against == "teacher" and teacher is not None:
                 _compare(term, reading, student, teacher)
                 if reading.signal in LAYERED:
-                    self.pairs[-1] = layer_pairs(term.layers, student.layers, teacher.layers)
+                    counts = (shape.stack(reading.signal) for shape in (student, teacher))
+                    self.pairs[-1] = layer_pairs(term.layers, *counts)
                 if term.project and name not in self.projections:
                     self.projections[name] = nn.Linear(student.hidden, teacher.hidden, bias=False)
 
@@ -238,7 +240,7 @@ class Objective(nn.Module):
         if column != "teacher" and column not in targets:
             raise ObjectiveError(f"{name} needs {column}, and this batch has none: use it on data that has them")
         shown = getattr(student, reading.signal)
-        if shown is None:
+        if shown is None or (isinstance(shown, tuple) and not shown):
             raise ObjectiveError(f"{name} reads {reading.signal}, and this model shows none: give the stage its `head`")
         spread = self.kind in ("tagging", "qa")
         if reading.signal == "logits" and reading.per == "example" and shown.dim() != 2 and not spread:

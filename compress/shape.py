@@ -5,6 +5,7 @@ from typing import Any
 
 _NAMES = {
     "layers": ("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
+    "decoder_layers": ("num_decoder_layers", "decoder_layers"),
     "hidden": ("hidden_size", "dim", "n_embd", "d_model"),
     "heads": ("num_attention_heads", "n_heads", "n_head", "num_heads"),
     "ffn": ("intermediate_size", "hidden_dim", "n_inner", "d_ff"),
@@ -15,7 +16,10 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """layers N, hidden D, heads H, head_size K, ffn, embedding E (= D where not factorised), vocabulary V, classes."""
+    """layers N, hidden D, heads H, head_size K, ffn, embedding E (= D where not factorised), vocabulary V, classes.
+
+    decoder_layers is None but for an encoder-decoder, whose encoder has `layers`.
+    """
 
     family: str
     layers: int
@@ -26,6 +30,11 @@ class Shape:
     embedding: int
     vocabulary: int
     classes: int
+    decoder_layers: int | None = None
+
+    def stack(self, signal: str) -> int:
+        """How many layers a signal has: `layers` of an encoder-decoder are the decoder's."""
+        return self.layers if self.decoder_layers is None or signal == "encoder_layers" else self.decoder_layers
 
     @staticmethod
     def of(config: Any) -> "Shape":
@@ -41,6 +50,7 @@ class Shape:
             embedding=_find(config, "embedding", hidden),
             vocabulary=config.vocab_size,
             classes=config.num_labels,
+            decoder_layers=_find(config, "decoder_layers") if config.is_encoder_decoder else None,
         )
 
 

@@ -23,8 +23,8 @@ from transformers.masking_utils import sdpa_mask
 
 from compress.errors import ObjectiveError
 
-NAMES = ("logits", "pair", "embeddings", "layers", "scores", "queries", "keys", "values")
-LAYERED = frozenset({"layers", "scores", "queries", "keys", "values"})
+NAMES = ("logits", "pair", "embeddings", "layers", "encoder_layers", "scores", "queries", "keys", "values")
+LAYERED = frozenset({"layers", "encoder_layers", "scores", "queries", "keys", "values"})
 """Signals with one tensor per layer; the others are one tensor."""
 ATTENTION = frozenset({"scores", "queries", "keys", "values"})
 
@@ -46,6 +46,9 @@ class Signals:
     logits  (B, V) of a task's head, (B, L, V) of one that answers per token, (B, L, 2) of starts and ends of spans;
             (R, V) where the head was asked at R chosen positions only
     pair    (B, 2) of a head on pairs of segments: next sentence, sentence order
+
+    Of an encoder-decoder, embeddings and layers are the decoder's, (B, M, D) over the M target tokens; mask_BL marks
+    the tokens of the source.
     """
 
     mask_BL: Tensor
@@ -53,6 +56,7 @@ class Signals:
     hidden: tuple[Tensor, ...] = ()
     attention: tuple[Attention, ...] = ()
     pair: Tensor | None = None
+    encoder_hidden: tuple[Tensor, ...] = ()
 
     @property
     def embeddings(self) -> Tensor:
@@ -63,6 +67,11 @@ class Signals:
     def layers(self) -> tuple[Tensor, ...]:
         """(B, L, D) each: what leaves layer 1..N."""
         return self.hidden[1:]
+
+    @property
+    def encoder_layers(self) -> tuple[Tensor, ...]:
+        """(B, L, D) each: what leaves layer 1..N of the encoder beside a decoder."""
+        return self.encoder_hidden[1:]
 
     @property
     def queries(self) -> tuple[Tensor, ...]:
@@ -121,7 +130,7 @@ def read(
     head = model if wants & {"logits", "pair"} else getattr(model, "base_model", model)
     accepted = inspect.signature(head.forward).parameters
     inputs: dict[str, Any] = {name: value for name, value in batch.items() if name in accepted and name != "labels"}
-    if wants & {"layers", "embeddings"}:
+    if wants & {"layers", "encoder_layers", "embeddings"}:
         inputs["output_hidden_states"] = True
     with _head_at(model, at_BL if "logits" in wants else None):
         if not wants & ATTENTION:
@@ -141,8 +150,9 @@ def read(
     if mask_BL is None:
         mask_BL = torch.ones_like(batch["input_ids"])
     logits = logits_of(out) if "logits" in wants else None
-    hidden = getattr(out, "hidden_states", None) or ()
-    return Signals(mask_BL, logits, hidden, tuple(layers), _first(out, "seq_relationship_logits", "sop_logits"))
+    hidden = _first(out, "hidden_states", "decoder_hidden_states") or ()
+    pair, encoder = _first(out, "seq_relationship_logits", "sop_logits"), _first(out, "encoder_hidden_states") or ()
+    return Signals(mask_BL, logits, hidden, tuple(layers), pair, encoder)
 
 
 def logits_of(out: Any) -> Tensor:
@@ -156,7 +166,7 @@ def logits_of(out: Any) -> Tensor:
     return found
 
 
-def _first(out: Any, *names: str) -> Tensor | None:
+def _first(out: Any, *names: str) -> Any:
     return next((value for name in names if (value := getattr(out, name, None)) is not None), None)
 
 

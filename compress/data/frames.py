@@ -135,14 +135,18 @@ def _woven(around: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> l
 
 @dataclass(frozen=True)
 class Frame:
-    """How a tokenizer frames one text and a pair of texts: `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]` for BERT."""
+    """How a tokenizer frames one text and a pair of texts: `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]` for BERT.
+
+    `end` is the token that ends a text for a generative model; None where the tokenizer has none.
+    """
 
     alone: Template
     paired: Template
+    end: int | None = None
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> Frame:
-        return cls(Template.of(tokenizer, 1), Template.of(tokenizer, 2))
+        return cls(Template.of(tokenizer, 1), Template.of(tokenizer, 2), tokenizer.eos_token_id)
 
     def single(self, ids: Sequence[int]) -> dict[str, list[int]]:
         """{input_ids, token_type_ids (where the tokenizer makes them)} of one text."""

@@ -22,7 +22,11 @@ Formula = Callable[..., float]
 Arrays = Mapping[str, Tensor]
 """The inputs of the golden values, by their names in losses.npz."""
 
-TOKENS = {"layers": (1,), "embeddings": (1,), "scores": (2, 3), "queries": (2,), "keys": (2,), "values": (2,)}
+TOKENS = {
+    **dict.fromkeys(("layers", "encoder_layers", "embeddings"), (1,)),
+    "scores": (2, 3),
+    **dict.fromkeys(("queries", "keys", "values"), (2,)),
+}
 """The axes that run over tokens; those of logits depend on the loss."""
 
 
