@@ -1,0 +1,38 @@
+"""Model families of ours. Importing this package makes transformers' Auto classes know them."""
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from compress.models.ibbert import IBBertConfig, IBBertModel
+from compress.models.ibbert_heads import (
+    IBBertForMaskedLM,
+    IBBertForPreTraining,
+    IBBertForQuestionAnswering,
+    IBBertForSequenceClassification,
+    IBBertForTokenClassification,
+)
+
+__all__ = [
+    "IBBertConfig",
+    "IBBertForMaskedLM",
+    "IBBertForPreTraining",
+    "IBBertForQuestionAnswering",
+    "IBBertForSequenceClassification",
+    "IBBertForTokenClassification",
+    "IBBertModel",
+]
+
+AutoConfig.register("ib-bert", IBBertConfig)
+AutoModel.register(IBBertConfig, IBBertModel)
+AutoModelForPreTraining.register(IBBertConfig, IBBertForPreTraining)
+AutoModelForMaskedLM.register(IBBertConfig, IBBertForMaskedLM)
+AutoModelForSequenceClassification.register(IBBertConfig, IBBertForSequenceClassification)
+AutoModelForTokenClassification.register(IBBertConfig, IBBertForTokenClassification)
+AutoModelForQuestionAnswering.register(IBBertConfig, IBBertForQuestionAnswering)

@@ -1,0 +1,185 @@
+"""IB-BERT, the inverted-bottleneck BERT-large that teaches MobileBERT (Sun et al. 2020, arXiv:2004.02984, Table 1).
+
+Every block widens the 512-wide stream to 1,024, works there as a block of BERT-large does, and returns to 512, so that
+all feature maps are as wide as MobileBERT's. transformers' MobileBERT has this structure but for one thing: its queries
+and keys read the widened stream, IB-BERT's read the stream itself, as its values do. Embeddings, pooler and the
+pre-training heads are transformers' own, with MobileBERT's parameter names, so they can be copied to a student.
+
+Shapes: B batch, L tokens, D stream (512), I intra-block (1,024), H heads, K head size (I / H).
+
+Deviation from transformers' MobileBERT, whose values stand where nothing is said: every LayerNorm has the same epsilon,
+1e-12 as in BERT; theirs leaves out `layer_norm_eps` in the embeddings and behind the feed-forward network.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.mobilebert.modeling_mobilebert import (
+    MobileBertEmbeddings,
+    MobileBertPooler,
+    MobileBertPreTrainedModel,
+    eager_attention_forward,
+)
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+
+class IBBertConfig(PreTrainedConfig):
+    """Sizes and names as in transformers' MobileBertConfig; the defaults are the paper's teacher, 293M parameters.
+
+    hidden_act is the tanh form of GELU, as in the authors' code.
+    """
+
+    model_type = "ib-bert"
+
+    vocab_size: int = 30522
+    embedding_size: int = 128
+    trigram_input: bool = True
+    hidden_size: int = 512
+    intra_bottleneck_size: int = 1024
+    intermediate_size: int = 4096
+    num_hidden_layers: int = 24
+    num_attention_heads: int = 4
+    hidden_act: str = "gelu_pytorch_tanh"
+    normalization_type: str = "layer_norm"
+    layer_norm_eps: float = 1e-12
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    classifier_dropout: float | None = None
+    classifier_activation: bool = True
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    pad_token_id: int | None = 0
+    tie_word_embeddings: bool = True
+
+    @property
+    def true_hidden_size(self) -> int:
+        """The width that attention and feed-forward network work in: transformers' name for it."""
+        return self.intra_bottleneck_size
+
+
+class IBBertAttention(nn.Module):
+    """Queries, keys and values of the D-wide stream, I wide together; the output joins the widened stream."""
+
+    def __init__(self, config: IBBertConfig) -> None:
+        super().__init__()
+        D, inner = config.hidden_size, config.intra_bottleneck_size
+        if inner % config.num_attention_heads:
+            raise ValueError(
+                f"intra_bottleneck_size {inner} is not a multiple of num_attention_heads {config.num_attention_heads}"
+            )
+        self.config = config
+        self.head_size = inner // config.num_attention_heads
+        self.is_causal = False
+        self.query = nn.Linear(D, inner)
+        self.key = nn.Linear(D, inner)
+        self.value = nn.Linear(D, inner)
+        self.dense = nn.Linear(inner, inner)
+        self.LayerNorm = nn.LayerNorm(inner, eps=config.layer_norm_eps)
+
+    def forward(
+        self, stream_BLD: Tensor, widened_BLI: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, L, I) after the residual and its norm, and the attention probabilities where they are computed."""
+        split = (*stream_BLD.shape[:-1], -1, self.head_size)
+        query_BHLK, key_BHLK, value_BHLK = (
+            each(stream_BLD).view(split).transpose(1, 2) for each in (self.query, self.key, self.value)
+        )
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        read_BLHK, probabilities = attend(
+            self,
+            query_BHLK,
+            key_BHLK,
+            value_BHLK,
+            attention_mask,
+            dropout=self.config.attention_probs_dropout_prob if self.training else 0.0,
+            scaling=self.head_size**-0.5,
+            **kwargs,
+        )
+        read_BLI = read_BLHK.reshape(widened_BLI.shape)
+        return self.LayerNorm(self.dense(read_BLI) + widened_BLI), probabilities
+
+
+class IBBertLayer(GradientCheckpointingLayer):
+    """Widen, attend, feed forward, narrow; a residual around each, and the stream's own around the whole."""
+
+    def __init__(self, config: IBBertConfig) -> None:
+        super().__init__()
+        D, inner, eps = config.hidden_size, config.intra_bottleneck_size, config.layer_norm_eps
+        self.widen = nn.Linear(D, inner)
+        self.widen_norm = nn.LayerNorm(inner, eps=eps)
+        self.attention = IBBertAttention(config)
+        self.ffn_in = nn.Linear(inner, config.intermediate_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.ffn_out = nn.Linear(config.intermediate_size, inner)
+        self.ffn_norm = nn.LayerNorm(inner, eps=eps)
+        self.narrow = nn.Linear(inner, D)
+        self.narrow_norm = nn.LayerNorm(D, eps=eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, stream_BLD: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        widened_BLI = self.widen_norm(self.widen(stream_BLD))
+        attended_BLI, _ = self.attention(stream_BLD, widened_BLI, attention_mask, **kwargs)
+        fed_BLI = self.ffn_norm(self.ffn_out(self.activation(self.ffn_in(attended_BLI))) + attended_BLI)
+        out: Tensor = self.narrow_norm(self.dropout(self.narrow(fed_BLI)) + stream_BLD)
+        return out
+
+
+class IBBertPreTrainedModel(MobileBertPreTrainedModel):
+    config: IBBertConfig  # type: ignore[assignment]
+    config_class = IBBertConfig
+    base_model_prefix = "ib_bert"
+    _input_embed_layer = "word_embeddings"
+    _can_record_outputs = {"hidden_states": IBBertLayer, "attentions": IBBertAttention}  # noqa: RUF012
+
+
+class IBBertEncoder(nn.Module):
+    def __init__(self, config: IBBertConfig) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(IBBertLayer(config) for _ in range(config.num_hidden_layers))
+
+    def forward(self, stream_BLD: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> Tensor:
+        for layer in self.layer:
+            stream_BLD = layer(stream_BLD, attention_mask, **kwargs)
+        return stream_BLD
+
+
+class IBBertModel(IBBertPreTrainedModel):
+    """Trigram embeddings, N blocks, and the pooler: tanh of a linear map of [CLS], or with `classifier_activation:
+    false` [CLS] itself."""
+
+    def __init__(self, config: IBBertConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config)
+        self.embeddings = MobileBertEmbeddings(config)
+        self.embeddings.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.encoder = IBBertEncoder(config)
+        self.pooler = MobileBertPooler(config) if add_pooling_layer else None
+        self.post_init()
+
+    @merge_with_config_defaults  # type: ignore[untyped-decorator]
+    @capture_outputs  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPooling:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        embedded_BLD = self.embeddings(
+            input_ids=input_ids, token_type_ids=token_type_ids, position_ids=position_ids, inputs_embeds=inputs_embeds
+        )
+        mask = create_bidirectional_mask(config=self.config, inputs_embeds=embedded_BLD, attention_mask=attention_mask)
+        last_BLD = self.encoder(embedded_BLD, mask, **kwargs)
+        pooled_BD = self.pooler(last_BLD) if self.pooler is not None else None
+        return BaseModelOutputWithPooling(last_hidden_state=last_BLD, pooler_output=pooled_BD)

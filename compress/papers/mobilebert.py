@@ -1,0 +1,250 @@
+"""Sun et al. 2020, "MobileBERT: a Compact Task-Agnostic BERT for Resource-Limited Devices", arXiv:2004.02984.
+
+Sec. 3.6  feature_maps      feature map transfer: MSE of the block outputs, normalised
+          attention         attention transfer: cross entropy of the attention distributions
+          masked_lm         the distillation part of pre-training distillation, L_PD = a L_MLM + (1 - a) L_KD + L_NSP;
+                            bert.masked_lm and bert.next_sentence are the others
+(theirs)  mean, variance    the two moments that `feature_maps` cannot see, in the authors' code only
+Sec. 3.7  Progressive       progressive knowledge transfer: one layer at a time, bottom to top
+          from_teacher      embeddings, pooler and heads are the teacher's
+
+The teacher is `compress.models.ibbert`; the student is transformers' MobileBERT.
+Shapes: B examples, L tokens, D hidden, H heads, V vocabulary.
+
+Deviations from the authors' code (mobilebert/run_pretraining.py, distill_util.py, lamb_optimizer.py):
+- pads are neither queries nor keys, nor tokens of a feature map; theirs counts them as queries and as tokens.
+- `variance` and `mean` compare a layer with the same layer; theirs compares it with all of the teacher's at once, so
+  that a student equal to its teacher has a loss. As there, a squared error of means, an absolute one of variances.
+- `masked_lm` is one of the two halves of their label q = a onehot + (1 - a) softmax(z_T): cross entropy is linear in q,
+  so `bert.masked_lm` with weight a and `masked_lm` with 1 - a are their loss. The denominators lack their 1e-5.
+- AdamW in place of LAMB; AdamW, too, does not move with the scale of a loss, so the layer-wise factors keep their
+  meaning (their own `adamw` ignores them). A layer that is not reached has no gradient, hence no weight decay.
+- a layer's base factor ends at 0.9; theirs falls to 0 in its last step (see `base_factor`).
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm
+from transformers import PreTrainedModel
+
+from compress.errors import ObjectiveError, StudentError
+from compress.objective import Objective
+from compress.papers.hinton import mean_over
+from compress.papers.reading import reads
+from compress.signals import LAYERED
+from compress.step import Distillation
+
+EPSILON = 1e-12
+"""Of the parameter-free normalisation: the authors' layer norm."""
+
+
+@reads("layers", per="token")
+def feature_maps(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:
+    """Feature map transfer: MSE(LN(h^S), LN(h^T)) over real tokens; LN has no parameters (gamma 1, beta 0)."""
+    D = teacher_BLD.shape[-1:]
+    student_BLD, teacher_BLD = (layer_norm(each.float(), D, eps=EPSILON) for each in (student_BLD, teacher_BLD))
+    return mean_over((student_BLD - teacher_BLD).pow(2).mean(-1), mask_BL)
+
+
+@reads("scores", per="token")
+def attention(student_BHLL: Tensor, teacher_BHLL: Tensor, mask_BL: Tensor) -> Tensor:
+    """Attention transfer: -sum_k a^T_k log a^S_k, mean over heads and real queries; keys are real ones.
+
+    Its minimum is the teacher's entropy, not 0. Needs equal head counts.
+    """
+    pad_B11L = ~mask_BL[:, None, None, :].bool()
+    p_BHLL = teacher_BHLL.float().masked_fill(pad_B11L, -1e9).softmax(-1)
+    log_q_BHLL = student_BHLL.float().masked_fill(pad_B11L, -1e9).log_softmax(-1)
+    return mean_over(-(p_BHLL * log_q_BHLL).sum(-1).mean(1), mask_BL)
+
+
+@reads("layers", per="token")
+def mean(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:
+    """(mean_D h^S - mean_D h^T)^2 over real tokens; weight 5,000 in the authors' code."""
+    return mean_over((student_BLD.float().mean(-1) - teacher_BLD.float().mean(-1)).pow(2), mask_BL)
+
+
+@reads("layers", per="token")
+def variance(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:
+    """|var_D h^S - var_D h^T| over real tokens; weight 5 in the authors' code."""
+    student_BL, teacher_BL = (each.float().var(-1, unbiased=False) for each in (student_BLD, teacher_BLD))
+    return mean_over((student_BL - teacher_BL).abs(), mask_BL)
+
+
+@reads("logits", per="label", mask="labels")
+def masked_lm(student_BLV: Tensor, teacher_BLV: Tensor, mask_BL: Tensor) -> Tensor:
+    """L_KD: -sum_v p^T_v log p^S_v, mean over the masked positions, which `mask_BL` marks."""
+    p_BLV = teacher_BLV.float().softmax(-1)
+    return mean_over(-(p_BLV * student_BLV.float().log_softmax(-1)).sum(-1), mask_BL)
+
+
+def active_layer(step: int, total: int, layers: int) -> int:
+    """The layer (from 0) that is learned in optimiser step `step` (from 0): `total` / `layers` steps for each."""
+    return ((step + 1) * layers - 1) // total
+
+
+def base_factor(step: int, total: int, layers: int) -> float:
+    """min(0.9 + 0.1 sqrt(1 - t), 10 t), where t in (0, 1] is the part of the active layer's steps done with this one.
+
+    A warm-up over the first tenth, then 0.9-1. The authors' step s is our step + 1: their layer l is active while
+    S l < s <= S (l + 1), but t = (s mod S) / S is 0 at the last of these S steps, which trains nothing.
+    """
+    done = ((step + 1) * layers - active_layer(step, total, layers) * total) / total
+    return min(0.9 + 0.1 * sqrt(1 - done), 10 * done)
+
+
+class Progressive(nn.Module):
+    """Progressive knowledge transfer: in each of N equal parts of the stage, one layer learns the teacher's.
+
+    Of the objective's terms, all of them on layers, only those of the active layer count, divided by N; student and
+    teacher run no further than they are compared. The learning rate is multiplied by `active` bg(t) in that layer and
+    by `lower` bg(t) in all below it; those above wait; embeddings, pooler and heads stay as they are. The student has
+    no dropout. Raises ObjectiveError when a term does not compare every layer of the student.
+    """
+
+    def __init__(
+        self,
+        student: PreTrainedModel,
+        teacher: PreTrainedModel,
+        objective: Objective,
+        *,
+        words: object = None,
+        active: float = 3.0,
+        lower: float = 0.3,
+    ) -> None:
+        super().__init__()
+        if not isinstance(teacher, nn.Module) or objective is None:
+            raise ObjectiveError("mobilebert.Progressive needs a teacher and an objective on layers")
+        N = len(_layers(student))
+        _layers(teacher)
+        for name, reading, pairs in zip(objective.names, objective.readings, objective.pairs, strict=True):
+            if reading.signal not in LAYERED or {m for m, _ in pairs} != set(range(N)):
+                raise ObjectiveError(
+                    f"mobilebert.Progressive takes one layer of the student after the other, so {name} must compare "
+                    "each of them: use losses on layers, with `layers: uniform` or explicit pairs"
+                )
+        self.factor = {"active": active, "lower": lower}
+        self.pairs = [list(pairs) for pairs in objective.pairs]
+        self.distillation = Distillation(student, teacher, objective)
+        self.trained_before = [each.requires_grad for each in student.parameters()]
+        student.requires_grad_(False)
+        self.layers.requires_grad_(True)
+        self.begin(0, N)
+
+    @property
+    def student(self) -> PreTrainedModel:
+        return self.distillation.student
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return _layers(self.student)
+
+    def begin(self, step: int, total: int) -> None:
+        """Turn to the layer of this step. Raises ObjectiveError when there are fewer steps than layers."""
+        if total < len(self.layers):
+            raise ObjectiveError(
+                f"mobilebert.Progressive: {total} steps cannot teach {len(self.layers)} layers in turn"
+            )
+        self.layer = active_layer(step, total, len(self.layers))
+        self.distillation.objective.pairs = [[pair for pair in pairs if pair[0] == self.layer] for pairs in self.pairs]
+
+    def forward(self, **batch: Any) -> dict[str, Tensor]:
+        depth = 1 + max(n for pairs in self.distillation.objective.pairs for _, n in pairs)
+        with ExitStack() as stack:
+            stack.enter_context(_only(self.layers, self.layer + 1))
+            stack.enter_context(_only(_layers(self.distillation.teacher), depth))
+            parts = self.distillation(**batch)
+        return {name: value / len(self.layers) for name, value in parts.items()}
+
+    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.distillation.items(batch)
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        """Each layer; and the objective's projections, where it has any."""
+        named = {f"layer.{n}": list(layer.parameters()) for n, layer in enumerate(self.layers)}
+        projections = list(self.distillation.objective.parameters())
+        return named | ({"projections": projections} if projections else {})
+
+    def factors(self, step: int, total: int) -> dict[str, float]:
+        """Each group's multiplier of the learning rate at this step."""
+        now, base = active_layer(step, total, len(self.layers)), base_factor(step, total, len(self.layers))
+        active, lower = self.factor["active"] * base, self.factor["lower"] * base
+        named = {f"layer.{n}": lower if n < now else active if n == now else 0.0 for n in range(len(self.layers))}
+        return named | dict.fromkeys(self.groups().keys() - named.keys(), active)
+
+    def finish(self) -> None:
+        """What was frozen for the transfer is trained again by later stages."""
+        for parameter, trained in zip(self.student.parameters(), self.trained_before, strict=True):
+            parameter.requires_grad_(trained)
+
+    def train(self, mode: bool = True) -> "Progressive":
+        super().train(mode)
+        self.student.eval()
+        return self
+
+
+def _layers(model: Any) -> nn.ModuleList:
+    layers = getattr(getattr(getattr(model, "base_model", None), "encoder", None), "layer", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ObjectiveError(
+            f"mobilebert.Progressive needs models whose layers stand in `encoder.layer`, as those of mobilebert, "
+            f"ib-bert and bert; {type(model).__name__} has none"
+        )
+    return layers
+
+
+@contextmanager
+def _only(layers: nn.ModuleList, count: int) -> Iterator[None]:
+    """While open, layers from the `count`-th on pass their input through.
+
+    They stay where they are: transformers puts its hooks on the modules that it finds at the first forward pass.
+    """
+    skipped = layers[count:]
+    for layer in skipped:
+        setattr(layer, "forward", _through)  # noqa: B010
+    try:
+        yield
+    finally:
+        for layer in skipped:
+            delattr(layer, "forward")
+
+
+def _through(stream_BLD: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return stream_BLD
+
+
+@torch.no_grad()
+def from_teacher(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
+    """Copy embeddings, pooler and heads of an IB-BERT; not the embedding's norm, which the student has another kind of.
+
+    The layers stay as they were drawn, with the config's `initializer_range` 0.02, which is the authors': without norms
+    nothing rescales a layer, and at 0.02 one adds about a tenth to the stream that passes it, so 24 of them start near
+    the identity. Raises StudentError when the embeddings differ in shape.
+    """
+    mine, theirs = _outside_layers(student), _outside_layers(teacher)
+    for name in [name for name in mine if name.startswith("embeddings.")]:
+        if name not in theirs or mine[name].shape != theirs[name].shape:
+            found = tuple(theirs[name].shape) if name in theirs else "none"
+            raise StudentError(
+                f"mobilebert.from_teacher: {name} is {tuple(mine[name].shape)} in the student, {found} in the teacher: "
+                "give both the same embedding and hidden size, or start from another teacher with mobilebert.from_bert"
+            )
+    for name in mine.keys() & theirs.keys():
+        if mine[name].shape == theirs[name].shape:
+            mine[name].copy_(theirs[name])
+
+
+def _outside_layers(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Weights of embeddings, pooler and heads by their names without the family's prefix."""
+    prefix = f"{model.base_model_prefix}."
+    named = {name.removeprefix(prefix): parameter.data for name, parameter in model.named_parameters()}
+    return {
+        name: parameter
+        for name, parameter in named.items()
+        if not name.startswith(("encoder.", "embeddings.LayerNorm"))
+    }
