@@ -2,17 +2,33 @@
 
 Sec. 3.1  masked_lm      cross entropy at the masked positions
 Sec. 3.1  next_sentence  cross entropy of the two-class pooled output
+Sec. 3.1  mask           15 % of the tokens are predicted; 80 % of these become [MASK], 10 % a random token, 10 % stay
+Sec. 3.1  segment_pairs  two segments of a document, or, half of the time, the second from another document
 Sec. 4    labels         the fine-tuning loss of the task
 
 Shapes: B examples, L tokens, V classes or vocabulary.
 
-Deviations: none in the formulas. The official code divides masked_lm by (count + 1e-5); we divide by the count, and
-return 0 where nothing is masked.
+Deviations
+- masked_lm: the authors' code divides by (count + 1e-5); we divide by the count, and return 0 where nothing is masked.
+- mask: drawn anew for each batch (RoBERTa's dynamic masking); the authors fix it when they write their data, in ten
+  copies (roberta.static_mask does that). [UNK] is never predicted; theirs spares [CLS] and [SEP] only.
+- segment_pairs: the random segment comes from one of the `near` latest documents, not from the whole corpus, which is
+  never held; always from another document, while theirs gives up after ten draws of the same one.
 """
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
+from compress.data.frames import Document, Frame
+from compress.data.words import Words
+from compress.errors import DataError
 from compress.papers.reading import reads
 
 IGNORED = -100
@@ -27,7 +43,7 @@ def masked_lm(student_BLV: Tensor, labels_BL: Tensor, mask_BL: Tensor | None) ->
     return total / (labels_BL != IGNORED).sum().clamp_min(1)
 
 
-@reads("logits", against="labels", per="example")
+@reads("pair", against="next_sentence", per="example")
 def next_sentence(student_B2: Tensor, labels_B: Tensor, mask_BL: Tensor | None) -> Tensor:
     """-log softmax(z)[label], mean over examples; 0: B follows A, 1: B is random."""
     return cross_entropy(student_B2.float(), labels_B)
@@ -46,3 +62,145 @@ def labels(student_BV: Tensor, labels: Tensor, mask_BL: Tensor | None) -> Tensor
     if student_BV.shape[-1] == 1:
         return mse_loss(student_BV.float(), labels.float().view_as(student_BV))
     return binary_cross_entropy_with_logits(student_BV.float(), labels.float())
+
+
+def mask(
+    batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, max_predictions: int | None = None
+) -> dict[str, Tensor]:
+    """Sec. 3.1: `rate` of each row's tokens, special ones counted but never chosen, at least one; then `conceal`.
+
+    `max_predictions` bounds them (authors' code: 20 of 128 tokens, 76 or 77 of 512).
+    """
+    open_BL = predictable(batch, words)
+    wanted_B = (rate * batch["attention_mask"].sum(-1)).round().clamp(1, max_predictions)
+    order_BL = torch.rand(open_BL.shape, device=open_BL.device).masked_fill(~open_BL, 2).argsort(-1)
+    rank_BL = order_BL.argsort(-1)
+    return conceal(batch, open_BL & (rank_BL < wanted_B[:, None]), words)
+
+
+def predictable(batch: Mapping[str, Tensor], words: Words) -> Tensor:
+    """(B, L) true at real tokens that are not special."""
+    return batch["attention_mask"].bool() & ~words.special_V[batch["input_ids"]]
+
+
+def conceal(
+    batch: Mapping[str, Tensor], chosen_BL: Tensor, words: Words, *, masked: float = 0.8, random: float = 0.1
+) -> dict[str, Tensor]:
+    """The batch with `labels` at the chosen positions: `masked` of these become the mask token, `random` of them any
+    token of the vocabulary, the rest stay as they are. DataError for a tokenizer without mask token."""
+    ids_BL = batch["input_ids"]
+    fate_BL = torch.rand(ids_BL.shape, device=ids_BL.device)
+    any_BL = torch.randint_like(ids_BL, words.size)
+    hidden_BL = ids_BL.where(~(chosen_BL & (fate_BL < masked)), words.need_mask("masking"))
+    hidden_BL = hidden_BL.where(~(chosen_BL & (fate_BL >= masked) & (fate_BL < masked + random)), any_BL)
+    return dict(batch) | {"input_ids": hidden_BL, "labels": ids_BL.where(chosen_BL, IGNORED)}
+
+
+def segment_pairs(
+    documents: Iterable[Document],
+    frame: Frame,
+    *,
+    max_length: int,
+    rng: np.random.Generator,
+    short: float = 0.1,
+    near: int = 1000,
+) -> Iterator[dict[str, Any]]:
+    """Sec. 3.1, A.2: rows of two segments; `next_sentence`: 0 B follows A, 1 B is random. See `pairs`."""
+    found = pairs(documents, frame, max_length=max_length, rng=rng, short=short, near=near, rule=_half_random)
+    return (row | {"next_sentence": int(relation == "random")} for row, relation in found)
+
+
+def _half_random(rng: np.random.Generator) -> str:
+    return "random" if rng.random() < 0.5 else "follows"
+
+
+def pairs(
+    documents: Iterable[Document],
+    frame: Frame,
+    *,
+    max_length: int,
+    rng: np.random.Generator,
+    short: float,
+    near: int,
+    rule: Callable[[np.random.Generator], str],
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """(row, relation of its second segment: follows, swapped or random), with `document` of the first one read.
+
+    As in the authors' code: each document has one target length, the room of a row or, in a share `short` of them, any
+    length from 2 to that. Its sentences are chunked until a chunk reaches the target; a chunk is cut after a random
+    sentence into A and B, which `rule` relates. A chunk of one sentence always gets a random B: sentences of another
+    document from a random one on, as many as reach the target. What a random B leaves of the chunk begins the next.
+    The longer segment loses tokens at either end, by chance, until both fit. DataError where there is one document.
+    """
+    room = max_length - frame.room(pair=True)
+    if room < 2:
+        raise DataError(f"max_length {max_length}: a pair needs {max_length - room} special tokens and room for two.")
+    for document, another in with_others(documents, near, rng):
+        sentences = document.sentences
+        target = int(rng.integers(2, room + 1)) if rng.random() < short else room
+        start = 0
+        while start < len(sentences):
+            end, length = start, 0
+            while end < len(sentences) and length < target:
+                length += len(sentences[end])
+                end += 1
+            cut = start + (1 if end - start == 1 else int(rng.integers(1, end - start)))
+            first = _joined(sentences[start:cut])
+            relation = "random" if end - start == 1 else rule(rng)
+            if relation == "random":
+                second, end = _random_segment(another(), target - len(first), rng), cut
+            else:
+                second = _joined(sentences[cut:end])
+            first, second = (second, first) if relation == "swapped" else (first, second)
+            first, second = shortened(first, second, room, rng)
+            yield frame.pair(first, second) | {"document": document.number}, relation
+            start = end
+
+
+def _joined(sentences: list[list[int]]) -> list[int]:
+    return [token for sentence in sentences for token in sentence]
+
+
+def _random_segment(document: Document, target: int, rng: np.random.Generator) -> list[int]:
+    segment: list[int] = []
+    for sentence in document.sentences[int(rng.integers(len(document.sentences))) :]:
+        segment += sentence
+        if len(segment) >= target:
+            break
+    return segment
+
+
+def shortened(first: list[int], second: list[int], room: int, rng: np.random.Generator) -> tuple[list[int], list[int]]:
+    """Both without what is too much for `room` tokens: one by one, of the longer, from its front or its back."""
+    a, b = [0, len(first)], [0, len(second)]
+    for back in rng.random(max(0, a[1] + b[1] - room)) < 0.5:
+        longer = a if a[1] - a[0] > b[1] - b[0] else b
+        longer[int(back)] += -1 if back else 1
+    return first[slice(*a)], second[slice(*b)]
+
+
+def with_others(
+    documents: Iterable[Document], near: int, rng: np.random.Generator
+) -> Iterator[tuple[Document, Callable[[], Document]]]:
+    """Each document with a draw from the others among the `near` latest; the first ones draw from the first `near`.
+
+    Only these, two at least, are held. DataError where there is one document only.
+    """
+    stream = iter(documents)
+    held = list(islice(stream, max(near, 2)))
+    if len(held) == 1:
+        raise DataError(
+            "this corpus is one document, so there is no random segment from another one. Separate its documents by "
+            "blank lines, or give more text."
+        )
+
+    def draw(place: int) -> Document:
+        other = int(rng.integers(len(held) - 1))
+        return held[other + (other >= place)]
+
+    for place, document in enumerate(held):
+        yield document, partial(draw, place)
+    for number, document in enumerate(stream):
+        place = number % len(held)
+        held[place] = document
+        yield document, partial(draw, place)

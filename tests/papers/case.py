@@ -25,7 +25,9 @@ Arrays = Mapping[str, Tensor]
 TOKENS = {
     **dict.fromkeys(("layers", "encoder_layers", "embeddings"), (1,)),
     "scores": (2, 3),
+    "pair": (),
     **dict.fromkeys(("queries", "keys", "values"), (2,)),
+    "pair": (),
 }
 """The axes that run over tokens; those of logits depend on the loss."""
 
@@ -54,7 +56,7 @@ class Case:
 
     def token_axes(self, reading: Reading) -> tuple[int, ...]:
         if reading.signal == "logits":
-            return (1,) if self.student.dim() == 3 else ()
+            return (1,) if self.student.dim() == 3 or reading.per == "token" else ()
         return TOKENS[reading.signal]
 
 

@@ -1,0 +1,110 @@
+"""Lan et al. 2020, "ALBERT: A Lite BERT for Self-supervised Learning of Language Representations", arXiv:1909.11942.
+
+Sec. 3.1  sentence_order             rows of two consecutive segments, half of them swapped
+Sec. 3.1  sentence_order_prediction  cross entropy of the two-class pooled output
+Sec. 4.1  mask                       n-gram masking: p(n) ~ 1/n, n <= 3
+
+Shapes: B examples, L tokens.
+
+Deviations
+- sentence_order: a chunk of a single sentence cannot be swapped. As in the authors' code its second segment comes from
+  another document, and counts as swapped; the paper does not say. That document is one of the `near` latest (bert.py).
+- mask: drawn anew for each batch; theirs is fixed when the data are written. An n-gram does not run over a special
+  token, theirs may join the end of the first segment and the start of the second. What begins a word is what Words
+  says; theirs also breaks words at letters outside of a-z.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from compress.data.frames import Document, Frame
+from compress.data.words import Words
+from compress.papers import bert
+from compress.papers.reading import reads
+
+
+@reads("pair", against="sentence_order", per="example")
+def sentence_order_prediction(student_B2: Tensor, labels_B: Tensor, mask_BL: Tensor | None) -> Tensor:
+    """-log softmax(z)[label], mean over examples; 0: in order, 1: swapped."""
+    return cross_entropy(student_B2.float(), labels_B)
+
+
+def sentence_order(
+    documents: Iterable[Document],
+    frame: Frame,
+    *,
+    max_length: int,
+    rng: np.random.Generator,
+    short: float = 0.1,
+    near: int = 1000,
+) -> Iterator[dict[str, Any]]:
+    """Sec. 3.1: rows of two segments; `sentence_order`: 0 in order, 1 swapped (or random, see above: bert.pairs)."""
+    found = bert.pairs(documents, frame, max_length=max_length, rng=rng, short=short, near=near, rule=_half_swapped)
+    return (row | {"sentence_order": int(relation != "follows")} for row, relation in found)
+
+
+def _half_swapped(rng: np.random.Generator) -> str:
+    return "swapped" if rng.random() < 0.5 else "follows"
+
+
+def mask(
+    batch: Mapping[str, Tensor],
+    words: Words,
+    *,
+    rate: float = 0.15,
+    longest: int = 3,
+    max_predictions: int | None = None,
+) -> dict[str, Tensor]:
+    """Sec. 4.1: n-grams of whole words, p(n) = (1/n) / sum_k (1/k), until `rate` of each row's tokens are chosen; then
+    80/10/10 for each token.
+
+    In random order words begin n-grams. One that meets a chosen word is passed over, one that would exceed the rate
+    loses its last words. The rate counts special tokens, as in bert.mask; at least one token may be chosen, so a row of
+    longer words alone stays as it is.
+    """
+    open_BL = bert.predictable(batch, words)
+    inside_BL = open_BL & ~words.starts_V[batch["input_ids"]]
+    wanted_B = (rate * batch["attention_mask"].sum(-1)).round().clamp(1, max_predictions)
+    chosen_BL = torch.zeros_like(open_BL)
+    rows = zip(open_BL.tolist(), inside_BL.tolist(), wanted_B.tolist(), strict=True)
+    for row, (open_L, inside_L, wanted) in enumerate(rows):
+        chosen_BL[row, _ngrams(_words(open_L, inside_L), int(wanted), longest)] = True
+    return bert.conceal(batch, chosen_BL, words)
+
+
+def _words(open_L: list[bool], inside_L: list[bool]) -> list[list[list[int]]]:
+    """Runs of words between special tokens; a word is its positions."""
+    runs: list[list[list[int]]] = [[]]
+    for position, (opened, inside) in enumerate(zip(open_L, inside_L, strict=True)):
+        if not opened:
+            runs.append([])
+        elif inside and runs[-1]:
+            runs[-1][-1].append(position)
+        else:
+            runs[-1].append([position])
+    return runs
+
+
+def _ngrams(runs: list[list[list[int]]], wanted: int, longest: int) -> list[int]:
+    places = [(run, at) for run in runs for at in range(len(run))]
+    shares = 1 / torch.arange(1, longest + 1).float()
+    order = torch.randperm(len(places)).tolist()
+    sizes = torch.rand(len(places)).tolist()
+    chosen: set[int] = set()
+    for number in order:
+        if len(chosen) >= wanted:
+            break
+        run, at = places[number]
+        allowed = shares[: len(run) - at].cumsum(0)
+        n = int((sizes[number] * allowed[-1] >= allowed).sum()) + 1
+        while n > 0 and len(chosen) + sum(map(len, run[at : at + n])) > wanted:
+            n -= 1
+        gram = {position for word in run[at : at + n] for position in word}
+        if not gram & chosen:
+            chosen |= gram
+    return sorted(chosen)
