@@ -1,0 +1,264 @@
+"""He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", arXiv:2006.03654.
+
+v2 code   log_buckets               relative distances, exact when near, in logarithmic buckets when far
+Sec. 3.2  enhanced_mask_decoder     the last layer again, with absolute positions in its queries
+Sec. 3.2  EnhancedMaskDecoder       step: masked language modelling on what the decoder gives
+Sec. 5    symmetric_kl, squared     how far the answers on perturbed embeddings are from those on clean ones
+Sec. 5    ScaleInvariantFineTuning  step: SiFT, virtual adversarial training on normalised embeddings
+
+The disentangled attention itself is transformers' (`family: deberta-v2`; v1 is its form without buckets and shared
+projections).
+
+Shapes: B examples, L tokens, R labelled positions, D hidden, V classes or vocabulary.
+
+Deviations
+- `family: deberta` has no enhanced mask decoder: transformers' layer of that family fails on query states. The v2 class
+  computes v1's attention with `share_att_key: false` and no `position_buckets`.
+- the decoder's position embedding belongs to the step and is not kept: transformers has no place for it where
+  `position_biased_input` is false, and no task reads it.
+- SiFT, from the authors' code: the clean pass does not normalise twice (LayerNorm of a normalised vector is itself up
+  to epsilon), so weight 0 is plain fine-tuning. symmetric_kl is the divergence, theirs two cross entropies; gradients
+  are the same. A regression uses the squared error in both passes, theirs the symmetric KL in the second, which is 0
+  for one output. Independent labels, of which there are none in the paper, are two-class distributions each.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm, mse_loss
+from transformers import DebertaV2ForMaskedLM, PreTrainedModel
+
+from compress.data.words import Words
+from compress.errors import ObjectiveError, StudentError
+from compress.objective import MASKED, Objective, count_items
+from compress.papers.bert import IGNORED, masked_lm
+from compress.papers.hinton import mean_over
+from compress.papers.reading import reads
+from compress.signals import logits_of, read
+from compress.step import Distillation
+
+NORM_EPS = 1e-7
+
+
+def log_buckets(distance: Tensor, *, buckets: int = 256, longest: int = 512) -> Tensor:
+    """Signed bucket of each relative distance.
+
+    |r| < buckets / 2 is its own bucket; beyond, ceil(ln(|r| / mid) / ln((longest - 1) / mid) (mid - 1)) + mid with
+    mid = buckets / 2, in the direction of r.
+    """
+    mid = buckets // 2
+    far = distance.abs().clamp_min(mid).double()
+    share = (far / mid).log() / math.log((longest - 1) / mid)
+    bucket = (share * (mid - 1)).ceil().long() + mid
+    return torch.where(distance.abs() < mid, distance, bucket * distance.sign())
+
+
+def enhanced_mask_decoder(encoder: Any, hidden_BLD: Tensor, positions_LD: Tensor, mask_BL: Tensor) -> Tensor:
+    """The last layer applied twice: keys and values from H, queries Q0 = H + P, then what the layer gave.
+
+    encoder: a DebertaV2Encoder. hidden_BLD: H, what enters its last layer. positions_LD: P.
+    """
+    mask_B1LL, relative = encoder.get_attention_mask(mask_BL), encoder.get_rel_pos(hidden_BLD)
+    query_BLD = hidden_BLD + positions_LD
+    for _ in range(2):
+        query_BLD = encoder.layer[-1](
+            hidden_BLD,
+            mask_B1LL,
+            query_states=query_BLD,
+            relative_pos=relative,
+            rel_embeddings=encoder.get_rel_embedding(),
+        )[0]
+    return query_BLD
+
+
+class MaskDecoder(nn.Module):
+    """batch -> (R, V) logits of `model` at the labelled positions, decoded with positions of its own.
+
+    model: a DebertaV2ForMaskedLM without positions in its input. Raises StudentError.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        if not isinstance(model, DebertaV2ForMaskedLM):
+            raise StudentError(
+                f"the enhanced mask decoder needs a DebertaV2ForMaskedLM, not {type(model).__name__}: give the stage "
+                "`head: masked_lm` and the student `family: deberta-v2`"
+            )
+        config: Any = model.config
+        if config.position_biased_input:
+            raise StudentError(
+                "the enhanced mask decoder adds positions after the layers, and this student has them in its input: "
+                "student: {config: {position_biased_input: false}}"
+            )
+        self.model = model
+        self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        nn.init.normal_(self.positions.weight, std=config.initializer_range)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        model: Any = self.model
+        shown = read(model.base_model, batch, frozenset({"layers"}))
+        # the state under the last layer: with a single layer, the embeddings
+        below_BLD, length = shown.hidden[-2], batch["input_ids"].shape[1]
+        decoded_BLD = enhanced_mask_decoder(
+            model.base_model.encoder, below_BLD, self.positions.weight[:length], shown.mask_BL
+        )
+        chosen_RD = decoded_BLD[batch["labels"] != IGNORED]
+        if hasattr(model, "cls"):
+            logits_RV: Tensor = model.cls(chosen_RD)
+        else:
+            logits_RV = model.lm_predictions(chosen_RD, model.get_input_embeddings())
+        return logits_RV
+
+
+class EnhancedMaskDecoder(nn.Module):
+    """step(**batch) -> L_MLM through the enhanced mask decoder, of a batch with masked tokens and their labels.
+
+    Raises StudentError when the student has no such decoder, ObjectiveError when the stage has an objective.
+    """
+
+    accepts_loss_kwargs = False
+
+    def __init__(
+        self, student: PreTrainedModel, teacher: nn.Module | None, objective: Objective | None, *, words: Words
+    ) -> None:
+        super().__init__()
+        if objective is not None:
+            raise ObjectiveError("deberta.EnhancedMaskDecoder minimises bert.masked_lm: leave `objective` out")
+        self.decoder = MaskDecoder(student)
+
+    @property
+    def student(self) -> PreTrainedModel:
+        return self.decoder.model
+
+    def forward(self, **batch: Any) -> dict[str, Tensor]:
+        if "labels" not in batch:
+            raise ObjectiveError("deberta.EnhancedMaskDecoder needs masked text: give the stage `corrupt: bert.mask`")
+        labels_R = batch["labels"][batch["labels"] != IGNORED]
+        loss = masked_lm(self.decoder(batch), labels_R, None)
+        if "items" in batch:
+            loss = loss * len(labels_R) / batch["items"]["label"].clamp_min(1)
+        return {"loss": loss, "bert.masked_lm": loss.detach()}
+
+    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return count_items(batch["attention_mask"], batch.get("labels"))
+
+
+@reads("logits", per="example")
+def symmetric_kl(student_BV: Tensor, target_BV: Tensor, mask_BL: Tensor | None) -> Tensor:
+    """KL(p_T || p_S) + KL(p_S || p_T), mean over examples.
+
+    The left distribution of each is a constant: the student is drawn to the target, and the target to the student.
+    """
+    log_s_BV, log_t_BV = student_BV.float().log_softmax(-1), target_BV.float().log_softmax(-1)
+    forward_BV = log_t_BV.detach().exp() * (log_t_BV.detach() - log_s_BV)
+    backward_BV = log_s_BV.detach().exp() * (log_s_BV.detach() - log_t_BV)
+    return mean_over((forward_BV + backward_BV).sum(-1), None)
+
+
+@reads("logits", per="example")
+def squared(student_BV: Tensor, target_BV: Tensor, mask_BL: Tensor | None) -> Tensor:
+    """(z_S - z_T)^2, mean over outputs and examples."""
+    return mse_loss(student_BV.float(), target_BV.float())
+
+
+class ScaleInvariantFineTuning(nn.Module):
+    """step(**batch) -> `objective` + weight * distance(answers on perturbed embeddings, answers on clean ones).
+
+    The perturbation is added to the embeddings' LayerNorm-ed input. It starts normal with standard deviation `start`,
+    cut at twice that, and goes one step of `step_size` in the direction that changes the answers most, where the
+    largest component of a token's gradient counts as 1. Defaults are the authors' code (experiments/glue/mnli.sh).
+    The distance is symmetric_kl, and squared for a regression. Raises StudentError where there is no such LayerNorm.
+    """
+
+    accepts_loss_kwargs = False
+
+    def __init__(
+        self,
+        student: PreTrainedModel,
+        teacher: nn.Module | None,
+        objective: Objective,
+        *,
+        words: Words,
+        weight: float = 5.0,
+        step_size: float = 1e-4,
+        start: float = 1e-2,
+    ) -> None:
+        super().__init__()
+        if "logits" not in objective.student_wants:
+            raise ObjectiveError("deberta.ScaleInvariantFineTuning needs an objective that reads the student's logits")
+        self.minimise = Distillation(student, teacher, objective)
+        self.weight, self.step_size, self.start = weight, step_size, start
+        norms = [module for name, module in student.named_modules() if name.endswith("embeddings.LayerNorm")]
+        if len(norms) != 1:
+            raise StudentError(
+                "deberta.ScaleInvariantFineTuning perturbs what enters `embeddings.LayerNorm`; "
+                f"{type(student).__name__} has {len(norms)} of it"
+            )
+        self._norm = norms  # in a list: already a part of the student
+
+    @property
+    def student(self) -> PreTrainedModel:
+        return self.minimise.student
+
+    def forward(self, **batch: Any) -> dict[str, Tensor]:
+        embedded: list[Tensor] = []
+        shown: list[Any] = []
+        with (
+            _hooked(self._norm[0].register_forward_pre_hook(lambda _, args: embedded.append(args[0]))),
+            _hooked(self.student.register_forward_hook(lambda *call: shown.append(call[-1]))),
+        ):
+            parts: dict[str, Tensor] = self.minimise(**batch)
+        clean = self._answers(logits_of(shown[0]), batch)
+        normal_BLE = layer_norm(embedded[0].detach(), embedded[0].shape[-1:], eps=NORM_EPS)
+        noise_BLE = self._towards(normal_BLE, clean.detach(), batch)
+        distance = self._distance(self._perturbed(normal_BLE + noise_BLE, batch), clean)
+        adversarial = self.weight * distance
+        return parts | {"loss": parts["loss"] + adversarial, "deberta.sift": adversarial.detach()}
+
+    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.minimise.items(batch)
+
+    def _towards(self, normal_BLE: Tensor, clean: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        """The perturbation after its one step."""
+        noise_BLE = self.start * torch.randn_like(normal_BLE, dtype=torch.float32).clamp(-2, 2)
+        noise_BLE.requires_grad_()
+        distance = self._distance(self._perturbed(normal_BLE + noise_BLE, batch), clean)
+        # the sum over rows: how large a batch is must not show beside the 1e-6 of `direction`
+        (gradient_BLE,) = torch.autograd.grad(distance * len(clean), noise_BLE)
+        return (noise_BLE + self.step_size * direction(gradient_BLE)).detach()
+
+    def _perturbed(self, embedded_BLE: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        with _hooked(self._norm[0].register_forward_pre_hook(lambda _, args: (embedded_BLE.to(args[0].dtype),))):
+            shown = read(self.student, batch, frozenset({"logits"}))
+        assert shown.logits is not None
+        return self._answers(shown.logits, batch)
+
+    def _answers(self, logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        """One distribution (or one number) per row: per example, per token, or per start and end."""
+        kind, mask_BL = self.minimise.objective.kind, batch["attention_mask"]
+        if kind == "qa":
+            return logits.mT.masked_fill(mask_BL[:, None] == 0, MASKED).flatten(0, 1)
+        if kind == "multilabel":
+            return torch.stack([logits, torch.zeros_like(logits)], -1).flatten(0, 1)
+        return logits[mask_BL.bool()] if logits.dim() == 3 else logits
+
+    def _distance(self, perturbed: Tensor, clean: Tensor) -> Tensor:
+        distance: Callable[..., Tensor] = squared if clean.shape[-1] == 1 else symmetric_kl
+        return distance(perturbed, clean, None)
+
+
+def direction(gradient_BLE: Tensor) -> Tensor:
+    """Each token's gradient over its largest component, in size."""
+    return gradient_BLE / (gradient_BLE.abs().amax(-1, keepdim=True) + 1e-6)
+
+
+@contextmanager
+def _hooked(hook: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -1,0 +1,185 @@
+"""He, Gao & Chen 2023, "DeBERTaV3: Improving DeBERTa using ELECTRA-Style Pre-Training with Gradient-Disentangled
+Embedding Sharing", arXiv:2111.09543.
+
+Sec. 3.1  ReplacedTokens  step: L_MLM + 50 L_RTD
+Sec. 3.2  `sharing`       nes: no table shared; es: one for both models, as in ELECTRA
+Sec. 3.3  Disentangled    gdes: E_D = sg(E_G) + E_Delta, with E_Delta = 0 at first
+(code)    Detector        LayerNorm(h + h_[CLS]) -> dense -> activation -> 1
+
+The formulas are ELECTRA's: electra.replace, electra.replaced_tokens. The corruption of the authors' code is
+`{by: electra.mask, masked: 1.0}`.
+
+Shapes: B examples, L tokens, R chosen positions, D hidden, E embedding, V vocabulary.
+
+Deviations
+- from the authors' code: one backward pass and one optimiser for both losses; theirs makes a step of the generator and
+  then, on the same batch, one of the discriminator with an optimiser of its own. Under gdes the losses share no
+  parameter, so that only the norm at which gradients are clipped is joint.
+- from the authors' code: `weight` is the paper's 50; theirs is 10 unless told.
+- theirs gives the discriminator a table of positions that it never reads where `position_biased_input` is false;
+  transformers has none there. Where it is true, positions are shared as words are, and the generator predicts from its
+  last layer instead of the enhanced mask decoder.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+from transformers import DebertaV2ForMaskedLM, DebertaV2Model, PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2PreTrainedModel
+from transformers.models.electra.modeling_electra import ElectraForPreTrainingOutput
+
+from compress.data.words import Words
+from compress.errors import StudentError
+from compress.objective import Objective
+from compress.papers import electra
+from compress.papers.deberta import MaskDecoder
+from compress.signals import read
+
+TABLES = ("word_embeddings", "position_embeddings")
+
+
+class Detector(DebertaV2PreTrainedModel):
+    """An encoder with a head that tells for each token whether it was replaced: (B, L) logits."""
+
+    def __init__(self, encoder: DebertaV2Model) -> None:
+        config: Any = encoder.config
+        super().__init__(config)
+        self.deberta = encoder
+        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.out = nn.Linear(config.hidden_size, 1)
+        for layer in (self.dense, self.out):
+            nn.init.normal_(layer.weight, std=config.initializer_range)
+            nn.init.zeros_(layer.bias)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        output_hidden_states: bool = False,
+    ) -> ElectraForPreTrainingOutput:
+        shown = self.deberta(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            output_hidden_states=output_hidden_states,
+        )
+        hidden_BLD = shown.last_hidden_state
+        hidden_BLD = self.activation(self.dense(self.norm(hidden_BLD + hidden_BLD[:, :1])))
+        return ElectraForPreTrainingOutput(logits=self.out(hidden_BLD)[..., 0], hidden_states=shown.hidden_states)
+
+
+class Disentangled(nn.Module):
+    """E_D = sg(E_G) + E_Delta: a table that follows the generator's, whose own gradients reach only the difference.
+
+    `table` answers with E_D from now on, to whoever asks. Its weight is a copy of E_D, frozen, written whenever
+    somebody takes its state and by `settle`, which ends the sharing.
+    """
+
+    def __init__(self, table: nn.Embedding, generator: nn.Embedding) -> None:
+        super().__init__()
+        self.delta = nn.Parameter(torch.zeros_like(generator.weight))
+        self._tables = (table, generator)  # in a tuple: parts of the two models already
+        table.weight.requires_grad_(False)
+        self._hooks = (
+            table.register_forward_hook(self._answer),
+            table.register_state_dict_pre_hook(lambda *_: self._write()),
+        )
+
+    def settle(self) -> None:
+        self._write()
+        for hook in self._hooks:
+            hook.remove()
+        self._tables[0].weight.requires_grad_()
+
+    def _answer(self, table: nn.Module, args: tuple[Tensor, ...], _: Tensor) -> Tensor:
+        generator = self._tables[1]
+        return embedding(args[0], generator.weight.detach()) + embedding(args[0], self.delta, generator.padding_idx)
+
+    @torch.no_grad()
+    def _write(self) -> None:
+        table, generator = self._tables
+        table.weight.copy_(generator.weight + self.delta)
+
+
+class ReplacedTokens(nn.Module):
+    """step(**batch) -> L_MLM + weight * L_RTD (+ the terms of `objective`), of a batch that electra.mask has corrupted.
+
+    The student is the encoder of the discriminator; its head is the step's. The generator has the student's width and
+    `layers` times its depth, starts from the student's tables, and is trained, saved and thrown away with the step.
+    `finish` writes the student's tables. Raises StudentError when the student is no DeBERTa-v2.
+    """
+
+    accepts_loss_kwargs = False
+
+    def __init__(
+        self,
+        student: PreTrainedModel,
+        teacher: nn.Module | None,
+        objective: Objective | None,
+        *,
+        words: Words,
+        weight: float = 50.0,
+        layers: float = 0.5,
+        temperature: float = 1.0,
+        sharing: Literal["gdes", "es", "nes"] = "gdes",
+    ) -> None:
+        super().__init__()
+        if not isinstance(student, DebertaV2Model):
+            raise StudentError(
+                f"deberta_v3.ReplacedTokens trains an encoder of the family deberta-v2, not {type(student).__name__}: "
+                "give the stage `head: encoder` and the student `family: deberta-v2`"
+            )
+        config: Any = copy.deepcopy(student.config)
+        config.num_hidden_layers = max(1, round(layers * config.num_hidden_layers))
+        generator = DebertaV2ForMaskedLM(config)
+        self.generator = generator if config.position_biased_input else MaskDecoder(generator)
+        self._student = (student,)  # in a tuple: a part of the detector already
+        self.discriminate = electra.detection(Detector(student), teacher, objective, weight)
+        self.shared = nn.ModuleDict(_shared(student, generator, sharing))
+        self.temperature = temperature
+
+    @property
+    def student(self) -> PreTrainedModel:
+        return self._student[0]
+
+    def forward(self, **batch: Any) -> dict[str, Tensor]:
+        chosen_BL = electra.labelled(batch)
+        if isinstance(self.generator, MaskDecoder):
+            logits_RV = self.generator(batch)
+        else:
+            logits_RV = read(self.generator, batch, frozenset({"logits"}), at_BL=chosen_BL).logits
+        return electra.losses(self.discriminate, batch, logits_RV, self.temperature)
+
+    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.discriminate.items(batch)
+
+    def finish(self) -> None:
+        for each in self.shared.children():
+            each.settle()  # type: ignore[operator]
+
+
+def _shared(student: DebertaV2Model, generator: DebertaV2ForMaskedLM, sharing: str) -> dict[str, Disentangled]:
+    """Let the generator's tables and the student's share as told; what gdes needs of its own, by table."""
+    mine: Any = student.embeddings
+    theirs: Any = generator.deberta.embeddings
+    shared: dict[str, Disentangled] = {}
+    for name in TABLES:
+        if getattr(mine, name) is None:
+            continue
+        if sharing == "es":
+            setattr(theirs, name, getattr(mine, name))
+        else:
+            getattr(theirs, name).load_state_dict(getattr(mine, name).state_dict())
+        if sharing == "gdes":
+            shared[name] = Disentangled(getattr(mine, name), getattr(theirs, name))
+    if hasattr(generator, "cls"):
+        generator.cls.predictions.decoder.weight = theirs.word_embeddings.weight
+    return shared
