@@ -9,23 +9,24 @@ from typing import Literal
 
 from accelerate import PartialState
 from rich.console import Console
-from transformers import set_seed
 
+from compress import lineage, teachers
 from compress import precision as precisions
-from compress import students, teachers
 from compress.data import load_task
 from compress.data.batches import Collate, encode
 from compress.data.corpora import load_corpus
 from compress.data.task import Kind
 from compress.errors import RecipeError
-from compress.export.bundle import Bundle, check_parts
+from compress.export.bundle import Bundle
 from compress.finetune import with_head
+from compress.general import general
+from compress.lineage import Lineage
 from compress.objective import check
 from compress.recipe import Recipe, Stage
 from compress.run import Run
 from compress.shape import positions
 from compress.ship import command_line, ship
-from compress.stages import Material, load_result, run_stage
+from compress.stages import Material
 from compress.train import shares
 
 
@@ -79,22 +80,16 @@ def distill(
         for note in task_data.notes:
             console.print(f"[yellow]note[/] {note}", highlight=False)
         material = Material(
-            task_data, unlabelled, given.tokenizer, Collate(given.tokenizer), number_format == "bf16", console
-        )
+            task_data, unlabelled, given.tokenizer, Collate(given.tokenizer), number_format == "bf16", console,
+            masked_lm=lambda: general(given, "masked_lm", recipe.teacher_lm, material, run),
+        )  # fmt: skip
+        Lineage(recipe, given, None, material, run).check()
         tutor = with_head(given, recipe.teacher, material, run)
         tutor.model.to(state.device)
         length = recipe.stages[-1].max_length
         rows = encode(task_data.validation, tutor.tokenizer, length)
         seen = teachers.gate(tutor, task_data, rows, material.collate, bf16=material.bf16, strict=gate == "refuse")
-        done, remaining = run.remaining(recipe.stages)
-        if done is None:
-            set_seed(seed)
-            student = students.build(recipe.student, tutor.model)
-            check_parts(student, tutor.tokenizer, task_data.task, length)
-        else:
-            student = load_result(done)
-        for stage in remaining:
-            student = run_stage(stage, student, tutor, material, run, teacher_logits=seen.logits)
+        student = Lineage(recipe, given, tutor, material, run).train(recipe.stages, teacher_logits=seen.logits)
         if run.main:
             ship(student, tutor, material, recipe=recipe, run=run, notes=seen.notes, started=started)
         state.wait_for_everyone()
@@ -109,7 +104,7 @@ def _cuda() -> bool:
 
 def _check(recipe: Recipe, processes: int) -> None:
     """What only shows with papers and machine at hand: unknown losses and options, batches that do not split."""
-    problems = []
+    problems = lineage.check(recipe)
     for where, stage in _stages(recipe):
         problems += check(stage.objective, f"{recipe.name}: {where}")
         try:
@@ -134,4 +129,5 @@ def _check_lengths(recipe: Recipe, teacher: teachers.Teacher) -> None:
 
 
 def _stages(recipe: Recipe) -> list[tuple[str, Stage]]:
-    return [("teacher", recipe.teacher), *((f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages))]
+    named = [(f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages)]
+    return [("teacher", recipe.teacher), ("teacher_lm", recipe.teacher_lm), *named]

@@ -130,20 +130,22 @@ class Stage(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _kind_is_the_first_key(cls, line: Any) -> Any:
-        """`distill: intermediate` names kind and stage in one."""
-        if not isinstance(line, dict) or "kind" in line:
+        """`distill: intermediate` names kind and stage in one; what `data` is decides what else is usual."""
+        if not isinstance(line, dict):
             return line
-        kinds = [kind for kind in KINDS if kind in line]
-        if len(kinds) != 1:
-            raise ValueError(f"expected exactly one of {', '.join(f'`{kind}: NAME`' for kind in KINDS)}")
-        line = {"kind": kinds[0], "name": line[kinds[0]]} | {k: v for k, v in line.items() if k != kinds[0]}
-        if kinds[0] == "finetune":
-            line.setdefault("objective", (Term("bert.labels"),))
-        if "step" in line:
-            line.setdefault("objective", ())
-        line.setdefault("data", "text" if kinds[0] == "pretrain" else "task")
-        on_task = line["data"] == "task"
-        return {"head": "task" if on_task else "encoder", "teacher": "task" if on_task else "general"} | line
+        if "kind" not in line:
+            kinds = [kind for kind in KINDS if kind in line]
+            if len(kinds) != 1:
+                raise ValueError(f"expected exactly one of {', '.join(f'`{kind}: NAME`' for kind in KINDS)}")
+            line = {"kind": kinds[0], "name": line[kinds[0]]} | {k: v for k, v in line.items() if k != kinds[0]}
+        usual: dict[str, Any] = {"data": "text" if line["kind"] == "pretrain" else "task"}
+        on_task = line.get("data", usual["data"]) == "task"
+        usual |= {"head": "task" if on_task else "encoder", "teacher": "task" if on_task else "general"}
+        if line["kind"] == "finetune":
+            usual["objective"] = (Term("bert.labels"),)
+        elif "step" in line:
+            usual["objective"] = ()
+        return usual | line
 
 
 FINETUNE = {"finetune": "teacher", "epochs": 3, "lr": 5e-5, "batch": 32, "evaluate": 2}

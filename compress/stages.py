@@ -3,51 +3,104 @@
 import json
 import resource
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from accelerate import PartialState
 from datasets import Dataset
 from numpy.typing import NDArray
 from rich.console import Console
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from compress import digest, evaluate
+from compress.call import find
 from compress.data.batches import Collate, encode
+from compress.data.built import built
 from compress.data.cache import home
 from compress.data.corpora import Corpus, encode_corpus
-from compress.data.task import TaskData
+from compress.data.made import augmented, target_rows, task_text
+from compress.data.task import Kind, TaskData
+from compress.data.words import Words, counts
+from compress.errors import DataError
 from compress.files import filled
+from compress.heads import LANGUAGE
 from compress.objective import Objective
+from compress.perplexity import held_out
 from compress.precision import cast_linear_layers
 from compress.recipe import Stage
 from compress.run import Run
 from compress.shape import Shape
-from compress.step import Distillation
+from compress.step import Distillation, Step
 from compress.teacher_cache import TeacherCache, teacher_cache
 from compress.teachers import Teacher
-from compress.train import Score, Trained, train
+from compress.train import Corrupt, Score, Trained, train
+
+HELD_OUT_TOKENS: Final = 200_000
+"""How much text, at most, scores a language model."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """What stages work on: the task, unlabelled text where there is a corpus, and how batches are made of them."""
+    """What stages work on: the task, unlabelled text where there is a corpus, and how batches are made of them.
 
-    data: TaskData
+    `masked_lm` opens the teacher's language model, for stages that augment the task's rows with it.
+    """
+
+    task_data: TaskData | None
     corpus: Corpus | None
     tokenizer: PreTrainedTokenizerBase
     collate: Collate
     bf16: bool
     console: Console
+    masked_lm: Callable[[], Teacher] | None = None
 
-    def rows(self, stage: Stage) -> Dataset:
-        """Encoded training rows. A stage on `text` takes the corpus, else the task's own sentences."""
+    @property
+    def kind(self) -> Kind | None:
+        return self.task_data.task.kind if self.task_data else None
+
+    @property
+    def data(self) -> TaskData:
+        if self.task_data is None:
+            raise DataError("a stage on the task's examples needs them: give --data")
+        return self.task_data
+
+    @property
+    def text(self) -> Corpus:
+        """The corpus, else the task's own sentences."""
+        return self.corpus or task_text(self.data)
+
+    def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
+        """Encoded rows to train on, or with `held_out` those kept apart to score a language model on."""
         with PartialState().main_process_first():  # the others find what the first has cached
-            if stage.data == "text" and self.corpus is not None:
-                return encode_corpus(self.corpus, self.tokenizer, stage.max_length)
-            return encode(self.data.train, self.tokenizer, stage.max_length)
+            if stage.data == "text":
+                return self._text_rows(stage, seed, held_out)
+            split = self.data.validation if held_out else self.data.train
+            if stage.augment is not None and not held_out:
+                if self.masked_lm is None:
+                    raise DataError("a stage with `augment` needs a teacher with a language model's head")
+                lm = self.masked_lm()
+                self.console.print(f"{stage.name}: more rows by {stage.augment.by}; they are kept")
+                lm.model.to(PartialState().device)
+                split = augmented(split, stage.augment, lm.model, lm.tokenizer, lm_digest=lm.digest, seed=seed)
+            if stage.rows is not None:
+                return target_rows(split, self.data.task, stage.rows, self.tokenizer, stage.max_length)
+            return encode(split, self.tokenizer, stage.max_length)
+
+    def _text_rows(self, stage: Stage, seed: int, held_out: bool) -> Dataset:
+        text = self.text.part(held_out)
+        limit = HELD_OUT_TOKENS if held_out else stage.limit_tokens
+        if stage.rows is None:
+            return encode_corpus(text, self.tokenizer, stage.max_length, limit_tokens=limit)
+        builder, options = find(stage.rows.by), stage.rows.options
+        return built(
+            text, self.tokenizer, builder, stage.rows.by, options,
+            max_length=stage.max_length, seed=seed, limit_tokens=limit,
+        )  # fmt: skip
 
 
 def run_stage(
@@ -57,28 +110,92 @@ def run_stage(
     material: Material,
     run: Run,
     *,
-    teacher_logits: NDArray[np.float32] | None = None,
+    teacher_logits: Any = None,
 ) -> PreTrainedModel:
     """Train `student` by the stage's objective and keep the result in the run's directory of this stage.
 
     `teacher_logits` on the validation split add the agreement to each evaluation. The seed is set from the run and the
     stage's name, so that a stage does the same whether or not the ones before it ran in this process.
     """
-    set_seed(run.seed + int(digest.of_value(stage.name)[:6], 16))
-    rows = material.rows(stage)
-    shape = Shape.of(teacher.model.config) if teacher else None
-    objective = Objective(stage.objective, Shape.of(student.config), shape, kind=material.data.task.kind)
-    shown = _cached(stage, objective, teacher, rows, material) if teacher and stage.cache_teacher else None
+    seed = run.seed + int(digest.of_value(stage.name)[:6], 16)
+    set_seed(seed)
+    rows = material.rows(stage, seed)
+    words = _words(stage, material, rows)
+    corrupt = partial(stage.corrupt, words=words) if stage.corrupt else None
     if teacher and material.bf16:
         cast_linear_layers(teacher.model)
-    step = Distillation(student, shown or (teacher.model if teacher else None), objective)
-    scored = "logits" in objective.student_wants and stage.evaluate > 0
-    score = scorer(material, stage, teacher_logits) if scored else None
-    trained = train(step, stage, rows, material.collate, run, score=score, bf16=material.bf16, console=material.console)
+    made = _step(stage, student, teacher, material, words=words, rows=rows)
+    score = _score(stage, made, corrupt, material, seed=seed, teacher_logits=teacher_logits)
+    with _only_head(student) if stage.train == "head" else nullcontext():
+        trained = train(
+            made, stage, rows, material.collate, run,
+            corrupt=corrupt, score=score, bf16=material.bf16, console=material.console,
+        )  # fmt: skip
     if run.main:
         with filled(run.result(stage.name)) as folder:
             _keep(folder, student, material, trained)
     return student
+
+
+def _step(
+    stage: Stage, student: PreTrainedModel, teacher: Teacher | None, material: Material, *, words: Words, rows: Dataset
+) -> Step:
+    objective = None
+    if stage.objective:
+        shape = Shape.of(teacher.model.config) if teacher else None
+        kind = material.kind if stage.head == "task" else None
+        objective = Objective(stage.objective, Shape.of(student.config), shape, kind=kind)
+    if stage.step is not None:
+        made: Step = stage.step(student, teacher.model if teacher else None, objective, words=words)
+        return made
+    assert objective is not None, "the recipe was checked"
+    shown = _cached(stage, objective, teacher, rows, material) if teacher and stage.cache_teacher else None
+    return Distillation(student, shown or (teacher.model if teacher else None), objective)
+
+
+def _words(stage: Stage, material: Material, rows: Dataset) -> Words:
+    words = Words.of(material.tokenizer)
+    if stage.corrupt is not None:
+        words = replace(words, counts_V=counts(rows, words.size))
+    return words.to(PartialState().device)
+
+
+@contextmanager
+def _only_head(student: PreTrainedModel) -> Iterator[None]:
+    """While open, what is below the head is not trained."""
+    below = [parameter for parameter in student.base_model.parameters() if parameter.requires_grad]
+    for parameter in below:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in below:
+            parameter.requires_grad_(True)
+
+
+def _score(
+    stage: Stage, step: Step, corrupt: Corrupt | None, material: Material, *, seed: int, teacher_logits: Any
+) -> Score | None:
+    """What tells the best weights of this stage: the task's metric, or a language model's on text kept apart."""
+    if stage.evaluate == 0:
+        return None
+    answers = not isinstance(step, Distillation) or "logits" in step.objective.student_wants
+    if stage.head == "task" and stage.data == "task" and answers:
+        return scorer(material, stage, teacher_logits)
+    if stage.head in LANGUAGE and corrupt is not None and isinstance(step, Distillation) and answers:
+        return language_scorer(material, stage, corrupt, seed)
+    return None
+
+
+def language_scorer(material: Material, stage: Stage, corrupt: Corrupt, seed: int) -> Score:
+    """student -> perplexity on held-out text, and as `score` the mean log-likelihood of a token, in nats."""
+    rows = material.rows(stage, seed, held_out=True)
+
+    def score(student: PreTrainedModel) -> Mapping[str, float]:
+        found = held_out(student, rows, material.collate, corrupt, bf16=material.bf16)
+        return {"score": -found["nll"], "perplexity": found["perplexity"]}
+
+    return score
 
 
 def scorer(material: Material, stage: Stage, teacher_logits: NDArray[np.float32] | None) -> Score:
@@ -96,12 +213,6 @@ def scorer(material: Material, stage: Stage, teacher_logits: NDArray[np.float32]
         return values
 
     return score
-
-
-def load_result(folder: Path) -> PreTrainedModel:
-    """The model a stage kept."""
-    model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True)
-    return model
 
 
 def taken(run: Run, stage: str) -> Trained:

@@ -25,7 +25,8 @@ class Step(Protocol):
         finish()               called when training is over: the student becomes what is kept
     """
 
-    student: PreTrainedModel
+    @property
+    def student(self) -> PreTrainedModel: ...
 
     def __call__(self, **batch: Any) -> dict[str, Tensor]: ...
 
@@ -48,10 +49,10 @@ class Distillation(nn.Module):
         step(**batch)["loss"].backward()
     """
 
-    accepts_loss_kwargs = False  # tells transformers.Trainer that `loss` is a mean, to be divided by accumulation
+    accepts_loss_kwargs = False  # tells a transformers.Trainer that `loss` is a mean, to be divided by accumulation
 
     def __init__(
-        self, student: nn.Module, teacher: nn.Module | Shows | None, objective: Objective | Sequence[Term]
+        self, student: PreTrainedModel, teacher: nn.Module | Shows | None, objective: Objective | Sequence[Term]
     ) -> None:
         super().__init__()
         if not isinstance(objective, Objective):

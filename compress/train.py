@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,16 @@ from compress.data.batches import Collate, LengthGrouped
 from compress.errors import CompressError, RecipeError
 from compress.files import naming, written
 from compress.journal import Journal, forget_after
-from compress.objective import count_items
 from compress.recipe import Stage
 from compress.run import Run
-from compress.step import Distillation
+from compress.schedule import Started, per_group, trained_groups
+from compress.step import Distillation, Step
 from compress.vocabulary import only_tokens_in_use
 
 Score = Callable[[PreTrainedModel], Mapping[str, float]]
 """student -> {"score": higher is better, ...} on the validation split."""
+Corrupt = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+"""batch -> batch to learn from, drawn anew each time from torch's generator: masked tokens and their labels."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,13 @@ class Trained:
 
 
 def train(
-    step: Distillation,
+    step: Step,
     stage: Stage,
     rows: Dataset,
     collate: Collate,
     run: Run,
     *,
+    corrupt: Corrupt | None = None,
     score: Score | None = None,
     bf16: bool = False,
     console: Console | None = None,
@@ -73,18 +77,19 @@ def train(
     without the interruption. `rows` are encoded (see data.batches.encode). Raises CompressError when the loss is not
     finite.
     """
-    student: PreTrainedModel = step.student  # type: ignore[assignment]
-    with only_tokens_in_use(student, rows):
-        return _train(step, stage, rows, collate, run, score=score, bf16=bf16, console=console)
+    plain = isinstance(step, Distillation) and corrupt is None  # others meet tokens that are not in the rows
+    with only_tokens_in_use(step.student, rows) if plain else nullcontext():
+        return _train(step, stage, rows, collate, run, corrupt=corrupt, score=score, bf16=bf16, console=console)
 
 
 def _train(
-    step: Distillation,
+    step: Step,
     stage: Stage,
     rows: Dataset,
     collate: Collate,
     run: Run,
     *,
+    corrupt: Corrupt | None,
     score: Score | None,
     bf16: bool,
     console: Console | None,
@@ -93,7 +98,7 @@ def _train(
     scored = score is not None and stage.evaluate > 0
     arguments = _arguments(step, stage, rows, folder, seed=run.seed, scored=scored, bf16=bf16)
     trainer = _Trainer(step, stage, rows, collate=collate, folder=folder, args=arguments)
-    trainer.score = score
+    trainer.score, trainer.corrupt = score, corrupt
     checkpoint = newest_checkpoint(folder)
     journal = None
     if run.main:
@@ -112,6 +117,8 @@ def _train(
             shutil.rmtree(str(arguments.output_dir), ignore_errors=True)
     seconds, steps = time.perf_counter() - started, trainer.state.global_step
     trainer.restore_best()
+    if hasattr(step, "finish"):
+        step.finish()
     best = trainer.state.best_global_step
     done = steps - _steps_of(checkpoint)
     return Trained(done, done * stage.batch, seconds, trainer.state.best_metric if best else None, best)
@@ -127,7 +134,7 @@ def _steps_of(checkpoint: Path | None) -> int:
 
 
 def _arguments(
-    step: Distillation, stage: Stage, rows: Dataset, folder: Path, *, seed: int, scored: bool, bf16: bool
+    step: Step, stage: Stage, rows: Dataset, folder: Path, *, seed: int, scored: bool, bf16: bool
 ) -> TrainingArguments:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     micro, accumulation = shares(stage, processes)
@@ -164,7 +171,7 @@ def _arguments(
         disable_tqdm=True,
         remove_unused_columns=False,
         label_names=["labels"],
-        ddp_find_unused_parameters="logits" not in step.objective.student_wants,
+        ddp_find_unused_parameters=not isinstance(step, Distillation) or "logits" not in step.objective.student_wants,
         dataloader_pin_memory=torch.cuda.is_available(),
     )
 
@@ -200,7 +207,7 @@ class _Epochs(TrainerCallback):
 class _Trainer(Trainer):
     def __init__(
         self,
-        step: Distillation,
+        step: Step,
         stage: Stage,
         rows: Dataset,
         *,
@@ -209,14 +216,25 @@ class _Trainer(Trainer):
         args: TrainingArguments,
     ) -> None:
         self.stage, self.folder = stage, folder
+        self.step: Any = step
         self.score: Score | None = None
+        self.corrupt: Corrupt | None = None
         self.parts: dict[str, Tensor] = {}
         self.passes = 0
         self.order = LengthGrouped(rows["length"], stage.batch, seed=args.seed, whole=True)
-        super().__init__(model=step, args=args, data_collator=collate, train_dataset=rows, eval_dataset=rows)
+        super().__init__(
+            model=step,  # type: ignore[arg-type]
+            args=args,
+            data_collator=collate,
+            train_dataset=rows,
+            eval_dataset=rows,
+        )
+        self.model_accepts_loss_kwargs = False  # a step's loss is a mean, to be divided by accumulation
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
         self.add_callback(_Epochs(self.order))
+        if hasattr(step, "begin"):
+            self.add_callback(Started(step.begin))
 
     @property
     def student(self) -> PreTrainedModel:
@@ -233,13 +251,33 @@ class _Trainer(Trainer):
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> LengthGrouped:
         return self.order
 
+    def create_optimizer(self, model: Any = None) -> Any:
+        """A step that names groups of parameters gets them as the optimiser's groups."""
+        if self.optimizer is None and hasattr(self.step, "groups"):
+            chosen, options = self.get_optimizer_cls_and_kwargs(self.args)
+            decayed = set(self.get_decay_parameter_names(self.step))
+            self.optimizer = chosen(trained_groups(self.step, decayed, self.args.weight_decay), **options)
+            return self.optimizer
+        return super().create_optimizer(model)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        if hasattr(self.step, "factors"):
+            per_group(scheduler, self.step.factors, num_training_steps)  # type: ignore[arg-type]
+        return scheduler
+
     def get_batch_samples(
         self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Any]], Any]:
-        """Tell every part of the batch how many items a part has on average: see Objective.forward."""
+        """Corrupt the batch, and tell every part of it how many items a part has on average: see Objective.forward.
+
+        Here, not when it is collated: the batches that a resumed run skips must draw no random numbers.
+        """
         samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if samples and (len(samples) > 1 or self.args.world_size > 1):
-            counts = [count_items(each["attention_mask"], each.get("labels")) for each in samples]
+        if self.corrupt is not None:
+            samples = [self.corrupt(sample) for sample in samples]
+        if samples and hasattr(self.step, "items") and (len(samples) > 1 or self.args.world_size > 1):
+            counts = [self.step.items(each) for each in samples]
             mean = torch.stack([torch.stack(list(count.values())) for count in counts]).mean(0).to(device)
             mean = self.accelerator.reduce(mean, "mean")
             for sample in samples:

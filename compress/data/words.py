@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -62,6 +62,15 @@ class Words:
             starts_V | special_V,  # type: ignore[arg-type]
             counts,
         )
+
+    def to(self, device: torch.device) -> Words:
+        """The same on another device."""
+        moved = {
+            each.name: value.to(device)
+            for each in fields(self)
+            if isinstance(value := getattr(self, each.name), torch.Tensor)
+        }
+        return replace(self, **moved)
 
     def need_mask(self, what: str) -> int:
         """The mask token; DataError, saying `what` needs it, where the tokenizer has none."""

@@ -1,19 +1,25 @@
 """Spec and teacher -> student."""
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
+import compress.models  # noqa: F401  # transformers knows the families of ours from here on
+from compress import heads
+from compress.call import Call
+from compress.data.task import Kind
 from compress.errors import StudentError, did_you_mean
-from compress.recipe import StudentSpec
+from compress.recipe import Head, StudentSpec
 from compress.shape import Shape, spelling
 from compress.students.layers import copied_layers
 from compress.students.naming import KNOWN, Weight, weight_of
 from compress.students.narrow import choose
+from compress.students.whole import WHOLE, copy_whole
 
 _SHARED = (
     "vocab_size",
@@ -56,12 +62,23 @@ def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig
                 config.embedding_size = Shape.of(config).hidden
             continue
         setattr(config, name, _count(size, wanted, getattr(theirs, size)))
+    if theirs.decoder_layers is not None and config.is_encoder_decoder:
+        setattr(config, spelling(config, "decoder_layers"), _count("layers", spec.layers, theirs.decoder_layers))
+    _set_further(config, spec.config)
     shape = Shape.of(config)
     if hasattr(config, "pooler_hidden_size"):  # DeBERTa's second name for the same width
         config.pooler_hidden_size = shape.hidden
     if shape.hidden % shape.heads:
         raise StudentError(f"student: hidden {shape.hidden} is not a multiple of heads {shape.heads}")
     return config
+
+
+def _set_further(config: PreTrainedConfig, settings: Mapping[str, Any]) -> None:
+    for name, value in settings.items():
+        if not hasattr(config, name):
+            known = config.to_dict()
+            raise StudentError(f"student.config: {config.model_type} has no {name!r}.{did_you_mean(name, known)}")
+        setattr(config, name, value)
 
 
 def _count(size: str, wanted: float | None, theirs: int) -> int:
@@ -73,25 +90,32 @@ def _count(size: str, wanted: float | None, theirs: int) -> int:
     return int(count)
 
 
-def build(spec: StudentSpec, teacher: PreTrainedModel) -> PreTrainedModel:
-    """A plain transformers sequence classifier with the teacher's labels and vocabulary.
+def build(
+    spec: StudentSpec, teacher: PreTrainedModel, *, head: Head = "task", kind: Kind | None = "classification"
+) -> PreTrainedModel:
+    """A plain transformers model with the teacher's labels and vocabulary; `head` of `kind` is what it ends in.
 
     Weights that are not copied (see StudentSpec.init) are drawn from torch's global generator: seed it first.
     Raises StudentError.
     """
-    if spec.init not in ("scratch", "teacher"):
-        return _from_checkpoint(spec.init, teacher)
-    student: PreTrainedModel = AutoModelForSequenceClassification.from_config(config_for(spec, teacher.config))
+    if isinstance(spec.init, str) and spec.init not in ("scratch", "teacher"):
+        return _from_checkpoint(spec.init, teacher, heads.auto(head, kind))
+    config = config_for(spec, teacher.config)
+    heads.model_class(config, head, kind)
+    student = heads.create(config, head, kind)
     if spec.init == "teacher":
         _carry(spec, teacher, student)
+    elif isinstance(spec.init, Call):
+        with torch.no_grad():
+            spec.init(student, teacher)
     return student
 
 
-def _from_checkpoint(folder: str, teacher: PreTrainedModel) -> PreTrainedModel:
+def _from_checkpoint(folder: str, teacher: PreTrainedModel, auto: Any) -> PreTrainedModel:
     if not Path(folder, "config.json").is_file():
         raise StudentError(f"student.init: {folder!r} is neither scratch, teacher, nor a folder with a config.json")
     labels = {name: getattr(teacher.config, name) for name in ("id2label", "label2id", "problem_type")}
-    student: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+    student: PreTrainedModel = auto.from_pretrained(
         folder, ignore_mismatched_sizes=True, use_safetensors=True, **labels
     )
     if student.config.vocab_size != teacher.config.vocab_size:
@@ -106,11 +130,13 @@ def _from_checkpoint(folder: str, teacher: PreTrainedModel) -> PreTrainedModel:
 def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel) -> None:
     """Copy every weight that both know, from the chosen layers, sliced to the student's width."""
     theirs, mine = Shape.of(teacher.config), Shape.of(student.config)
+    if mine.family == theirs.family and mine.family in WHOLE:
+        return copy_whole(student, teacher, spec.copy_layers)
     source = _weights(teacher)
     if not any(weight.layer is not None for weight in source) or mine.family not in KNOWN:
         raise StudentError(
-            f"student.init: teacher knows the weights of {', '.join(KNOWN)}, not of {theirs.family} -> {mine.family}; "
-            "use init: scratch, or the folder of a checkpoint"
+            f"student.init: teacher knows the weights of {', '.join((*KNOWN, *WHOLE))}, not of "
+            f"{theirs.family} -> {mine.family}; use init: scratch, or the folder of a checkpoint"
         )
     layers = copied_layers(spec.copy_layers, mine.layers, theirs.layers)
     kept = choose(source, theirs, mine)

@@ -1,0 +1,95 @@
+"""Rows that a paper makes of a task's examples: augmented ones, and texts to be answered with text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from compress.call import Call, find
+from compress.data import cache
+from compress.data.batches import fingerprint
+from compress.data.corpora import Corpus
+from compress.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from compress.data.task import Task, TaskData
+
+ENCODING: Final = "1"
+"""Part of every cache key: raise it when what is written of the same rows changes."""
+
+ROWS_PER_WRITE: Final = 1000
+TEXTS: Final = ("text", "text_pair", "question", "context")
+
+
+def augmented(
+    split: Dataset, call: Call, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, lm_digest: str, seed: int
+) -> Dataset:
+    """The rows that `call` (split, language model, tokenizer, rng) makes of a split, in the split's columns.
+
+    Streamed once to the cache, by the fingerprints of split and tokenizer, the model's digest, the options and seed.
+    """
+    key = _key("augmented", split, tokenizer, call, lm_digest, str(seed))
+    folder = cache.home() / "augmented"
+    final = folder / f"{key}.arrow"
+    if not final.exists():
+        rows = find(call.by)(split, lm, tokenizer, rng=np.random.default_rng(seed), **call.options)
+        schema = split.features.arrow_schema
+        with cache.writing(folder) as fresh:
+            cache.keep(cache.write(fresh / "rows.arrow", _batches(rows, schema, call.by)), final)
+    return cache.dataset(final, key)
+
+
+def target_rows(split: Dataset, task: Task, call: Call, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+    """Source and target tokens of a labelled split, as `call` (split, task, tokenizer, max_length) writes them.
+
+    Columns input_ids, attention_mask, labels (the target's tokens), length (of the source, tokens) and index.
+    """
+    key = _key("targets", split, tokenizer, call, task.kind, *task.labels, str(max_length))
+    folder = cache.home() / "encoded"
+    final = folder / f"{key}.arrow"
+    if not final.exists():
+        rows = find(call.by)(split, task, tokenizer, max_length=max_length, **call.options)
+        types = {"input_ids": pa.list_(pa.int32()), "attention_mask": pa.list_(pa.int8())}
+        types |= {"labels": pa.list_(pa.int32()), "length": pa.int32(), "index": pa.int64()}
+        numbered = (
+            {**row, "attention_mask": [1] * len(row["input_ids"]), "length": len(row["input_ids"]), "index": index}
+            for index, row in enumerate(rows)
+        )
+        with cache.writing(folder) as fresh:
+            cache.keep(cache.write(fresh / "rows.arrow", _batches(numbered, pa.schema(types), call.by)), final)
+    return cache.dataset(final, key)
+
+
+def task_text(data: TaskData) -> Corpus:
+    """The texts of a task's training examples as a corpus: one document for each example."""
+    names = [name for name in TEXTS if name in data.train.column_names]
+
+    def documents() -> Iterator[str]:
+        for batch in data.train.select_columns(names or ["words"]).iter(ROWS_PER_WRITE):
+            columns = [batch[name] for name in names] or [[" ".join(words) for words in batch["words"]]]
+            for texts in zip(*columns, strict=True):
+                yield "\n".join(texts)
+
+    return Corpus(f"{data.name}, its texts", cache.digest("texts of", data.fingerprint), documents)
+
+
+def _key(what: str, split: Dataset, tokenizer: PreTrainedTokenizerBase, call: Call, *more: str) -> str:
+    options = json.dumps(dict(call.options), sort_keys=True)
+    return cache.digest(what, ENCODING, split._fingerprint, fingerprint(tokenizer), call.by, options, *more)
+
+
+def _batches(rows: Iterator[dict[str, Any]], schema: pa.Schema, what: str) -> Iterator[pa.RecordBatch]:
+    count = 0
+    while batch := list(islice(rows, ROWS_PER_WRITE)):
+        count += len(batch)
+        yield pa.RecordBatch.from_pylist(batch, schema=schema)
+    if not count:
+        raise DataError(f"{what} makes no row of this split.")

@@ -1,0 +1,86 @@
+"""A teacher as it was pre-trained: its encoder, or its language model, whose head is trained here where it has none."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from transformers import AutoConfig, AutoTokenizer, set_seed
+
+from compress import digest, heads
+from compress.data.cache import home
+from compress.data.task import Kind
+from compress.errors import TeacherError
+from compress.files import filled
+from compress.recipe import Head, Stage
+from compress.run import Run
+from compress.stages import Material, run_stage
+from compress.teachers import Teacher, explained, identify, same_vocabulary
+
+
+def load(name: str, folder: Path, head: Head, *, kind: Kind | None = None, allow_pickle: bool = False) -> Teacher:
+    """Tokenizer and model of a folder under `head`, in eval mode; `trained` says whether the folder has that head.
+
+    Raises TeacherError for a folder that cannot be read, or whose encoder is not whole.
+    """
+    with explained(folder):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        chosen: Any = heads.model_class(config, head, kind)
+        model, found = chosen.from_pretrained(
+            folder,
+            config=config,
+            use_safetensors=None if allow_pickle else True,
+            ignore_mismatched_sizes=head == "task",
+            output_loading_info=True,
+        )
+    same_vocabulary(folder, tokenizer, model)
+    absent = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
+    if head == "encoder":
+        above: set[str] = set()
+        below = {key for key in absent if "pooler" not in key}
+    else:
+        above = {key for key in absent if not key.startswith(f"{model.base_model_prefix}.")}
+        below = {key for key in absent - above if "pooler" not in key}
+    if below:
+        raise TeacherError(
+            f"{folder}: {len(below)} of its encoder's tensors are missing, such as {min(below)}: weights and config "
+            "do not belong together, or the file is not whole; fetch both again"
+        )
+    model.eval().requires_grad_(False)
+    return Teacher(name, folder, model, tokenizer, identify(folder), not above, allow_pickle)
+
+
+def general(given: Teacher, head: Head, stage: Stage, material: Material, run: Run) -> Teacher:
+    """`given` as it was pre-trained, with `head`.
+
+    A masked language model's head that the checkpoint lacks is trained by `stage` on the run's text, once: the result
+    is kept under $COMPRESS_HOME/teachers by what it depends on. Raises TeacherError for other heads it lacks.
+    """
+    found = load(given.name, given.folder, head, kind=material.kind, allow_pickle=given.pickled)
+    if found.trained:
+        return found
+    if head != "masked_lm":
+        raise TeacherError(
+            f"teacher {given.name} has no {head} head, and only a masked language model's is trained here; give a "
+            "checkpoint that was saved with one"
+        )
+    text = material.text
+    key = digest.of_value(
+        [given.digest, text.fingerprint, stage.model_dump(exclude_defaults=True), run.seed, material.bf16]
+    )
+    name = "".join(c if c.isalnum() else "-" for c in f"{given.name}-lm-{text.name}"[-60:]).strip("-")
+    kept = home() / "teachers" / f"{name}-{key[:12]}"
+    if kept.is_dir():
+        material.console.print(f"{given.name}, with a language model's head: kept from an earlier run in {kept}")
+    else:
+        material.console.print(f"{given.name} has no language model's head: training one on {text.name}")
+        if not run.result(stage.name).is_dir():
+            set_seed(run.seed)
+            fresh = load(given.name, given.folder, head, allow_pickle=given.pickled)
+            run_stage(stage, fresh.model.requires_grad_(True), None, material, run)
+        if run.main:
+            with filled(kept) as folder:
+                shutil.copytree(run.result(stage.name), folder, dirs_exist_ok=True)
+    PartialState().wait_for_everyone()  # until the first process has kept it
+    return load(given.name, kept, head)
