@@ -1,0 +1,122 @@
+"""A language model continues prompts taken from a batch: what on-policy distillation learns from.
+
+Shapes: B examples, L tokens.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+
+from compress.errors import CompressError
+from compress.papers.bert import IGNORED
+
+
+@torch.no_grad()
+def continued(
+    model: PreTrainedModel,
+    batch: Mapping[str, Tensor],
+    *,
+    prompt: int,
+    new_tokens: int,
+    pad: int,
+    temperature: float = 1.0,
+    processors: Callable[[Tensor], Sequence[LogitsProcessor]] | None = None,
+) -> dict[str, Tensor]:
+    """The rows of `batch` with what `model` samples in place of what they go on with.
+
+    A causal model continues the prompt of each row: the tokens up to its first label where the row begins with
+    unlabelled tokens (an instruction), else its first `prompt` real tokens. Rows come back padded on the right:
+    input_ids, attention_mask and labels (B, L), where labels[t] is the token at t + 1 if the model sampled it, else
+    -100. An encoder-decoder keeps input_ids and attention_mask, and gets labels and decoder_input_ids.
+
+    At most `new_tokens` are sampled, up to and including the model's end token, from the whole vocabulary; what
+    `processors` makes for the mask of a batch's prompts may change the distribution. Draws from torch's global
+    generator. Raises CompressError when the model has no positions for so many.
+    """
+    ends = _end_tokens(model)
+    generate: Any = model.generate
+    settings = GenerationConfig(
+        do_sample=True,
+        temperature=temperature,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=new_tokens,
+        pad_token_id=pad,
+        eos_token_id=ends or None,
+        decoder_start_token_id=getattr(model.config, "decoder_start_token_id", None),
+    )
+    if model.config.is_encoder_decoder:
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        tokens_BL = generate(**inputs, generation_config=settings, logits_processor=_made(processors, inputs))
+        sampled_BL = until(tokens_BL[:, 1:], ends)
+        labels_BL = tokens_BL[:, 1:].where(sampled_BL, IGNORED)
+        return inputs | {"labels": labels_BL, "decoder_input_ids": tokens_BL[:, :-1]}
+    inputs = prompts(batch, prompt, pad)
+    start = inputs["input_ids"].shape[1]
+    _check_room(model, start, new_tokens)
+    tokens_BL = generate(**inputs, generation_config=settings, logits_processor=_made(processors, inputs))
+    return _rows(tokens_BL, inputs["attention_mask"], until(tokens_BL[:, start:], ends), pad)
+
+
+def prompts(batch: Mapping[str, Tensor], prompt: int, pad: int) -> dict[str, Tensor]:
+    """input_ids and attention_mask of the prompts of `continued`, padded on the left, as generation needs them."""
+    real_BL = batch["attention_mask"].bool()
+    position_BL = real_BL.long().cumsum(1) - 1
+    length_B1 = torch.full_like(position_BL[:, :1], prompt)
+    labels_BL = batch.get("labels")
+    if labels_BL is not None:
+        unlabelled_BL = (labels_BL == IGNORED) | ~real_BL
+        before_B1 = (unlabelled_BL.long().cumprod(1) * real_BL).sum(1, keepdim=True)
+        length_B1 = length_B1.where(before_B1 == 0, before_B1 + 1)
+    ids_BL, mask_BL = packed(batch["input_ids"], real_BL & (position_BL < length_B1), pad, left=True)
+    return {"input_ids": ids_BL, "attention_mask": mask_BL}
+
+
+def packed(tokens_BL: Tensor, keep_BL: Tensor, pad: int, *, left: bool) -> tuple[Tensor, Tensor]:
+    """(tokens, mask) of the tokens to keep, in their order, with the padding on the left or on the right."""
+    kept_BL = keep_BL.long()
+    order_BL = kept_BL.argsort(dim=1, descending=not left, stable=True)
+    longest = int(kept_BL.sum(1).max())
+    cut = slice(kept_BL.shape[1] - longest, None) if left else slice(longest)
+    mask_BL = kept_BL.gather(1, order_BL)[:, cut]
+    return tokens_BL.gather(1, order_BL)[:, cut].where(mask_BL.bool(), pad), mask_BL
+
+
+def until(tokens_BL: Tensor, ends: Sequence[int]) -> Tensor:
+    """True up to and including the first end token of each row; a pad that ends rows too counts once."""
+    ended_BL = torch.isin(tokens_BL, torch.tensor(ends, dtype=tokens_BL.dtype, device=tokens_BL.device))
+    return (ended_BL.long().cumsum(1) - ended_BL.long()) == 0
+
+
+def _rows(tokens_BL: Tensor, prompt_BL: Tensor, sampled_BL: Tensor, pad: int) -> dict[str, Tensor]:
+    keep_BL = torch.cat([prompt_BL.bool(), sampled_BL], 1)
+    fresh_BL = torch.cat([torch.zeros_like(prompt_BL), sampled_BL.long()], 1)
+    ids_BL, mask_BL = packed(tokens_BL, keep_BL, pad, left=False)
+    fresh_BL, _ = packed(fresh_BL, keep_BL, 0, left=False)
+    labels_BL = torch.full_like(ids_BL, IGNORED)
+    labels_BL[:, :-1] = ids_BL[:, 1:].where(fresh_BL[:, 1:].bool(), IGNORED)
+    return {"input_ids": ids_BL, "attention_mask": mask_BL, "labels": labels_BL}
+
+
+def _end_tokens(model: PreTrainedModel) -> list[int]:
+    known = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ends = [] if known is None else [known] if isinstance(known, int) else list(known)
+    return [each for each in ends if each < model.config.vocab_size]
+
+
+def _check_room(model: PreTrainedModel, prompt: int, new_tokens: int) -> None:
+    room = getattr(model.config, "max_position_embeddings", None)
+    if room is not None and prompt + new_tokens > room:
+        raise CompressError(
+            f"{model.config.model_type}: a prompt of {prompt} tokens and {new_tokens} new ones need more than the "
+            f"model's {room} positions; lower the step's `prompt` or `new_tokens`, or the stage's max_length"
+        )
+
+
+def _made(
+    processors: Callable[[Tensor], Sequence[LogitsProcessor]] | None, inputs: Mapping[str, Tensor]
+) -> LogitsProcessorList:
+    return LogitsProcessorList(processors(inputs["attention_mask"]) if processors else [])

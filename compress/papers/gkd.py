@@ -1,0 +1,110 @@
+"""Agarwal et al. 2024, "On-Policy Distillation of Language Models", arXiv:2306.13649 (GKD).
+
+Eq. 1    divergence  generalised Jensen-Shannon divergence of the next-token distributions; 0 < beta < 1
+         (ends)      beta 0: forward KL, which is `distilbert.masked_soft_targets` without T^2;
+                     beta 1: reverse KL, which is `minillm.reverse_kl`
+Alg. 1   OnPolicy    with probability lambda a batch is what the student itself goes on with
+
+Shapes: B examples, L tokens, V vocabulary.
+
+Deviations:
+- the ends are the paper's KL divergences, and there JSD is not continuous: JSD(beta) -> 0 as beta -> 0 or 1, divided by
+  beta (or 1 - beta) it tends to KL. The authors have no code; TRL, by one of them, special-cases the ends alike.
+- no T^2: TRL has none, the paper keeps T = 1 for the loss.
+- only sampled tokens count, up to and including the end token; the mean is over them, as in TRL.
+- the student's dropout is off, when it samples and when it learns, as in TRL: it stays in eval mode.
+- lambda decides per batch, as in Alg. 1 and TRL; a teacher's own sampled texts (supervised KD) are the rows themselves.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from compress.continuation import continued
+from compress.data.words import Words
+from compress.errors import ObjectiveError
+from compress.objective import Objective
+from compress.papers.hinton import kl_divergence, mean_over
+from compress.papers.reading import reads
+from compress.step import Distillation
+
+
+@reads("logits", per="label", mask="labels")
+def divergence(
+    student_BLV: Tensor, teacher_BLV: Tensor, mask_BL: Tensor, *, beta: float = 0.5, temperature: float = 1.0
+) -> Tensor:
+    """beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q, of teacher p and student q at T.
+
+    Mean over the labelled positions. beta 0: KL(p || q); beta 1: KL(q || p).
+    """
+    if beta == 0:
+        return mean_over(kl_divergence(student_BLV, teacher_BLV, temperature), mask_BL) / temperature**2
+    if beta == 1:
+        return mean_over(kl_divergence(teacher_BLV, student_BLV, temperature), mask_BL) / temperature**2
+    log_p_BLV = (teacher_BLV.float() / temperature).log_softmax(-1)
+    log_q_BLV = (student_BLV.float() / temperature).log_softmax(-1)
+    log_m_BLV = torch.logaddexp(log_p_BLV + math.log(beta), log_q_BLV + math.log(1 - beta))
+    from_teacher_BL = (log_p_BLV.exp() * (log_p_BLV - log_m_BLV)).sum(-1)
+    from_student_BL = (log_q_BLV.exp() * (log_q_BLV - log_m_BLV)).sum(-1)
+    return mean_over(beta * from_teacher_BL + (1 - beta) * from_student_BL, mask_BL)
+
+
+class OnPolicy(nn.Module):
+    """Alg. 1: with probability `share` the objective is minimised over the student's own continuations of the prompts.
+
+    share        lambda, the probability that a batch is sampled from the student
+    temperature  of the sampling; the objective's terms have their own
+    prompt       tokens of a row that has no prompt of its own (see `continuation.continued`)
+    new_tokens   the most that are sampled
+
+    No gradient flows through the sampling. Causal models and encoder-decoders. Raises ObjectiveError without a model
+    as teacher, or without an objective.
+    """
+
+    accepts_loss_kwargs = False
+
+    def __init__(
+        self,
+        student: PreTrainedModel,
+        teacher: nn.Module | None,
+        objective: Objective | None,
+        *,
+        words: Words,
+        share: float = 0.5,
+        temperature: float = 0.9,
+        prompt: int = 32,
+        new_tokens: int = 128,
+    ) -> None:
+        super().__init__()
+        if objective is None or not isinstance(teacher, nn.Module):
+            raise ObjectiveError(
+                "gkd.OnPolicy needs an `objective` for what is sampled, such as {loss: gkd.divergence}, and a teacher "
+                "that can be asked about it (not one whose outputs were stored: cache_teacher: false)"
+            )
+        self.distillation = Distillation(student, teacher, objective)
+        self.share, self.pad = share, words.pad
+        self.temperature, self.prompt, self.new_tokens = temperature, prompt, new_tokens
+
+    @property
+    def student(self) -> PreTrainedModel:
+        return self.distillation.student
+
+    def forward(self, **batch: Any) -> dict[str, Tensor]:
+        if torch.rand(()).item() < self.share:
+            batch = continued(
+                self.student,
+                batch,
+                prompt=self.prompt,
+                new_tokens=self.new_tokens,
+                pad=self.pad,
+                temperature=self.temperature,
+            )
+        return self.distillation(**batch)
+
+    def train(self, mode: bool = True) -> "OnPolicy":
+        super().train(mode)
+        self.student.eval()
+        return self

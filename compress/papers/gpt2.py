@@ -1,0 +1,59 @@
+"""Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2).
+
+Sec. 2    next_tokens  each token is predicted from those before it; the loss is `bert.masked_lm` on these labels
+(code)    blocks       documents one after the other with an end-of-text token between them, cut into equal blocks
+
+labels[t] is the token at t + 1, so a model's logits at t are compared with labels[t] and nothing is shifted in a loss.
+The last real token of a row and the padding have no label.
+
+Shapes: B examples, L tokens.
+
+Deviations: the authors published no training code; blocks are cut as their samples and data release suggest. The last
+block may be shorter.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from compress.data.frames import Document, Frame
+from compress.data.words import Words
+from compress.errors import DataError
+from compress.papers.bert import IGNORED
+
+
+def next_tokens(batch: Mapping[str, Tensor], words: Words) -> dict[str, Tensor]:
+    """The batch with `labels` (B, L): labels[t] = input_ids[t + 1], -100 where the next token is no real one.
+
+    Where the rows have a column `prompt` (B,), so many of their first real tokens are given and not predicted.
+    """
+    ids_BL, real_BL = batch["input_ids"], batch["attention_mask"].bool()
+    predicted_BL = real_BL[:, :-1] & real_BL[:, 1:]
+    if "prompt" in batch:
+        position_BL = real_BL.long().cumsum(1) - 1
+        predicted_BL = predicted_BL & (position_BL[:, 1:] >= batch["prompt"][:, None])
+    labels_BL = ids_BL.new_full(ids_BL.shape, IGNORED)
+    labels_BL[:, :-1] = ids_BL[:, 1:].where(predicted_BL, IGNORED)
+    return {**batch, "labels": labels_BL}
+
+
+def blocks(
+    documents: Iterable[Document], frame: Frame, *, max_length: int, rng: np.random.Generator
+) -> Iterator[dict[str, Any]]:
+    """Blocks of `max_length` tokens of the running text, the end token after each document; no other framing.
+
+    Raises DataError for a tokenizer without an end token.
+    """
+    if frame.end is None:
+        raise DataError("gpt2.blocks: this tokenizer has no end-of-text token (eos_token) to put between documents")
+    block: list[int] = []
+    for document in documents:
+        for sentence in [*document.sentences, [frame.end]]:
+            block += sentence
+            while len(block) >= max_length:
+                yield {"input_ids": block[:max_length]}
+                block = block[max_length:]
+    if len(block) > 1:
+        yield {"input_ids": block}

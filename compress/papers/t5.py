@@ -1,0 +1,224 @@
+"""Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
+arXiv:1910.10683.
+
+Sec. 2.1    relative_bucket  positions are differences in 32 buckets, logarithmic up to 128
+Sec. 2.4    text_to_text     every task as text: "sst2 sentence: ..." -> "positive"; numbers in steps of 0.2 as words
+App. D      prompt           what the examples look like
+Sec. 3.1.4  corrupt_spans    spans of 3 tokens on average, 15 % of all, replaced by sentinels; the target is the spans
+(ours)      answers          what a model says of a task's examples, as logits
+
+Shapes: B examples, L tokens of the source, M of the target, C classes.
+
+Deviations:
+- answers scores each class by the log-likelihood of its word, so that something is always chosen and there are soft
+  labels; the paper decodes greedily and counts any other text as wrong. Numbers are decoded, as in the paper.
+- corrupt_spans draws the lengths of the spans from all ways to cut the noise into so many, as the authors' code does,
+  and is done anew to each batch; theirs is done once.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from compress.data.task import Task
+from compress.data.words import Words
+from compress.errors import DataError
+from compress.papers.bert import IGNORED
+
+ROWS_PER_CALL = 1000
+STEP = 0.2
+"""STS-B's scores are rounded to this (Sec. 2.4)."""
+NO_NUMBER = -1.0
+"""What a text that is no number counts as (authors' code)."""
+
+
+def relative_bucket(
+    distance_LM: Tensor, *, bidirectional: bool = True, buckets: int = 32, max_distance: int = 128
+) -> Tensor:
+    """The bucket of memory position - query position. Half of the buckets (of each direction) are single distances.
+
+    Without `bidirectional`, as in a decoder, all later positions share bucket 0.
+    """
+    first_LM = torch.zeros_like(distance_LM)
+    if bidirectional:
+        buckets //= 2
+        first_LM = (distance_LM > 0).long() * buckets
+        away_LM = distance_LM.abs()
+    else:
+        away_LM = (-distance_LM).clamp_min(0)
+    single = buckets // 2
+    scale = (buckets - single) / np.log(max_distance / single)
+    wide_LM = single + ((away_LM.clamp_min(1).float() / single).log() * scale).long()
+    return first_LM + away_LM.where(away_LM < single, wide_LM.clamp_max(buckets - 1))
+
+
+def number_text(value: float) -> str:
+    """3.84 -> "3.8": to the nearest 0.2, one decimal."""
+    return f"{round(value / STEP) * STEP + 0.0:.1f}"  # + 0.0: no "-0.0"
+
+
+def text_number(text: str) -> float:
+    """ "3.8" -> 3.8; -1 for what is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return NO_NUMBER
+
+
+def prompt(task: Task, texts: Sequence[str], *, name: str = "") -> str:
+    """ "mrpc sentence1: ... sentence2: ...": the task's name, then each text behind the name of its column."""
+    parts = [f"{column}: {text}" for column, text in zip(task.text, texts, strict=True)]
+    return " ".join([name, *parts] if name else parts)
+
+
+def target(task: Task, label: Any) -> str:
+    """The word or number that answers an example."""
+    return number_text(label) if task.kind == "regression" else task.labels[label]
+
+
+def text_to_text(
+    split: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, *, max_length: int, name: str = ""
+) -> Iterator[dict[str, Any]]:
+    """Rows of a task for an encoder-decoder: input_ids of the prompt, cut at `max_length`, and labels of the answer.
+
+    `name` is what the prompt calls the task, `sst2` for the paper's checkpoints. Raises DataError for kinds of tasks
+    whose answer is not one word or number.
+    """
+    _check(task)
+    for rows in split.iter(ROWS_PER_CALL):
+        sources = tokenizer(_prompts(rows, task, name), truncation=True, max_length=max_length)["input_ids"]
+        targets = tokenizer(text_target=[target(task, label) for label in rows["label"]])["input_ids"]
+        yield from ({"input_ids": ids, "labels": labels} for ids, labels in zip(sources, targets, strict=True))
+
+
+@torch.no_grad()
+def answers(
+    model: PreTrainedModel,
+    split: Dataset,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    name: str = "",
+    batch: int = 32,
+    bf16: bool = False,
+) -> NDArray[np.float32]:
+    """(rows, C) log-likelihood of each class's word, or (rows, 1) the number that is decoded; in the split's order.
+
+    What `evaluate.scores` takes, and soft labels for students of any family: `hinton.soft_targets` at temperature 1
+    then compares with the classes' likelihoods, made to add up to 1. Runs on the model's device, in eval mode.
+    """
+    _check(task)
+    generate: Any = model.generate
+    device, training = next(model.parameters()).device, model.training
+    order = np.argsort([-sum(map(len, texts)) for texts in zip(*_texts(split), strict=True)], kind="stable")
+    words = [torch.tensor(ids, device=device) for ids in tokenizer(text_target=list(task.labels))["input_ids"]]
+    found = np.empty((len(split), task.outputs), np.float32)
+    model.eval()
+    for start in range(0, len(order), batch):
+        chosen = order[start : start + batch]
+        prompts = _prompts(split[chosen], task, name)
+        source = tokenizer(prompts, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
+        inputs = {key: source[key].to(device) for key in ("input_ids", "attention_mask")}
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            if task.kind == "regression":
+                tokens = generate(**inputs, do_sample=False, max_new_tokens=8)
+                said = [text_number(text) for text in tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+                found[chosen] = np.array(said)[:, None]
+            else:
+                found[chosen] = log_likelihoods(model, inputs, words).cpu().numpy()
+    model.train(training)
+    return found
+
+
+def log_likelihoods(model: PreTrainedModel, inputs: Mapping[str, Tensor], words: Sequence[Tensor]) -> Tensor:
+    """(B, C): log p(word | source), summed over the word's tokens, its end token included. The source is read once."""
+    encoded = model.get_encoder()(**inputs)
+    columns = []
+    for word_M in words:
+        labels_BM = word_M.expand(len(inputs["input_ids"]), -1)
+        begun_BM = model.prepare_decoder_input_ids_from_labels(labels=labels_BM)  # type: ignore[operator]
+        out = model(encoder_outputs=encoded, attention_mask=inputs["attention_mask"], decoder_input_ids=begun_BM)
+        log_p_BMV = out.logits.float().log_softmax(-1)
+        columns.append(log_p_BMV.gather(2, labels_BM[:, :, None])[:, :, 0].sum(1))
+    return torch.stack(columns, 1)
+
+
+def corrupt_spans(
+    batch: Mapping[str, Tensor],
+    words: Words,
+    *,
+    rate: float = 0.15,
+    span: float = 3.0,
+    sentinel: int = 32_099,
+    end: int = 1,
+) -> dict[str, Tensor]:
+    """Spans of a row become sentinels; labels are the sentinels, each with its span, and one more: Sec. 3.1.4, Fig. 2.
+
+    `span` is the mean length; `sentinel` the id of <extra_id_0>, the next ones are counted down from it; `end` the
+    token that ends source and target. Comes with decoder_input_ids, begun with the padding token, as T5 does. Special
+    tokens (the end token of a row) stay. Draws from torch's global generator.
+    """
+    sources, targets = [], []
+    for ids_L, real_L in zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True):
+        text_L = ids_L[real_L & ~words.special_V.to(ids_L.device)[ids_L]]
+        source, target = _spans(text_L.tolist(), rate, span, sentinel)
+        sources.append([*source, end])
+        targets.append([*target, end])
+    device = batch["input_ids"].device
+    input_ids, labels_BM = _padded(sources, words.pad, device), _padded(targets, IGNORED, device)
+    begun_BM = torch.cat([labels_BM.new_full((len(targets), 1), words.pad), labels_BM[:, :-1]], 1)
+    return {
+        "input_ids": input_ids,
+        "attention_mask": _padded([[1] * len(source) for source in sources], 0, device),
+        "labels": labels_BM,
+        "decoder_input_ids": begun_BM.where(begun_BM != IGNORED, words.pad),
+    }
+
+
+def _spans(tokens: list[int], rate: float, span: float, sentinel: int) -> tuple[list[int], list[int]]:
+    """Source and target of one row, which begins with text that is kept, and ends with a span."""
+    noise = min(max(round(len(tokens) * rate), 1), len(tokens) - 1)
+    if noise < 1:
+        return tokens, [sentinel]
+    count = min(max(round(noise / span), 1), len(tokens) - noise)
+    source: list[int] = []
+    target: list[int] = []
+    at = 0
+    for number, (kept, gone) in enumerate(zip(_cut(len(tokens) - noise, count), _cut(noise, count), strict=True)):
+        source += [*tokens[at : at + kept], sentinel - number]
+        target += [sentinel - number, *tokens[at + kept : at + kept + gone]]
+        at += kept + gone
+    return source, [*target, sentinel - count]
+
+
+def _cut(length: int, parts: int) -> list[int]:
+    """Lengths of `parts` parts, none of them empty, uniformly among all ways to cut."""
+    cuts = (torch.randperm(length - 1)[: parts - 1] + 1).sort().values.tolist()
+    return [after - before for before, after in zip([0, *cuts], [*cuts, length], strict=True)]
+
+
+def _padded(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> Tensor:
+    tensors = [torch.tensor(row) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value).to(device)
+
+
+def _check(task: Task) -> None:
+    if task.kind not in ("classification", "regression"):
+        raise DataError(f"t5: a {task.kind} task has no one-word answer; classification and regression have")
+
+
+def _texts(rows: Any) -> list[list[str]]:
+    """The one or two columns of texts."""
+    columns = rows.column_names if isinstance(rows, Dataset) else rows
+    return [list(rows[name]) for name in ("text", "text_pair") if name in columns]
+
+
+def _prompts(rows: Mapping[str, Any], task: Task, name: str) -> list[str]:
+    return [prompt(task, texts, name=name) for texts in zip(*_texts(rows), strict=True)]
