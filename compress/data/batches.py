@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch.utils.data import Sampler
 
 from compress.data import cache
+from compress.data.encoded import encoded
 from compress.errors import DataError
 from compress.papers.bert import IGNORED
 
@@ -26,18 +26,24 @@ if TYPE_CHECKING:
 ENCODING = "1"
 """Part of every cache key: raise it when what `encode` writes changes."""
 
-_LEFT_OUT = frozenset({"attention_mask", "length", "document"})
+_LEFT_OUT = frozenset({"attention_mask", "length", "document", "example", "word", "starts", "ends", "null"})
 
 BATCHES_PER_SORT = 50
-ROWS_PER_CALL = 1000
 
 
 def encode(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
     """The split tokenised: input_ids, attention_mask, token_type_ids (if the tokenizer makes them), labels (if the
-    split has `label`), length (tokens), index (row number). No padding.
+    split has any), length (tokens), index (row number). No padding.
 
-    Texts are `text` and, for pairs, `text_pair`; the longer of a pair is truncated first. Written once to the cache,
-    by the fingerprints of split and tokenizer, and memory-mapped.
+    Texts are `text` and, for pairs, `text_pair`; the longer of a pair is truncated first. Words and questions take
+    several rows where they are too long for one (see `windows`), and more columns: example (their number in the
+    split), and
+
+    words       labels: the tag at the first token of each word, -100 elsewhere; word: the number of the word there, -1
+    questions   labels: [first, last] token of the answer, both `null` where the row does not hold it; null: the token
+                that stands for no answer; starts, ends: the characters of the context that each token covers, -1
+
+    Written once to the cache, by the fingerprints of split and tokenizer, and memory-mapped.
     """
     key = cache.digest(ENCODING, split._fingerprint, fingerprint(tokenizer), str(max_length))
     folder = cache.home() / "encoded"
@@ -46,23 +52,8 @@ def encode(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) 
         if not len(split):
             raise DataError("the split has no rows to tokenise.")
         with cache.writing(folder) as fresh:
-            cache.keep(cache.write(fresh / "rows.arrow", _encoded(split, tokenizer, max_length)), final)
+            cache.keep(cache.write(fresh / "rows.arrow", encoded(split, tokenizer, max_length)), final)
     return cache.dataset(final, key)
-
-
-def _encoded(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[pa.RecordBatch]:
-    types = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "token_type_ids": pa.int8()}
-    start = 0
-    for table in split.with_format("arrow").iter(ROWS_PER_CALL):
-        texts = [table[name].to_pylist() for name in ("text", "text_pair") if name in table.column_names]
-        tokens = tokenizer(*texts, truncation=True, max_length=max_length, padding=False, return_attention_mask=True)
-        columns = {name: pa.array(tokens[name], pa.list_(kind)) for name, kind in types.items() if name in tokens}
-        if "label" in table.column_names:
-            columns["labels"] = table["label"].combine_chunks()
-        columns["length"] = pa.array(map(len, tokens["input_ids"]), pa.int32())
-        columns["index"] = pa.array(range(start, start + len(table)), pa.int64())
-        yield pa.record_batch(columns)
-        start += len(table)
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -82,8 +73,8 @@ class Collate:
     input_ids, attention_mask, and every column with one int a token: int64 (B, L). labels: int64 (B,) class ids,
     float32 (B, 1) numbers, float32 (B, C) of 0 and 1, int64 (B, C) where each row has C whole numbers, or int64 (B, L)
     where it has one a token (padded with -100, as other columns are with 0). index and every other column of single
-    ints: int64 (B,). Left out: length, document, and columns of any other kind. DataError for a tokenizer that cannot
-    pad.
+    ints: int64 (B,). Left out: length, document, what tells the answers of words and questions, and columns of any
+    other kind. DataError for a tokenizer that cannot pad.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -115,6 +106,8 @@ class Collate:
                 batch[name] = torch.from_numpy(padded)
             elif name == "labels":
                 batch[name] = _labels(cells)
+                if "null" in rows[0]:  # places in the row, which begins behind its padding
+                    batch[name] += torch.from_numpy(starts)[:, None]
             elif isinstance(cells[0], int):
                 batch[name] = torch.tensor(cells)
         return batch

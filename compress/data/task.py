@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Final, Literal
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Kind = Literal["classification", "multilabel", "regression"]
+Kind = Literal["classification", "multilabel", "regression", "tagging", "qa"]
 
 METRICS: Final[Mapping[Kind, tuple[str, ...]]] = MappingProxyType(
     {
         "classification": ("accuracy", "f1", "matthews"),
         "multilabel": ("f1", "f1_macro", "accuracy"),
         "regression": ("pearson", "spearman"),
+        "tagging": ("f1", "precision", "recall", "accuracy"),
+        "qa": ("f1", "exact"),
     }
 )
 """The metrics that can choose a checkpoint, by kind; the first is the default."""
@@ -24,13 +26,15 @@ METRICS: Final[Mapping[Kind, tuple[str, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Task:
-    """One prediction task over a sentence or a pair of sentences.
+    """One prediction task over a sentence, a pair of sentences, the words of a sentence, or a question and its text.
 
-    kind    classification (one of `labels`), multilabel (any of `labels`), regression (one number)
+    kind    classification (one of `labels`), multilabel (any of `labels`), regression (one number),
+            tagging (one of `labels` for every word), qa (a span of the text that answers the question)
     text    the source's own names of the one or two text columns
     label   the source's own name of the label column; several 0/1 columns are joined by commas
-    labels  the class names in the order of the logits; empty for regression
+    labels  the class names in the order of the logits, in tagging IOB2 tags; empty for regression and qa
     metric  the score that chooses the best checkpoint, higher is better: one of METRICS[kind]
+    unanswerable    qa: some questions have no answer in their text, and to say so is an answer
     """
 
     kind: Kind
@@ -38,23 +42,35 @@ class Task:
     label: str
     labels: tuple[str, ...]
     metric: str
+    unanswerable: bool = False
 
     @property
     def outputs(self) -> int:
-        """Logits per example."""
-        return len(self.labels) or 1
+        """Logits per example, or per token where the task is `tokenwise`: in qa for being the first and the last."""
+        return 2 if self.kind == "qa" else len(self.labels) or 1
 
     @property
     def pair(self) -> bool:
         return len(self.text) == 2
+
+    @property
+    def tokenwise(self) -> bool:
+        """Whether a model answers for every token instead of once for the row."""
+        return self.kind in ("tagging", "qa")
 
 
 @dataclass(frozen=True)
 class TaskData:
     """A task with its splits.
 
-    Every split has the columns `text`, `text_pair` (pairs only) and `label`, whatever the source called them:
-    label is an int class id, a float, or a list of 0.0/1.0 floats (one per class), as `task.kind` says.
+    Whatever the source called them, every split has the columns
+
+    text, text_pair (pairs only), label    the label an int class id, a float, or a list of 0.0/1.0 floats (one per
+                                           class), as `task.kind` says
+    words, tags                            tagging: lists of strings and of int class ids
+    id, question, context, answers, starts qa: the answers that count as right, and at which character of the context
+                                           each begins; none where the context holds no answer
+
     `test` is None where the source has none, or one without labels. `fingerprint` changes when any row or name does.
     """
 

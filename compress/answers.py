@@ -1,0 +1,155 @@
+"""Answers to questions: spans of a text chosen from logits, and how right they are (SQuAD 1.1 and 2.0).
+
+Rajpurkar et al. 2016, arXiv:1606.05250, and 2018, arXiv:1806.03822: exact match and F1 over the words of normalised
+answers, the best over a question's gold answers; a question without one is right when nothing is answered. Devlin et
+al. 2019, arXiv:1810.04805, Sec. 4.2 and 4.3: a span scores the start logit of its first and the end logit of its last
+token; no answer scores those of the classification token; it is given where it beats the best span by more than a
+threshold.
+
+Shapes: T tokens of all rows, one row after another; R rows (windows of a text); Q questions.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating]
+Ints = NDArray[np.integer]
+
+LONGEST = 30
+"""Tokens of an answer, at most (the authors' code of BERT)."""
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The rows in which questions are asked: a text that is too long for one is read in several.
+
+    starts_T, ends_T   the characters of the context that a token covers; -1 where it is no token of the context
+    lengths_R          tokens of each row
+    nulls_R            which token of the row stands for "no answer": the classification token
+    question_R         the question of each row, from 0, ascending
+    """
+
+    starts_T: Ints
+    ends_T: Ints
+    lengths_R: Ints
+    nulls_R: Ints
+    question_R: Ints
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The best span of every question: its characters, its share of probability, and how much better no answer is.
+
+    margin_Q is the score of no answer (the least of the question's rows) minus the span's; infinite where no row holds
+    any of the context.
+    """
+
+    starts_Q: Ints
+    ends_Q: Ints
+    margin_Q: Floats
+
+    def texts(self, contexts: Sequence[str], threshold: float) -> list[str]:
+        """The answers; '' for a question whose margin is above the threshold."""
+        given = zip(contexts, self.starts_Q, self.ends_Q, self.margin_Q, strict=True)
+        return ["" if margin > threshold else context[start:end].strip() for context, start, end, margin in given]
+
+
+def best_spans(logits_T2: Floats, windows: Windows) -> Spans:
+    """For every question the span of at most LONGEST tokens of one row with the highest start + end logit."""
+    begins_R = np.concatenate([[0], np.cumsum(windows.lengths_R)[:-1]]).astype(np.int64)
+    row_T = np.repeat(np.arange(len(windows.lengths_R)), windows.lengths_R)
+    first_T, last_T = logits_T2.astype(np.float64).T
+    context_T = windows.starts_T >= 0
+    score_T, width_T = np.full(len(first_T), -np.inf), np.zeros(len(first_T), np.int64)
+    for width in range(min(LONGEST, len(first_T))):
+        here, there = slice(0, len(first_T) - width), slice(width, len(first_T))
+        inside = context_T[here] & context_T[there] & (row_T[here] == row_T[there])
+        sums = np.where(inside, first_T[here] + last_T[there], -np.inf)
+        better = sums > score_T[here]
+        score_T[here][better] = sums[better]
+        width_T[here][better] = width
+    asked_R = np.flatnonzero(np.diff(windows.question_R, prepend=-1))
+    begins_Q = begins_R[asked_R]
+    best_Q = np.maximum.reduceat(score_T, begins_Q)
+    question_T = np.repeat(np.arange(len(asked_R)), np.diff(begins_Q, append=len(first_T)))
+    hits = np.flatnonzero(score_T == best_Q[question_T])
+    _, firsts = np.unique(question_T[hits], return_index=True)
+    token_Q = hits[firsts]
+    nulls_R = begins_R + windows.nulls_R
+    null_Q = np.minimum.reduceat(first_T[nulls_R] + last_T[nulls_R], asked_R)
+    none_Q = np.isneginf(best_Q)
+    starts_Q = np.where(none_Q, 0, windows.starts_T[token_Q])
+    ends_Q = np.where(none_Q, 0, windows.ends_T[token_Q + width_T[token_Q]])
+    return Spans(starts_Q, ends_Q, np.where(none_Q, np.inf, null_Q - np.where(none_Q, 0.0, best_Q)))
+
+
+def normalised(answer: str) -> str:
+    """Lower case, without punctuation (of ASCII), English articles and extra space."""
+    plain = answer.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", plain).split())
+
+
+def exact(answer: str, golds: Sequence[str]) -> float:
+    """1.0 where the answer is a gold answer but for case, punctuation and articles; golds: see `right_answers`."""
+    return float(any(normalised(answer) == normalised(gold) for gold in golds))
+
+
+def f1(answer: str, golds: Sequence[str]) -> float:
+    """The best F1 over the golds of the words that answer and gold share."""
+    return max(_f1(normalised(answer).split(), normalised(gold).split()) for gold in golds)
+
+
+def _f1(answer: list[str], gold: list[str]) -> float:
+    if not answer or not gold:
+        return float(answer == gold)
+    shared = (Counter(answer) & Counter(gold)).total()
+    return 2 * shared / (len(answer) + len(gold))
+
+
+def right_answers(golds: Sequence[str]) -> list[str]:
+    """The golds that leave something when normalised; "" alone, no answer, where there is none."""
+    return [gold for gold in golds if normalised(gold)] or [""]
+
+
+def scored(answers: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:
+    """f1 and exact, means over questions; where some have an answer and some none, also f1_answerable, and no_answer,
+    the share of the others that were left unanswered."""
+    right = [right_answers(each) for each in golds]
+    f1_Q = np.array([f1(answer, each) for answer, each in zip(answers, right, strict=True)])
+    exact_Q = np.array([exact(answer, each) for answer, each in zip(answers, right, strict=True)])
+    none_Q = np.array([each == [""] for each in right])
+    found = {"f1": float(f1_Q.mean()), "exact": float(exact_Q.mean())}
+    if none_Q.any() and not none_Q.all():
+        found |= {"f1_answerable": float(f1_Q[~none_Q].mean()), "no_answer": float(f1_Q[none_Q].mean())}
+    return found
+
+
+def best_threshold(spans: Spans, contexts: Sequence[str], golds: Sequence[Sequence[str]], *, metric: str) -> float:
+    """The threshold on the margin with the highest mean of `metric` (f1 or exact) on these questions.
+
+    Halfway between the margins of two questions; below the lowest by one nothing is answered, above the highest by one
+    everything is.
+    """
+    score = {"f1": f1, "exact": exact}[metric]
+    right = [right_answers(each) for each in golds]
+    always = spans.texts(contexts, np.inf)
+    spoken_Q = np.array([score(answer, each) for answer, each in zip(always, right, strict=True)])
+    silent_Q = np.array([score("", each) for each in right])
+    order = np.argsort(spans.margin_Q, kind="stable")
+    order = order[np.isfinite(spans.margin_Q[order])]
+    if not len(order):
+        return 0.0
+    margins = spans.margin_Q[order]
+    between = np.concatenate([[margins[0] - 1], (margins[:-1] + margins[1:]) / 2, [margins[-1] + 1]])
+    possible = np.concatenate([[True], margins[:-1] < margins[1:], [True]])
+    totals = np.concatenate([[0.0], np.cumsum((spoken_Q - silent_Q)[order])])
+    return float(between[np.where(possible, totals, -np.inf).argmax()])

@@ -1,0 +1,159 @@
+"""A split to be examined on: what a model reads of it, and what its logits are worth, whatever the kind of task.
+
+exam = Exam.of(task, data.validation, tokenizer, max_length=128)
+exam.scores(evaluate.logits(model, exam.rows, collate))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress import answers, entities, evaluate
+from compress.answers import Spans, Windows
+from compress.data.batches import encode
+from compress.errors import CompressError
+from compress.evaluate import not_finite
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+    from compress.data.task import Task
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Exam:
+    """A split as a tokenizer encodes it, and what a model's logits for these rows are worth."""
+
+    task: Task
+    split: Dataset
+    rows: Dataset
+
+    @staticmethod
+    def of(task: Task, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Exam:
+        return Exam(task, split, encode(split, tokenizer, max_length))
+
+    def __len__(self) -> int:
+        """Examples: texts, sentences, questions."""
+        return len(self.split)
+
+    def spread(self, count: int) -> Exam:
+        """The exam on at most `count` examples, evenly spread over the split."""
+        chosen = np.unique(np.linspace(0, len(self) - 1, min(count, len(self)), dtype=int))
+        rows = np.flatnonzero(np.isin(self._examples, chosen)) if self.task.tokenwise else chosen
+        return Exam(self.task, self.split.select(chosen), self.rows.select(rows))
+
+    def scores(self, logits: Array, *, threshold: float | None = None) -> dict[str, float]:
+        """Every metric of the task's kind by name; `task.metric` is always one of them.
+
+        classification, multilabel, regression    see `evaluate.scores`
+        tagging    f1, precision and recall of entities, accuracy of words; see `entities.scored`
+        qa         f1, exact, and more where some questions have no answer; see `answers.scored`. `threshold`: how much
+                   better no answer must be than the best span to be given; None: the one that scores best here
+
+        Raises CompressError for logits that are not finite or are not of these rows.
+        """
+        if not self.task.tokenwise:
+            return evaluate.scores(self.task, logits, np.asarray(self.split["label"][:]))
+        if self.task.kind == "tagging":
+            return entities.scored(self.tags(logits), [self._names(ids) for ids in self.split["tags"][:]])
+        found = self.spans(logits)
+        given = self.best_threshold(found) if threshold is None else threshold
+        return answers.scored(found.texts(self.split["context"][:], given), self.split["answers"][:])
+
+    def agreement(
+        self, student: Array, teacher: Array, *, thresholds: tuple[float | None, float | None] = (None, None)
+    ) -> float:
+        """How much the student answers as the teacher does: of texts see `evaluate.agreement`; the share of words with
+        the same tag; the share of questions with the same answer, each model with its own threshold."""
+        if self.task.kind == "tagging":
+            return float((self._tag_ids(student) == self._tag_ids(teacher)).mean())
+        if self.task.kind == "qa":
+            given = zip((student, teacher), thresholds, strict=True)
+            one, other = (self.texts(logits, threshold=threshold) for logits, threshold in given)
+            return float(
+                np.mean([answers.normalised(a) == answers.normalised(b) for a, b in zip(one, other, strict=True)])
+            )
+        return evaluate.agreement(self.task, student, teacher)
+
+    def threshold(self, logits: Array) -> float:
+        """qa: by how much no answer must be better than the best span, for the highest score here. 0.0 otherwise."""
+        return self.best_threshold(self.spans(logits)) if self.task.kind == "qa" else 0.0
+
+    def best_threshold(self, found: Spans) -> float:
+        """Infinite, so that something is always answered, where the task has no question without an answer."""
+        if not self.task.unanswerable:
+            return math.inf
+        return answers.best_threshold(
+            found, self.split["context"][:], self.split["answers"][:], metric=self.task.metric
+        )
+
+    def texts(self, logits: Array, *, threshold: float | None = None) -> list[str]:
+        """qa: the answers."""
+        found = self.spans(logits)
+        given = self.best_threshold(found) if threshold is None else threshold
+        return found.texts(self.split["context"][:], given)
+
+    def spans(self, logits: Array) -> Spans:
+        """qa: the best span of every question."""
+        return answers.best_spans(self._checked(logits), self._windows)
+
+    def tags(self, logits: Array) -> list[list[str]]:
+        """tagging: a tag for every word of every sentence."""
+        ends = np.cumsum([len(words) for words in self.split["words"][:]])
+        return [self._names(ids) for ids in np.split(self._tag_ids(logits), ends[:-1])]
+
+    def _tag_ids(self, logits: Array) -> Array:
+        """The tag of every word of all sentences; a word that has no token, and so no logits, is outside."""
+        chosen_T = self._checked(logits).argmax(axis=1)
+        sizes = np.array([len(words) for words in self.split["words"][:]], dtype=np.int64)
+        begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        example_T, word_T = np.repeat(self._examples, self._lengths), self._column("word")
+        outside = self.task.labels.index(entities.OUTSIDE) if entities.OUTSIDE in self.task.labels else 0
+        said = np.full(int(sizes.sum()), outside)
+        judged = word_T >= 0
+        said[begins[example_T[judged]] + word_T[judged]] = chosen_T[judged]
+        return said
+
+    def _names(self, ids: Sequence[int] | Array) -> list[str]:
+        return [self.task.labels[n] for n in ids]
+
+    def _checked(self, logits: Array) -> Array:
+        logits = np.asarray(logits, dtype=np.float64)
+        expected = (int(self._lengths.sum()), self.task.outputs)
+        if logits.shape != expected or not len(logits):
+            raise CompressError(
+                f"scores: logits of shape {logits.shape} do not answer these rows, {expected} expected; check that the "
+                "model's head is the task's."
+            )
+        if broken := int((~np.isfinite(logits)).any(axis=1).sum()):
+            raise not_finite(broken, len(logits), "tokens")
+        return logits
+
+    @cached_property
+    def _lengths(self) -> Array:
+        return np.asarray(self.rows["length"][:], dtype=np.int64)
+
+    @cached_property
+    def _examples(self) -> Array:
+        """The example of each row, from 0 without gaps."""
+        return np.unique(self.rows["example"][:], return_inverse=True)[1]
+
+    @cached_property
+    def _windows(self) -> Windows:
+        nulls_R = np.asarray(self.rows["null"][:])
+        return Windows(self._column("starts"), self._column("ends"), self._lengths, nulls_R, self._examples)
+
+    def _column(self, name: str) -> Array:
+        """A column of one number per token, flat."""
+        whole = self.rows.select_columns(name).with_format("arrow")[:]
+        return whole[name].combine_chunks().flatten().to_numpy()
