@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from compress.data import cache, documents, hub
+from compress.data import cache, documents, hub, parallel
 from compress.data.embedded import pydoc
 from compress.data.frames import Template, tokenised
 from compress.errors import DataError, did_you_mean
@@ -47,17 +47,18 @@ class Corpus:
     """Whether each document is a text and its translation, a line each."""
 
     def part(self, held_out: bool, every: int = 50) -> Corpus:
-        """Only the documents held out, or all others: those whose number is a multiple of `every`, less one.
+        """Only the documents held out, or all others: those whose number from 1 is a multiple of `every`.
 
-        A corpus with fewer than `every` documents holds out its last one. DataError for one of a single document.
+        A corpus too small for two of these holds out two at equal distance, one of two or three documents only one.
+        DataError for a single document.
         """
-        count = sum(1 for _ in islice(self.documents(), every))
+        count = sum(1 for _ in islice(self.documents(), 2 * every))
         if count < 2:
             raise DataError(
                 f"{self.name}: one document, of which none can be held out. Separate its documents by blank lines, "
                 "or give more text."
             )
-        every = min(every, count)
+        every = min(every, max(2, count // 2))
         name = f"{self.name} ({'held out' if held_out else 'without what is held out'})"
         fingerprint = cache.digest("part", self.fingerprint, str(held_out), str(every))
         return replace(self, name=name, fingerprint=fingerprint, documents=partial(_part, self, held_out, every))
@@ -73,12 +74,15 @@ def load_corpus(source: str) -> Corpus:
     """`pydoc`; a text, jsonl or parquet file, a Wikipedia-extractor dump or its tar, a folder of these; or a hub id.
 
     Documents are separated by blank lines in plain text, are the articles of a dump, the column `text` of the others.
-    A hub data set (`owner/name`, `owner/name:configuration`) is streamed from its train split. DataError, within 30
-    seconds, where there is no such source or no text in it.
+    A hub data set (`owner/name`, `owner/name:configuration`) is streamed from its train split. Parallel text is what
+    `data.parallel` reads; its documents are pairs. DataError, within 30 seconds, where there is no such source or no
+    text in it.
     """
     path = Path(source).expanduser()
     if source == "pydoc":
         corpus = Corpus("pydoc", pydoc.fingerprint(), pydoc.documents)
+    elif pair := parallel.find(path):
+        corpus = Corpus(path.name, _contents(path, pair), partial(parallel.read, pair), parallel=True)
     elif path.exists():
         corpus = _local(path)
     elif hub.is_id(source) and documents.kind(path.name) is None and not source.startswith("."):
@@ -93,12 +97,15 @@ def load_corpus(source: str) -> Corpus:
 
 def _local(path: Path) -> Corpus:
     files = documents.find(path)
+    return Corpus(path.resolve().name, _contents(path, files), partial(documents.read, files))
+
+
+def _contents(path: Path, files: Sequence[Path]) -> str:
     names = [str(file.relative_to(path)) if path.is_dir() else file.name for file in files]
     try:
-        fingerprint = cache.digest("files", *names, *files)
+        return cache.digest("files", *names, *files)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}.") from error
-    return Corpus(path.resolve().name, fingerprint, partial(documents.read, files))
 
 
 def _hub(source: str) -> Corpus:

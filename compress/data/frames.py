@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from compress.data.corpora import Corpus
+    from compress.data.words import Words
 
 SENTENCES_PER_CALL: Final = 2000
 
@@ -28,11 +29,12 @@ _SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]”’]))\s+(?![a-z])
 class Document:
     """One document of a corpus: its number there, and the token ids of each sentence, without special tokens.
 
-    There is at least one sentence, and no sentence is empty.
+    There is at least one sentence, and no sentence is empty. A `parallel` document has two: a text and its translation.
     """
 
     number: int
     sentences: list[list[int]]
+    parallel: bool = False
 
 
 def documents(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
@@ -43,8 +45,8 @@ def documents(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> Iterator[Do
     """
     for number, group in groupby(tokenised(corpus, tokenizer, spaced=True), key=itemgetter(0)):
         sentences = [ids for _, ids in group if ids]
-        if sentences:
-            yield Document(number, sentences)
+        if len(sentences) > corpus.parallel:  # of a parallel document, both
+            yield Document(number, sentences, corpus.parallel)
 
 
 def tokenised(
@@ -54,11 +56,11 @@ def tokenised(
 
     `spaced`: whether a sentence is tokenised with the space between it and the one before.
     """
-    before = " " if spaced else ""
+    before = " " if spaced and not corpus.parallel else ""
     sentences = (
         (number, text if at == 0 else before + text)
         for number, document in enumerate(corpus.documents())
-        for at, text in enumerate(split_sentences(document))
+        for at, text in enumerate(document.split("\n") if corpus.parallel else split_sentences(document))
     )
     no = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
     while batch := list(islice(sentences, SENTENCES_PER_CALL)):
@@ -137,16 +139,21 @@ def _woven(around: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> l
 class Frame:
     """How a tokenizer frames one text and a pair of texts: `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]` for BERT.
 
-    `end` is the token that ends a text for a generative model; None where the tokenizer has none.
+    `end` is the token that ends a text for a generative model; None where the tokenizer has none. `words` is the
+    vocabulary, for rows that are corrupted once and for all.
     """
 
     alone: Template
     paired: Template
-    end: int | None = None
+    end: int | None
+    words: Words
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> Frame:
-        return cls(Template.of(tokenizer, 1), Template.of(tokenizer, 2), tokenizer.eos_token_id)
+        from compress.data.words import Words  # torch
+
+        templates = Template.of(tokenizer, 1), Template.of(tokenizer, 2)
+        return cls(*templates, tokenizer.eos_token_id, Words.of(tokenizer))
 
     def single(self, ids: Sequence[int]) -> dict[str, list[int]]:
         """{input_ids, token_type_ids (where the tokenizer makes them)} of one text."""

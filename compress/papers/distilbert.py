@@ -5,15 +5,24 @@ Sec. 2  L = 5 L_ce + 2 L_mlm + 1 L_cos; the paper names the three, the weights a
         masked_soft_targets  L_ce over the masked positions only (their --restrict_ce_to_mask)
         bert.masked_lm       L_mlm
         cosine               L_cos of the last hidden states
+code    mask                 smoothed masking: rare tokens are predicted more often
 
 Shapes: B examples, L tokens, D hidden, V vocabulary.
 
-Deviations: none; T^2 KL divided by the number of selected tokens, as `batchmean` over [tokens, V] does.
+Deviations: none in the formulas; T^2 KL divided by the number of selected tokens, as `batchmean` over [tokens, V] does.
+mask: where a batch has fewer tokens to predict than are wanted, all of these are; theirs counts on there being enough.
 """
 
+import math
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from compress.data.words import Words
+from compress.errors import DataError
+from compress.papers.bert import conceal, predictable
 from compress.papers.hinton import kl_divergence, mean_over
 from compress.papers.reading import reads
 
@@ -36,3 +45,18 @@ def masked_soft_targets(
 def cosine(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:
     """L_cos: 1 - cos(h_S, h_T), mean over the real tokens. The paper compares the last layer: `layers: last`."""
     return mean_over(1 - cosine_similarity(student_BLD.float(), teacher_BLD.float(), dim=-1), mask_BL)
+
+
+def mask(batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, smoothing: float = 0.7) -> dict[str, Tensor]:
+    """ceil(`rate` * tokens of the batch) positions, drawn without replacement with weight max(count, 1)^-`smoothing` of
+    their token, special tokens never (authors' code, after XLM and word2vec); then 80/10/10. Needs words.counts_V.
+    """
+    if words.counts_V is None:
+        raise DataError("distilbert.mask weighs tokens by how often they occur, and nobody counted these rows")
+    weight_V = words.counts_V.clamp_min(1).double().pow(-smoothing)
+    weight_BL = weight_V[batch["input_ids"]] * predictable(batch, words)
+    wanted = min(math.ceil(rate * int(batch["attention_mask"].sum())), int((weight_BL > 0).sum()))
+    chosen_BL = torch.zeros_like(weight_BL, dtype=torch.bool)
+    if wanted:
+        chosen_BL.view(-1)[weight_BL.flatten().multinomial(wanted)] = True
+    return conceal(batch, chosen_BL, words)

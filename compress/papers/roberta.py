@@ -1,0 +1,141 @@
+"""Liu et al. 2019, "RoBERTa: A Robustly Optimized BERT Pretraining Approach", arXiv:1907.11692.
+
+Sec. 4.1  bert.mask       dynamic masking: a batch is masked anew each time it is seen
+          static_mask     ten fixed maskings of every row, for comparison
+Sec. 4.2  segment_pairs   two segments of several sentences (BERT's), with next-sentence prediction
+          sentence_pairs  two natural sentences, with next-sentence prediction
+          full_sentences  sentences in a row until the room is full, across documents; no next-sentence prediction
+          doc_sentences   the same, but never across documents: rows at their ends are shorter
+
+Pairs of sentences and the ends of documents make short rows; Sec. 4.2 then takes more of them, so that a batch keeps
+its number of tokens: data.batches.TokenBudget.
+
+Deviations
+- sentences are those of data.frames, split by rule; a sentence longer than a row is cut into several.
+- full_sentences ends a document with the token that ends a row ([SEP] for BERT).
+- sentence_pairs: the paper does not say how a document is walked through. Here a sentence that gets a random partner,
+  out of the `near` latest documents (bert.py), is followed by a pair that begins with the next; one that gets the
+  sentence after it, by a pair that begins after both.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+
+from compress.data.frames import Document, Frame
+from compress.errors import DataError
+from compress.papers.bert import mask, segment_pairs, shortened, with_others
+
+Format = Literal["segment_pairs", "sentence_pairs", "full_sentences", "doc_sentences"]
+
+
+def sentence_pairs(
+    documents: Iterable[Document], frame: Frame, *, max_length: int, rng: np.random.Generator, near: int = 1000
+) -> Iterator[dict[str, Any]]:
+    """SENTENCE-PAIR+NSP: `next_sentence` 0: B is the sentence after A; 1: B is a sentence of another document.
+
+    Half are random, and always at the last sentence of a document. DataError where there is one document.
+    """
+    room = max_length - frame.room(pair=True)
+    if room < 2:
+        raise DataError(f"max_length {max_length}: a pair needs {max_length - room} special tokens and room for two.")
+    for document, another in with_others(documents, near, rng):
+        at = 0
+        while at < len(document.sentences):
+            random = at == len(document.sentences) - 1 or rng.random() < 0.5
+            second = _any_sentence(another(), rng) if random else document.sentences[at + 1]
+            first, second = shortened(document.sentences[at], second, room, rng)
+            yield frame.pair(first, second) | {"document": document.number, "next_sentence": int(random)}
+            at += 1 if random else 2
+
+
+def _any_sentence(document: Document, rng: np.random.Generator) -> list[int]:
+    return document.sentences[int(rng.integers(len(document.sentences)))]
+
+
+def full_sentences(
+    documents: Iterable[Document], frame: Frame, *, max_length: int, rng: np.random.Generator
+) -> Iterator[dict[str, Any]]:
+    """FULL-SENTENCES: whole sentences of one or more documents, a separator where a document ends."""
+    separator = frame.alone.ids[-1][:1]
+    if not separator:
+        raise DataError("roberta.full_sentences: this tokenizer ends a text with no special token to separate by.")
+    return (frame.single(ids) for ids in _packed(documents, _room(frame, max_length), separator))
+
+
+def doc_sentences(
+    documents: Iterable[Document], frame: Frame, *, max_length: int, rng: np.random.Generator
+) -> Iterator[dict[str, Any]]:
+    """DOC-SENTENCES: whole sentences of one document."""
+    room = _room(frame, max_length)
+    for document in documents:
+        for ids in _packed([document], room, []):
+            yield frame.single(ids) | {"document": document.number}
+
+
+def static_mask(
+    documents: Iterable[Document],
+    frame: Frame,
+    *,
+    max_length: int,
+    rng: np.random.Generator,
+    rows: Format = "full_sentences",
+    copies: int = 10,
+    rate: float = 0.15,
+) -> Iterator[dict[str, Any]]:
+    """Sec. 4.1: rows of one of the four formats, each `copies` times in a row with another masking, fixed for good.
+
+    They bring `labels` (-100 where nothing is predicted), so that the stage needs no `corrupt`.
+    """
+    plain = FORMATS[rows](documents, frame, max_length=max_length, rng=rng)
+    with torch.random.fork_rng(devices=[]):  # nothing is drawn from the generator of the training
+        torch.manual_seed(int(rng.integers(2**62)))
+        state = torch.get_rng_state()
+    for row in plain:
+        ids_BL = torch.tensor([row["input_ids"]] * copies)
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(state)
+            masked = mask({"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}, frame.words, rate=rate)
+            state = torch.get_rng_state()
+        for input_ids, labels in zip(masked["input_ids"].tolist(), masked["labels"].tolist(), strict=True):
+            yield row | {"input_ids": input_ids, "labels": labels}
+
+
+def _room(frame: Frame, max_length: int) -> int:
+    room = max_length - frame.room()
+    if room < 1:
+        raise DataError(f"max_length {max_length}: a row needs {max_length - room} special tokens and room for text.")
+    return room
+
+
+def _packed(documents: Iterable[Document], room: int, separator: list[int]) -> Iterator[list[int]]:
+    """Sentences in a row, as many as fit; `separator` between those of different documents, never at an end."""
+    row: list[int] = []
+    for document in documents:
+        between = separator
+        for ids in _pieces(document, room):
+            if row and len(row) + len(between) + len(ids) > room:
+                yield row
+                row = []
+            row = row + (between if row else []) + ids
+            between = []
+    if row:
+        yield row
+
+
+def _pieces(document: Document, room: int) -> Iterator[list[int]]:
+    for sentence in document.sentences:
+        yield from (sentence[start : start + room] for start in range(0, len(sentence), room))
+
+
+FORMATS: Final[Mapping[Format, Any]] = MappingProxyType(
+    {
+        "segment_pairs": segment_pairs,
+        "sentence_pairs": sentence_pairs,
+        "full_sentences": full_sentences,
+        "doc_sentences": doc_sentences,
+    }
+)

@@ -1,0 +1,76 @@
+"""Conneau & Lample 2019, "Cross-lingual Language Model Pretraining", arXiv:1901.07291.
+
+Sec. 3.2, 3.3  bert.mask          masked language modelling of streams of any number of sentences
+Sec. 3.3       translation_pairs  TLM: a sentence and its translation, each with positions from 0, and a language id
+Sec. 3         streams            both: translations become pairs, other text streams of sentences
+
+The corpus of TLM is parallel text: data.parallel says how it is written. Masking and loss are bert.mask and
+bert.masked_lm.
+
+Deviations
+- TLM pairs are framed as the tokenizer frames pairs; theirs begins and ends each sentence with </s>. XLM's tokenizer of
+  transformers writes one </s> between the two.
+- pairs longer than a row are left out, as in the authors' code (there from 100 tokens on).
+- streams of several documents have the separator of roberta.full_sentences between them; theirs is one stream of
+  sentences, cut into rows of 256 tokens wherever that falls.
+- Eq. 1's sampling of languages and the subsampling of frequent tokens when masking are left out.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from compress.data.frames import Document, Frame
+from compress.errors import DataError
+from compress.papers.roberta import full_sentences
+
+
+def translation_pairs(
+    documents: Iterable[Document],
+    frame: Frame,
+    *,
+    max_length: int,
+    rng: np.random.Generator,
+    languages: tuple[int, int] = (0, 1),
+) -> Iterator[dict[str, Any]]:
+    """Rows of a sentence and its translation, with `position_ids` and `langs`, the id of each token's language.
+
+    The special tokens before and between belong to the first, those at the end to the second. DataError for text that
+    is not parallel.
+    """
+    for document in documents:
+        if not document.parallel:
+            raise DataError(
+                "xlm.translation_pairs needs parallel text: a .tsv or .jsonl file with two texts a line, or two files "
+                "of aligned lines (name.en and name.fr, given as name)."
+            )
+        first, second = document.sentences
+        row = frame.pair(first, second)
+        length = len(row["input_ids"])
+        if length <= max_length:
+            begins = length - len(second) - len(frame.paired.ids[-1])
+            counts = (begins, length - begins)
+            yield row | {
+                "position_ids": list(chain.from_iterable(map(range, counts))),
+                "langs": [language for language, n in zip(languages, counts, strict=True) for _ in range(n)],
+                "document": document.number,
+            }
+
+
+def streams(
+    documents: Iterable[Document],
+    frame: Frame,
+    *,
+    max_length: int,
+    rng: np.random.Generator,
+    languages: tuple[int, int] = (0, 1),
+) -> Iterator[dict[str, Any]]:
+    """Of parallel text the rows of `translation_pairs` (TLM), of other text those of roberta.full_sentences (MLM)."""
+    stream = iter(documents)
+    first = next(stream, None)
+    whole = chain([] if first is None else [first], stream)
+    if first is not None and first.parallel:
+        return translation_pairs(whole, frame, max_length=max_length, rng=rng, languages=languages)
+    return full_sentences(whole, frame, max_length=max_length, rng=rng)
