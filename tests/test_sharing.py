@@ -1,0 +1,181 @@
+"""One block of weights serves several layers, as in ALBERT's groups: through training, resumption and files."""
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, BertConfig, BertModel
+
+from compress.errors import StudentError
+from compress.export.onnx import to_onnx
+from compress.flops import parameters
+from compress.papers.albert import from_bert
+from compress.students.naming import KNOWN, weight_of
+from compress.students.sharing import BLOCKS, share, share_again
+from compress.train import train
+from tests import learning, tiny
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(**tiny.batch()).logits
+
+
+def pattern(model: Any, role: str) -> list[int]:
+    """For each layer, the first layer that has the very same weight."""
+    own: dict[int, Tensor] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        weight = weight_of(name)
+        if weight is not None and weight.role == role and weight.part == "weight" and weight.layer is not None:
+            own[weight.layer] = parameter
+    return [min(m for m in own if own[m] is own[n]) for n in sorted(own)]
+
+
+@pytest.mark.parametrize(
+    ("attention", "ffn", "of_attention", "of_ffn"),
+    [
+        (1, 1, [0] * 6, [0] * 6),
+        (1, None, [0] * 6, list(range(6))),
+        (None, 1, list(range(6)), [0] * 6),
+        (2, 3, [0, 0, 0, 3, 3, 3], [0, 0, 2, 2, 4, 4]),
+        (6, 4, list(range(6)), [0, 0, 2, 3, 3, 5]),
+    ],
+)
+def test_layers_of_a_group_have_the_very_same_weights(
+    attention: int | None, ffn: int | None, of_attention: list[int], of_ffn: list[int]
+) -> None:
+    model = tiny.model("bert", layers=6)
+    share(model, attention=attention, ffn=ffn)
+    assert all(pattern(model, role) == of_attention for role in BLOCKS["attention"])
+    assert all(pattern(model, role) == of_ffn for role in BLOCKS["ffn"])
+
+
+@pytest.mark.parametrize("family", KNOWN)
+def test_every_known_family_is_shared_whole(family: str) -> None:
+    model, one = tiny.model(family, layers=3), tiny.model(family, layers=1)
+    share(model, attention=1, ffn=1)
+    assert parameters(model) == parameters(one)
+
+
+@pytest.mark.parametrize(
+    ("attention", "ffn", "millions"), [(None, None, 108), (1, None, 83), (None, 1, 57), (1, 1, 31)]
+)
+def test_parameters_are_those_of_the_papers_table_4(attention: int | None, ffn: int | None, millions: int) -> None:
+    """E = 768, ALBERT's 30,000 tokens, each weight counted once. The table seems to leave out some 0.6M of a pooler."""
+    with torch.device("meta"):
+        model = BertModel(BertConfig(vocab_size=30_000))
+    share(model, attention=attention, ffn=ffn)
+    assert parameters(model) / 1e6 == pytest.approx(millions, abs=1.1)
+
+
+def test_a_shared_bert_is_transformers_own_albert() -> None:
+    model = tiny.model("bert", layers=4)
+    share(model, attention=2, ffn=2)
+    albert = tiny.model("albert", layers=4, num_hidden_groups=2, embedding_size=32)
+    from_bert(albert, model, layer="first")
+    torch.testing.assert_close(logits(albert), logits(model), rtol=0, atol=2e-4)
+
+
+def test_the_gradient_is_the_sum_over_the_layers() -> None:
+    shared, apart = tiny.model("bert", layers=3), tiny.model("bert", layers=3)
+    share(shared, ffn=1)
+    apart.load_state_dict(shared.state_dict())
+    for model in (shared, apart):
+        model(**tiny.batch()).logits.square().sum().backward()
+    theirs = [layer.output.dense.weight.grad for layer in apart.bert.encoder.layer]
+    torch.testing.assert_close(shared.bert.encoder.layer[2].output.dense.weight.grad, sum(theirs))
+
+
+# Files
+
+
+def test_a_shared_model_is_saved_as_an_ordinary_one_and_shared_again(tmp_path: Path) -> None:
+    model = tiny.model("bert", layers=4)
+    share(model, attention=1, ffn=2)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert torch.equal(logits(loaded), logits(model)), "whoever knows nothing of sharing"
+    assert parameters(loaded) > parameters(model)
+    share_again(loaded)
+    assert parameters(loaded) == parameters(model)
+    assert pattern(loaded, "ffn_in") == [0, 0, 2, 2]
+    assert torch.equal(logits(loaded), logits(model))
+
+
+def test_a_model_that_shares_nothing_is_left_alone() -> None:
+    model = tiny.model("bert")
+    before = parameters(model)
+    share_again(model)
+    share(model)
+    assert parameters(model) == before
+    assert not hasattr(model.config, "shared_layers")
+
+
+def test_an_onnx_file_holds_the_weights_once(tmp_path: Path) -> None:
+    model = tiny.model("bert", layers=4)
+    share(model, attention=1, ffn=1)
+    to_onnx(model, tmp_path / "shared.onnx")
+    held = sum(onnx.numpy_helper.to_array(each).size for each in onnx.load(tmp_path / "shared.onnx").graph.initializer)
+    assert 0.95 * parameters(model) < held <= parameters(model), "norms that are alike are one as well"
+
+
+# Training
+
+
+def lesson() -> Any:
+    step = learning.step()
+    share(step.student, attention=1, ffn=1)
+    return step
+
+
+def test_what_is_shared_stays_shared_through_training_and_resumption(tmp_path: Path) -> None:
+    """Interrupted in the fifth step, and not: the same weights, still one set, and moved."""
+    stage, whole, broken, resumed = learning.stage(checkpoint=3), lesson(), lesson(), lesson()
+    before = whole.student.bert.encoder.layer[1].output.dense.weight.detach().clone()
+
+    def learn(step: Any, folder: str) -> Any:
+        train(step, stage, learning.rows(), learning.collate(), learning.run(tmp_path / folder))
+        return step.student
+
+    learn(whole, "whole")
+    broken.register_forward_pre_hook(Interrupting(4))
+    with pytest.raises(KeyboardInterrupt):
+        learn(broken, "broken")
+    assert list((tmp_path / "broken").rglob("checkpoint-3/model.safetensors"))
+    student = learn(resumed, "broken")
+    for name, tensor in learning.weights(whole).items():
+        assert torch.equal(tensor, learning.weights(resumed)[name]), name
+    assert pattern(student, "ffn_out") == pattern(student, "query") == [0, 0]
+    assert not torch.equal(student.bert.encoder.layer[1].output.dense.weight, before)
+
+
+class Interrupting:
+    """Ctrl-C after so many forward passes."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def __call__(self, *_: Any) -> None:
+        if not self.left:
+            raise KeyboardInterrupt
+        self.left -= 1
+
+
+# What it does not do
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [({"attention": 5}, "student.share.attention: 5; the student has 4 layers"), ({"ffn": 0}, "student.share.ffn: 0")],
+)
+def test_numbers_of_groups_that_are_none_are_refused(groups: dict[str, int], message: str) -> None:
+    with pytest.raises(StudentError, match=message):
+        share(tiny.model("bert", layers=4), **groups)
+
+
+def test_an_albert_is_told_how_it_shares() -> None:
+    with pytest.raises(StudentError, match=r"not of albert; an albert shares by config: \{num_hidden_groups: G\}"):
+        share(tiny.model("albert"), attention=1)
