@@ -62,6 +62,15 @@ def keep(new: Path, final: Path) -> Path:
     return final
 
 
+def keep_splits(splits: Path, *identity: str) -> tuple[dict[str, Dataset], str]:
+    """The Arrow files in `splits`, one per role, in their place under `home()`: memory-mapped, by role, and the
+    fingerprint of them all, which `identity` enters."""
+    prints = {path.stem: digest(path) for path in sorted(splits.iterdir())}
+    fingerprint = digest(*identity, *(word for pair in prints.items() for word in pair))
+    kept = keep(splits, home() / "data" / fingerprint)
+    return {role: dataset(kept / f"{role}.arrow", print_) for role, print_ in prints.items()}, fingerprint
+
+
 def table(path: Path) -> pa.Table:
     """The rows of an Arrow file, memory-mapped."""
     return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from compress.data import cache, columns, labels, sources
+from compress.data import annotated, cache, columns, labels, sources
 from compress.data.columns import Choice
 from compress.data.labels import Cells, Coding
 from compress.data.rows import Rows, at
@@ -45,18 +45,23 @@ def load_task(
 ) -> TaskData:
     """The task that a source holds, with its splits on disk, memory-mapped.
 
-    source  an embedded set (`intents`), a folder or file (tsv, csv, txt, jsonl, json, parquet), or a hub id
+    source  an embedded set (`intents`), a folder or file (tsv, csv, txt, jsonl, json, parquet, the json of SQuAD,
+            CoNLL's columns), a file for each split (`train=a.tsv,test=b.tsv`), or a hub id
     text    one or two column names, detected when None; the columns of files without header are "1", "2", ...
     label   the label column, or several 0/1 columns joined by commas; detected when None
     kind    detected from the labels when None
     metric  one of METRICS[kind]; the first when None
     seed    chooses the rows held out for validation where the source has no validation split
 
-    The rules of detection stand at the top of `sources`, `delimited`, `columns` and `labels`; guesses become notes.
+    The rules of detection stand at the top of `sources`, `delimited`, `columns` and `labels`, of questions and tagged
+    words at the top of `annotated`, `squad` and `conll`; guesses become notes.
     Where no test split has labels, a second validation split takes its place. Raises DataError.
     """
     if kind is not None and kind not in METRICS:
         raise DataError(f"no kind of task {kind!r}.{did_you_mean(kind, METRICS)}")
+    by_columns = text is not None or label is not None
+    if not by_columns and (files := annotated.find(source, kind)) is not None:
+        return annotated.load(*files, metric=metric, seed=seed)
     found = sources.find(source, named=[*(text or ()), *(part.strip() for part in (label or "").split(",") if part)])
     choice = columns.choose(found.train, text, label)
     notes = [*found.notes, *choice.notes]
@@ -76,10 +81,7 @@ def load_task(
         splits.mkdir()
         for role, raw in raws.items():
             _write(splits / f"{role}.arrow", raw, encoded[role], masks.get(role))
-        prints = {path.stem: cache.digest(path) for path in sorted(splits.iterdir())}
-        fingerprint = cache.digest(coding.kind, *coding.names, *(word for pair in prints.items() for word in pair))
-        kept = cache.keep(splits, cache.home() / "data" / fingerprint)
-    datasets = {role: cache.dataset(kept / f"{role}.arrow", print_) for role, print_ in prints.items()}
+        datasets, fingerprint = cache.keep_splits(splits, coding.kind, *coding.names)
     return TaskData(
         found.name, task, datasets["train"], datasets["validation"], datasets.get("test"), fingerprint, tuple(notes)
     )

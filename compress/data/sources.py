@@ -1,4 +1,4 @@
-"""Where data comes from: an embedded set, a local folder or file, or the hub.
+"""Where data comes from: an embedded set, a local folder or file, a file for each split, or the hub.
 
 Stated rules. A file of a folder belongs to the split that its name says, as a word of it: train; validation, valid,
 val or dev; test; the last such word counts. Files that differ only in digits are shards of one split. Of several
@@ -9,7 +9,7 @@ training split: columns and classes are detected there alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,10 @@ def find(source: str, named: Sequence[str]) -> Source:
     """Resolve what the user wrote. `named`: the columns asked for, which help to tell headers. DataError otherwise."""
     if source in EMBEDDED:
         return _embedded(source)
+    if files := named_files(source):
+        opened = _open(list(files.values()), named)
+        parts = {role: (opened[path],) for role, path in files.items()}
+        return Source(_joint_name(files), *parts["train"], parts.get("validation", ()), parts.get("test", ()))
     path = Path(source).expanduser()
     if path.is_dir():
         return _folder(path, named)
@@ -61,6 +65,48 @@ def find(source: str, named: Sequence[str]) -> Source:
         )
     splits, notes = hub.splits(source)
     return _by_role(source, [(name, rows) for name, rows in splits.items()], f"splits {', '.join(splits)}", notes)
+
+
+def named_files(source: str) -> dict[Role, Path]:
+    """The files of a source that names one for each split, `train=a.tsv,test=b.tsv`; none for any other source.
+
+    DataError for a split or file that there is not, and without a training split.
+    """
+    if not re.match(r"\w+=", source):
+        return {}
+    roles, files = dict(WORDS), {}
+    for part in re.split(r",(?=\w+=)", source):
+        word, _, name = part.partition("=")
+        if word not in roles:
+            raise DataError(f"{source}: no split {word!r}.{did_you_mean(word, roles)}")
+        files[roles[word]] = Path(name).expanduser()
+        if not files[roles[word]].is_file():
+            raise DataError(f"{source}: {name}: there is no such file.{_neighbours(Path(name).expanduser())}")
+    if "train" not in files:
+        raise DataError(f"{source}: names no training split; expected train=FILE among them.")
+    return files
+
+
+def local_files(source: str) -> tuple[str, dict[Role, list[Path]]] | None:
+    """The name of a source that is here, and its files for each split, the preferred first, whatever they hold."""
+    if files := named_files(source):
+        return _joint_name(files), {role: [path] for role, path in files.items()}
+    path = Path(source).expanduser()
+    if source in EMBEDDED or not path.exists():
+        return None
+    if path.is_file():
+        return path.name, {"train": [path]}
+    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith(".") and entry.is_file())
+    order = [word for word, _ in WORDS]
+    words = [(order.index(word), entry) for entry in entries if (word := _word(entry.stem)) is not None]
+    found: dict[Role, list[Path]] = {}
+    for rank, entry in sorted(words):
+        found.setdefault(WORDS[rank][1], []).append(entry)
+    return path.resolve().name, found
+
+
+def _joint_name(files: Mapping[Role, Path]) -> str:
+    return " + ".join(path.name for path in files.values())
 
 
 def _embedded(name: str) -> Source:

@@ -22,6 +22,15 @@ def opened(path: Path, newline: str = "\n") -> Iterator[TextIO]:
         raise DataError(f"{path}: cannot be read: {error.strerror}.") from error
 
 
+def head(path: Path, size: int = 1 << 16) -> str:
+    """The beginning of a file, for a look at what it may be; bytes that are no UTF-8 are replaced."""
+    try:
+        with path.open("rb") as file:
+            return file.read(size).decode("utf-8-sig", errors="replace")
+    except OSError:
+        return ""
+
+
 def _not_utf8(path: Path) -> str:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
