@@ -71,8 +71,8 @@ class Material:
 
     @property
     def text(self) -> Corpus:
-        """The corpus, else the task's own sentences."""
-        return self.corpus or task_text(self.data)
+        """The corpus, else the task's own training texts."""
+        return self.corpus or task_text(self.data, self.data.train)
 
     def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
         """Encoded rows to train on, or with `held_out` those kept apart to score a language model on."""
@@ -92,7 +92,10 @@ class Material:
             return encode(split, self.tokenizer, stage.max_length)
 
     def _text_rows(self, stage: Stage, seed: int, held_out: bool) -> Dataset:
-        text = self.text.part(held_out)
+        if self.corpus is not None:
+            text = self.corpus.part(held_out)
+        else:
+            text = task_text(self.data, self.data.validation if held_out else self.data.train)
         limit = HELD_OUT_TOKENS if held_out else stage.limit_tokens
         if stage.rows is None:
             return encode_corpus(text, self.tokenizer, stage.max_length, limit_tokens=limit)

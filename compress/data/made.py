@@ -68,17 +68,17 @@ def target_rows(split: Dataset, task: Task, call: Call, tokenizer: PreTrainedTok
     return cache.dataset(final, key)
 
 
-def task_text(data: TaskData) -> Corpus:
-    """The texts of a task's training examples as a corpus: one document for each example."""
-    names = [name for name in TEXTS if name in data.train.column_names]
+def task_text(data: TaskData, split: Dataset) -> Corpus:
+    """The texts of a task's split as a corpus: one document for each example."""
+    names = [name for name in TEXTS if name in split.column_names]
 
     def documents() -> Iterator[str]:
-        for batch in data.train.select_columns(names or ["words"]).iter(ROWS_PER_WRITE):
+        for batch in split.select_columns(names or ["words"]).iter(ROWS_PER_WRITE):
             columns = [batch[name] for name in names] or [[" ".join(words) for words in batch["words"]]]
             for texts in zip(*columns, strict=True):
                 yield "\n".join(texts)
 
-    return Corpus(f"{data.name}, its texts", cache.digest("texts of", data.fingerprint), documents)
+    return Corpus(f"{data.name}, its texts", cache.digest("texts of", split._fingerprint), documents)
 
 
 def _key(what: str, split: Dataset, tokenizer: PreTrainedTokenizerBase, call: Call, *more: str) -> str:
