@@ -1,0 +1,372 @@
+"""DeBERTa: the enhanced mask decoder and SiFT; DeBERTaV3: replaced tokens with shared embeddings."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+from torch.nn.functional import gelu, layer_norm
+from transformers import AutoModel, AutoModelForMaskedLM, DebertaV2Model
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+from compress.data.task import Kind
+from compress.data.words import Words
+from compress.errors import ObjectiveError, StudentError
+from compress.heads import task_class
+from compress.objective import Objective
+from compress.papers import deberta, deberta_v3, electra
+from compress.papers.bert import IGNORED, masked_lm
+from compress.shape import Shape
+from compress.step import Distillation
+from compress.term import Term
+from tests import tiny
+
+WORDS = Words.of(tiny.tokenizer())
+
+
+def corrupted(lengths: tuple[int, ...] = (12, 9, 5)) -> dict[str, Tensor]:
+    torch.manual_seed(3)
+    return electra.mask(tiny.batch(lengths), WORDS, rate=0.4, masked=1.0)
+
+
+def has_gradient(module: nn.Module) -> set[str]:
+    return {name for name, each in module.named_parameters() if each.grad is not None and each.grad.any()}
+
+
+@pytest.mark.parametrize(("buckets", "longest"), [(256, 512), (32, 128), (8, 512)])
+def test_buckets_are_those_of_transformers(buckets: int, longest: int) -> None:
+    distance = torch.arange(1 - longest, longest)
+    expected = make_log_bucket_position(distance, buckets, longest)
+    assert torch.equal(deberta.log_buckets(distance, buckets=buckets, longest=longest), expected.long())
+
+
+# Enhanced mask decoder
+
+
+def masked_model(**changes: Any) -> Any:
+    return tiny.model("deberta-v2", head=AutoModelForMaskedLM, layers=3, **changes)
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_the_decoder_by_hand(legacy: bool) -> None:
+    model, batch = masked_model(legacy=legacy), corrupted()
+    step = deberta.EnhancedMaskDecoder(model, None, None, words=WORDS).eval()
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    states = model.deberta(**inputs, output_hidden_states=True).hidden_states
+    encoder, real = model.deberta.encoder, batch["attention_mask"]
+    below, query = states[2], states[2] + step.decoder.positions.weight[: real.shape[1]]
+    both_real = real[:, None, :, None] * real[:, None, None, :]
+    distances = deberta.log_buckets(torch.arange(12)[:, None] - torch.arange(12), buckets=8, longest=64)
+    table = encoder.LayerNorm(encoder.rel_embeddings.weight)
+    for _ in range(2):
+        attended = encoder.layer[2].attention.self(below, both_real, False, query, distances[None], table)[0]
+        attended = encoder.layer[2].attention.output(attended, query)
+        query = encoder.layer[2].output(encoder.layer[2].intermediate(attended), attended)
+    logits = model.cls(query) if legacy else model.lm_predictions(query, model.deberta.embeddings.word_embeddings)
+    torch.testing.assert_close(step(**batch)["loss"], masked_lm(logits, batch["labels"], None))
+
+
+def test_without_positions_the_first_pass_is_the_plain_last_layer() -> None:
+    model, batch = masked_model(), tiny.batch()
+    states = model.deberta(**batch, output_hidden_states=True).hidden_states
+    encoder = model.deberta.encoder
+    twice = deberta.enhanced_mask_decoder(encoder, states[2], torch.zeros(7, 32), batch["attention_mask"])
+    mask = encoder.get_attention_mask(batch["attention_mask"])
+    again = encoder.layer[2](states[2], mask, states[3], encoder.get_rel_pos(states[2]), encoder.get_rel_embedding())[0]
+    torch.testing.assert_close(twice, again)
+
+
+def test_gradients_of_the_decoder() -> None:
+    model, batch = masked_model(), corrupted((6, 5, 4))
+    step = deberta.EnhancedMaskDecoder(model, None, None, words=WORDS)
+    seen: list[torch.Size] = []
+    model.cls.register_forward_hook(lambda _, args, out: seen.append(out.shape))
+    step(**batch)["loss"].backward()
+    assert seen == [(int((batch["labels"] != IGNORED).sum()), WORDS.size)]
+    used = step.decoder.positions.weight.grad.abs().sum(-1) > 0
+    assert torch.equal(used[:6], (batch["labels"] != IGNORED).any(0)), "a query is its own position's alone"
+    assert used[:6].any() and not used[:6].all() and not used[6:].any()
+    # key biases shift all scores of a query alike: rounding decides whether their gradient is exactly 0
+    still = {name for name, _ in step.named_parameters()} - has_gradient(step)
+    assert {name for name in still if not name.endswith("key_proj.bias")} == set()
+    assert step.student is model
+    assert not any("positions" in name for name in model.state_dict())
+
+
+def test_a_student_without_such_a_decoder_is_refused() -> None:
+    with pytest.raises(StudentError, match="position_biased_input: false"):
+        deberta.EnhancedMaskDecoder(masked_model(position_biased_input=True), None, None, words=WORDS)
+    with pytest.raises(StudentError, match=r"not BertForSequenceClassification.*`head: masked_lm`"):
+        deberta.EnhancedMaskDecoder(tiny.bert(), None, None, words=WORDS)
+    model = masked_model()
+    objective = Objective([Term("bert.masked_lm")], Shape.of(model.config))
+    with pytest.raises(ObjectiveError, match="leave `objective` out"):
+        deberta.EnhancedMaskDecoder(model, None, objective, words=WORDS)
+    with pytest.raises(ObjectiveError, match=r"`corrupt: bert\.mask`"):
+        deberta.EnhancedMaskDecoder(model, None, None, words=WORDS)(**tiny.batch())
+
+
+# SiFT
+
+
+def labels_of(student: Any, kind: str | None = None) -> Objective:
+    return Objective([Term("bert.labels")], Shape.of(student.config), kind=kind)
+
+
+def sift(student: Any, kind: str | None = None, **options: Any) -> deberta.ScaleInvariantFineTuning:
+    return deberta.ScaleInvariantFineTuning(student, None, labels_of(student, kind), words=WORDS, **options)
+
+
+CLASSES = tiny.batch() | {"labels": torch.tensor([0, 2, 1])}
+
+
+def embeddings_norm(student: Any) -> nn.Module:
+    return student.base_model.embeddings.LayerNorm  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "electra", "distilbert"])
+def test_the_perturbation_has_the_stated_size(family: str) -> None:
+    """On normalised embeddings: a start within two deviations, then one step, `step_size` in its largest component."""
+    student = tiny.model(family)
+    entered: list[Tensor] = []
+    embeddings_norm(student).register_forward_hook(lambda _, args, out: entered.append(args[0].detach()))
+    sift(student, step_size=0.3, start=0.2)(**CLASSES)
+    plain, started, moved = entered
+    normal = layer_norm(plain, plain.shape[-1:], eps=1e-7)
+    noise = started - normal
+    assert noise.std().item() == pytest.approx(0.2 * 0.96, rel=0.05), "a normal, clamped at two deviations"
+    assert noise.abs().max() <= 0.4 + 1e-5
+    real = CLASSES["attention_mask"].bool()
+    largest = (moved - started)[real].abs().amax(-1)
+    torch.testing.assert_close(largest, torch.full_like(largest, 0.3), rtol=0.02, atol=0)
+
+
+def test_the_step_goes_where_the_answers_change() -> None:
+    student = tiny.model("deberta-v2")
+    answers: list[Tensor] = []
+    student.register_forward_hook(lambda _, args, out: answers.append(out.logits.detach()))
+    parts = sift(student, step_size=0.05, start=0.01, weight=3.0)(**CLASSES)
+    clean, started, moved = answers
+    distance = deberta.symmetric_kl(moved, clean, None)
+    assert distance > 2 * deberta.symmetric_kl(started, clean, None)
+    torch.testing.assert_close(parts["deberta.sift"], 3 * distance)
+    torch.testing.assert_close(parts["loss"].detach(), parts["bert.labels"] + 3 * distance)
+
+
+def test_a_regression_is_compared_by_its_squared_error() -> None:
+    student = tiny.model("bert", labels=1)
+    answers: list[Tensor] = []
+    student.register_forward_hook(lambda _, args, out: answers.append(out.logits.detach()))
+    batch = tiny.batch() | {"labels": torch.tensor([0.5, 1.0, 2.0])}
+    parts = sift(student, "regression", weight=2.0)(**batch)
+    torch.testing.assert_close(parts["deberta.sift"], 2 * (answers[2] - answers[0]).square().mean())
+    assert parts["deberta.sift"] > 0
+
+
+def test_weight_0_is_plain_fine_tuning() -> None:
+    """Also with dropout: the clean pass comes first."""
+    students = [tiny.model("deberta-v2").train() for _ in range(2)]
+    torch.manual_seed(1)
+    parts = sift(students[0], weight=0.0)(**CLASSES)
+    torch.manual_seed(1)
+    plain = Distillation(students[1], None, labels_of(students[1]))(**CLASSES)
+    assert parts["loss"].item() == plain["loss"].item()
+    parts["loss"].backward()
+    plain["loss"].backward()
+    for mine, other in zip(students[0].parameters(), students[1].parameters(), strict=True):
+        assert (mine.grad is None) == (other.grad is None)
+        if mine.grad is not None and other.grad is not None:
+            assert torch.equal(mine.grad, other.grad)
+
+
+@pytest.mark.parametrize("kind", ["classification", "multilabel", "tagging", "qa"])
+def test_gradients_are_finite_for_every_kind_of_task(kind: Kind) -> None:
+    student = tiny.model("bert", head=task_class(kind), labels=2 if kind == "qa" else 3)
+    batch = tiny.batch()
+    tags = batch["input_ids"] % 3
+    labels = {
+        "classification": torch.tensor([0, 2, 1]),
+        "multilabel": torch.tensor([[1.0, 0.0, 1.0], [0.0] * 3, [0.0, 1.0, 1.0]]),
+        "tagging": tags.masked_fill(batch["attention_mask"] == 0, IGNORED),
+        "qa": torch.tensor([[1, 2], [0, 3], [0, 0]]),
+    }
+    parts = sift(student, kind)(**batch, labels=labels[kind])
+    assert parts["deberta.sift"] > 0
+    parts["loss"].backward()
+    assert all(each.grad.isfinite().all() for each in student.parameters() if each.grad is not None)
+
+
+def test_hooks_are_gone_afterwards() -> None:
+    student = tiny.model("bert")
+    before = student(**CLASSES).logits
+    sift(student, start=1.0)(**CLASSES)
+    assert torch.equal(student(**CLASSES).logits, before)
+    assert not embeddings_norm(student)._forward_pre_hooks
+    assert not student._forward_hooks
+
+
+def test_sift_refuses_what_it_cannot_perturb() -> None:
+    with pytest.raises(StudentError, match=r"`embeddings\.LayerNorm`.*XLNet"):
+        sift(tiny.model("xlnet"))
+    student = tiny.model("bert")
+    objective = Objective([Term("tinybert.hidden")], Shape.of(student.config), Shape.of(student.config))
+    with pytest.raises(ObjectiveError, match="reads the student's logits"):
+        deberta.ScaleInvariantFineTuning(student, tiny.model("bert"), objective, words=WORDS)
+
+
+# DeBERTaV3
+
+
+def encoder(seed: int = 0, **changes: Any) -> Any:
+    return tiny.model("deberta-v2", seed=seed, head=AutoModel, layers=4, **changes)
+
+
+def replaced(student: Any, **options: Any) -> deberta_v3.ReplacedTokens:
+    return deberta_v3.ReplacedTokens(student, None, None, words=WORDS, **options).eval()
+
+
+def generator(step: deberta_v3.ReplacedTokens) -> Any:
+    return step.generator.model if isinstance(step.generator, deberta.MaskDecoder) else step.generator
+
+
+def trained(step: Any, batch: dict[str, Tensor], steps: int = 3) -> None:
+    optimiser = torch.optim.AdamW([each for each in step.parameters() if each.requires_grad], lr=1e-2)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        step(**batch)["loss"].backward()
+        optimiser.step()
+
+
+def detection(step: deberta_v3.ReplacedTokens, batch: dict[str, Tensor]) -> Tensor:
+    """L_RTD alone, on a text where every masked token became token 9."""
+    ids = torch.where(batch["labels"] != IGNORED, 9, batch["input_ids"])
+    labels = ((batch["labels"] != IGNORED) & (batch["labels"] != 9)).long()
+    parts = step.discriminate(input_ids=ids, attention_mask=batch["attention_mask"], labels=labels)
+    loss: Tensor = parts["loss"]
+    return loss
+
+
+def test_the_generator_has_half_the_layers_and_the_student_is_what_it_was() -> None:
+    student, batch = encoder(), tiny.batch()
+    before = student(**batch).last_hidden_state.detach()
+    step = replaced(student)
+    assert generator(step).config.num_hidden_layers == 2
+    assert generator(step).config.hidden_size == student.config.hidden_size
+    assert student.config.num_hidden_layers == 4
+    torch.testing.assert_close(student(**batch).last_hidden_state, before)
+    assert torch.equal(generator(step).get_input_embeddings().weight, student.get_input_embeddings().weight)
+
+
+def test_the_loss_by_hand() -> None:
+    student, batch = encoder(), corrupted()
+    step = replaced(student)
+    logits = step.generator(batch)
+    torch.manual_seed(7)
+    ids, changed = electra.replace(batch["input_ids"], batch["labels"], logits)
+    mask, head = batch["attention_mask"], step.discriminate.student
+    hidden = student(input_ids=ids, attention_mask=mask).last_hidden_state
+    hidden = layer_norm(hidden + hidden[:, :1], (32,), head.norm.weight, head.norm.bias, head.norm.eps)
+    found = gelu(hidden @ head.dense.weight.T + head.dense.bias) @ head.out.weight[0] + head.out.bias
+    expected = masked_lm(logits, batch["labels"][batch["labels"] != IGNORED], None)
+    expected = expected + 50 * electra.replaced_tokens(found, changed, mask)
+    torch.manual_seed(7)
+    torch.testing.assert_close(step(**batch)["loss"], expected)
+
+
+@pytest.mark.parametrize("positions", [False, True])
+def test_gdes_keeps_the_two_gradients_apart(positions: bool) -> None:
+    step, batch = replaced(encoder(position_biased_input=positions)), corrupted()
+    detection(step, batch).backward()
+    reached = has_gradient(step)
+    deltas = {"shared.word_embeddings.delta"} | ({"shared.position_embeddings.delta"} if positions else set())
+    assert {name for name in reached if not name.startswith("discriminate.")} == deltas
+    step.zero_grad()
+    torch.manual_seed(7)
+    step(**batch)["loss"].backward()
+    word = generator(step).get_input_embeddings().weight
+    from_both = word.grad.clone()
+    step.zero_grad()
+    chosen = batch["labels"] != IGNORED
+    logits = step.generator(batch) if not positions else generator(step)(**batch).logits[chosen]
+    masked_lm(logits, batch["labels"][chosen], None).backward()
+    assert not {name for name in has_gradient(step) if not name.startswith("generator.")}
+    torch.testing.assert_close(from_both, word.grad)
+
+
+def test_the_difference_learns_what_a_plain_table_would() -> None:
+    student, batch = encoder(), corrupted()
+    plain = replaced(student, sharing="nes")
+    detection(plain, batch).backward()
+    expected = student.get_input_embeddings().weight.grad.clone()
+    other = replaced(encoder())
+    other.discriminate.load_state_dict(plain.discriminate.state_dict())
+    detection(other, batch).backward()
+    torch.testing.assert_close(other.shared["word_embeddings"].delta.grad, expected)
+    assert other.student.get_input_embeddings().weight.grad is None
+
+
+@pytest.mark.parametrize("positions", [False, True])
+def test_the_student_is_generator_plus_difference_at_any_time(positions: bool, tmp_path: Path) -> None:
+    student, batch, inputs = encoder(position_biased_input=positions), corrupted(), tiny.batch()
+    step = replaced(student)
+    trained(step, batch)
+    names = ["word_embeddings", *(["position_embeddings"] if positions else [])]
+    theirs = generator(step).deberta.embeddings
+    state = student.state_dict()
+    for name in names:
+        delta = step.shared[name].delta
+        assert delta.abs().sum() > 0
+        assert torch.equal(state[f"embeddings.{name}.weight"], getattr(theirs, name).weight + delta)
+    shown = student(**inputs).last_hidden_state.detach()
+    save_model(student, str(tmp_path / "best.safetensors"))
+    copied = encoder(seed=1, position_biased_input=positions)
+    load_model(copied, tmp_path / "best.safetensors")
+    torch.testing.assert_close(copied(**inputs).last_hidden_state, shown)
+    step.finish()
+    torch.testing.assert_close(student(**inputs).last_hidden_state, shown)
+    assert all(each.requires_grad for each in student.parameters())
+    for name in names:
+        table = getattr(student.embeddings, name)
+        assert not table._forward_hooks and not table._state_dict_pre_hooks
+    student.save_pretrained(tmp_path)
+    kept = DebertaV2Model.from_pretrained(tmp_path)
+    torch.testing.assert_close(kept(**inputs).last_hidden_state, shown)
+
+
+def test_a_resumed_step_goes_on_the_same(tmp_path: Path) -> None:
+    step, other, batch = replaced(encoder()), replaced(encoder(seed=1)), corrupted()
+    trained(step, batch)
+    save_model(step, str(tmp_path / "step.safetensors"))
+    load_model(other, tmp_path / "step.safetensors")
+    torch.manual_seed(7)
+    expected = step(**batch)
+    torch.manual_seed(7)
+    assert other(**batch) == expected
+
+
+def test_es_shares_one_table_and_nes_none(tmp_path: Path) -> None:
+    batch = corrupted()
+    one, none = replaced(encoder(), sharing="es"), replaced(encoder(), sharing="nes")
+    shared = one.student.get_input_embeddings().weight
+    assert generator(one).get_input_embeddings().weight is shared
+    assert generator(one).get_output_embeddings().weight is shared
+    assert generator(none).get_input_embeddings().weight is not none.student.get_input_embeddings().weight
+    detection(one, batch).backward()
+    assert shared.grad.any()
+    detection(none, batch).backward()
+    assert not {name for name in has_gradient(none) if name.startswith("generator.")}
+    for step in (one, none):
+        trained(step, batch)
+        step.finish()
+        assert step.student.get_input_embeddings().weight.requires_grad
+
+
+def test_only_an_encoder_of_the_family_is_trained_so() -> None:
+    with pytest.raises(StudentError, match=r"not BertForSequenceClassification.*`family: deberta-v2`"):
+        replaced(tiny.bert())
+    with pytest.raises(StudentError, match=r"not DebertaV2ForSequenceClassification.*`head: encoder`"):
+        replaced(tiny.model("deberta-v2"))
+    with pytest.raises(ObjectiveError, match="corrupt"):
+        replaced(encoder())(**tiny.batch())
