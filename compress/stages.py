@@ -27,6 +27,7 @@ from compress.data.made import augmented, target_rows, task_text
 from compress.data.task import Kind, TaskData
 from compress.data.words import Words, counts
 from compress.errors import DataError
+from compress.exam import Exam
 from compress.files import filled
 from compress.heads import LANGUAGE
 from compress.objective import Objective
@@ -202,17 +203,19 @@ def language_scorer(material: Material, stage: Stage, corrupt: Corrupt, seed: in
 
 
 def scorer(material: Material, stage: Stage, teacher_logits: NDArray[np.float32] | None) -> Score:
-    """student -> every metric on the validation split, the task's own as `score`, and the agreement."""
-    task, split = material.data.task, material.data.validation
-    rows = encode(split, material.tokenizer, stage.max_length)
-    labels = np.asarray(split["label"][:])
+    """student -> every metric on the validation split, the task's own as `score`, and the agreement.
+
+    Where a task is answered per token, teacher and student agree on the same tokens only: `teacher_logits` of rows of
+    another length are passed over.
+    """
+    exam = Exam.of(material.data.task, material.data.validation, material.tokenizer, stage.max_length)
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
-        logits = evaluate.logits(student, rows, material.collate, bf16=material.bf16)
-        values = evaluate.scores(task, logits, labels)
-        values["score"] = values[task.metric]
-        if teacher_logits is not None:
-            values["agreement"] = evaluate.agreement(task, logits, teacher_logits)
+        logits = evaluate.logits(student, exam.rows, material.collate, bf16=material.bf16)
+        values = exam.scores(logits)
+        values["score"] = values[exam.task.metric]
+        if teacher_logits is not None and teacher_logits.shape == logits.shape:
+            values["agreement"] = exam.agreement(logits, teacher_logits)
         return values
 
     return score
