@@ -14,8 +14,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from compress.data import documents
 from compress.data.text import opened
 from compress.errors import DataError
+
+
+_CODE = re.compile(r"(?!tsv$)[a-z]{2,3}(_[A-Z]{2})?")
+"""A language: en, fra, pt_BR."""
 
 
 def find(source: Path) -> list[Path]:
@@ -34,10 +39,7 @@ def find(source: Path) -> list[Path]:
 
 def read(files: Sequence[Path]) -> Iterator[str]:
     """Each pair as two lines, in the order of the columns or of the languages' names."""
-    if len(files) == 2:
-        pairs = _aligned(*files)
-    else:
-        pairs = _rows(files[0])
+    pairs = _aligned(*files) if len(files) == 2 else _rows(files[0])
     for first, second in pairs:
         sides = " ".join(first.split()), " ".join(second.split())
         if all(sides):
@@ -45,7 +47,7 @@ def read(files: Sequence[Path]) -> Iterator[str]:
 
 
 def _language(name: str, stem: str) -> bool:
-    return re.fullmatch(r"[a-z]{2,3}(_[A-Z]{2})?", name.removeprefix(f"{stem}.")) is not None
+    return documents.kind(name) is None and re.fullmatch(_CODE, name.removeprefix(f"{stem}.")) is not None
 
 
 def _aligned(first: Path, second: Path) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,76 @@
+"""Conneau & Lample 2019: translation language modelling."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from compress.data.built import built
+from compress.data.corpora import Corpus
+from compress.data.frames import Document
+from compress.errors import DataError
+from compress.papers import roberta, xlm
+from tests import tiny
+from tests.papers.rows import CLS, SEP, document, frame, rng
+
+PAIRS = [document(0, 2, 3, parallel=True), document(1, 9, 9, parallel=True), document(2, 1, 1, parallel=True)]
+PLAIN = [document(0, 2, 3), document(1, 4)]
+
+
+def made(builder: Any, documents: list[Document], **options: Any) -> list[dict[str, Any]]:
+    return list(builder(documents, frame(), max_length=12, rng=rng(), **options))
+
+
+def test_a_sentence_and_its_translation_each_with_its_positions_and_language() -> None:
+    first, last = made(xlm.translation_pairs, PAIRS)  # that between is too long
+    assert first == {
+        "input_ids": [CLS, 100, 101, SEP, 102, 103, 104, SEP],
+        "token_type_ids": [0, 0, 0, 0, 1, 1, 1, 1],
+        "position_ids": [0, 1, 2, 3, 0, 1, 2, 3],
+        "langs": [0, 0, 0, 0, 1, 1, 1, 1],
+        "document": 0,
+    }
+    assert last["position_ids"] == [0, 1, 2, 0, 1]
+    assert last["document"] == 2
+    other, _ = made(xlm.translation_pairs, PAIRS, languages=(4, 2))
+    assert other["langs"] == [4, 4, 4, 4, 2, 2, 2, 2]
+
+
+def test_streams_take_each_kind_of_text_as_the_paper_does() -> None:
+    assert made(xlm.streams, PAIRS) == made(xlm.translation_pairs, PAIRS)
+    assert made(xlm.streams, PLAIN) == made(roberta.full_sentences, PLAIN)
+    assert made(xlm.streams, []) == []
+
+
+def test_text_that_is_not_parallel_is_refused() -> None:
+    with pytest.raises(DataError, match=r"needs parallel text: a \.tsv"):
+        made(xlm.translation_pairs, PLAIN)
+
+
+def test_a_corpus_of_pairs_becomes_rows_that_xlm_reads() -> None:
+    texts = ["the film was good\nthis movie is great", "a dull plot. so sad\na poor story. very bad"]
+    corpus = Corpus("pairs", "pairs", lambda: iter(texts), parallel=True)
+    tokenizer = tiny.tokenizer()
+    rows = built(corpus, tokenizer, xlm.translation_pairs, "xlm.translation_pairs", {}, max_length=32, seed=0)
+    assert [tokenizer.decode(row) for row in rows["input_ids"]] == [
+        "[CLS] the film was good [SEP] this movie is great [SEP]",
+        "[CLS] a dull plot. so sad [SEP] a poor story. very bad [SEP]",
+    ]
+    assert rows["langs"][0] == rows["token_type_ids"][0]
+    with pytest.raises(DataError, match="needs parallel text"):
+        plain = Corpus("plain", "plain", lambda: iter(texts))
+        built(plain, tokenizer, xlm.translation_pairs, "xlm.translation_pairs", {}, max_length=32, seed=0)
+
+
+def test_language_and_position_change_what_xlm_computes() -> None:
+    from transformers import XLMConfig, XLMModel
+
+    torch.manual_seed(0)
+    shape = {"emb_dim": 16, "n_layers": 1, "n_heads": 2, "vocab_size": 500, "n_langs": 2, "pad_index": 0}
+    model = XLMModel(XLMConfig(**shape, embed_init_std=0.5)).eval()
+    (row, _) = made(xlm.translation_pairs, PAIRS)
+    inputs = {name: torch.tensor([row[name]]) for name in ("input_ids", "position_ids", "langs")}
+    whole = model(**inputs)[0]
+    for name in ("position_ids", "langs"):
+        changed = model(**{key: value for key, value in inputs.items() if key != name})[0]
+        assert not torch.allclose(whole, changed, atol=1e-3)
