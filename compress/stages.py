@@ -19,11 +19,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from compress import digest, evaluate
 from compress.call import find
-from compress.data.batches import Collate, encode
+from compress.data.batches import Batching, encode
 from compress.data.built import built
 from compress.data.cache import home
 from compress.data.corpora import Corpus, encode_corpus
-from compress.data.made import augmented, target_rows, task_text
+from compress.data.made import augmented, task_text
+from compress.data.seq2seq import Seq2SeqCollate, encode_task
 from compress.data.task import Kind, TaskData
 from compress.data.words import Words, counts
 from compress.errors import DataError
@@ -55,7 +56,7 @@ class Material:
     task_data: TaskData | None
     corpus: Corpus | None
     tokenizer: PreTrainedTokenizerBase
-    collate: Collate
+    collate: Batching
     bf16: bool
     console: Console
     masked_lm: Callable[[], Teacher] | None = None
@@ -89,7 +90,10 @@ class Material:
                 lm.model.to(PartialState().device)
                 split = augmented(split, stage.augment, lm.model, lm.tokenizer, lm_digest=lm.digest, seed=seed)
             if stage.rows is not None:
-                return target_rows(split, self.data.task, stage.rows, self.tokenizer, stage.max_length)
+                return encode_task(
+                    split, self.data.task, self.tokenizer, find(stage.rows.by), stage.rows.options,
+                    max_length=stage.max_length,
+                )  # fmt: skip
             return encode(split, self.tokenizer, stage.max_length)
 
     def _text_rows(self, stage: Stage, seed: int, held_out: bool) -> Dataset:
@@ -121,6 +125,8 @@ def run_stage(
     `teacher_logits` on the validation split add the agreement to each evaluation. The seed is set from the run and the
     stage's name, so that a stage does the same whether or not the ones before it ran in this process.
     """
+    if stage.head == "seq2seq":
+        material = replace(material, collate=Seq2SeqCollate(material.tokenizer, student))
     seed = run.seed + int(digest.of_value(stage.name)[:6], 16)
     set_seed(seed)
     rows = material.rows(stage, seed)
@@ -186,34 +192,33 @@ def _score(
     answers = not isinstance(step, Distillation) or "logits" in step.objective.student_wants
     if stage.head == "task" and stage.data == "task" and answers:
         return scorer(material, stage, teacher_logits)
-    if stage.head in LANGUAGE and corrupt is not None and isinstance(step, Distillation) and answers:
+    predicts = stage.head == "seq2seq" or (stage.head in LANGUAGE and corrupt is not None)
+    if predicts and isinstance(step, Distillation) and answers:
         return language_scorer(material, stage, corrupt, seed)
     return None
 
 
-def language_scorer(material: Material, stage: Stage, corrupt: Corrupt, seed: int) -> Score:
+def language_scorer(material: Material, stage: Stage, corrupt: Corrupt | None, seed: int) -> Score:
     """student -> perplexity on held-out text, and as `score` the mean log-likelihood of a token, in nats."""
     rows = material.rows(stage, seed, held_out=True)
+    prepare = corrupt or dict
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
-        found = held_out(student, rows, material.collate, corrupt, bf16=material.bf16)
+        found = held_out(student, rows, material.collate, prepare, bf16=material.bf16)
         return {"score": -found["nll"], "perplexity": found["perplexity"]}
 
     return score
 
 
 def scorer(material: Material, stage: Stage, teacher_logits: NDArray[np.float32] | None) -> Score:
-    """student -> every metric on the validation split, the task's own as `score`, and the agreement.
-
-    Where a task is answered per token, teacher and student agree on the same tokens only: `teacher_logits` of rows of
-    another length are passed over.
-    """
-    exam = Exam.of(material.data.task, material.data.validation, material.tokenizer, stage.max_length)
+    """student -> every metric on the validation split, the task's own as `score`, and the agreement."""
+    task = material.data.task
+    exam = Exam.of(task, material.data.validation, material.tokenizer, stage.max_length)
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
         logits = evaluate.logits(student, exam.rows, material.collate, bf16=material.bf16)
         values = exam.scores(logits)
-        values["score"] = values[exam.task.metric]
+        values["score"] = values[task.metric]
         if teacher_logits is not None and teacher_logits.shape == logits.shape:
             values["agreement"] = exam.agreement(logits, teacher_logits)
         return values

@@ -18,7 +18,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compress.data.batches import Collate
+from compress.data.batches import Batching
 from compress.errors import ObjectiveError
 from compress.signals import ATTENTION, Signals, read
 
@@ -71,7 +71,7 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 def teacher_cache(
     teacher: nn.Module,
     rows: Dataset,
-    collate: Collate,
+    collate: Batching,
     folder: Path,
     *,
     wants: frozenset[str],
@@ -116,7 +116,7 @@ def _name(what: str, shard: int) -> str:
 def _write(
     teacher: nn.Module,
     rows: Dataset,
-    collate: Collate,
+    collate: Batching,
     folder: Path,
     shard: int,
     *,

@@ -31,7 +31,7 @@ from transformers import (
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from compress.data.batches import Collate, LengthGrouped
+from compress.data.batches import Batching, LengthGrouped
 from compress.errors import CompressError, RecipeError
 from compress.files import naming, written
 from compress.journal import Journal, forget_after
@@ -63,7 +63,7 @@ def train(
     step: Step,
     stage: Stage,
     rows: Dataset,
-    collate: Collate,
+    collate: Batching,
     run: Run,
     *,
     corrupt: Corrupt | None = None,
@@ -86,7 +86,7 @@ def _train(
     step: Step,
     stage: Stage,
     rows: Dataset,
-    collate: Collate,
+    collate: Batching,
     run: Run,
     *,
     corrupt: Corrupt | None,
@@ -211,7 +211,7 @@ class _Trainer(Trainer):
         stage: Stage,
         rows: Dataset,
         *,
-        collate: Collate,
+        collate: Batching,
         folder: Path,
         args: TrainingArguments,
     ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +65,10 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         return cache.digest(*settings, *(path for path in sorted(Path(folder).rglob("*")) if path.is_file()))
+
+
+Batching = Callable[[Sequence[Mapping[str, Any]]], dict[str, torch.Tensor]]
+"""Rows -> one batch."""
 
 
 class Collate:

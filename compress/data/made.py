@@ -1,4 +1,4 @@
-"""Rows that a paper makes of a task's examples: augmented ones, and texts to be answered with text."""
+"""What else is made of a task's examples: more of them, and a corpus of their texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from compress.data.task import Task, TaskData
+    from compress.data.task import TaskData
 
 ENCODING: Final = "1"
 """Part of every cache key: raise it when what is written of the same rows changes."""
@@ -44,27 +44,6 @@ def augmented(
         schema = split.features.arrow_schema
         with cache.writing(folder) as fresh:
             cache.keep(cache.write(fresh / "rows.arrow", _batches(rows, schema, call.by)), final)
-    return cache.dataset(final, key)
-
-
-def target_rows(split: Dataset, task: Task, call: Call, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-    """Source and target tokens of a labelled split, as `call` (split, task, tokenizer, max_length) writes them.
-
-    Columns input_ids, attention_mask, labels (the target's tokens), length (of the source, tokens) and index.
-    """
-    key = _key("targets", split, tokenizer, call, task.kind, *task.labels, str(max_length))
-    folder = cache.home() / "encoded"
-    final = folder / f"{key}.arrow"
-    if not final.exists():
-        rows = find(call.by)(split, task, tokenizer, max_length=max_length, **call.options)
-        types = {"input_ids": pa.list_(pa.int32()), "attention_mask": pa.list_(pa.int8())}
-        types |= {"labels": pa.list_(pa.int32()), "length": pa.int32(), "index": pa.int64()}
-        numbered = (
-            {**row, "attention_mask": [1] * len(row["input_ids"]), "length": len(row["input_ids"]), "index": index}
-            for index, row in enumerate(rows)
-        )
-        with cache.writing(folder) as fresh:
-            cache.keep(cache.write(fresh / "rows.arrow", _batches(numbered, pa.schema(types), call.by)), final)
     return cache.dataset(final, key)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -65,7 +65,7 @@ class Words:
 
     def to(self, device: torch.device) -> Words:
         """The same on another device."""
-        moved = {
+        moved: dict[str, Any] = {
             each.name: value.to(device)
             for each in fields(self)
             if isinstance(value := getattr(self, each.name), torch.Tensor)

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,6 +32,10 @@ _SHARED = (
     "label2id",
     "problem_type",
 )
+_UNDECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"deberta-v2": ("share_att_key", "position_buckets", "norm_rel_ebd", "conv_kernel_size", "conv_groups", "conv_act")}
+)
+"""Settings that a family's model reads although its config class does not declare them."""
 
 
 def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
@@ -75,8 +80,9 @@ def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig
 
 def _set_further(config: PreTrainedConfig, settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
-        if not hasattr(config, name):
-            known = config.to_dict()
+        undeclared = _UNDECLARED.get(config.model_type, ())
+        if not hasattr(config, name) and name not in undeclared:
+            known = [*config.to_dict(), *undeclared]
             raise StudentError(f"student.config: {config.model_type} has no {name!r}.{did_you_mean(name, known)}")
         setattr(config, name, value)
 

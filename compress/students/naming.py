@@ -27,6 +27,8 @@ _RULES: tuple[tuple[str, str], ...] = (
     (r"(?:.*\.)?pooler\.dense", "pooler"),
     (r"pre_classifier|classifier\.dense", "pooler"),
     (r"classifier(?:\.out_proj)?", "classifier"),
+    (r"discriminator_predictions\.dense", "detector"),
+    (r"discriminator_predictions\.dense_prediction", "detector_out"),
 )
 _SHORT = {"q": "query", "k": "key", "v": "value"}
 
@@ -48,6 +50,8 @@ _AXES: dict[str, tuple[Axis, ...]] = {
     "ffn_norm": ("hidden",),
     "pooler": ("hidden", "hidden"),
     "classifier": (None, "hidden"),
+    "detector": ("hidden", "hidden"),
+    "detector_out": (None, "hidden"),
 }
 KNOWN = ("bert", "distilbert", "roberta", "xlm-roberta", "electra", "ernie", "deberta-v2")
 
