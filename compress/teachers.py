@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 
 from compress import baselines, digest, evaluate
 from compress.checkpoints import PICKLED, WEIGHTS
-from compress.checkpoints import resolve as resolve  # noqa: PLC0414: teachers are resolved, then loaded
+from compress.checkpoints import resolve as resolve  # noqa: PLC0414 teachers are resolved, then loaded
 from compress.data.batches import Batching
 from compress.data.task import Task, TaskData
 from compress.errors import TeacherError

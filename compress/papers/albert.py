@@ -27,7 +27,7 @@ from compress.data.frames import Document, Frame
 from compress.data.words import Words
 from compress.papers import bert
 from compress.papers.reading import reads
-from compress.students.to_albert import from_bert  # noqa: F401: recipes call it albert.from_bert
+from compress.students.to_albert import from_bert  # noqa: F401 recipes call it albert.from_bert
 
 
 @reads("pair", against="sentence_order", per="example")
