@@ -118,7 +118,7 @@ def answers(
     generate: Any = model.generate
     device, training = next(model.parameters()).device, model.training
     order = np.argsort([-sum(map(len, texts)) for texts in zip(*_texts(split), strict=True)], kind="stable")
-    words = [torch.tensor(ids, device=device) for ids in tokenizer(text_target=list(task.labels))["input_ids"]]
+    words = [torch.tensor(tokenizer(text_target=word)["input_ids"], device=device) for word in task.labels]
     found = np.empty((len(split), task.outputs), np.float32)
     model.eval()
     for start in range(0, len(order), batch):

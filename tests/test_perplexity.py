@@ -1,0 +1,124 @@
+"""Held-out likelihood: exact over labelled positions, the same masks each time, nothing left changed."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import AutoModelForMaskedLM
+
+from compress.data.batches import Collate
+from compress.errors import DataError
+from compress.papers import gpt2
+from compress.perplexity import held_out, logits_at
+from compress.step import Distillation
+from compress.term import Term
+from tests import generative, tiny
+
+TEXTS = ("a good film", "bad", "the story was too slow", "fun", "cold and sad", "so so")
+
+
+def rows(tokenizer: Any, texts: tuple[str, ...] = TEXTS) -> Dataset:
+    ids = tokenizer(list(texts))["input_ids"]
+    return Dataset.from_dict({"input_ids": ids, "length": [len(each) for each in ids]})
+
+
+def causal(**options: Any) -> dict[str, float]:
+    tokenizer = generative.gpt2_tokenizer()
+    words = generative.words(tokenizer)
+    given = {"model": generative.gpt2(), "rows": rows(tokenizer), "collate": Collate(tokenizer)}
+    return held_out(**{**given, "prepare": lambda batch: gpt2.next_tokens(batch, words), **options})
+
+
+def by_hand(texts: tuple[str, ...]) -> float:
+    """Each text alone, by transformers' own loss."""
+    model, total, count = generative.gpt2(), 0.0, 0
+    for text in texts:
+        ids = generative.rows(text)["input_ids"]
+        if len(text) > 1:
+            total += model(input_ids=ids, labels=ids).loss.item() * (len(text) - 1)
+            count += len(text) - 1
+    return total / count
+
+
+def test_it_is_the_mean_over_tokens_of_texts_read_alone() -> None:
+    found = causal(batch=4)
+    assert found["nll"] == pytest.approx(by_hand(TEXTS), rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(found["nll"]))
+
+
+def test_batches_make_no_difference() -> None:
+    assert causal(batch=1)["nll"] == pytest.approx(causal(batch=6)["nll"], rel=1e-5)
+
+
+def test_a_limit_takes_rows_from_everywhere() -> None:
+    assert causal(limit=3)["nll"] == pytest.approx(by_hand((TEXTS[0], TEXTS[2], TEXTS[5])), rel=1e-5)
+    assert causal(limit=100) == causal()
+
+
+def masked(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    chosen = (torch.rand(batch["input_ids"].shape) < 0.4) & batch["attention_mask"].bool()
+    return {
+        **batch,
+        "input_ids": batch["input_ids"].masked_fill(chosen, 4),
+        "labels": batch["input_ids"].masked_fill(~chosen, -100),
+    }
+
+
+def of_masks(model: Any = None) -> dict[str, float]:
+    tokenizer = tiny.tokenizer()
+    model = model or tiny.model("bert", head=AutoModelForMaskedLM)
+    return held_out(model, rows(tokenizer), Collate(tokenizer), masked, batch=3)
+
+
+def test_masks_are_the_same_for_every_model_and_call() -> None:
+    model = tiny.model("bert", head=AutoModelForMaskedLM)
+    torch.manual_seed(1)
+    first = of_masks(model)
+    after = torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(1), after), "the generator is where it was"
+    assert of_masks() == first
+    assert of_masks(tiny.model("bert", head=AutoModelForMaskedLM, seed=5)) != first
+
+
+def test_modes_are_left_as_they_were_and_dropout_is_off() -> None:
+    model = tiny.model("bert", head=AutoModelForMaskedLM).train()
+    model.bert.pooler = None
+    model.bert.encoder.layer[0].eval()
+    assert of_masks(model) == of_masks()
+    assert model.training
+    assert not model.bert.encoder.layer[0].training
+
+
+def test_a_step_is_asked_for_its_student() -> None:
+    step = Distillation(generative.gpt2(), None, [Term("bert.masked_lm")])
+    assert causal(model=step) == causal()
+
+
+def test_nothing_to_predict_is_an_error() -> None:
+    with pytest.raises(DataError, match="no position to predict"):
+        causal(rows=rows(generative.gpt2_tokenizer(), ("a", "b")))
+
+
+def test_an_answer_that_is_impossible_is_infinitely_perplexing() -> None:
+    model = generative.gpt2()
+    with torch.no_grad():
+        model.transformer.ln_f.weight.mul_(1e4)
+    found = causal(model=model)
+    assert found["nll"] > 700
+    assert found["perplexity"] == math.inf
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5", "bert"])
+def test_logits_at_positions_are_those_of_the_whole_head(family: str) -> None:
+    if family == "bert":
+        model, batch = tiny.model("bert", head=AutoModelForMaskedLM), tiny.batch()
+    else:
+        model, batch = getattr(generative, family)(), generative.rows(*TEXTS)
+    inputs = batch | ({"decoder_input_ids": batch["input_ids"]} if family == "t5" else {})
+    at = torch.rand(batch["input_ids"].shape) < 0.3
+    torch.testing.assert_close(logits_at(model, inputs, at), model(**inputs).logits[at])
