@@ -9,7 +9,7 @@ from compress.errors import RecipeError, did_you_mean
 
 LayerMap = Literal["uniform", "last", "first", "top", "skip"]
 LAYER_MAPS: tuple[str, ...] = ("uniform", "last", "first", "top", "skip")
-KINDS: tuple[str, ...] = ("classification", "multilabel", "regression")
+KINDS: tuple[str, ...] = ("classification", "multilabel", "regression", "tagging", "qa")
 
 
 @dataclass(frozen=True)

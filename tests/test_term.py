@@ -50,7 +50,7 @@ def test_plain_leaves_defaults_out() -> None:
         ({"loss": "a.b", "layers": [[0.5, 1]]}, "layers must be a named map or a list of [student, teacher] pairs"),
         ({"loss": "a.b", "layers": None}, "layers must be a named map"),
         ({"loss": "a.b", "only": "clasification"}, "no task kind 'clasification'. Did you mean 'classification'?"),
-        ({"loss": "a.b", "only": 5}, "no task kind '5'. Known: classification, multilabel, regression."),
+        ({"loss": "a.b", "only": 5}, "no task kind '5'. Known: classification, multilabel, qa, regression, tagging."),
         ({"loss": "a.b", "only": None}, "no task kind 'None'"),
         ({"loss": "a.b", "weight": "much"}, "weight must be a number, found 'much'"),
         ({"loss": "a.b", "weight": True}, "weight must be a number, found True"),
