@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from compress.export.bundle import Bundle
     from compress.objective import Objective
     from compress.pipeline import distill
+    from compress.pretraining import pretrain
     from compress.recipe import Recipe, StudentSpec
     from compress.report import Report
     from compress.shape import Shape
     from compress.signals import Signals
     from compress.step import Distillation
-    from compress.students import build
+    from compress.students.build import build
     from compress.term import Term
 
 _HOMES = {
@@ -42,6 +43,7 @@ _HOMES = {
     "build": "compress.students",
     "distill": "compress.pipeline",
     "load_task": "compress.data",
+    "pretrain": "compress.pretraining",
 }
 
 __all__ = [

@@ -85,6 +85,38 @@ def distill(
 
 
 @app.command()
+def pretrain(
+    teacher: Annotated[str, typer.Option(help="Who teaches, or whose vocabulary and sizes are taken.")],
+    recipe: Annotated[str, typer.Option(help="Name (see `compress recipes`) or path of a .yaml file.")],
+    out: Annotated[Path, typer.Option(help="Directory of the run.")],
+    corpus: Annotated[str | None, typer.Option(help="Unlabelled text: pydoc, a file, folder or hub id.")] = None,
+    data: Annotated[str | None, typer.Option(help="Labelled set, for stages that answer with text (T5).")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="As in stages.0.lr=3e-5; repeatable.")] = None,
+    seed: Annotated[int, typer.Option(help="Of every random number of the run.")] = 0,
+    precision: Annotated[Literal["auto", "bf16", "fp32"], typer.Option(help="What training computes in.")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out.")] = False,
+    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Accept pickled weights you trust.")] = False,
+) -> None:
+    """Run a recipe's stages on text alone: a general student, a language model, a teacher. Ends in a checkpoint."""
+    with _told(hint=f"Continue with: compress pretrain ... --out {out} --resume"):
+        from compress.pretraining import pretrain as run
+
+        run(
+            teacher=teacher,
+            recipe=recipe,
+            out=out,
+            corpus=corpus,
+            data=data,
+            overrides=overrides or [],
+            seed=seed,
+            precision=precision,
+            resume=resume,
+            allow_pickle=allow_pickle,
+            console=_console(),
+        )
+
+
+@app.command()
 def predict(
     bundle: Annotated[Path, typer.Argument(help="A bundle's folder.")],
     texts: Annotated[list[str], typer.Argument(help="Texts, or - for one per line of standard input.")],

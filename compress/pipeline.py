@@ -61,9 +61,9 @@ def distill(
     Raises a CompressError that says what to do for anything wrong with these.
     """
     console, started = console or Console(quiet=True), time.time()
-    state = PartialState(cpu=not _cuda())
+    state = PartialState(cpu=on_cpu())
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
-    _check(recipe, state.num_processes)
+    check_recipe(recipe, state.num_processes)
     number_format = precisions.choose(precision)
     identity = {
         "teacher": teacher, "data": data, "corpus": corpus, "seed": seed, "precision": number_format,
@@ -76,7 +76,7 @@ def distill(
             task_data = load_task(data, text=text, label=label, kind=kind, metric=metric, seed=seed)
             given = teachers.load(teacher, folder, task_data.task, allow_pickle=allow_pickle)
             unlabelled = load_corpus(corpus) if corpus else None
-        _check_lengths(recipe, given)
+        check_lengths(recipe, given)
         for note in task_data.notes:
             console.print(f"[yellow]note[/] {note}", highlight=False)
         material = Material(
@@ -96,13 +96,14 @@ def distill(
     return Bundle.load(run.path / "bundle")
 
 
-def _cuda() -> bool:
+def on_cpu() -> bool:
+    """Whether training stays on the CPU: there is nothing else, or ACCELERATE_USE_CPU says so."""
     import torch
 
-    return torch.cuda.is_available() and not os.environ.get("ACCELERATE_USE_CPU")
+    return not torch.cuda.is_available() or bool(os.environ.get("ACCELERATE_USE_CPU"))
 
 
-def _check(recipe: Recipe, processes: int) -> None:
+def check_recipe(recipe: Recipe, processes: int) -> None:
     """What only shows with papers and machine at hand: unknown losses and options, batches that do not split."""
     problems = lineage.check(recipe)
     for where, stage in _stages(recipe):
@@ -115,7 +116,7 @@ def _check(recipe: Recipe, processes: int) -> None:
         raise RecipeError(problems)
 
 
-def _check_lengths(recipe: Recipe, teacher: teachers.Teacher) -> None:
+def check_lengths(recipe: Recipe, teacher: teachers.Teacher) -> None:
     """A text longer than the model has positions for would end the run in the middle of a stage."""
     known = positions(teacher.model)
     problems = [

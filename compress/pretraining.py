@@ -1,0 +1,101 @@
+"""Stages that need no task: general students, language models, encoders trained on text alone."""
+
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from accelerate import PartialState
+from rich.console import Console
+
+from compress import general, teachers
+from compress import precision as precisions
+from compress.data import load_task
+from compress.data.batches import Collate
+from compress.data.corpora import load_corpus
+from compress.errors import RecipeError
+from compress.files import filled
+from compress.lineage import Lineage
+from compress.pipeline import check_lengths, check_recipe, on_cpu
+from compress.recipe import Recipe
+from compress.run import Run
+from compress.ship import command_line
+from compress.stages import Material, taken
+
+
+def pretrain(
+    *,
+    teacher: str,
+    recipe: str | Recipe,
+    out: str | Path,
+    corpus: str | None = None,
+    data: str | None = None,
+    overrides: Sequence[str] = (),
+    seed: int = 0,
+    precision: precisions.Precision = "auto",
+    resume: bool = False,
+    allow_pickle: bool = False,
+    console: Console | None = None,
+) -> Path:
+    """Run a recipe's stages up to the first that ends in a task's head; returns the checkpoint's folder, `out`/student.
+
+    teacher   alias, folder or hub id: who teaches, or, where a stage learns from text alone, whose vocabulary and sizes
+              the model takes
+    corpus    the text of stages on text; data: the labelled set of stages that answer with text, as T5 does
+
+    The checkpoint is a plain transformers folder with its tokenizer, and may be the teacher of other runs. Raises a
+    CompressError that says what to do for anything wrong with these.
+    """
+    console = console or Console(quiet=True)
+    state = PartialState(cpu=on_cpu())
+    recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
+    recipe = _without_task(recipe, corpus, data)
+    check_recipe(recipe, state.num_processes)
+    number_format = precisions.choose(precision)
+    identity = {
+        "teacher": teacher, "data": data, "corpus": corpus, "seed": seed, "precision": number_format,
+        "columns": [None, None, None, None], "command": command_line(),
+    }  # fmt: skip
+    run = Run.open(Path(out), recipe, identity, resume=resume, main=state.is_main_process)
+    with closing(run):
+        with state.main_process_first():
+            folder = teachers.resolve(teacher, allow_pickle=allow_pickle)
+            given = general.load(teacher, folder, "encoder", allow_pickle=allow_pickle)
+            task_data = load_task(data, seed=seed) if data else None
+            text = load_corpus(corpus) if corpus else None
+        check_lengths(recipe, given)
+        collate = Collate(given.tokenizer)
+        material = Material(task_data, text, given.tokenizer, collate, number_format == "bf16", console)
+        models = Lineage(recipe, given, None, material, run)
+        models.check()
+        models.train(recipe.stages)
+        result = run.path / "student"
+        if run.main and not result.is_dir():
+            with filled(result) as partial:
+                shutil.copytree(run.result(recipe.stages[-1].name), partial, dirs_exist_ok=True)
+        for stage in recipe.stages if run.main else ():
+            spent = taken(run, stage.name)
+            score = "" if spent.score is None else f", log-likelihood of a held-out token {spent.score:.3f} nats"
+            console.print(f"{stage.name}: {spent.steps:,} steps in {spent.seconds:,.0f} s{score}", highlight=False)
+        console.print(f"checkpoint: {result}", highlight=False)
+        state.wait_for_everyone()
+    return result
+
+
+def _without_task(recipe: Recipe, corpus: str | None, data: str | None) -> Recipe:
+    """The recipe's stages before the first with a task's head. Raises RecipeError where nothing is left, or given."""
+    until = next((at for at, stage in enumerate(recipe.stages) if stage.head == "task"), len(recipe.stages))
+    stages = recipe.stages[:until]
+    if not stages:
+        raise RecipeError(
+            [f"{recipe.name}: begins with a task; `compress distill` runs it. Recipes for `compress pretrain` begin "
+             "with stages on text, as distilbert-general and tinybert-general do"]
+        )  # fmt: skip
+    for stage in stages:
+        if stage.data == "text" and corpus is None and data is None:
+            raise RecipeError(
+                [f"{recipe.name}: stage {stage.name} learns from text: give --corpus (pydoc is embedded)"]
+            )
+        if stage.data == "task" and data is None:
+            raise RecipeError([f"{recipe.name}: stage {stage.name} learns from labelled examples: give --data"])
+    return recipe.model_copy(update={"stages": stages})
