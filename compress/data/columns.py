@@ -43,6 +43,21 @@ def choose(rows: Rows, text: Sequence[str] | None, label: str | None) -> Choice:
     return Choice(texts, answers, tuple(notes))
 
 
+def choose_text(rows: Rows, text: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The text columns alone, for rows that need no label, and the notes. DataError when that cannot be told."""
+    notes: list[str] = []
+    texts = _named_text(rows, text) if text is not None else _known_text(rows, (), notes)
+    if not texts:
+        texts = _text_by_content(rows, ())
+        notes.append(_guess("text", texts))
+    return texts, tuple(notes)
+
+
+def has_label(rows: Rows) -> bool:
+    """Whether a column has a label's name."""
+    return any(plain(name) in LABELS for name in rows.columns)
+
+
 def _guess(role: str, columns: Sequence[str]) -> str:
     return f"took {' and '.join(map(repr, columns))} for the {role}, from the contents"
 
