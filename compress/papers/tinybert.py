@@ -5,6 +5,8 @@ Eq. 8   hidden      MSE of the hidden states, the student's projected by a learn
 Eq. 9   embeddings  MSE of the embedding outputs, the student's projected by a learned W_e
 Eq. 10  prediction  soft cross entropy of the logits
         regression  squared error to the gold score, which replaces Eq. 10 on STS-B (authors' code)
+Alg. 1  augment     words replaced by those that a masked language model, or word vectors, put in their place; its
+                    deviations stand in compress/augmentation/rows.py
 
 Shapes: B examples, L tokens, D hidden, H heads, V classes.
 
@@ -19,9 +21,12 @@ Deviations from the authors' code, which these formulas reproduce up to the stat
 
 from torch import Tensor
 
+from compress.augmentation import augment
 from compress.papers import bert
 from compress.papers.hinton import mean_over
 from compress.papers.reading import reads
+
+__all__ = ["attention", "augment", "embeddings", "hidden", "prediction", "regression"]
 
 
 @reads("scores", per="pair")

@@ -1,0 +1,244 @@
+"""What each word of a text may be replaced by, from a masked language model and from word vectors; kept on disk.
+
+Jiao et al. 2020, arXiv:1909.10351, Algorithm 1, lines 4-9. `augment` draws from it and states what differs.
+
+Shapes: B passes, L tokens, R masked positions, V vocabulary, M candidates, W words asked about, P words of a pool,
+D width of a word vector.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from compress import precision
+from compress.augmentation.neighbours import PLAIN, nearest
+from compress.data import batches, cache
+from compress.data.frames import Frame
+from compress.data.words import Words
+from compress.errors import DataError
+from compress.shape import positions
+from compress.signals import has_lm_head, read
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+ENCODING: Final = "1"
+"""Part of every cache key: raise it when what `candidates` writes changes."""
+
+LONGEST: Final = 128
+"""Tokens of a text that are looked at; words behind them stay as they are."""
+TEXTS_PER_WRITE: Final = 4096
+TOKENS_PER_BATCH: Final = 8192
+
+WORD: Final = re.compile(r"[^\W_]+")
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word at text[start:end]; `token`: its place among the text's tokens, None where it is several of them."""
+
+    start: int
+    end: int
+    token: int | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How candidates are found: `most` per word, `together` words of a text masked in one pass, the text as it is
+    beside the masked one or not, word vectors from a file or from the model's embeddings."""
+
+    most: int
+    together: int
+    beside: bool
+    vectors: str | None
+
+
+def candidates(texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Asked) -> pa.Table:
+    """One row for each of `texts`: `starts`, `ends` of the words that have candidates, and their `candidates`.
+
+    Computed once for the same texts, model and settings, then memory-mapped. Raises DataError for a model or tokenizer
+    that cannot fill in masks, and for a file of vectors that is none.
+    """
+    if not tokenizer.is_fast:
+        raise DataError(
+            f"{type(tokenizer).__name__} does not tell where in a text its tokens are: use a fast tokenizer"
+        )
+    if tokenizer.mask_token_id is None or not has_lm_head(lm):
+        raise DataError(f"{type(lm).__name__} fills in no masks: give a model with a masked language model's head")
+    if asked.vectors and not Path(asked.vectors).is_file():
+        raise DataError(f"{asked.vectors}: there is no such file of word vectors")
+    key = _key(texts, lm, tokenizer, asked)
+    folder = cache.home() / "candidates"
+    final = folder / f"{key}.arrow"
+    if not final.exists():
+        with cache.writing(folder) as fresh:
+            cache.keep(cache.write(fresh / "candidates.arrow", _found(texts, lm, tokenizer, asked)), final)
+    return cache.table(final)
+
+
+def _key(texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Asked) -> str:
+    weights, words = hashlib.sha256(), hashlib.sha256()
+    for parameter in lm.parameters():
+        weights.update(parameter.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().data)
+    for text in texts:
+        words.update(text.as_py().encode() + b"\0")
+    parts = [weights.hexdigest(), words.hexdigest(), batches.fingerprint(tokenizer), repr(asked)]
+    return cache.digest(ENCODING, *parts, *([Path(asked.vectors)] if asked.vectors else []))
+
+
+def _found(
+    texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Asked
+) -> Iterator[pa.RecordBatch]:
+    from datasets.utils import tqdm
+
+    masks = _Masks.of(lm, tokenizer, asked)
+    seen = {word.lower() for text in texts for word in WORD.findall(text.as_py())}
+    near = nearest(seen, lm, tokenizer, most=asked.most, file=asked.vectors)
+    chunks = [texts[start : start + TEXTS_PER_WRITE].to_pylist() for start in range(0, len(texts), TEXTS_PER_WRITE)]
+    with tqdm(total=len(texts), desc="Words in place of words", unit=" texts") as progress:
+        for chunk in chunks:
+            ids, words = _words(chunk, tokenizer, masks.room)
+            filled = masks.fill(ids, [[word.token for word in each if word.token is not None] for each in words])
+            rows = []
+            for at, (text, each) in enumerate(zip(chunk, words, strict=True)):
+                found = [
+                    near.get(text[w.start : w.end].lower(), []) if w.token is None else filled[at, w.token]
+                    for w in each
+                ]
+                rows.append([(word.start, word.end, some) for word, some in zip(each, found, strict=True) if some])
+            yield pa.record_batch(
+                {
+                    "starts": pa.array([[word[0] for word in row] for row in rows], pa.list_(pa.int32())),
+                    "ends": pa.array([[word[1] for word in row] for row in rows], pa.list_(pa.int32())),
+                    "candidates": pa.array(
+                        [[word[2] for word in row] for row in rows], pa.list_(pa.list_(pa.string()))
+                    ),
+                }
+            )
+            progress.update(len(chunk))
+
+
+def _words(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, room: int
+) -> tuple[list[list[int]], list[list[Word]]]:
+    """The first `room` token ids of each text, and the words in them that may be replaced."""
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+    encoded = tokenizer(
+        list(texts), add_special_tokens=False, truncation=True, max_length=room, return_offsets_mapping=True
+    )
+    found: list[list[Word]] = []
+    for text, spans in zip(texts, encoded["offset_mapping"], strict=True):
+        # sentencepiece counts the space before a word as its own
+        exact = {
+            (start + len(s) - len(s.lstrip()), end): at
+            for at, (start, end) in enumerate(spans)
+            if (s := text[start:end])
+        }
+        limit = spans[-1][1] if spans else 0
+        found.append(
+            [
+                Word(*match.span(), exact.get(match.span()))
+                for match in WORD.finditer(text)
+                if match.end() <= limit and PLAIN.fullmatch(word := match[0].lower()) and word not in ENGLISH_STOP_WORDS
+            ]
+        )
+    return encoded["input_ids"], found
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """A masked language model that fills in words; linear layers in bfloat16 where that is faster here."""
+
+    lm: Any
+    words: Words
+    frame: Frame
+    asked: Asked
+    names: Mapping[int, str]
+    bf16: bool
+
+    @classmethod
+    def of(cls, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Asked) -> _Masks:
+        bf16 = precision.choose("auto") == "bf16"
+        if bf16:
+            lm = copy.deepcopy(lm)
+            precision.cast_linear_layers(lm)
+        words = Words.of(tokenizer)
+        whole = (words.starts_V & ~words.special_V).nonzero().flatten().tolist()
+        names = {each: name for each in whole if (name := str(tokenizer.decode([each])).strip())}
+        return cls(lm.eval(), words, Frame.of(tokenizer), asked, names, bf16)
+
+    @property
+    def room(self) -> int:
+        """Tokens of a text that fit the model."""
+        known = positions(self.lm)
+        free = LONGEST if known is None else (known - self.frame.room(self.asked.beside)) // (1 + self.asked.beside)
+        return min(LONGEST, free)
+
+    def fill(self, texts: Sequence[list[int]], tokens: Sequence[list[int]]) -> dict[tuple[int, int], list[str]]:
+        """{(text, token): words that may stand there} for the given places of each text, each masked once.
+
+        Of several words masked in one pass none are neighbours, where there are enough of them.
+        """
+        passes = [
+            (at, places[first::stride])
+            for at, places in enumerate(tokens)
+            if places
+            for stride in [-(-len(places) // self.asked.together)]
+            for first in range(stride)
+        ]
+        passes.sort(key=lambda each: -len(texts[each[0]]))
+        found: dict[tuple[int, int], list[str]] = {}
+        for batch in self._batches(passes, texts):
+            best_RM = iter(self._best(batch, texts).tolist())
+            for at, places in batch:
+                for place in places:
+                    found[at, place] = [self.names[each] for each in next(best_RM) if each in self.names]
+        return found
+
+    def _batches(
+        self, passes: Sequence[tuple[int, list[int]]], texts: Sequence[list[int]]
+    ) -> Iterator[list[tuple[int, list[int]]]]:
+        """Of like length: the passes come longest first."""
+        rest, size = iter(passes), self.frame.room(self.asked.beside)
+        for first in rest:
+            length = size + (1 + self.asked.beside) * len(texts[first[0]])
+            yield [first, *islice(rest, max(0, TOKENS_PER_BATCH // length - 1))]
+
+    @torch.inference_mode()
+    def _best(self, batch: Sequence[tuple[int, list[int]]], texts: Sequence[list[int]]) -> Tensor:
+        """(R, M) token ids, most probable first; R in the order of the passes and of the places in each."""
+        rows = []
+        for at, places in batch:
+            masked = list(texts[at])
+            for place in places:
+                masked[place] = self.words.need_mask("augmentation")
+            rows.append(self.frame.pair(masked, texts[at]) if self.asked.beside else self.frame.single(masked))
+        before = len((self.frame.paired if self.asked.beside else self.frame.alone).ids[0])
+        device = next(self.lm.parameters()).device
+        padding = {"input_ids": self.words.pad, "attention_mask": 0}
+        columns = {"attention_mask": [[1] * len(row["input_ids"]) for row in rows]}
+        columns |= {name: [row[name] for row in rows] for name in rows[0]}
+        inputs = {
+            name: pad_sequence([torch.tensor(row) for row in column], True, padding.get(name, 0)).to(device)
+            for name, column in columns.items()
+        }
+        at_BL = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
+        for row, (_, places) in enumerate(batch):
+            at_BL[row, torch.tensor(places) + before] = True
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+            logits_RV = read(self.lm, inputs, frozenset({"logits"}), at_BL=at_BL).logits
+        assert logits_RV is not None
+        return logits_RV[:, : self.words.size].topk(min(self.asked.most, self.words.size)).indices

@@ -1,0 +1,141 @@
+"""More rows for a task: sentences with words replaced by others that fit. Jiao et al. 2020, arXiv:1909.10351, Alg. 1.
+
+A word may be replaced when it is of letters a-z only and no stop word. One that is a single token is masked, in
+`[CLS] masked text [SEP] text [SEP]`, and what the model finds most probable may stand for it, parts of words left out;
+one of several tokens may be replaced by the words with the nearest vectors.
+
+Deviations from the paper and from the authors' data_augmentation.py:
+- of a pair each side gets its variants while the other stays as it is; theirs varies the second side beside the last
+  variant of the first, because the row is changed in place.
+- vectors are, unless a GloVe file is given, made of the model's own input embeddings, the mean over a word's tokens,
+  over the words of the texts and of the vocabulary; a word is not its own neighbour.
+- the rest of a text stays as written; theirs is lower-cased and joined by spaces, the same tokens to an uncased model.
+- special tokens are never candidates; a word left without candidates stays.
+- stop words are scikit-learn's list of English ones.
+- words behind the 128th token of a text stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from compress.augmentation.candidates import Asked
+from compress.augmentation.candidates import candidates as find
+from compress.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from numpy.typing import NDArray
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+ROWS_PER_READ: Final = 1000
+TEXTS: Final = ("text", "text_pair")
+
+Slots = list[tuple[int, int, list[str]]]
+"""(start, end, candidates) of the words of a text, in its order."""
+
+
+def augment(
+    split: Dataset,
+    lm: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    rng: np.random.Generator,
+    copies: int = 20,
+    probability: float = 0.4,
+    candidates: int = 15,
+    beside: bool = True,
+    together: int = 1,
+    vectors: str | None = None,
+    numbers: bool = True,
+    limit: int | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Each row of the split (text, text_pair, label), followed by up to `copies` different variants of each text.
+
+    lm           a model with a masked language model's head, which uses `tokenizer`
+    probability  that a word is replaced, p_t; `candidates`: how many words may stand for it, K; both Sec. 4.2's
+    beside       masked texts are shown with the text as it is beside them (authors' code); without it half the cost
+    together     words of a text that are masked in one pass; 1 is the paper's, more is that many times cheaper
+    vectors      a GloVe text file; the first 100,000 rows are read
+    numbers      whether rows whose label is a number get variants (False: the prediction stage of STS-B, Sec. 4.2)
+    limit        at most so many rows, chosen at random, get variants
+
+    Labels are copied. Nothing but a batch of rows is held in memory. The same generator gives the same rows. Raises
+    DataError for data whose labels belong to places in the text (spans, tags), and for a model that fills in no masks.
+    """
+    _check(split, copies, probability, candidates, together)
+    if not numbers and pa.types.is_floating(split.features.arrow_schema.field("label").type):
+        yield from split
+        return
+    chosen = np.zeros(len(split), bool)
+    chosen[rng.permutation(len(split))[:limit]] = True
+    columns = _texts(split)
+    texts = pc.unique(pa.chunked_array([c for each in columns.values() for c in each.filter(pa.array(chosen)).chunks]))
+    slots = find(texts, lm, tokenizer, Asked(candidates, together, beside, vectors))
+    places = {name: pc.index_in(column, texts).to_numpy() for name, column in columns.items()}
+    for start in range(0, len(split), ROWS_PER_READ):
+        some = slice(start, start + ROWS_PER_READ)
+        rows = split.select(range(start, min(some.stop, len(split)))).to_list()
+        words = {name: _slots(slots, at[some][chosen[some]]) for name, at in places.items()}
+        for row, wanted in zip(rows, chosen[some].tolist(), strict=True):
+            yield row
+            for name in words if wanted else ():
+                for variant in variants(row[name], next(words[name]), rng, copies, probability):
+                    yield row | {name: variant}
+
+
+def variants(text: str, words: Slots, rng: np.random.Generator, copies: int, probability: float) -> list[str]:
+    """Up to `copies` texts, all different and none the original, each word replaced with `probability`."""
+    if not words:
+        return []
+    counts = [len(some) for *_, some in words]
+    replaced = rng.random((copies, len(words))) < probability
+    picked = np.where(replaced, rng.integers(counts, size=replaced.shape), -1).tolist()
+    cuts = [0, *(at for start, end, _ in words for at in (start, end)), len(text)]
+    parts = [text[start:end] for start, end in pairwise(cuts)]  # what stays and what may go, in turn
+    made = []
+    for picks in picked:
+        copy = parts.copy()
+        for number, pick in enumerate(picks):
+            if pick >= 0:
+                copy[2 * number + 1] = words[number][2][pick]
+        made.append("".join(copy))
+    return [each for each in dict.fromkeys(made) if each != text]
+
+
+def _texts(split: Dataset) -> dict[str, pa.ChunkedArray]:
+    tables = list(
+        split.select_columns([name for name in TEXTS if name in split.column_names])
+        .with_format("arrow")
+        .iter(ROWS_PER_READ)
+    )
+    return {
+        name: pa.chunked_array([c for table in tables for c in table[name].chunks], pa.string())
+        for name in tables[0].column_names
+    }
+
+
+def _slots(found: pa.Table, places: NDArray[Any]) -> Iterator[Slots]:
+    table = found.take(pa.array(places.astype(np.int64)))
+    for columns in zip(*(table[name].to_pylist() for name in ("starts", "ends", "candidates")), strict=True):
+        yield list(zip(*columns, strict=True))
+
+
+def _check(split: Dataset, copies: int, probability: float, candidates: int, together: int) -> None:
+    others = [name for name in split.column_names if name not in (*TEXTS, "label")]
+    if others or "text" not in split.column_names:
+        raise DataError(
+            f"augmentation replaces words in text, text_pair beside label, not in {', '.join(split.column_names)}: "
+            "where labels belong to places in the text, leave `augment` out (--set stages.NAME.augment=null)"
+        )
+    if copies < 1 or candidates < 1 or together < 1 or not 0 < probability <= 1:
+        raise DataError(
+            f"augmentation: copies {copies}, candidates {candidates}, together {together}, probability {probability}: "
+            "expected at least 1 of the first three, and a probability above 0 and at most 1"
+        )

@@ -1,0 +1,296 @@
+"""Which words are replaced, by what, and what is left as it is."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
+
+from compress import precision
+from compress.augmentation import augment
+from compress.augmentation.candidates import Asked, candidates
+from compress.augmentation.neighbours import nearest
+from compress.augmentation.rows import variants
+from compress.call import Call
+from compress.call import check as check_call
+from compress.errors import DataError
+from tests import tiny
+
+TEXT = "the Actor is good , a film of 1984 badly slow"
+"""Not asked about: stop words (the, is, a, of), the number, the comma. `badly` is two tokens."""
+
+
+@pytest.fixture(autouse=True)
+def float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "choose", lambda _: "fp32")
+
+
+@pytest.fixture(scope="module")
+def lm() -> Any:
+    return tiny.model("bert", head=AutoModelForMaskedLM)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tiny.tokenizer()
+
+
+def found(text: str, lm: Any, tokenizer: Any, **asked: Any) -> dict[str, list[str]]:
+    table = candidates(
+        pa.array([text]), lm, tokenizer, Asked(**{"most": 7, "together": 1, "beside": True, "vectors": None} | asked)
+    )
+    row = table.to_pylist()[0]
+    return {text[a:b]: some for a, b, some in zip(row["starts"], row["ends"], row["candidates"], strict=True)}
+
+
+def filled(
+    text: str, places: Sequence[int], lm: Any, tokenizer: Any, *, beside: bool, most: int = 7
+) -> list[list[str]]:
+    """What the model says at these tokens of the text, all masked at once, without any batching."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    masked = [tokenizer.mask_token_id if at in places else each for at, each in enumerate(ids)]
+    row, types = [2, *masked, 3], [0] * (len(ids) + 2)
+    if beside:
+        row, types = [*row, *ids, 3], [*types, *[1] * (len(ids) + 1)]
+    with torch.no_grad():
+        logits_LV = lm(input_ids=torch.tensor([row]), token_type_ids=torch.tensor([types])).logits[0]
+    best = [logits_LV[1 + at, : len(tokenizer)].topk(most).indices.tolist() for at in places]
+    names = [tokenizer.convert_ids_to_tokens(each) for each in best]
+    return [[name for name in each if not name.startswith("##") and name not in tiny.SPECIAL] for each in names]
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_word_of_one_token_may_become_what_the_model_finds_probable_in_its_place(
+    beside: bool, lm: Any, tokenizer: Any
+) -> None:
+    got = found(TEXT, lm, tokenizer, beside=beside)
+    tokens = tokenizer.tokenize(TEXT)
+    for word in ("Actor", "good", "film", "slow"):
+        assert got[word] == filled(TEXT, [tokens.index(word.lower())], lm, tokenizer, beside=beside)[0], word
+
+
+def test_stop_words_numbers_and_signs_are_left_alone(lm: Any, tokenizer: Any) -> None:
+    assert set(found(TEXT, lm, tokenizer)) == {"Actor", "good", "film", "badly", "slow"}
+
+
+def test_words_masked_together_are_masked_in_one_pass_and_are_no_neighbours(lm: Any, tokenizer: Any) -> None:
+    text = "film good slow fun"
+    first, second = filled(text, [0, 2], lm, tokenizer, beside=True), filled(text, [1, 3], lm, tokenizer, beside=True)
+    got = found(text, lm, tokenizer, together=2)
+    assert got == {"film": first[0], "good": second[0], "slow": first[1], "fun": second[1]}
+
+
+def test_batches_change_nothing(lm: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = pa.array([TEXT, "", "good film", "the", "slow sharp warm story"])
+    asked = Asked(7, 1, True, None)
+    together = candidates(texts, lm, tokenizer, asked).to_pylist()
+    monkeypatch.setattr("compress.augmentation.candidates.ENCODING", "another")
+    monkeypatch.setattr("compress.augmentation.candidates.TOKENS_PER_BATCH", 1)
+    monkeypatch.setattr("compress.augmentation.candidates.TEXTS_PER_WRITE", 2)
+    assert candidates(texts, lm, tokenizer, asked).to_pylist() == together
+    assert [len(row["starts"]) for row in together] == [5, 0, 2, 0, 4]
+
+
+def test_a_word_of_several_tokens_may_become_one_with_a_near_vector(lm: Any, tokenizer: Any) -> None:
+    table = lm.get_input_embeddings().weight.detach()
+    ids = tokenizer.get_vocab()
+    pool = sorted({"badly", "slow"} | {word for word in tiny.WORDS if word.isalpha()})
+    vectors = [table[[ids["bad"], ids["##ly"]]].mean(0) if word == "badly" else table[ids[word]] for word in pool]
+    cosine = [float(torch.cosine_similarity(vector, vectors[pool.index("badly")], 0)) for vector in vectors]
+    order = [pool[at] for at in np.argsort(-np.array(cosine)) if pool[at] != "badly"]
+    assert nearest({"badly", "slow"}, lm, tokenizer, most=5, file=None) == {"badly": order[:5]}
+    assert found(TEXT, lm, tokenizer)["badly"] == order[:7]
+
+
+def test_vectors_may_come_from_a_glove_file(lm: Any, tokenizer: Any, tmp_path: Path) -> None:
+    file = tmp_path / "glove.txt"
+    file.write_text("badly 1 0\ngood -1 0.1\n, 1 0\nbad 2 0.1\npoor 1 1\n", encoding="utf-8")
+    assert found(TEXT, lm, tokenizer, vectors=str(file))["badly"] == ["bad", "poor", "good"]
+    file.write_text("good 1 0\n", encoding="utf-8")
+    assert "badly" not in found(TEXT, lm, tokenizer, vectors=str(file))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("badly 1 0\ngood 1\n", "line 2: 1 numbers"), ("badly one\n", "line 1: expected a word"), (", 1\n", "no word")],
+)
+def test_a_file_of_vectors_that_is_none_is_refused(
+    content: str, message: str, lm: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "glove.txt").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        found(TEXT, lm, tokenizer, vectors=str(tmp_path / "glove.txt"))
+    with pytest.raises(DataError, match="no such file"):
+        found(TEXT, lm, tokenizer, vectors=str(tmp_path / "none.txt"))
+
+
+def test_byte_level_tokens_are_words_with_their_space_before_them() -> None:
+    words = ["good", "film", "dull"]
+    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, "Ġ": 5}
+    vocabulary |= {letter: 6 + at for at, letter in enumerate(sorted(set("".join(words))))}
+    merges = []
+    for word in words:
+        whole = "Ġ"
+        for letter in word:
+            merges.append((whole, letter))
+            whole += letter
+            vocabulary.setdefault(whole, len(vocabulary))
+    backend = Tokenizer(models.BPE(vocabulary, merges))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
+    special = {"pad": "<pad>", "mask": "<mask>", "cls": "<s>", "sep": "</s>", "unk": "<unk>"}
+    named = {f"{role}_token": token for role, token in special.items()}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **named)
+    lm = tiny.model("roberta", head=AutoModelForMaskedLM, vocab_size=len(vocabulary), pad_token_id=1)
+    got = found("good film dull", lm, tokenizer, most=len(vocabulary))
+    assert set(got) == set(words)
+    for some in got.values():
+        assert set(words) <= set(some) and all(each == each.strip() for each in some)
+
+
+def test_candidates_are_kept(lm: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = found(TEXT, lm, tokenizer)
+    monkeypatch.setattr("compress.augmentation.candidates.read", None)
+    assert found(TEXT, lm, tokenizer) == first
+    with pytest.raises(TypeError):
+        found(TEXT, lm, tokenizer, most=3)
+    other = tiny.model("bert", head=AutoModelForMaskedLM, seed=1)
+    with pytest.raises(TypeError):
+        found(TEXT, other, tokenizer)
+
+
+def test_words_that_the_model_has_no_room_for_stay(tokenizer: Any) -> None:
+    short = tiny.model("bert", head=AutoModelForMaskedLM, max_position_embeddings=9)  # [CLS] 3 [SEP] 3 [SEP]
+    assert set(found("good film slow fun", short, tokenizer)) == {"good", "film", "slow"}
+
+
+# Variants
+
+
+def drawn(*args: Any, copies: int = 200, probability: float = 0.5, seed: int = 0) -> list[str]:
+    return variants(*args, np.random.default_rng(seed), copies, probability)
+
+
+SLOTS = [(4, 9, ["story", "plot"]), (13, 17, ["bad", "dull", "poor"])]
+
+
+def test_variants_are_different_and_made_of_candidates_alone() -> None:
+    got = drawn("The Actor is good!", SLOTS)
+    possible = {f"The {a} is {b}!" for a in ("Actor", "story", "plot") for b in ("good", "bad", "dull", "poor")}
+    assert len(set(got)) == len(got) and set(got) == possible - {"The Actor is good!"}
+
+
+def test_every_word_is_replaced_with_the_given_probability_and_evenly() -> None:
+    many = [(at, at + 1, ["x", "y", "z"]) for at in range(0, 2000, 2)]
+    (text,) = drawn("a " * 1000, many, copies=1, probability=0.4)
+    share = {letter: text.count(letter) / 1000 for letter in "axyz"}
+    assert share["a"] == pytest.approx(0.6, abs=0.05)
+    assert share["x"] == pytest.approx(share["y"], abs=0.05) == pytest.approx(share["z"], abs=0.05)
+
+
+def test_a_text_without_words_to_replace_has_no_variants() -> None:
+    assert drawn("1984", []) == []
+
+
+def test_the_original_is_no_variant() -> None:
+    assert drawn("good", [(0, 4, ["good"])], probability=1.0) == []
+
+
+# Rows
+
+
+def split(**columns: Sequence[Any]) -> Dataset:
+    return Dataset.from_dict(dict(columns))
+
+
+def rows(data: Dataset, lm: Any, tokenizer: Any, *, seed: int = 0, **options: Any) -> list[dict[str, Any]]:
+    made = augment(data, lm, tokenizer, rng=np.random.default_rng(seed), **options)
+    assert isinstance(made, Iterator)
+    return list(made)
+
+
+SINGLE = split(text=[TEXT, "a the", "a slow film"], label=[0, 1, 1])
+
+
+def test_each_row_is_followed_by_its_variants_with_its_label(lm: Any, tokenizer: Any) -> None:
+    got = rows(SINGLE, lm, tokenizer, copies=3)
+    starts = [at for at, row in enumerate(got) if row in SINGLE.to_list()]
+    assert [got[at] for at in starts] == SINGLE.to_list()
+    assert starts[0] == 0 and starts[2] == starts[1] + 1, "nothing can be replaced in `a the`"
+    for start, end, label in zip(starts, [*starts[1:], len(got)], (0, 1, 1), strict=True):
+        assert end - start <= 4 and {row["label"] for row in got[start:end]} == {label}
+        assert len({row["text"] for row in got[start:end]}) == end - start
+
+
+def test_the_same_generator_gives_the_same_rows_and_another_others(lm: Any, tokenizer: Any) -> None:
+    assert rows(SINGLE, lm, tokenizer) == rows(SINGLE, lm, tokenizer) != rows(SINGLE, lm, tokenizer, seed=1)
+
+
+def test_many_rows_are_the_same_as_few(lm: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = rows(SINGLE, lm, tokenizer)
+    monkeypatch.setattr("compress.augmentation.rows.ROWS_PER_READ", 2)
+    assert rows(SINGLE, lm, tokenizer) == at_once
+
+
+def test_of_a_pair_each_side_changes_while_the_other_stays(lm: Any, tokenizer: Any) -> None:
+    pairs = split(text=["good film", "slow"], text_pair=["the plot", "fun scene"], label=[[1.0, 0.0], [0.0, 0.0]])
+    got = rows(pairs, lm, tokenizer, copies=4)
+    first = [row for row in got if row["label"] == [1.0, 0.0]]
+    assert first[0] == pairs[0]
+    changed = [(row["text"] != "good film", row["text_pair"] != "the plot") for row in first[1:]]
+    assert set(changed) == {(True, False), (False, True)}
+    assert changed == sorted(changed, reverse=True), "the first side's variants come first"
+
+
+def test_numbers_may_be_left_out(lm: Any, tokenizer: Any) -> None:
+    scores = split(text=["good film", "slow"], label=[0.5, 4.0])
+    assert rows(scores, lm, tokenizer, numbers=False) == scores.to_list()
+    assert len(rows(scores, lm, tokenizer)) > 2
+    assert len(rows(SINGLE, lm, tokenizer, numbers=False)) > 3
+
+
+def test_a_limit_chooses_rows_by_the_generator(lm: Any, tokenizer: Any) -> None:
+    data = split(text=["good film", "slow scene", "dull plot", "fun story"], label=[0, 1, 2, 3])
+    chosen = set()
+    for seed in range(8):
+        got = rows(data, lm, tokenizer, limit=1, seed=seed)
+        labels = [row["label"] for row in got]
+        assert sorted(set(labels)) == [0, 1, 2, 3]
+        (one,) = {label for label in labels if labels.count(label) > 1}
+        chosen.add(one)
+    assert len(chosen) > 1
+
+
+def test_chosen_rows_of_a_data_set_are_read_in_their_order(lm: Any, tokenizer: Any) -> None:
+    got = rows(SINGLE.select([2, 0]), lm, tokenizer, copies=1)
+    assert [row["text"] for row in got if row in SINGLE.to_list()] == ["a slow film", TEXT]
+
+
+# Refused
+
+
+def test_labels_of_places_in_the_text_are_refused(lm: Any, tokenizer: Any) -> None:
+    with pytest.raises(DataError, match="not in words, label: where labels belong to places"):
+        rows(split(words=[["good"]], label=[[1]]), lm, tokenizer)
+
+
+@pytest.mark.parametrize("options", [{"copies": 0}, {"candidates": 0}, {"together": 0}, {"probability": 0.0}])
+def test_senseless_numbers_are_refused(options: dict[str, Any], lm: Any, tokenizer: Any) -> None:
+    with pytest.raises(DataError, match="expected at least 1 of the first three"):
+        rows(SINGLE, lm, tokenizer, **options)
+
+
+def test_a_model_that_fills_in_no_masks_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(DataError, match="BertModel fills in no masks"):
+        rows(SINGLE, tiny.bert().bert, tokenizer)
+
+
+def test_a_recipe_may_name_it() -> None:
+    assert check_call(Call("tinybert.augment", {"copies": 10, "limit": None}), "here", given=["rng"]) == []
+    (problem,) = check_call(Call("tinybert.augment", {"copys": 10}), "here", given=["rng"])
+    assert "Did you mean 'copies'?" in problem
