@@ -47,7 +47,8 @@ class Windows:
 
 @dataclass(frozen=True)
 class Spans:
-    """The best span of every question: its characters, its share of probability, and how much better no answer is.
+    """The best span of every question: its characters, its tokens (among the T of all rows), and how much better no
+    answer is.
 
     margin_Q is the score of no answer (the least of the question's rows) minus the span's; infinite where no row holds
     any of the context.
@@ -55,6 +56,8 @@ class Spans:
 
     starts_Q: Ints
     ends_Q: Ints
+    first_Q: Ints
+    last_Q: Ints
     margin_Q: Floats
 
     def texts(self, contexts: Sequence[str], threshold: float) -> list[str]:
@@ -87,9 +90,11 @@ def best_spans(logits_T2: Floats, windows: Windows) -> Spans:
     nulls_R = begins_R + windows.nulls_R
     null_Q = np.minimum.reduceat(first_T[nulls_R] + last_T[nulls_R], asked_R)
     none_Q = np.isneginf(best_Q)
+    last_Q = token_Q + width_T[token_Q]
     starts_Q = np.where(none_Q, 0, windows.starts_T[token_Q])
-    ends_Q = np.where(none_Q, 0, windows.ends_T[token_Q + width_T[token_Q]])
-    return Spans(starts_Q, ends_Q, np.where(none_Q, np.inf, null_Q - np.where(none_Q, 0.0, best_Q)))
+    ends_Q = np.where(none_Q, 0, windows.ends_T[last_Q])
+    margin_Q = np.where(none_Q, np.inf, null_Q - np.where(none_Q, 0.0, best_Q))
+    return Spans(starts_Q, ends_Q, token_Q, last_Q, margin_Q)
 
 
 def normalised(answer: str) -> str:

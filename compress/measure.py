@@ -11,17 +11,16 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from transformers import PreTrainedModel
 
-from compress import baselines, evaluate, teachers
+from compress import baselines, teachers
 from compress.bench.local import machine, race
 from compress.bench.protocol import Latency, Setting
-from compress.data.batches import encode
 from compress.data.task import Task
+from compress.exam import Exam
 from compress.export.bundle import Bundle
 from compress.export.onnx import parity, to_onnx
-from compress.export.predictor import open_predictor
+from compress.export.predictor import Predictor, open_predictor
 from compress.flops import flops_per_token, parameters
 from compress.journal import curves
 from compress.recipe import Recipe
@@ -56,21 +55,28 @@ def measure(
     data, console = material.data, material.console
     name, split = ("validation", data.validation) if data.test is None else ("test", data.test)
     console.print(f"measuring on {len(split):,} {name} rows")
-    rows = encode(split, tutor.tokenizer, bundle.manifest.max_length)
-    labels = np.asarray(split["label"][:])
+    length = bundle.manifest.max_length
+    exam = Exam.of(data.task, split, tutor.tokenizer, length)
+    elsewhere = data.task.unanswerable and data.test is not None
+    chosen = Exam.of(data.task, data.validation, tutor.tokenizer, length) if elsewhere else None
+
+    def threshold(predictor: Predictor) -> float | None:
+        """Chosen where the weights were: on the validation split, for each model by itself."""
+        return chosen.threshold(predictor.logits(chosen.rows)) if chosen else None
+
     teacher_file = run.path / "teacher" / "model.onnx"
     teacher = teachers.load(tutor.name, tutor.folder, data.task, allow_pickle=tutor.pickled).model
     teacher_file.parent.mkdir(exist_ok=True)
     to_onnx(teacher, teacher_file)
     files = {"teacher": teacher_file, **{f"student {which}": path for which, path in bundle.files().items()}}
     threads = os.cpu_count() or 1
-    logits = {
-        each: open_predictor(
-            bundle.path, path, task=data.task, max_length=bundle.manifest.max_length, threads=threads
-        ).logits(rows)
+    opened = {
+        each: open_predictor(bundle.path, path, task=data.task, max_length=length, threads=threads)
         for each, path in files.items()
     }
-    lengths = dict.fromkeys(min(length, bundle.manifest.max_length) for length in LENGTHS)
+    logits = {each: predictor.logits(exam.rows) for each, predictor in opened.items()}
+    own = {each: threshold(predictor) for each, predictor in opened.items()}
+    lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
     times = race(files, [Setting(threads=1, batch=1, seq=length) for length in lengths])
     spent = {stage.name: _spent(run, stage.name) for stage in (recipe.teacher, *recipe.stages)}
     models = {"teacher": teacher, "student fp32": student, "student int8": student}
@@ -81,8 +87,10 @@ def measure(
             Row(
                 name=tutor.name if each == "teacher" else each,
                 role="teacher" if each == "teacher" else "student",
-                score=evaluate.scores(data.task, logits[each], labels),
-                agreement=None if each == "teacher" else evaluate.agreement(data.task, logits[each], logits["teacher"]),
+                score=exam.scores(logits[each], threshold=own[each]),
+                agreement=None
+                if each == "teacher"
+                else exam.agreement(logits[each], logits["teacher"], thresholds=(own[each], own["teacher"])),
                 parameters=parameters(models[each]),
                 flops_per_token=flops_per_token(models[each]),
                 file_mb=path.stat().st_size / 1e6,
@@ -92,7 +100,8 @@ def measure(
             )
         )
     batches = [
-        material.collate([rows[i] for i in range(at, min(at + 8, len(rows)))]) for at in range(0, min(64, len(rows)), 8)
+        material.collate([exam.rows[i] for i in range(at, min(at + 8, len(exam.rows)))])
+        for at in range(0, min(64, len(exam.rows)), 8)
     ]
     notes = [
         *data.notes,

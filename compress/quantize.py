@@ -12,7 +12,7 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from compress import evaluate
+from compress.exam import Exam
 from compress.export.bundle import Bundle
 from compress.export.int8 import contracting_products, quantize_dynamic
 from compress.export.predictor import open_predictor
@@ -20,15 +20,13 @@ from compress.export.predictor import open_predictor
 ROWS = 2000
 """Rows that decide whether the score is kept, spread evenly over the split."""
 PROBE = 128
-"""Rows that rank the products by how far their quantisation moves the logits."""
+"""Rows, spread likewise, that rank the products by how far their quantisation moves the logits."""
 SHARE = 0.2
 """Of the mean squared error of the logits, that a product must carry to be worth its time in float32."""
 
 
-def products_to_keep(
-    bundle: Bundle, rows: Dataset, labels: NDArray[np.generic], *, limit: float, threads: int
-) -> tuple[str, ...]:
-    """Names of products which, left in float32, bring int8 near enough to fp32 on `rows`.
+def products_to_keep(bundle: Bundle, exam: Exam, *, limit: float, threads: int) -> tuple[str, ...]:
+    """Names of products which, left in float32, bring int8 near enough to fp32 on the exam's rows.
 
     Near enough: the score falls by at most `limit`, and at most that share of the answers changes (for a regression:
     r lacks that much to 1), which is the steadier figure. Empty when all-int8 is near enough already. Otherwise the
@@ -36,17 +34,17 @@ def products_to_keep(
     those do not suffice int8 stays as near as it is.
     """
     task, source = bundle.task, bundle.files()["fp32"]
-    chosen = np.linspace(0, len(rows) - 1, min(ROWS, len(rows)), dtype=int)
-    rows, labels = rows.select(chosen), labels[chosen]
-    exact = bundle.logits(rows, precision="fp32", threads=threads)
+    exam = exam.spread(ROWS)
+    exact = bundle.logits(exam.rows, precision="fp32", threads=threads)
 
     def near(logits: NDArray[np.float32]) -> bool:
-        before, after = (evaluate.scores(task, each, labels)[task.metric] for each in (exact, logits))
-        return before - after <= limit and evaluate.agreement(task, logits, exact) >= 1 - limit
+        before, after = (exam.scores(each)[task.metric] for each in (exact, logits))
+        return before - after <= limit and exam.agreement(logits, exact) >= 1 - limit
 
-    if near(bundle.logits(rows, precision="int8", threads=threads)):
+    if near(bundle.logits(exam.rows, precision="int8", threads=threads)):
         return ()
-    probe = rows.select(range(min(PROBE, len(rows))))
+    probe = exam.spread(PROBE).rows
+    expected = bundle.logits(probe, precision="fp32", threads=threads)
     with tempfile.TemporaryDirectory() as scratch:
 
         def logits(keep: list[str], asked: Dataset) -> NDArray[np.float32]:
@@ -56,13 +54,13 @@ def products_to_keep(
             return open_predictor(bundle.path, file, task=task, max_length=length, threads=threads).logits(asked)
 
         def error(keep: list[str]) -> float:
-            return float(np.square(logits(keep, probe) - exact[: len(probe)]).mean())
+            return float(np.square(logits(keep, probe) - expected).mean())
 
         left = {name: error([name]) for name in contracting_products(source)}
         much = (1 - SHARE) * error([])
         keep: list[str] = []
         for name in sorted((name for name in left if left[name] <= much), key=lambda each: left[each]):
             keep.append(name)
-            if near(logits(keep, rows)):
+            if near(logits(keep, exam.rows)):
                 break
     return tuple(keep)

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from transformers import PreTrainedModel
 
-from compress.data.batches import encode
+from compress.exam import Exam
 from compress.export.bundle import Bundle
 from compress.files import written
 from compress.measure import card, measure
@@ -45,8 +44,8 @@ def ship(
         max_length=length, recipe=recipe.to_yaml(), card={"name": f"{recipe.name} student of {tutor.name}"},
     )  # fmt: skip
     bundle = write()
-    rows, labels = encode(data.validation, tutor.tokenizer, length), np.asarray(data.validation["label"][:])
-    keep = products_to_keep(bundle, rows, labels, limit=INT8_LIMIT, threads=os.cpu_count() or 1)
+    exam = Exam.of(data.task, data.validation, tutor.tokenizer, length)
+    keep = products_to_keep(bundle, exam, limit=INT8_LIMIT, threads=os.cpu_count() or 1)
     if keep:
         bundle = write(keep=keep)
         notes = [
@@ -54,6 +53,8 @@ def ship(
             f"int8 leaves {len(keep)} of its matrix products in float32, to change at most {INT8_LIMIT:.1%} of the "
             f"answers on the validation split: {', '.join(keep)}.",
         ]
+    if data.task.unanswerable:
+        bundle = bundle.with_threshold(exam.threshold(bundle.logits(exam.rows, threads=os.cpu_count() or 1)))
     report = measure(
         bundle, tutor, student, material,
         recipe=recipe, run=run, notes=notes, command=command_line(), seconds=time.time() - started,

@@ -262,8 +262,8 @@ def test_bag_of_words_learns_from_evenly_spaced_rows(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(baselines, "BAG_ROWS", 10)
     texts, labels = (["fine", "dull"] * 15), ([1, 0] * 15)
     tiny = data(task(), {"text": texts, "label": labels}, {"text": ["fine", "dull"], "label": [1, 0]})
-    seen, known = evaluate._bag(tiny)
+    seen, known = baselines._bag(tiny)
     assert len(seen[0]) == len(known) == 10
     assert baselines.bag_of_words(tiny, tiny.validation)["accuracy"] == 1.0
     monkeypatch.setattr(baselines, "BAG_CHARACTERS", 20)
-    assert len(evaluate._bag(tiny)[0][0]) == 5
+    assert len(baselines._bag(tiny)[0][0]) == 5

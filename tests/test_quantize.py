@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 import torch
 from datasets import Dataset
-from numpy.typing import NDArray
 
 from compress.data.task import Task
+from compress.exam import Exam
 from compress.export.bundle import Bundle
 from compress.export.int8 import contracting_products, quantize_dynamic
 from compress.quantize import products_to_keep
@@ -18,8 +17,8 @@ from tests import learning, tiny
 TASK = Task("classification", ("text",), "label", ("a", "b", "c"), "accuracy")
 
 
-def bundle(path: Path, *, outlier_in: int | None = None) -> tuple[Bundle, Dataset, NDArray[np.int64]]:
-    """A bundle, rows, and the fp32 model's own answers as labels, so that fp32 scores 1.
+def bundle(path: Path, *, outlier_in: int | None = None) -> tuple[Bundle, Exam]:
+    """A bundle and an exam in which the fp32 model's own answers are right, so that fp32 scores 1.
 
     `outlier_in`: one inner neuron of that layer is huge and read by nobody: it changes nothing but the scale that all
     of its neighbours are quantised with.
@@ -47,15 +46,16 @@ def bundle(path: Path, *, outlier_in: int | None = None) -> tuple[Bundle, Datase
     )
     rows = learning.rows(200)
     rows = rows.add_column("token_type_ids", [[0] * length for length in rows["length"]])
-    return shipped, rows, shipped.logits(rows, precision="fp32").argmax(1)
+    answers = shipped.logits(rows, precision="fp32").argmax(1)
+    return shipped, Exam(TASK, Dataset.from_dict({"label": answers}), rows)
 
 
 @pytest.mark.parametrize("outlier_in", [0, 1])
 def test_the_product_that_hurts_stays_float_and_no_other(outlier_in: int, tmp_path: Path) -> None:
-    shipped, rows, labels = bundle(tmp_path / "bundle", outlier_in=outlier_in)
-    lost = (shipped.logits(rows).argmax(1) != labels).mean()
+    shipped, exam = bundle(tmp_path / "bundle", outlier_in=outlier_in)
+    lost = 1 - exam.scores(shipped.logits(exam.rows))[TASK.metric]
     assert lost > 0.05, "the case is no case: int8 is good as it is"
-    keep = products_to_keep(shipped, rows, labels, limit=0.05, threads=1)
+    keep = products_to_keep(shipped, exam, limit=0.05, threads=1)
     assert keep == (contracting_products(shipped.files()["fp32"])[outlier_in],)
     quantize_dynamic(shipped.files()["fp32"], tmp_path / "kept.onnx", keep=keep)
     nodes = {node.name: node.op_type for node in onnx.load(tmp_path / "kept.onnx").graph.node}
@@ -64,12 +64,12 @@ def test_the_product_that_hurts_stays_float_and_no_other(outlier_in: int, tmp_pa
 
 
 def test_nothing_is_kept_where_nothing_is_lost(tmp_path: Path) -> None:
-    shipped, rows, labels = bundle(tmp_path / "bundle")
-    assert products_to_keep(shipped, rows, labels, limit=1.0, threads=1) == ()
+    shipped, exam = bundle(tmp_path / "bundle")
+    assert products_to_keep(shipped, exam, limit=1.0, threads=1) == ()
 
 
 def test_a_limit_that_cannot_be_met_keeps_only_what_matters(tmp_path: Path) -> None:
-    shipped, rows, labels = bundle(tmp_path / "bundle", outlier_in=0)
+    shipped, exam = bundle(tmp_path / "bundle", outlier_in=0)
     first, second = contracting_products(shipped.files()["fp32"])
-    assert products_to_keep(shipped, rows, labels, limit=-1.0, threads=1) == (first,)
+    assert products_to_keep(shipped, exam, limit=-1.0, threads=1) == (first,)
     assert second != first

@@ -8,24 +8,27 @@ Loading and predicting import neither torch nor transformers.
 
 import copy
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from compress.data.task import Kind, Task
+from compress.data.task import Task
 from compress.errors import BundleError
 from compress.export import manifest as manifests
 from compress.export.card import model_card
 from compress.export.manifest import Manifest, Stamp
 from compress.files import filled, written
+from compress.heads import PROBLEMS, output_names
 from compress.shape import positions
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from compress.export.marking import Answer, Marked
     from compress.export.predictor import Prediction, Predictor, Row, Text
 
 Precision = Literal["int8", "fp32"]
@@ -35,12 +38,6 @@ FILES: Mapping[Precision, str] = {"fp32": "onnx/model.onnx", "int8": "onnx/model
 
 FIXED = ("manifest.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 """What `attach` must not touch: to change these is to write another bundle."""
-
-PROBLEMS: Mapping[Kind, str] = {
-    "classification": "single_label_classification",
-    "multilabel": "multi_label_classification",
-    "regression": "regression",
-}
 
 
 @dataclass(frozen=True)
@@ -108,20 +105,31 @@ class Bundle:
         """The tokenizer and an onnxruntime session, for many calls; `threads` rows run at a time."""
         from compress.export.predictor import open_predictor
 
-        file = self.path / FILES[precision]
-        return open_predictor(self.path, file, task=self.task, max_length=self.manifest.max_length, threads=threads)
+        file, made = self.path / FILES[precision], self.manifest
+        threshold = math.inf if made.threshold is None else made.threshold
+        return open_predictor(
+            self.path, file, task=self.task, max_length=made.max_length, threads=threads, threshold=threshold
+        )
 
     def predict(
         self, texts: "Sequence[Text]", *, precision: Precision = "int8", threads: int = 1
-    ) -> "list[Prediction]":
-        """One prediction per text, or pair of texts, in their order: see `Prediction`."""
+    ) -> "list[Prediction] | list[Answer] | list[Marked]":
+        """What the model says of each text, or pair of texts (a question and its context), in their order: see
+        `Predictor.predict`."""
         return self.open(precision, threads=threads).predict(texts)
 
     def logits(
         self, rows: "Iterable[Row]", *, precision: Precision = "int8", threads: int = 1
     ) -> "NDArray[np.float32]":
-        """Logits (rows, outputs) of encoded rows, in their order: see `Predictor.logits`."""
+        """Logits of encoded rows, in their order: see `Predictor.logits`."""
         return self.open(precision, threads=threads).logits(rows)
+
+    def with_threshold(self, threshold: float) -> "Bundle":
+        """qa: the bundle that gives no answer where none scores better than the best span by this much; infinite: an
+        answer is always given."""
+        manifest = replace(self.manifest, threshold=threshold if math.isfinite(threshold) else None)
+        manifest.write(self.path)
+        return replace(self, manifest=manifest)
 
     def card(self, card: Mapping[str, Any]) -> str:
         """The model card anew, once there are more `rows` to show: `bundle.attach("README.md", bundle.card(...))`."""
@@ -170,8 +178,8 @@ def _write_model(
     from compress.export.onnx import as_float32, to_onnx
 
     plain = as_float32(model)
-    labels = task.labels or (task.label,)
-    plain.config.problem_type = PROBLEMS[task.kind]
+    labels = (task.label,) if task.kind == "regression" else output_names(task)
+    plain.config.problem_type = PROBLEMS.get(task.kind)
     plain.config.id2label = dict(enumerate(labels))
     plain.config.label2id = {label: index for index, label in enumerate(labels)}
     words = copy.deepcopy(tokenizer)  # the backend carries the padding and truncation of its last call into the file

@@ -36,6 +36,8 @@ class Manifest:
     task        kind, columns, labels in the order of the logits, metric
     max_length  tokens a text (or a pair) is cut to, special tokens included
     model_type, parameters   the architecture by transformers' name, and its size
+    threshold   qa: how much better no answer must score than the best span to be given; none: something is always
+                answered
     versions    package -> version, of those that made the bundle
     files       path inside the bundle, with forward slashes -> stamp; all files but the manifest
     """
@@ -47,6 +49,7 @@ class Manifest:
     versions: Mapping[str, str]
     files: Mapping[str, Stamp]
     format: Literal[1] = 1
+    threshold: float | None = None
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":

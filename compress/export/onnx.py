@@ -40,7 +40,9 @@ PROBES = ((1, 2), (3, 7))
 
 def to_onnx(model: nn.Module, path: Path, *, opset: int = 17) -> None:
     """Writes `path`: input_ids, attention_mask (and token_type_ids, where the model has segments), each
-    (batch_size, sequence_length) int64 -> logits (batch_size, outputs) float32.
+    (batch_size, sequence_length) int64 -> logits float32 (batch_size, outputs), or (batch_size, sequence_length,
+    outputs) of a head that answers per token; start_logits and end_logits (batch_size, sequence_length) of one that
+    answers with spans.
 
     The model stays as it was: mode, attention implementation, dtype, device. Raises ExportError when the model cannot
     be exported, is over 2 GB, or when the file's logits are not the model's (checked here at other shapes than
@@ -87,24 +89,35 @@ def as_float32(model: nn.Module) -> Any:
 
 
 class _Exported(nn.Module):
-    """What the file computes: ids and a 0/1 mask in, logits out."""
+    """What the file computes: ids and a 0/1 mask in, the answers' logits out."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
         if self.model.config.model_type not in SQUARES_ITS_MASK:
             attention_mask = (1.0 - attention_mask[:, None, None, :].to(torch.float32)) * MASKED
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **segments).logits
-        return logits
+        return tuple(_answers(self.model(input_ids=input_ids, attention_mask=attention_mask, **segments)).values())
+
+
+def _answers(out: Any) -> dict[str, Tensor]:
+    """The tensors of a model's output that the file has, under the names that the hub's tools look for."""
+    return {name: out[name] for name in ("logits", "start_logits", "end_logits") if name in out}
 
 
 def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> None:
     plain.set_attn_implementation("eager")
-    axes = {name: {0: "batch_size", 1: "sequence_length"} for name in batch} | {"logits": {0: "batch_size"}}
     try:
+        with torch.no_grad():
+            answers = _answers(plain(**batch))
+        if not answers:
+            raise LookupError("no logits among its outputs")
+        sizes = {0: "batch_size", 1: "sequence_length"}
+        axes = dict.fromkeys(batch, sizes) | dict.fromkeys(answers, sizes)
+        if "logits" in answers and answers["logits"].dim() == 2:
+            axes["logits"] = {0: "batch_size"}
         # What the tracer and the exporter warn of is checked on the file itself; the warnings name only their own code.
         with warnings.catch_warnings(action="ignore"), torch.no_grad():
             torch.onnx.export(
@@ -114,13 +127,13 @@ def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> N
                 dynamo=False,
                 opset_version=opset,
                 input_names=list(batch),
-                output_names=["logits"],
+                output_names=list(answers),
                 dynamic_axes=axes,
             )
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         raise ExportError(
             f"{_kind(plain)}: cannot be exported to ONNX ({type(error).__name__}: {error}); expected an encoder with a "
-            "sequence classification head, as AutoModelForSequenceClassification loads it"
+            "head for classification, tagging or question answering, as transformers' Auto classes load it"
         ) from error
 
 
@@ -133,11 +146,15 @@ def _compare(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor
     with torch.no_grad():
         for batch in batches:
             inputs = {name: batch[name].cpu() for name in names}
-            expected = plain(**inputs).logits.numpy()
-            (logits,) = session.run(["logits"], {name: tensor.numpy() for name, tensor in inputs.items()})
-            with np.errstate(invalid="ignore"):  # inf - inf
-                differences.append(np.abs(logits - expected).max())
-            sizes.append(np.abs(expected).max())
+            expected = {name: tensor.numpy() for name, tensor in _answers(plain(**inputs)).items()}
+            found = session.run(list(expected), {name: tensor.numpy() for name, tensor in inputs.items()})
+            real = inputs["attention_mask"].numpy() == 1
+            for one, other in zip(found, expected.values(), strict=True):
+                per_token = other.ndim == 3 or "start_logits" in expected
+                mine, theirs = (one[real], other[real]) if per_token else (one, other)
+                with np.errstate(invalid="ignore"):  # inf - inf
+                    differences.append(np.abs(mine - theirs).max())
+                sizes.append(np.abs(theirs).max())
     if not differences:
         raise ExportError(f"{path}: parity needs at least one batch")
     return float(np.max(differences)), float(np.max(sizes))

@@ -1,5 +1,6 @@
-"""Texts in, labels out, with `tokenizers` and onnxruntime alone: neither torch nor transformers is imported."""
+"""Texts in, answers out, with `tokenizers` and onnxruntime alone: neither torch nor transformers is imported."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from compress.data.task import Task
+from compress.data.windows import plain
 from compress.errors import BundleError
+from compress.export.marking import Answer, Marked, answered, marked
 from compress.export.session import open_session
 
 Text = str | tuple[str, str]
@@ -34,6 +37,9 @@ class Prediction:
     score: float
     scores: dict[str, float]
 
+    def __str__(self) -> str:
+        return f"{self.label}\t{self.score:.4f}" if self.label else f"{self.score:.4f}"
+
 
 @dataclass(frozen=True)
 class Predictor:
@@ -42,16 +48,27 @@ class Predictor:
     Every row is run by itself, without padding: an int8 graph scales activations by the whole batch, so in company a
     row's logits would depend on the others; alone they are what a device computes. (Batches of 16 were 15 % faster
     in int8, 6 layers x 384, 27 tokens.) Rows are shared out over `threads` threads, each running one row at a time.
+    `threshold`: qa, how much better no answer must score than the best span to be given.
     """
 
     task: Task
     tokenizer: Tokenizer
     session: onnxruntime.InferenceSession
+    max_length: int
     threads: int
+    threshold: float = math.inf
 
-    def predict(self, texts: Sequence[Text]) -> list[Prediction]:
-        """One prediction per text (per pair of texts for a pair task), in their order."""
-        encodings = self.tokenizer.encode_batch([_checked(text, self.task) for text in texts])
+    def predict(self, texts: Sequence[Text]) -> list[Prediction] | list[Answer] | list[Marked]:
+        """What the model says of each text, or pair of texts, in their order: Answer for (question, context) pairs,
+        Marked for texts whose words are tagged, Prediction otherwise."""
+        given = [_checked(text, self.task) for text in texts]
+        if self.task.kind == "qa":
+            pairs = [(text[0], text[1]) for text in given]
+            return answered(pairs, self.tokenizer, self.logits, max_length=self.max_length, threshold=self.threshold)
+        if self.task.kind == "tagging":
+            lines = [text for text in given if isinstance(text, str)]
+            return marked(lines, self.task.labels, self.tokenizer, self.logits, max_length=self.max_length)
+        encodings = self.tokenizer.encode_batch(given)
         rows = [
             {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
             for row in encodings
@@ -60,6 +77,7 @@ class Predictor:
 
     def logits(self, rows: Iterable[Row]) -> NDArray[np.float32]:
         """Logits (rows, outputs) of encoded rows, in their order; columns that the file does not read are passed over.
+        Of a task that is tokenwise (tokens, outputs): those of all rows, one row after another.
 
         Raises BundleError for a row that lacks an input of the file.
         """
@@ -69,19 +87,24 @@ class Predictor:
             if missing := [name for name in names if name not in row]:
                 raise BundleError(f"logits: a row has {', '.join(row)}; expected {', '.join(missing)} too")
             feeds = {name: np.asarray([row[name]], dtype=np.int64) for name in names}
-            return self.session.run(["logits"], feeds)[0][0]
+            found = [output[0] for output in self.session.run(None, feeds)]
+            return found[0] if len(found) == 1 else np.stack(found, axis=-1)  # starts and ends of spans
 
         with ThreadPoolExecutor(self.threads) as pool:
             answers = list(pool.map(run, rows))
-        return np.stack(answers) if answers else np.empty((0, self.task.outputs), np.float32)
+        if not answers:
+            return np.empty((0, self.task.outputs), np.float32)
+        return np.concatenate(answers) if self.task.tokenwise else np.stack(answers)
 
 
-def open_predictor(folder: Path, onnx_file: Path, *, task: Task, max_length: int, threads: int) -> Predictor:
+def open_predictor(
+    folder: Path, onnx_file: Path, *, task: Task, max_length: int, threads: int, threshold: float = math.inf
+) -> Predictor:
     """Opens the ONNX file with the tokenizer of the folder, which gives the tokens transformers gives."""
-    tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.enable_truncation(max_length, strategy="longest_first")
-    tokenizer.no_padding()
-    return Predictor(task, tokenizer, open_session(onnx_file, threads=1), threads)
+    tokenizer: Any = plain(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    if not task.tokenwise:  # these read what is too long in several rows
+        tokenizer.enable_truncation(max_length, strategy="longest_first")
+    return Predictor(task, tokenizer, open_session(onnx_file, threads=1), max_length, threads, threshold)
 
 
 def _checked(text: Text, task: Task) -> Text:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 # The TypedDict that pydantic can read on Python 3.11; it comes with pydantic.
 from typing_extensions import TypedDict
 
+from compress.data.task import Kind
 from compress.errors import BundleError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Report:
     recipe: str
     teacher: str
     data: str
-    kind: Literal["classification", "multilabel", "regression"]
+    kind: Kind
     metric: str
     labels: int
     split: str

@@ -82,4 +82,7 @@ def metric(name: str) -> str:
         "pearson": "Pearson correlation",
         "spearman": "Spearman correlation",
         "mse": "mean squared error",
+        "exact": "exact match",
+        "f1_answerable": "F1 of the answerable",
+        "no_answer": "rightly unanswered",
     }.get(name, name)
