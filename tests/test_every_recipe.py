@@ -1,0 +1,83 @@
+"""Every recipe of the folder runs, end to end, at tiny size: what its stages name works together."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import AutoModel, AutoModelForPreTraining
+
+import compress
+from compress.export.bundle import Bundle
+from compress.recipe import Recipe, Stage, StudentSpec
+from compress.recipe_file import names
+from compress.term import Term
+from tests import tiny
+
+GENERATIVE = ("distilgpt2", "gkd", "minillm", "t5")
+"""Recipes that end in a language model: `compress pretrain` runs them."""
+OTHER_TEACHERS = {
+    "distilroberta": ("roberta", AutoModel),
+    "electra-distill": ("electra", AutoModelForPreTraining),
+    "xlnet": ("xlnet", AutoModel),
+}
+"""Recipes that a BERT cannot teach."""
+SMALL = {"layers": 2, "hidden": 16, "ffn": 32, "heads": 2}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("every")
+    corpus = folder / "corpus.txt"
+    story = "the story was sharp but slow . a film is never quite dull . this actor was great and the plot is fun ."
+    corpus.write_text("\n\n".join([f"{story}\n{story}"] * 30), encoding="utf-8")
+    return {"data": tiny.reviews(folder / "data"), "corpus": str(corpus), "folder": str(folder)}
+
+
+def shrunk(name: str) -> Recipe:
+    """The recipe with the sizes of its students and the length of its stages cut, and nothing else changed."""
+    recipe = Recipe.load(name)
+    stages = tuple(_short(stage) for stage in recipe.stages)
+    changes: dict[str, Any] = {"teacher": _short(recipe.teacher, steps=24, lr=1e-2), "stages": stages}
+    changes |= {"teacher_lm": _short(recipe.teacher_lm), "student": _small(recipe.student)}
+    return recipe.model_copy(update=changes)
+
+
+def _short(stage: Stage, *, steps: int = 3, lr: float | None = None) -> Stage:
+    changes: dict[str, Any] = {"steps": steps, "batch": 8, "micro_batch": 4, "max_length": 32, "evaluate": 1}
+    changes["objective"] = tuple(_fewer_heads(term) for term in stage.objective)
+    if stage.student is not None:
+        changes["student"] = _small(stage.student)
+    return stage.model_copy(update=changes | ({"lr": lr, "batch": 16} if lr else {}))
+
+
+def _fewer_heads(term: Term) -> Term:
+    """Relations between the heads of a tiny model."""
+    return replace(term, options={**term.options, "heads": 2}) if "heads" in term.options else term
+
+
+def _small(spec: StudentSpec) -> StudentSpec:
+    sizes = {size: SMALL[size] for size in SMALL if (getattr(spec, size) or 0) >= 1}
+    if sizes.get("layers") and not isinstance(spec.copy_layers, str):
+        sizes["copy_layers"] = (0, -1)  # type: ignore[assignment]
+    if spec.embedding is not None and spec.embedding >= 1:
+        sizes["embedding"] = 8
+    return spec.model_copy(update=sizes)
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name not in GENERATIVE])
+def test_a_recipe_ends_in_a_bundle_that_predicts(name: str, places: dict[str, str], tmp_path: Path) -> None:
+    family, head = OTHER_TEACHERS.get(name, ("bert", AutoModel))
+    teacher = tiny.checkpoint(tmp_path / "teacher", tiny.model(family, head=head, layers=4, heads=2))
+    bundle = compress.distill(
+        teacher=teacher, recipe=shrunk(name), data=places["data"], corpus=places["corpus"], out=tmp_path / "run",
+        gate="warn",
+    )  # fmt: skip
+    assert [each.label in ("negative", "positive") for each in bundle.predict(["good film", "bad plot"])] == [True, True]
+    done = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8"))
+    assert len(done["stages"]) == len(Recipe.load(name).stages)
+    rows = json.loads((tmp_path / "run" / "bundle" / "report.json").read_text(encoding="utf-8"))["rows"]
+    assert [row["name"] for row in rows if row["role"] == "student"] == ["student fp32", "student int8"]
+    assert Bundle.load(tmp_path / "run" / "bundle").manifest.parameters > 0
