@@ -25,6 +25,8 @@ def load(name: str, folder: Path, head: Head, *, kind: Kind | None = None, allow
     """
     with explained(folder):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        if tokenizer.pad_token is None:  # GPT-2's; masks tell padding from the end of a text
+            tokenizer.pad_token = tokenizer.eos_token
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         chosen: Any = heads.model_class(config, head, kind)
         model, found = chosen.from_pretrained(

@@ -1,8 +1,8 @@
 """Gu et al. 2024, "MiniLLM: Knowledge Distillation of Large Language Models", arXiv:2306.08543.
 
 Eq. 1    L = KL(q || p) of whole sequences: student q, teacher p; y is sampled, r_t = log p(y_t) / q(y_t)
-Eq. 4    reverse_kl       the single-step term, exact over the vocabulary: KL(q(.|y_<t) || p(.|y_<t))
-Eq. 5-7  policy_gradient  teacher-mixed sampling with importance weights w_t, the single-step term, and the long term
+Eq. 3    reverse_kl       the single-step term, exact over the vocabulary: KL(q(.|y_<t) || p(.|y_<t))
+Eq. 4-7  policy_gradient  teacher-mixed sampling with importance weights w_t, the single-step term, and the long term
                           R_{t+1} grad log q(y_t) with the length-normalised return
 Alg. 1   PolicyGradient   all of it, PPO's clipping, and language modelling on the corpus (the step's objective)
 
@@ -13,7 +13,7 @@ Deviations from the paper:
   and only its gradient matters; clipping acts on the importance weight.
 - the student's dropout is off.
 Deviations from the authors' code:
-- the return starts at t + 1, as Eq. 5 has it; theirs starts at t, which counts the single-step term twice.
+- the return starts at t + 1, as Eq. 3 has it; theirs starts at t, which counts the single-step term twice.
 - the single-step term is weighted by w_t, as Eq. 7 has it; theirs is not.
 - rewards are neither divided by 0.5, which whitening undoes, nor cut at +-100.
 - whitening is over the sampled tokens; theirs includes the padding. So does the mean in TRL, where padding counts.
@@ -38,7 +38,7 @@ from compress.step import Distillation
 
 @reads("logits", per="label", mask="labels")
 def reverse_kl(student_BLV: Tensor, teacher_BLV: Tensor, mask_BL: Tensor) -> Tensor:
-    """Eq. 4: KL(q || p) of the next token, student q and teacher p, mean over the labelled positions."""
+    """Eq. 3: KL(q || p) of the next token, student q and teacher p, mean over the labelled positions."""
     return mean_over(kl_divergence(teacher_BLV, student_BLV, 1.0), mask_BL)
 
 
@@ -89,7 +89,7 @@ def policy_gradient(
 
 
 class TeacherMixed(LogitsProcessor):
-    """Eq. 5: the student's next-token distribution q becomes mix p + (1 - mix) q, with the teacher's p.
+    """Eq. 4: the student's next-token distribution q becomes mix p + (1 - mix) q, with the teacher's p.
 
     `mask_BL` marks the real tokens of the prompts. The teacher keeps its own cache; use one instance per generation.
     """

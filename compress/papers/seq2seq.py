@@ -1,9 +1,9 @@
 """Shleifer & Rush 2020, "Pre-trained Summarization Distillation", arXiv:2010.13002.
 
-Sec. 3.3  L = a_data L_data + a_logits L_logits + a_hidden L_hidden, for encoder-decoders
-          bert.masked_lm                 L_data: cross entropy of the target tokens
-          distilbert.masked_soft_targets L_logits: T^2 KL over the target tokens, T = 2 (authors' code)
-          decoder_hidden, encoder_hidden L_hidden: squared distance of the states of matched layers
+Direct distillation: L = a_data L_data + a_logits L_logits + a_hidden L_hidden, for encoder-decoders
+    bert.masked_lm                  L_data: cross entropy of the target tokens
+    distilbert.masked_soft_targets  L_logits: T^2 KL over the target tokens, T = 2 (authors' code)
+    decoder_hidden, encoder_hidden  L_hidden: squared distance of the states of matched layers
 
 Shapes: B examples, L tokens (of the target for decoder_hidden, of the source for encoder_hidden), D hidden.
 

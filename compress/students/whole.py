@@ -16,7 +16,7 @@ from compress.students.layers import copied_layers
 WHOLE = ("gpt2", "t5")
 """The families that are copied so."""
 
-_LAYER = re.compile(r"((?:.*\.)?(?:h|block|layer|layers))\.(\d+)\.(.*)")
+_LAYER = re.compile(r"((?:.*?\.)?(?:h|block|layer|layers))\.(\d+)\.(.*)")
 _FIRST_LAYER_ONLY = ("relative_attention_bias",)
 """What a stack has once, in its first layer, for all of them."""
 

@@ -1,0 +1,58 @@
+"""Every recipe that ends in a language model runs at tiny size, to a checkpoint that writes or answers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from compress.pretraining import pretrain
+from tests import generative, tiny
+
+STORY = "the story was sharp but slow . a film is never quite dull . this actor was great and the plot is fun ."
+SMALL = {"steps": "3", "batch": "8", "micro_batch": "4", "max_length": "32", "evaluate": "1"}
+ON_POLICY = {
+    "gkd": "stages.on-policy.step={by: gkd.OnPolicy, share: 1.0, prompt: 4, new_tokens: 6}",
+    "minillm": "stages.policy.step={by: minillm.PolicyGradient, prompt: 4, new_tokens: 6}",
+}
+
+
+def teacher(folder: Path, family: str) -> str:
+    model = generative.gpt2(layers=4) if family == "gpt2" else generative.t5(layers=4)
+    # GPT-2's own tokenizer has no padding token either
+    tokenizer = generative.gpt2_tokenizer(pad=False) if family == "gpt2" else generative.t5_tokenizer()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def overrides(stages: int, *more: str) -> list[str]:
+    return [f"stages.{n}.{key}={value}" for n in range(stages) for key, value in SMALL.items()] + list(more)
+
+
+@pytest.mark.parametrize(("recipe", "stages"), [("distilgpt2", 1), ("gkd", 2), ("minillm", 2)])
+def test_a_language_model_is_made_that_goes_on_writing(recipe: str, stages: int, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n\n".join([f"{STORY}\n{STORY}"] * 30), encoding="utf-8")
+    lines = overrides(stages, *([ON_POLICY[recipe]] if recipe in ON_POLICY else []))
+    folder = pretrain(
+        teacher=teacher(tmp_path / "teacher", "gpt2"), recipe=recipe, out=tmp_path / "run", corpus=str(corpus),
+        overrides=lines, precision="fp32",
+    )  # fmt: skip
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.config.n_layer == 2
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    start = tokenizer("the film", return_tensors="pt")
+    assert len(model.generate(**start, max_new_tokens=3, do_sample=False)[0]) > len("the film")
+
+
+def test_a_text_to_text_model_is_made_that_answers(tmp_path: Path) -> None:
+    folder = pretrain(
+        teacher=teacher(tmp_path / "teacher", "t5"), recipe="t5", out=tmp_path / "run",
+        data=tiny.reviews(tmp_path / "data"), overrides=overrides(1, "stages.0.rows.name=sst2"), precision="fp32",
+    )  # fmt: skip
+    model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert (model.config.num_layers, model.config.num_decoder_layers) == (2, 2)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    source = tokenizer("sst2 text: a good film", return_tensors="pt")
+    assert model.generate(input_ids=source["input_ids"], max_new_tokens=3).shape[0] == 1

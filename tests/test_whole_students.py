@@ -1,0 +1,108 @@
+"""Students of GPT-2 and T5: whole layers of the teacher's, each stack by the same rule."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from compress.errors import StudentError
+from compress.recipe import StudentSpec
+from compress.shape import Shape
+from compress.students import build, config_for
+from compress.students.whole import copy_whole
+from tests import generative
+
+HEADS: dict[str, Any] = {"gpt2": "causal_lm", "t5": "seq2seq"}
+
+
+def made(family: str, spec: StudentSpec, **teacher: Any) -> tuple[Any, Any]:
+    tutor = getattr(generative, family)(**teacher)
+    torch.manual_seed(9)
+    return build(spec, tutor, head=HEADS[family], kind=None).eval(), tutor
+
+
+def logits(model: Any) -> torch.Tensor:
+    batch = generative.rows("a good film", "the story")
+    inputs = batch | ({"decoder_input_ids": batch["input_ids"]} if model.config.is_encoder_decoder else {})
+    return model(**inputs).logits
+
+
+@pytest.mark.parametrize("family", HEADS)
+def test_a_whole_copy_computes_what_its_teacher_does(family: str) -> None:
+    student, teacher = made(family, StudentSpec(init="teacher"), layers=3)
+    assert type(student) is type(teacher)
+    assert torch.equal(logits(student), logits(teacher))
+    ours, theirs = student.state_dict(), teacher.state_dict()
+    assert all(ours[name].data_ptr() != theirs[name].data_ptr() for name in ours), "a copy, not the same memory"
+
+
+def test_distilgpt2_has_layers_0_2_4_7_9_11() -> None:
+    student, teacher = made("gpt2", StudentSpec(layers=0.5, init="teacher"), layers=12, hidden=16)
+    for mine, other in enumerate((0, 2, 4, 7, 9, 11)):
+        ours, theirs = (model.transformer.h[at].state_dict() for model, at in ((student, mine), (teacher, other)))
+        assert "attn.c_attn.weight" in ours
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert len(student.transformer.h) == 6
+    for name in ("transformer.wte.weight", "transformer.wpe.weight", "transformer.ln_f.weight", "lm_head.weight"):
+        assert torch.equal(student.state_dict()[name], teacher.state_dict()[name])
+
+
+def test_both_stacks_of_t5_are_halved_and_keep_their_positions() -> None:
+    student, teacher = made("t5", StudentSpec(layers=0.5, init="teacher", copy_layers="last"), layers=4)
+    for stack in ("encoder", "decoder"):
+        ours, theirs = (getattr(model, stack).block for model in (student, teacher))
+        assert len(ours) == 2
+        for mine, other in ((0, 2), (1, 3)):
+            wanted = theirs[other].state_dict()
+            found = {name: each for name, each in ours[mine].state_dict().items() if "relative" not in name}
+            assert all(torch.equal(found[name], wanted[name]) for name in found)
+        bias = "layer.0.SelfAttention.relative_attention_bias.weight"
+        assert torch.equal(ours[0].state_dict()[bias], theirs[0].state_dict()[bias]), "the first layer has it for all"
+    assert torch.equal(student.shared.weight, teacher.shared.weight)
+
+
+def test_only_the_decoder_of_t5_may_be_shallower() -> None:
+    """Shleifer & Rush's 12-3: the whole encoder, the first, a middle and the last decoder layer."""
+    spec = StudentSpec(layers=2, config={"num_layers": 4}, init="teacher")
+    student, teacher = made("t5", spec, layers=4, num_decoder_layers=3)
+    assert Shape.of(student.config).stack("encoder_layers") == 4
+    assert Shape.of(student.config).stack("layers") == 2
+    batch = generative.rows("a film")
+    assert torch.equal(student.encoder(**batch).last_hidden_state, teacher.encoder(**batch).last_hidden_state)
+    last = (model.decoder.block[-1].state_dict() for model in (student, teacher))
+    ours, theirs = next(last), next(last)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("family", HEADS)
+def test_from_scratch_any_size_will_do(family: str) -> None:
+    student, _ = made(family, StudentSpec(layers=1, hidden=16, heads=2))
+    assert logits(student).isfinite().all()
+    shape = Shape.of(student.config)
+    assert (shape.layers, shape.stack("layers"), shape.hidden) == (1, 1, 16)
+
+
+@pytest.mark.parametrize("family", HEADS)
+def test_narrower_copies_are_refused(family: str) -> None:
+    with pytest.raises(
+        StudentError, match=rf"copies the layers of a {family} whole, but .* \(\d+, 16\) in the student"
+    ):
+        made(family, StudentSpec(hidden=16, init="teacher"))
+
+
+def test_shares_are_of_each_stack() -> None:
+    teacher = generative.t5(layers=4, num_decoder_layers=2).config
+    config = config_for(StudentSpec(layers=0.5), teacher)
+    assert (config.num_layers, config.num_decoder_layers) == (2, 1)
+    assert (teacher.num_layers, teacher.num_decoder_layers) == (4, 2)
+
+
+def test_another_head_stays_as_it_is() -> None:
+    from transformers import GPT2ForSequenceClassification
+
+    teacher = generative.gpt2()
+    student = GPT2ForSequenceClassification(teacher.config)
+    before = student.score.weight.detach().clone()
+    copy_whole(student, teacher, "even")
+    assert torch.equal(student.score.weight, before)
+    assert torch.equal(student.transformer.wte.weight, teacher.transformer.wte.weight)
