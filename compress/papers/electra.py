@@ -17,7 +17,8 @@ Deviations
 - from the authors' code: means divide by the count, theirs by the count + 1e-6; Adam corrects its bias, theirs does
   not.
 - FineTuning decays as the authors' code does: decay^(N + 2 - depth) with the embeddings at depth 0, layer i of N at i
-  and the head at N + 2, so that already the last layer learns at decay^2.
+  and the head at N + 2, so that already the last layer learns at decay^2: they call it a bug, left in for the results
+  that have it (their issue 51).
 """
 
 import copy
