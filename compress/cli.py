@@ -45,7 +45,8 @@ def distill(
     text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
     label: Annotated[str | None, typer.Option(help="Label column.")] = None,
     kind: Annotated[
-        Literal["classification", "multilabel", "regression"] | None, typer.Option(help="Kind of task.")
+        Literal["classification", "multilabel", "regression", "tagging", "qa"] | None,
+        typer.Option(help="Kind of task."),
     ] = None,
     metric: Annotated[str | None, typer.Option(help="The score that chooses the best checkpoint.")] = None,
     seed: Annotated[int, typer.Option(help="Of every random number of the run.")] = 0,
@@ -120,11 +121,11 @@ def pretrain(
 def predict(
     bundle: Annotated[Path, typer.Argument(help="A bundle's folder.")],
     texts: Annotated[list[str], typer.Argument(help="Texts, or - for one per line of standard input.")],
-    pair: Annotated[str | None, typer.Option(help="The second sentence, for tasks on pairs.")] = None,
+    pair: Annotated[str | None, typer.Option(help="The second sentence of a pair; the text questions are on.")] = None,
     fp32: Annotated[bool, typer.Option("--fp32", help="Use the fp32 file instead of int8.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Label texts with a bundle. Needs neither torch nor transformers."""
+    """Label texts, tag their words, or answer questions with a bundle. Needs neither torch nor transformers."""
     with _told():
         from compress.export.bundle import Bundle
 
@@ -138,7 +139,7 @@ def predict(
             print(json.dumps([asdict(each) for each in found], ensure_ascii=False, indent=1))
         else:
             for line, each in zip(lines, found, strict=True):
-                print(f"{each.label}\t{each.score:.4f}\t{line}" if each.label else f"{each.score:.4f}\t{line}")
+                print(f"{each}\t{line}")
 
 
 @app.command()

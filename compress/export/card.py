@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from markupsafe import Markup
 
+from compress.data.task import Kind
 from compress.errors import BundleError, did_you_mean
+from compress.heads import CLASSES
 
 if TYPE_CHECKING:
     from compress.export.manifest import Manifest
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
+PIPELINES: Mapping[Kind, str] = {"tagging": "token-classification", "qa": "question-answering"}
+"""The hub's names, where it is not text-classification."""
+EXAMPLES: Mapping[Kind, str] = {"tagging": '"a sentence"', "qa": '"a question", "the text it is about"'}
 MARKS = re.compile(r"[\\`*_\[\]|#]")
 
 
@@ -69,18 +74,21 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
     page = Environment(undefined=StrictUndefined, finalize=_escaped, trim_blocks=True, keep_trailing_newline=True)
     return page.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         card=content,
-        front_matter=Markup(_front_matter(content)),
+        front_matter=Markup(_front_matter(content, manifest.task.kind)),
         made=manifest,
         task=manifest.task,
-        example=Markup('"first text", "second text"' if manifest.task.pair else '"a text"'),
+        example=Markup(
+            EXAMPLES.get(manifest.task.kind, '"first text", "second text"' if manifest.task.pair else '"a text"')
+        ),
+        head=Markup(CLASSES[manifest.task.kind]),
         session=[tuple(Markup(json.dumps(part)) for part in entry) for entry in UNFUSED_SKIP.items()],
     )
 
 
-def _front_matter(card: Card) -> str:
+def _front_matter(card: Card, kind: Kind) -> str:
     front = {
         "library_name": "transformers",
-        "pipeline_tag": "text-classification",
+        "pipeline_tag": PIPELINES.get(kind, "text-classification"),
         "language": card.language,
         "base_model": card.base_model,
         "tags": ["compress", "distillation", "onnx", "int8"],
