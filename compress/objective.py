@@ -94,6 +94,7 @@ def layer_pairs(layers: str | Sequence[tuple[int, int]], students: int, teachers
     skip     uniform without the final layer: PKD-Skip
     first    m -> m; top: m -> N - M + m: TinyBERT's bottom and top strategies
     last     only the last of each: MiniLM
+    spread   uniform, also where the student is the deeper one: n <- floor((n + 1) M / N) - 1 for each teacher layer n
     pairs    as given; negative numbers count from the end
     """
     if not isinstance(layers, str):
@@ -106,6 +107,8 @@ def layer_pairs(layers: str | Sequence[tuple[int, int]], students: int, teachers
         pairs = [(student % students, teacher % teachers) for student, teacher in layers]
     elif layers == "last":
         pairs = [(students - 1, teachers - 1)]
+    elif layers == "spread" and students > teachers:
+        pairs = [((n + 1) * students // teachers - 1, n) for n in range(teachers)]
     elif students > teachers:
         raise ObjectiveError(
             f"layers: {layers} maps {students} student layers onto only {teachers} of the teacher; give explicit pairs"

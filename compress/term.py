@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from compress.errors import RecipeError, did_you_mean
 
-LayerMap = Literal["uniform", "last", "first", "top", "skip"]
-LAYER_MAPS: tuple[str, ...] = ("uniform", "last", "first", "top", "skip")
+LayerMap = Literal["uniform", "last", "first", "top", "skip", "spread"]
+LAYER_MAPS: tuple[str, ...] = ("uniform", "last", "first", "top", "skip", "spread")
 KINDS: tuple[str, ...] = ("classification", "multilabel", "regression", "tagging", "qa")
 
 

@@ -56,6 +56,12 @@ def test_last_is_the_last_of_each_even_from_a_shallower_teacher() -> None:
     assert layer_pairs("last", 12, 6) == [(11, 5)]
 
 
+def test_spread_serves_whichever_is_deeper() -> None:
+    assert layer_pairs("spread", 6, 12) == layer_pairs("uniform", 6, 12)
+    assert layer_pairs("spread", 12, 6) == [(1, 0), (3, 1), (5, 2), (7, 3), (9, 4), (11, 5)]
+    assert layer_pairs("spread", 6, 4) == [(0, 0), (2, 1), (3, 2), (5, 3)]
+
+
 def test_explicit_pairs_may_count_from_the_end() -> None:
     assert layer_pairs([(0, 3), (-1, -2), (1, 11)], 4, 12) == [(0, 3), (3, 10), (1, 11)]
 
