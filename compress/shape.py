@@ -8,7 +8,7 @@ _NAMES = {
     "decoder_layers": ("num_decoder_layers", "decoder_layers"),
     "hidden": ("hidden_size", "dim", "n_embd", "d_model"),
     "heads": ("num_attention_heads", "n_heads", "n_head", "num_heads"),
-    "ffn": ("intermediate_size", "hidden_dim", "n_inner", "d_ff"),
+    "ffn": ("intermediate_size", "hidden_dim", "n_inner", "d_ff", "d_inner"),
     "embedding": ("embedding_size",),
     "head_size": ("attention_head_size", "head_dim", "d_kv"),
 }

@@ -27,8 +27,11 @@ PROTOBUF_LIMIT = 2**31
 MASKED = -1e4
 """Added to the scores of masked tokens: exp() of it is 0 in float32, and unlike float32's lowest it cannot overflow."""
 
-SQUARES_ITS_MASK = ("deberta", "deberta-v2")
+SQUARES_ITS_MASK = ("deberta", "deberta-v2", "xlm", "xlnet")
 """Model types whose attention makes its own pair mask of a (batch, tokens) one, and misreads a prepared one."""
+
+SEGMENTS_UNCOUNTED = ("xlm", "xlnet")
+"""Model types that read token types without a `type_vocab_size` in their config."""
 
 TOLERANCE = 1e-3
 """How far the file's logits may be from the model's, relative to the largest logit (or to 1): float32 noise is 1e-6."""
@@ -166,7 +169,7 @@ def _probe(config: Any, rows: int, tokens: int) -> dict[str, Tensor]:
     mask = torch.ones_like(ids)
     mask[0, tokens // 2 + 1 :] = 0
     batch = {"input_ids": ids.where(mask == 1, config.pad_token_id or 0), "attention_mask": mask}
-    if getattr(config, "type_vocab_size", 0) > 1:
+    if getattr(config, "type_vocab_size", 0) > 1 or config.model_type in SEGMENTS_UNCOUNTED:
         batch["token_type_ids"] = torch.arange(tokens).ge(tokens // 2).long().expand(rows, tokens).contiguous()
     return batch
 

@@ -50,9 +50,7 @@ def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig
         config = copy.deepcopy(teacher)
         config._attn_implementation = None  # the fastest that the family has, whatever the teacher was opened with
     else:
-        shared = {name: getattr(teacher, name) for name in _SHARED if getattr(teacher, name, None) is not None}
-        config = CONFIG_MAPPING[family](**shared)
-        config.max_position_embeddings = teacher.max_position_embeddings - _offset(teacher) + _offset(config)
+        config = _of_family(family, teacher)
     theirs = Shape.of(teacher)
     for size in ("layers", "hidden", "ffn", "heads", "embedding"):
         wanted = getattr(spec, size)
@@ -73,8 +71,22 @@ def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig
     shape = Shape.of(config)
     if hasattr(config, "pooler_hidden_size"):  # DeBERTa's second name for the same width
         config.pooler_hidden_size = shape.hidden
+    if hasattr(config, "d_head"):  # XLNet's second name for the width of a head
+        config.d_head = shape.hidden // shape.heads
     if shape.hidden % shape.heads:
         raise StudentError(f"student: hidden {shape.hidden} is not a multiple of heads {shape.heads}")
+    return config
+
+
+def _of_family(family: str, teacher: PreTrainedConfig) -> PreTrainedConfig:
+    """A config of another family, with what it shares with the teacher's."""
+    chosen: type[PreTrainedConfig] = CONFIG_MAPPING[family]
+    settable = [name for name in _SHARED if not isinstance(getattr(chosen, name, None), property)]  # XLNet's length
+    config = chosen(**{name: getattr(teacher, name) for name in settable if getattr(teacher, name, None) is not None})
+    if "max_position_embeddings" in settable:
+        config.max_position_embeddings = teacher.max_position_embeddings - _offset(teacher) + _offset(config)
+    if family == "xlnet":  # it sums up the last token, [CLS] in its own vocabulary's rows alone
+        config.summary_type = "first"
     return config
 
 

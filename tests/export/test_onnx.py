@@ -23,6 +23,8 @@ from transformers import (
     MobileBertConfig,
     MPNetConfig,
     RobertaConfig,
+    XLMConfig,
+    XLNetConfig,
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
 
@@ -52,8 +54,12 @@ FAMILIES: dict[str, Any] = {
     "mobilebert": MobileBertConfig(**SIZES, embedding_size=32, intra_bottleneck_size=16),
     "deberta-v2": DebertaV2Config(**SIZES, **V3, position_biased_input=False, share_att_key=True),
     "mpnet": MPNetConfig(**SIZES, pad_token_id=1),
+    "xlm": XLMConfig(**SIZES, pad_token_id=2),
+    "xlnet": XLNetConfig(
+        vocab_size=50, d_model=32, n_layer=2, n_head=4, d_inner=64, num_labels=3, initializer_range=0.2, pad_token_id=0
+    ),
 }
-SEGMENTS = {"bert", "electra", "albert", "mobilebert"}
+SEGMENTS = {"bert", "electra", "albert", "mobilebert", "xlm", "xlnet"}
 
 
 def batches(config: Any) -> Iterator[dict[str, Tensor]]:

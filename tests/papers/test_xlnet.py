@@ -9,6 +9,9 @@ from transformers import XLNetConfig, XLNetLMHeadModel
 
 from compress.papers.bert import IGNORED, masked_lm
 from compress.papers.xlnet import permute
+from compress.recipe import StudentSpec
+from compress.students.build import build, config_for
+from tests import tiny
 from tests.papers import rows
 from tests.papers.rows import CLS, FIRST, SEP, words
 
@@ -113,6 +116,17 @@ def test_a_tiny_xlnet_learns_by_it() -> None:
         optimiser.step()
         losses.append(loss.item())
     assert sum(losses[-5:]) / 5 < 0.5 * sum(losses[:5]) / 5
+
+
+def test_a_student_for_another_familys_vocabulary_sums_up_where_its_rows_have_cls() -> None:
+    spec = StudentSpec(family="xlnet", layers=1, hidden=16, heads=2, ffn=24)
+    config = config_for(spec, tiny.bert().config)
+    assert (config.d_model, config.n_head, config.d_head, config.d_inner) == (16, 2, 8, 24)
+    assert config.summary_type == "first"
+    model = build(spec, tiny.bert()).eval()
+    short = {"input_ids": torch.tensor([[2, 7, 8, 3]]), "attention_mask": torch.ones(1, 4)}
+    padded = {name: torch.nn.functional.pad(each, (0, 5)) for name, each in short.items()}
+    torch.testing.assert_close(model(**padded).logits, model(**short).logits)
 
 
 def test_draws_follow_torchs_generator() -> None:
