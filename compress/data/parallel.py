@@ -18,7 +18,6 @@ from compress.data import documents
 from compress.data.text import opened
 from compress.errors import DataError
 
-
 _CODE = re.compile(r"(?!tsv$)[a-z]{2,3}(_[A-Z]{2})?")
 """A language: en, fra, pt_BR."""
 

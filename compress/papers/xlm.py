@@ -37,8 +37,8 @@ def translation_pairs(
 ) -> Iterator[dict[str, Any]]:
     """Rows of a sentence and its translation, with `position_ids` and `langs`, the id of each token's language.
 
-    The special tokens before and between belong to the first, those at the end to the second. DataError for text that
-    is not parallel.
+    The special tokens before and between belong to the first, those at the end to the second. There are no token
+    types: languages take their place. DataError for text that is not parallel.
     """
     for document in documents:
         if not document.parallel:
@@ -47,12 +47,13 @@ def translation_pairs(
                 "of aligned lines (name.en and name.fr, given as name)."
             )
         first, second = document.sentences
-        row = frame.pair(first, second)
-        length = len(row["input_ids"])
+        input_ids = frame.pair(first, second)["input_ids"]
+        length = len(input_ids)
         if length <= max_length:
             begins = length - len(second) - len(frame.paired.ids[-1])
             counts = (begins, length - begins)
-            yield row | {
+            yield {
+                "input_ids": input_ids,
                 "position_ids": list(chain.from_iterable(map(range, counts))),
                 "langs": [language for language, n in zip(languages, counts, strict=True) for _ in range(n)],
                 "document": document.number,

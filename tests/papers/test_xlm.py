@@ -25,7 +25,6 @@ def test_a_sentence_and_its_translation_each_with_its_positions_and_language() -
     first, last = made(xlm.translation_pairs, PAIRS)  # that between is too long
     assert first == {
         "input_ids": [CLS, 100, 101, SEP, 102, 103, 104, SEP],
-        "token_type_ids": [0, 0, 0, 0, 1, 1, 1, 1],
         "position_ids": [0, 1, 2, 3, 0, 1, 2, 3],
         "langs": [0, 0, 0, 0, 1, 1, 1, 1],
         "document": 0,
@@ -56,7 +55,7 @@ def test_a_corpus_of_pairs_becomes_rows_that_xlm_reads() -> None:
         "[CLS] the film was good [SEP] this movie is great [SEP]",
         "[CLS] a dull plot. so sad [SEP] a poor story. very bad [SEP]",
     ]
-    assert rows["langs"][0] == rows["token_type_ids"][0]
+    assert rows["langs"][0] == [0] * 6 + [1] * 5
     with pytest.raises(DataError, match="needs parallel text"):
         plain = Corpus("plain", "plain", lambda: iter(texts))
         built(plain, tokenizer, xlm.translation_pairs, "xlm.translation_pairs", {}, max_length=32, seed=0)
