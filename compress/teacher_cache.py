@@ -1,7 +1,8 @@
 """A teacher's outputs on disk, so that later epochs and later runs need not compute them again.
 
 One folder per (teacher, rows, what is read, precision), in shards of rows; a shard is complete when it has its name,
-and each is memory-mapped. Logits are (rows, V); hidden states are (tokens, D), the rows' real tokens one after another.
+and each is memory-mapped. Logits are (rows, V), or (tokens, V) of a teacher that answers per token; hidden states are
+(tokens, D): the rows' real tokens one after another.
 
 Shapes: B batch, L tokens, D hidden, V classes.
 """
@@ -31,7 +32,7 @@ class TeacherCache:
     """Plays the teacher in a Distillation: answers for rows by their `index`.
 
     lengths   real tokens of each row; starts: where they begin within the row's shard
-    logits    shards of (rows, V), empty when logits were not asked for
+    logits    shards of (rows, V) or (tokens, V), empty when logits were not asked for
     hidden    hidden-state number (0: embeddings) -> shards of (tokens, D)
     states    how many hidden states the teacher has, embeddings included
     """
@@ -42,22 +43,34 @@ class TeacherCache:
     hidden: Mapping[int, tuple[NDArray[np.float32], ...]]
     states: int
 
+    @property
+    def tokenwise(self) -> bool:
+        """Whether the logits are one per token; where every row has one token, that is the same."""
+        rows = min(SHARD, len(self.lengths))
+        return bool(self.logits) and len(self.logits[0]) != rows
+
     def signals(self, batch: Mapping[str, Tensor], wants: frozenset[str]) -> Signals:
         """The teacher's signals for this batch; hidden states are zero at pads, which no loss counts."""
         index, device = batch["index"].tolist(), batch["index"].device
         mask_BL = batch["attention_mask"]
         real_BL = mask_BL.bool().cpu().numpy()
-        logits = None
-        if self.logits:
-            rows = [self.logits[i // SHARD][i % SHARD] for i in index]
-            logits = torch.from_numpy(np.stack(rows)).to(device)
-        hidden: list[Any] = [None] * self.states
-        for state, shards in self.hidden.items():
+
+        def spread(shards: Sequence[NDArray[np.float32]]) -> Tensor:
+            """What is kept per token, as (B, L, width): zero at pads."""
             out_BLD = np.zeros((*mask_BL.shape, shards[0].shape[1]), dtype=np.float32)
             for row, i in enumerate(index):
                 start = self.starts[i]
                 out_BLD[row, real_BL[row]] = shards[i // SHARD][start : start + self.lengths[i]]
-            hidden[state] = torch.from_numpy(out_BLD).to(device)
+            return torch.from_numpy(out_BLD).to(device)
+
+        logits = None
+        if self.logits and self.tokenwise:
+            logits = spread(self.logits)
+        elif self.logits:
+            logits = torch.from_numpy(np.stack([self.logits[i // SHARD][i % SHARD] for i in index])).to(device)
+        hidden: list[Any] = [None] * self.states
+        for state, shards in self.hidden.items():
+            hidden[state] = spread(shards)
         return Signals(mask_BL, logits, tuple(hidden))
 
 
@@ -143,12 +156,13 @@ def _write(
             parts["logits"] = shown.logits.float().cpu().numpy()
         real_BL = inputs["attention_mask"].bool().cpu().numpy()
         for name, value in parts.items():
+            per_row = value.ndim == 2
             if name not in files:
-                shape = (last - first if name == "logits" else tokens, value.shape[-1])
+                shape = (last - first if per_row else tokens, value.shape[-1])
                 beside = folder / f".{_name(name, shard)}.{os.getpid()}.partial"
                 files[name] = np.lib.format.open_memmap(beside, mode="w+", dtype=np.float32, shape=shape)
             for row, i in enumerate(chosen):
-                if name == "logits":
+                if per_row:
                     files[name][i - first] = value[row]
                 else:
                     files[name][starts[i] : starts[i] + lengths[i]] = value[row, real_BL[row]]
