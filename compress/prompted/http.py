@@ -143,16 +143,14 @@ class RemoteModel:
             asked = {pool.submit(self._likelihood, text, answers, over): number for number, text in enumerate(prompts)}
             try:
                 for future in as_completed(asked):
-                    error = None if future.cancelled() else future.exception()
-                    if error is not None:
+                    error = future.exception()
+                    if error is None:
+                        yield asked[future], future.result()
+                    else:
                         failed = failed or error
                         over.set()
-                        pool.shutdown(wait=False, cancel_futures=True)
-                    elif not future.cancelled():
-                        yield asked[future], future.result()
             finally:
                 over.set()
-                pool.shutdown(wait=False, cancel_futures=True)
         if failed is not None:
             raise failed
 
@@ -182,7 +180,10 @@ class RemoteModel:
             ) from error
 
     def _post(self, path: str, body: Mapping[str, Any], over: threading.Event) -> Any:
-        """The endpoint's answer, decoded. Raises TeacherError when it refuses, or does not answer after all retries."""
+        """The endpoint's answer, decoded. Raises TeacherError when it refuses, does not answer after all retries, or
+        when all is `over` before it was asked."""
+        if over.is_set():
+            raise TeacherError(f"teacher {self.name}: was not asked any more")
         request = urllib.request.Request(f"{self.endpoint.url}/{path}", json.dumps(body).encode(), method="POST")
         request.add_header("Content-Type", "application/json")
         if self.key is not None:

@@ -1,0 +1,115 @@
+"""Answers are kept: nothing is asked twice, whatever happened in between."""
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from compress.errors import TeacherError
+from compress.prompted.answers import ask
+from tests.prompted.speakers import Told
+
+QUIET = Console(quiet=True)
+ANSWERS = (" a", " b")
+PROMPTS = ("one", "two", "three", "two", "four")
+SAYS = {"one": (-1.0, -2.0), "two": (-3.0, -0.5), "three": (-0.1, -0.25)}
+
+
+def told(**changes: object) -> Told:
+    return Told(**{"says": SAYS, "otherwise": (-9.0, -8.0), "tokens": (1, 2), **changes})  # type: ignore[arg-type]
+
+
+def kept(home: Path) -> Path:
+    (file,) = (home / "soft-labels").iterdir()
+    return file
+
+
+def test_rows_are_in_the_order_of_the_prompts_and_equal_prompts_are_asked_once() -> None:
+    speaker = told()
+    found = ask(speaker, PROMPTS, ANSWERS, console=QUIET)
+    assert found.log_p_NA.tolist() == [[-1, -2], [-3, -0.5], [-0.1, -0.25], [-3, -0.5], [-9, -8]]
+    assert found.tokens_NA.tolist() == [[1, 2]] * 5
+    assert speaker.asked == ["one", "two", "three", "four"]
+    assert (found.asked, found.absent) == (4, 0)
+
+
+def test_what_was_answered_is_not_asked_again(home: Path) -> None:
+    first = ask(told(), PROMPTS, ANSWERS, console=QUIET)
+    again = told()
+    second = ask(again, [*PROMPTS[::-1], "five"], ANSWERS, console=QUIET)
+    assert again.asked == ["five"]
+    np.testing.assert_array_equal(second.log_p_NA[:-1], first.log_p_NA[::-1])
+    assert len(kept(home).read_text().splitlines()) == 5
+
+
+def test_an_interrupted_labelling_goes_on_where_it_stopped(home: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        ask(told(stop_after=2), PROMPTS, ANSWERS, console=QUIET)
+    assert len(kept(home).read_text().splitlines()) == 2
+    again = told()
+    found = ask(again, PROMPTS, ANSWERS, console=QUIET)
+    assert again.asked == ["three", "four"]
+    assert found.log_p_NA.tolist() == ask(told(stop_after=0), PROMPTS, ANSWERS, console=QUIET).log_p_NA.tolist()
+
+
+def test_a_line_that_a_kill_has_torn_is_asked_again(home: Path) -> None:
+    ask(told(), PROMPTS, ANSWERS, console=QUIET)
+    whole = kept(home).read_bytes()
+    kept(home).write_bytes(whole[:-9])
+    again = told()
+    ask(again, PROMPTS, ANSWERS, console=QUIET)
+    assert again.asked == ["four"]
+    assert kept(home).read_bytes() == whole
+
+
+@pytest.mark.parametrize("change", ["speaker", "answers"])
+def test_another_speaker_or_other_answers_are_asked_anew(change: str) -> None:
+    ask(told(), PROMPTS, ANSWERS, console=QUIET)
+    other = told(digest="other") if change == "speaker" else told()
+    ask(other, PROMPTS, ANSWERS[::-1] if change == "answers" else ANSWERS, console=QUIET)
+    assert len(other.asked) == 4
+
+
+def test_the_texts_themselves_are_not_kept(home: Path) -> None:
+    ask(told(), ["a private remark"], ANSWERS, console=QUIET)
+    assert "private" not in kept(home).read_text()
+    assert set(json.loads(kept(home).read_text())) == {"prompt", "log_p", "tokens", "absent"}
+
+
+def test_likelihoods_that_are_none_are_refused() -> None:
+    with pytest.raises(TeacherError, match="its likelihoods are not finite for 1 of 5 prompts"):
+        ask(told(otherwise=(float("nan"), 0.0)), PROMPTS, ANSWERS, console=QUIET)
+
+
+def _ask_slowly(started: "multiprocessing.synchronize.Event") -> None:
+    class Slow(Told):
+        def count(self, text: str) -> int:
+            return 0
+
+    import time
+
+    def says(self: Told, prompts: object, answers: object) -> object:
+        started.set()
+        time.sleep(0.5)
+        return Told.likelihoods(self, prompts, answers)  # type: ignore[arg-type]
+
+    Slow.likelihoods = says  # type: ignore[assignment, method-assign]
+    ask(Slow(SAYS, (-9.0, -8.0), (1, 2)), PROMPTS, ANSWERS, console=QUIET)
+
+
+def test_two_processes_do_not_ask_the_same(home: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    started = context.Event()
+    other = context.Process(target=_ask_slowly, args=(started,))
+    other.start()
+    assert started.wait(10)
+    late = told()
+    console = Console(record=True, quiet=False, file=(home.parent / "said").open("w"))
+    with console.file:
+        ask(late, PROMPTS, ANSWERS, console=console)
+    other.join()
+    assert late.asked == []
+    assert "another process asks the same" in console.export_text()

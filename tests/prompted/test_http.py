@@ -1,0 +1,369 @@
+"""A language model over HTTP, against a server that says what a test has written."""
+
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from compress.errors import PromptError, TeacherError
+from compress.prompted import http
+from compress.prompted.answers import Likelihood, ask
+from compress.prompted.http import Endpoint, RemoteModel, echoed, listed, open_endpoint
+from tests.prompted import speakers
+
+KEY = "sk-very-secret"
+ANSWERS = (" Positive", " Negative")
+Reply = tuple[int, Mapping[str, str], bytes]
+
+
+@dataclass
+class Server:
+    """`reply` answers the n-th request (from 0) for this path and body."""
+
+    reply: Callable[[int, str, dict[str, Any]], Reply]
+    seen: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
+    url: str = ""
+
+
+def ok(content: Any) -> Reply:
+    return 200, {}, content if isinstance(content, bytes) else json.dumps(content).encode()
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int, str, dict[str, Any]], Reply]], Server]]:
+    monkeypatch.setattr(http, "FIRST_WAIT", 0.01)
+    monkeypatch.setenv("TEST_KEY", KEY)
+    running: list[tuple[ThreadingHTTPServer, threading.Thread]] = []
+
+    def start(reply: Callable[[int, str, dict[str, Any]], Reply]) -> Server:
+        server, lock = Server(reply), threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with lock:
+                    number = len(server.seen)
+                    server.seen.append((self.path, body, dict(self.headers)))
+                status, headers, content = server.reply(number, self.path, body)
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        listening.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that waited no longer
+        thread = threading.Thread(target=listening.serve_forever, args=(0.01,))
+        thread.start()
+        running.append((listening, thread))
+        server.url = f"http://127.0.0.1:{listening.server_port}/v1"
+        return server
+
+    yield start
+    for listening, thread in running:
+        listening.shutdown()
+        thread.join()
+        listening.server_close()
+
+
+def model(server: Server, **changes: Any) -> RemoteModel:
+    return RemoteModel(Endpoint(**{"url": server.url, "model": "m", "key": "TEST_KEY", "retries": 2, **changes}), KEY)
+
+
+def found(speaker: RemoteModel, prompts: Sequence[str], answers: Sequence[str] = ANSWERS) -> list[Likelihood]:
+    known = dict(speaker.likelihoods(prompts, answers))
+    return [known[number] for number in range(len(prompts))]
+
+
+def scripted(log_p: float = -0.5) -> Callable[[int, str, dict[str, Any]], Reply]:
+    """Every word, with the space before it, is a token of the same log-probability."""
+
+    def reply(_: int, __: str, body: dict[str, Any]) -> Reply:
+        choices = []
+        for index, text in enumerate(body["prompt"]):
+            tokens = [word if not at else " " + word for at, word in enumerate(text.split(" "))]
+            starts = [sum(map(len, tokens[:at])) for at in range(len(tokens))]
+            shown = {"tokens": tokens, "text_offset": starts, "token_logprobs": [None, *[log_p] * (len(tokens) - 1)]}
+            choices.append({"index": index, "logprobs": shown})
+        return ok({"choices": choices[::-1]})
+
+    return reply
+
+
+def test_echo_scores_the_answer_s_tokens_alone(serve: Any) -> None:
+    server = serve(scripted())
+    (likelihood,) = found(model(server), ["Is it good ?"], (" yes", " not at all"))
+    assert likelihood == Likelihood((-0.5, -1.5), (1, 3))
+    path, body, _ = server.seen[0]
+    assert path == "/v1/completions"
+    assert body == {
+        "model": "m", "temperature": 0, "max_tokens": 0, "echo": True, "logprobs": 1,
+        "prompt": ["Is it good ? yes", "Is it good ? not at all"],
+    }  # fmt: skip
+
+
+def test_a_model_of_ours_behind_the_endpoint_is_the_model_here(serve: Any) -> None:
+    """The server answers from a tiny GPT-2 as such servers do; the likelihoods must be those of the local path."""
+    import torch
+
+    tokenizer, lm = speakers.byte_bpe(), speakers.gpt2()
+
+    def reply(_: int, __: str, body: dict[str, Any]) -> Reply:
+        choices = []
+        for index, text in enumerate(body["prompt"]):
+            encoded = tokenizer(text, return_offsets_mapping=True)
+            ids = encoded["input_ids"]
+            with torch.no_grad():
+                logits = lm(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+            told = [None, *(float(logits[at, token]) for at, token in enumerate(ids[1:]))]
+            starts = [start for start, _ in encoded["offset_mapping"]]
+            shown = {"tokens": [tokenizer.decode([i]) for i in ids], "text_offset": starts, "token_logprobs": told}
+            choices.append({"index": index, "logprobs": shown})
+        return ok({"choices": choices})
+
+    answers, prompts = (" Positive", " not so very good", "ly"), ("Review: a film\nSentiment:", "Answer: ver")
+    ours = dict(speakers.local(lm, tokenizer).likelihoods(prompts, answers))
+    for number, theirs in enumerate(found(model(serve(reply)), prompts, answers)):
+        assert theirs.log_p == pytest.approx(ours[number].log_p, abs=1e-3)
+        assert theirs.tokens == ours[number].tokens
+
+
+def test_a_token_across_the_boundary_moves_the_beginning_for_all() -> None:
+    def choice(index: int, starts: list[int], log_p: list[float | None]) -> dict[str, Any]:
+        return {"index": index, "logprobs": {"text_offset": starts, "token_logprobs": log_p}}
+
+    # "ab" + "cd": the first is read as a|bcd, the second, "ab" + "xy", as a|b|xy
+    one, other = choice(0, [0, 1], [None, -2.0]), choice(1, [0, 1, 2], [None, -1.0, -3.0])
+    assert echoed([one, other], "ab", ("cd", "xy")) == Likelihood((-2.0, -4.0), (1, 2))
+
+
+def test_what_an_endpoint_generates_beyond_is_not_counted() -> None:
+    shown = {"text_offset": [0, 2, 4], "token_logprobs": [None, -1.0, -7.0]}
+    assert echoed([{"index": 0, "logprobs": shown}], "ab", ("cd",)) == Likelihood((-1.0,), (1,))
+
+
+@pytest.mark.parametrize("mode", ["top", "chat"])
+def test_listed_tokens(mode: str, serve: Any) -> None:
+    told = {" Positive": math.log(0.6), "▁Positive": math.log(0.1), "the": math.log(0.2)}
+
+    def reply(_: int, path: str, body: dict[str, Any]) -> Reply:
+        if path == "/v1/completions":
+            assert body["logprobs"] == 5
+            return ok({"choices": [{"logprobs": {"top_logprobs": [told]}}]})
+        assert body["messages"] == [{"role": "user", "content": "Good?"}]
+        listed = [{"token": token, "logprob": log_p} for token, log_p in told.items()]
+        return ok({"choices": [{"logprobs": {"content": [{"top_logprobs": listed}]}}]})
+
+    (likelihood,) = found(model(serve(reply), mode=mode, top=5), ["Good?"])
+    assert likelihood.log_p == pytest.approx((math.log(0.7), math.log(0.1)))
+    assert likelihood.absent == 1
+    assert likelihood.tokens == (1, 1)
+
+
+def test_what_is_not_listed_is_the_most_it_can_be() -> None:
+    assert listed([("a", math.log(0.5)), ("b", math.log(0.4))], (" c",)).log_p[0] == pytest.approx(math.log(0.1))
+    assert listed([("a", math.log(0.5)), ("b", math.log(0.01))], (" c",)).log_p[0] == pytest.approx(math.log(0.01))
+    certain = listed([("a", 0.0)], (" a", " c"))
+    assert certain.log_p[0] == 0
+    assert certain.log_p[1] == pytest.approx(math.log(http.LEAST))
+    assert certain.absent == 1
+
+
+@pytest.mark.parametrize("refusal", [(429, {"Retry-After": "0.02"}), (503, {}), (500, {"Retry-After": "rubbish"})])
+def test_a_refusal_that_passes_is_tried_again(refusal: tuple[int, dict[str, str]], serve: Any) -> None:
+    answer = scripted()
+    server = serve(lambda n, path, body: (*refusal, b"busy") if n < 2 else answer(n, path, body))
+    assert found(model(server, concurrency=1), ["a b"])[0].log_p == (-0.5, -0.5)
+    assert len(server.seen) == 3
+
+
+def test_retry_after_is_honoured() -> None:
+    assert http._retry_after("7", 1.0) == 7
+    assert http._retry_after("-3", 1.0) == 0
+    assert 1 <= http._retry_after(formatdate(usegmt=True, timeval=__import__("time").time() + 3), 9.0) <= 3
+    assert http._retry_after(None, 1.5) == http._retry_after("soon", 1.5) == 1.5
+
+
+def test_an_endpoint_that_asks_for_an_hour_is_left_alone(serve: Any) -> None:
+    server = serve(lambda *_: (429, {"Retry-After": "3600"}, b"quota"))
+    with pytest.raises(TeacherError, match=r"no answer after 1 requests \(HTTP 429: quota\).*goes on from there"):
+        found(model(server), ["a"])
+
+
+def test_retries_end(serve: Any) -> None:
+    server = serve(lambda *_: (503, {}, b"down"))
+    with pytest.raises(TeacherError, match=r"no answer after 3 requests \(HTTP 503: down\)"):
+        found(model(server), ["a"])
+    assert len(server.seen) == 3
+
+
+def test_a_server_that_is_not_there() -> None:
+    speaker = RemoteModel(Endpoint(url="http://127.0.0.1:9/v1", model="m", retries=0))
+    with pytest.raises(TeacherError, match="no answer after 1 requests"):
+        found(speaker, ["a"])
+
+
+def test_a_server_that_is_too_slow(serve: Any) -> None:
+    go = threading.Event()
+
+    def reply(*_: Any) -> Reply:
+        go.wait(5)
+        return ok({})
+
+    server = serve(reply)
+    with pytest.raises(TeacherError, match="no answer after 1 requests"):
+        found(model(server, timeout=0.1, retries=0), ["a"])
+    go.set()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"<html>no</html>", "its answer is not JSON"),
+        (b'{"choices": [', "its answer is not JSON"),
+        ({"choices": [{"index": 0, "logprobs": None}]}, "lacks what `mode: echo` reads"),
+        ({"error": "no"}, "lacks what `mode: echo` reads"),
+        ([], "lacks what `mode: echo` reads"),
+        ({"choices": []}, "lacks what `mode: echo` reads"),
+        ({"choices": [{"index": 0, "logprobs": {"text_offset": [0, 1], "token_logprobs": [None]}}]}, "lacks what"),
+        ({"choices": [{"index": 0, "logprobs": {"text_offset": [0], "token_logprobs": [None]}}]}, "lacks what"),
+    ],
+)
+def test_answers_that_are_none_are_told(answer: Any, said: str, serve: Any) -> None:
+    server = serve(lambda *_: ok(answer))
+    with pytest.raises(TeacherError) as caught:
+        found(model(server), ["a"], (" b",))
+    assert said in str(caught.value)
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(401, "Is the key in the environment variable"), (404, "Check url, model and mode"), (400, "Check url")],
+)
+def test_a_refusal_for_good_is_told_at_once_without_the_key(status: int, said: str, serve: Any) -> None:
+    server = serve(lambda *_: (status, {}, f"wrong key {KEY}".encode()))
+    with pytest.raises(TeacherError, match=rf"HTTP {status}: wrong key \*\*\*") as caught:
+        found(model(server), ["a"])
+    assert said in str(caught.value)
+    assert KEY not in str(caught.value)
+    assert len(server.seen) == 1
+
+
+def test_a_redirect_is_not_followed(serve: Any) -> None:
+    other = serve(scripted())
+    server = serve(lambda *_: (302, {"Location": other.url + "/completions"}, b""))
+    with pytest.raises(TeacherError, match="It redirects; give the address it leads to"):
+        found(model(server), ["a"])
+    assert other.seen == []
+
+
+def test_the_key_is_in_the_header_and_nowhere_else(
+    serve: Any, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(scripted())
+    file = tmp_path / "endpoint.yaml"
+    file.write_text(f"url: {server.url}\nmodel: m\nkey: TEST_KEY\n", encoding="utf-8")
+    speaker = open_endpoint(str(file))
+    ask(speaker, ["a b"], ANSWERS, console=Console())
+    _, body, headers = server.seen[0]
+    assert headers["Authorization"] == f"Bearer {KEY}"
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any("soft-labels" in str(path) for path in kept)
+    assert all(KEY.encode() not in path.read_bytes() for path in kept)
+    told = capsys.readouterr()
+    assert KEY not in json.dumps(body) + repr(speaker) + speaker.name + speaker.digest + told.out + told.err
+
+
+def test_no_key_no_header(serve: Any) -> None:
+    server = serve(scripted())
+    found(RemoteModel(Endpoint(url=server.url, model="m")), ["a b"])
+    assert "Authorization" not in server.seen[0][2]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"url: http://h/v1\nmodel: m\nkey: {KEY}", "key: expected the name of an environment variable"),
+        ("url: http://user:word@h/v1\nmodel: m", "url: holds more than an address"),
+        ("url: http://h/v1?key=word\nmodel: m", "url: holds more than an address"),
+        ("url: ftp://h\nmodel: m", "url: expected a URL such as"),
+        ("url: http://h\nmodell: m", "modell: no such setting. Did you mean 'model'?"),
+        ("url: http://h\nmode: ehco", "model: is missing"),
+        ("url: http://h\nmodel: m\nmode: ehco", "mode: Input should be 'echo', 'top' or 'chat'"),
+        ("[]", "valid dictionary"),
+    ],
+)
+def test_an_endpoint_file_with_a_mistake(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(PromptError) as caught:
+        Endpoint.load(str(tmp_path / "e.yaml"))
+    assert said in str(caught.value)
+    assert KEY not in str(caught.value)
+    assert "word@" not in str(caught.value)
+
+
+def test_a_key_that_is_not_set_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    (tmp_path / "e.yaml").write_text("url: http://h\nmodel: m\nkey: NO_SUCH_KEY", encoding="utf-8")
+    with pytest.raises(TeacherError, match="NO_SUCH_KEY is empty or not set"):
+        open_endpoint(str(tmp_path / "e.yaml"))
+    with pytest.raises(PromptError, match="no such endpoint file"):
+        open_endpoint(str(tmp_path / "f.yaml"))
+
+
+def test_requests_are_under_way_together(serve: Any) -> None:
+    together = threading.Barrier(3, timeout=5)
+    answer = scripted()
+
+    def reply(number: int, path: str, body: dict[str, Any]) -> Reply:
+        together.wait()  # passes when three requests are here at once
+        return answer(number, path, body)
+
+    assert len(found(model(serve(reply), concurrency=3), ["a b", "c d", "e f"])) == 3
+
+
+def test_what_was_answered_before_a_failure_is_not_paid_for_again(serve: Any) -> None:
+    """The third prompt fails for good: the others are kept, and a second run asks for it alone."""
+    answer, broken = scripted(), threading.Event()
+    broken.set()
+
+    def reply(number: int, path: str, body: dict[str, Any]) -> Reply:
+        if broken.is_set() and body["prompt"][0].startswith("third"):
+            return 400, {}, b"content filter"
+        return answer(number, path, body)
+
+    server, prompts = serve(reply), ["first a", "second b", "third c"]
+    speaker = model(server, concurrency=1)
+    with pytest.raises(TeacherError, match="content filter"):
+        ask(speaker, prompts, ANSWERS, console=Console(quiet=True))
+    broken.clear()
+    before = len(server.seen)
+    found = ask(speaker, prompts, ANSWERS, console=Console(quiet=True))
+    assert [body["prompt"][0] for _, body, _ in server.seen[before:]] == ["third c Positive"]
+    assert found.log_p_NA.tolist() == [[-0.5, -0.5]] * 3
+
+
+def test_a_failure_stops_what_was_not_begun(serve: Any) -> None:
+    server = serve(lambda *_: (400, {}, b"no"))
+    with pytest.raises(TeacherError):
+        found(model(server, concurrency=2), [f"p {n}" for n in range(200)])
+    assert len(server.seen) < 50
+
+
+def test_tokens_are_estimated_to_tell_what_fits() -> None:
+    speaker = RemoteModel(Endpoint(url="http://h", model="m"))
+    assert speaker.count("four") == 2
+    assert speaker.count("字字") == 2
+    assert speaker.longest is None
