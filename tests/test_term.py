@@ -44,7 +44,7 @@ def test_plain_leaves_defaults_out() -> None:
         ({"weight": 1.0}, "expected a mapping with `loss: paper.function`"),
         ({"loss": 3}, "loss must be a name, found 3"),
         ({"loss": "a.b", "layers": "unifrom"}, "no layer map 'unifrom'. Did you mean 'uniform'?"),
-        ({"loss": "a.b", "layers": "zebra"}, "no layer map 'zebra'. Known: first, last, skip, top, uniform."),
+        ({"loss": "a.b", "layers": "zebra"}, "no layer map 'zebra'. Known: first, last, skip, spread, top, uniform."),
         ({"loss": "a.b", "layers": [0, 1]}, "layers must be a named map or a list of [student, teacher] pairs"),
         ({"loss": "a.b", "layers": [[0, 1, 2]]}, "layers must be a named map or a list of [student, teacher] pairs"),
         ({"loss": "a.b", "layers": [[0.5, 1]]}, "layers must be a named map or a list of [student, teacher] pairs"),

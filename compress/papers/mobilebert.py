@@ -7,6 +7,7 @@ Sec. 3.6  feature_maps      feature map transfer: MSE of the block outputs, norm
 (theirs)  mean, variance    the two moments that `feature_maps` cannot see, in the authors' code only
 Sec. 3.7  Progressive       progressive knowledge transfer: one layer at a time, bottom to top
           from_teacher      embeddings, pooler and heads are the teacher's
+(ours)    from_bert         a student of an ordinary BERT, which has no 512-wide feature maps
 
 The teacher is `compress.models.ibbert`; the student is transformers' MobileBERT.
 Shapes: B examples, L tokens, D hidden, H heads, V vocabulary.
@@ -27,17 +28,17 @@ from contextlib import ExitStack, contextmanager
 from math import sqrt
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 from transformers import PreTrainedModel
 
-from compress.errors import ObjectiveError, StudentError
+from compress.errors import ObjectiveError
 from compress.objective import Objective
 from compress.papers.hinton import mean_over
 from compress.papers.reading import reads
 from compress.signals import LAYERED
 from compress.step import Distillation
+from compress.students.to_mobilebert import from_bert, from_teacher  # noqa: F401 recipes call them mobilebert.from_...
 
 EPSILON = 1e-12
 """Of the parameter-free normalisation: the authors' layer norm."""
@@ -216,35 +217,3 @@ def _only(layers: nn.ModuleList, count: int) -> Iterator[None]:
 
 def _through(stream_BLD: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return stream_BLD
-
-
-@torch.no_grad()
-def from_teacher(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-    """Copy embeddings, pooler and heads of an IB-BERT; not the embedding's norm, which the student has another kind of.
-
-    The layers stay as they were drawn, with the config's `initializer_range` 0.02, which is the authors': without norms
-    nothing rescales a layer, and at 0.02 one adds about a tenth to the stream that passes it, so 24 of them start near
-    the identity. Raises StudentError when the embeddings differ in shape.
-    """
-    mine, theirs = _outside_layers(student), _outside_layers(teacher)
-    for name in [name for name in mine if name.startswith("embeddings.")]:
-        if name not in theirs or mine[name].shape != theirs[name].shape:
-            found = tuple(theirs[name].shape) if name in theirs else "none"
-            raise StudentError(
-                f"mobilebert.from_teacher: {name} is {tuple(mine[name].shape)} in the student, {found} in the teacher: "
-                "give both the same embedding and hidden size, or start from another teacher with mobilebert.from_bert"
-            )
-    for name in mine.keys() & theirs.keys():
-        if mine[name].shape == theirs[name].shape:
-            mine[name].copy_(theirs[name])
-
-
-def _outside_layers(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights of embeddings, pooler and heads by their names without the family's prefix."""
-    prefix = f"{model.base_model_prefix}."
-    named = {name.removeprefix(prefix): parameter.data for name, parameter in model.named_parameters()}
-    return {
-        name: parameter
-        for name, parameter in named.items()
-        if not name.startswith(("encoder.", "embeddings.LayerNorm"))
-    }

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from compress.errors import ObjectiveError, StudentError
 from compress.models import IBBertConfig
 from compress.objective import Objective
 from compress.papers import bert, mobilebert
-from compress.papers.mobilebert import Progressive, active_layer, base_factor, from_teacher
+from compress.papers.mobilebert import Progressive, active_layer, base_factor, from_bert, from_teacher
 from compress.shape import Shape
 from compress.signals import open_attention, read
 from compress.term import Term
@@ -278,9 +279,74 @@ def test_copied_embeddings_stay_tied_and_are_the_students_own() -> None:
 
 
 def test_other_widths_are_refused() -> None:
-    message = r"embeddings\.word_embeddings\.weight is \(\d+, 4\) in the student, \(\d+, 8\) in the teacher"
+    message = r"embeddings\.word_embeddings\.weight is \(\d+, 4\) in the student and \(\d+, 8\) in the"
     with pytest.raises(StudentError, match=message):
         from_teacher(learner(embedding_size=4), taught())
+
+
+# A student of an ordinary BERT
+
+
+def embedded(student: Any, ids_BL: Tensor) -> Tensor:
+    """What enters the first layer, one row for each token alone in its text."""
+    return student.base_model.embeddings(ids_BL)[:, 0]
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra", "distilbert"])
+def test_the_stream_begins_with_the_teachers_embedding_up_to_a_rotation(family: str) -> None:
+    """With room for all of its directions: all distances between words are the teacher's, times one factor."""
+    teacher = tiny.model(family, hidden=12, heads=2, **({"embedding_size": 12} if family == "electra" else {}))
+    student = learner(head=AutoModelForSequenceClassification, embedding_size=12, num_attention_heads=2)
+    from_bert(student, teacher)
+    ids_B1 = torch.arange(5, SAME["vocab_size"])[:, None]
+    words_VW = teacher.get_input_embeddings().weight[5:]
+    words_VW = words_VW - words_VW.mean(-1, keepdim=True)  # the teacher's norm takes each row's mean off
+    mine_VV, theirs_VV = (
+        torch.cdist(embedded(student, ids_B1), embedded(student, ids_B1)),
+        torch.cdist(words_VW, words_VW),
+    )
+    off = ~torch.eye(len(ids_B1), dtype=torch.bool)
+    ratio = mine_VV[off] / theirs_VV[off]
+    torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio), rtol=1e-3, atol=0)
+
+
+def test_fewer_directions_keep_most_of_it_and_the_stream_has_mean_square_1() -> None:
+    teacher = tiny.model("bert", hidden=64, layers=1)
+    student = learner(head=AutoModelForSequenceClassification, hidden_size=32, embedding_size=16)
+    from_bert(student, teacher)
+    stream_VD = embedded(student, torch.arange(5, SAME["vocab_size"])[:, None])
+    assert stream_VD.pow(2).mean().item() == pytest.approx(1, abs=0.3)
+    trigram_DE3 = student.base_model.embeddings.embedding_transformation.weight
+    assert not trigram_DE3[:, :16].any() and not trigram_DE3[:, 32:].any()
+
+
+@pytest.mark.parametrize("tiny_shape", [True, False])
+def test_layers_keep_the_size_of_a_stream_that_nothing_normalises(tiny_shape: bool) -> None:
+    shape = {"use_bottleneck_attention": True, "key_query_shared_bottleneck": False, "num_feedforward_networks": 2}
+    sizes = {"hidden_size": 64, "intra_bottleneck_size": 32, "intermediate_size": 64, "embedding_size": 16}
+    head = AutoModelForSequenceClassification
+    student = learner(12, head=head, **sizes, **(shape if tiny_shape else {})).eval()
+    from_bert(student, tiny.model("bert", hidden=16))
+    batch = tiny.batch((7, 7, 7))
+    sizes_N = [state.pow(2).mean().sqrt().item() for state in student(**batch, output_hidden_states=True).hidden_states]
+    assert all(0.9 < after / before < 2 for before, after in pairwise(sizes_N))
+    assert sizes_N[-1] / sizes_N[0] < 60
+
+
+@pytest.mark.parametrize(
+    ("teacher", "changes", "message"),
+    [
+        ("deberta-v2", {}, "not mobilebert of deberta-v2"),
+        ("bert", {"embedding_size": 20}, "a stream no narrower than the embedding"),
+        ("bert", {"vocab_size": 90}, r"it needs the teacher's \d+ tokens"),
+    ],
+)
+def test_what_no_start_can_be_made_of_is_refused(teacher: str, changes: dict[str, Any], message: str) -> None:
+    student = learner(head=AutoModelForSequenceClassification)
+    for name, value in changes.items():
+        setattr(student.config, name, value)
+    with pytest.raises(StudentError, match=message):
+        from_bert(student, tiny.model(teacher))
 
 
 # Pre-training distillation
