@@ -247,11 +247,34 @@ def test_of_a_pair_each_side_changes_while_the_other_stays(lm: Any, tokenizer: A
     assert changed == sorted(changed, reverse=True), "the first side's variants come first"
 
 
-def test_numbers_may_be_left_out(lm: Any, tokenizer: Any) -> None:
-    scores = split(text=["good film", "slow"], label=[0.5, 4.0])
-    assert rows(scores, lm, tokenizer, numbers=False) == scores.to_list()
-    assert len(rows(scores, lm, tokenizer)) > 2
-    assert len(rows(SINGLE, lm, tokenizer, numbers=False)) > 3
+QUESTIONS = split(
+    id=["1"], question=["good film"], context=["the good film is a fun story"], answers=[["fun story"]], starts=[[19]]
+)
+TAGGED = split(words=[["A", "good", "film", "!"]], tags=[[0, 1, 2, 0]])
+
+
+def test_questions_change_and_their_context_stays(lm: Any, tokenizer: Any) -> None:
+    got = rows(QUESTIONS, lm, tokenizer)
+    assert got[0] == QUESTIONS[0] and len(got) > 5
+    assert all({**row, "question": "good film"} == QUESTIONS[0] for row in got)
+
+
+def test_words_change_one_for_one_and_keep_their_tags(lm: Any, tokenizer: Any) -> None:
+    got = rows(TAGGED, lm, tokenizer)
+    assert got[0] == TAGGED[0] and len(got) > 5
+    assert {(len(row["words"]), row["words"][0], row["words"][3]) for row in got} == {(4, "A", "!")}
+    assert all(row["tags"] == [0, 1, 2, 0] for row in got)
+
+
+@pytest.mark.parametrize("data", [split(text=["good film", "slow"], label=[0.5, 4.0]), QUESTIONS, TAGGED])
+def test_what_is_no_class_may_be_left_as_it_is(data: Dataset, lm: Any, tokenizer: Any) -> None:
+    assert rows(data, lm, tokenizer, classes_only=True) == data.to_list()
+    assert len(rows(data, lm, tokenizer)) > len(data)
+
+
+@pytest.mark.parametrize("labels", [[0, 1], [[1.0, 0.0], [1.0, 1.0]]])
+def test_classes_are_varied_all_the_same(labels: list[Any], lm: Any, tokenizer: Any) -> None:
+    assert len(rows(split(text=["good film", "slow"], label=labels), lm, tokenizer, classes_only=True)) > 2
 
 
 def test_a_limit_chooses_rows_by_the_generator(lm: Any, tokenizer: Any) -> None:
@@ -272,11 +295,6 @@ def test_chosen_rows_of_a_data_set_are_read_in_their_order(lm: Any, tokenizer: A
 
 
 # Refused
-
-
-def test_labels_of_places_in_the_text_are_refused(lm: Any, tokenizer: Any) -> None:
-    with pytest.raises(DataError, match="not in words, label: where labels belong to places"):
-        rows(split(words=[["good"]], label=[[1]]), lm, tokenizer)
 
 
 @pytest.mark.parametrize("options", [{"copies": 0}, {"candidates": 0}, {"together": 0}, {"probability": 0.0}])

@@ -12,6 +12,7 @@ Deviations from the paper and from the authors' data_augmentation.py:
 - the rest of a text stays as written; theirs is lower-cased and joined by spaces, the same tokens to an uncased model.
 - special tokens are never candidates; a word left without candidates stays.
 - stop words are scikit-learn's list of English ones.
+- questions about a text and tagged words, which the authors' code does not know, are varied as pairs and single texts.
 - words behind the 128th token of a text stay as they are.
 """
 
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ROWS_PER_READ: Final = 1000
-TEXTS: Final = ("text", "text_pair")
+TEXTS: Final = ("text", "text_pair", "question", "words")
+"""Columns that get variants."""
 
 Slots = list[tuple[int, int, list[str]]]
 """(start, end, candidates) of the words of a text, in its order."""
@@ -53,24 +55,28 @@ def augment(
     beside: bool = True,
     together: int = 1,
     vectors: str | None = None,
-    numbers: bool = True,
+    classes_only: bool = False,
     limit: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Each row of the split (text, text_pair, label), followed by up to `copies` different variants of each text.
+    """Each row of the split, followed by up to `copies` different variants of each of its texts.
+
+    Texts are `text`, `text_pair`, the `question` but not its context, in which answers have their place, and `words`,
+    each of which keeps its tag; what else is in a row is copied.
 
     lm           a model with a masked language model's head, which uses `tokenizer`
     probability  that a word is replaced, p_t; `candidates`: how many words may stand for it, K; both Sec. 4.2's
     beside       masked texts are shown with the text as it is beside them (authors' code); without it half the cost
     together     words of a text that are masked in one pass; 1 is the paper's, more is that many times cheaper
     vectors      a GloVe text file; the first 100,000 rows are read
-    numbers      whether rows whose label is a number get variants (False: the prediction stage of STS-B, Sec. 4.2)
+    classes_only only tasks of classes get variants, no numbers, spans or tags: the paper's prediction stage, which
+                 takes STS-B and SQuAD as they are
     limit        at most so many rows, chosen at random, get variants
 
-    Labels are copied. Nothing but a batch of rows is held in memory. The same generator gives the same rows. Raises
-    DataError for data whose labels belong to places in the text (spans, tags), and for a model that fills in no masks.
+    Nothing but the texts, and a batch of rows, is held in memory. The same generator gives the same rows. Raises
+    DataError for a model that fills in no masks, and for numbers that make no sense.
     """
-    _check(split, copies, probability, candidates, together)
-    if not numbers and pa.types.is_floating(split.features.arrow_schema.field("label").type):
+    _check(copies, probability, candidates, together)
+    if classes_only and not _classes(split):
         yield from split
         return
     chosen = np.zeros(len(split), bool)
@@ -86,8 +92,10 @@ def augment(
         for row, wanted in zip(rows, chosen[some].tolist(), strict=True):
             yield row
             for name in words if wanted else ():
-                for variant in variants(row[name], next(words[name]), rng, copies, probability):
-                    yield row | {name: variant}
+                whole = isinstance(row[name], str)
+                text = row[name] if whole else _joined(row[name])
+                for variant in variants(text, next(words[name]), rng, copies, probability):
+                    yield row | {name: variant if whole else variant.split(" ")}
 
 
 def variants(text: str, words: Slots, rng: np.random.Generator, copies: int, probability: float) -> list[str]:
@@ -110,15 +118,24 @@ def variants(text: str, words: Slots, rng: np.random.Generator, copies: int, pro
 
 
 def _texts(split: Dataset) -> dict[str, pa.ChunkedArray]:
-    tables = list(
-        split.select_columns([name for name in TEXTS if name in split.column_names])
-        .with_format("arrow")
-        .iter(ROWS_PER_READ)
-    )
-    return {
-        name: pa.chunked_array([c for table in tables for c in table[name].chunks], pa.string())
-        for name in tables[0].column_names
-    }
+    """The columns of texts; words joined by spaces."""
+    names = [name for name in TEXTS if name in split.column_names]
+    tables = list(split.select_columns(names).with_format("arrow").iter(ROWS_PER_READ))
+    columns = {name: [chunk for table in tables for chunk in table[name].chunks] for name in names}
+    if "words" in columns:
+        columns["words"] = [pc.binary_join(chunk, " ") for chunk in columns["words"]]
+    return {name: pa.chunked_array(chunks, pa.string()) for name, chunks in columns.items()}
+
+
+def _joined(words: list[str]) -> str:
+    if any(" " in word for word in words):
+        raise DataError(f"augmentation: a word holds a space, as in {words}; leave `augment` out for this data")
+    return " ".join(words)
+
+
+def _classes(split: Dataset) -> bool:
+    label = split.features.arrow_schema.field("label").type if "label" in split.column_names else pa.null()
+    return bool(pa.types.is_integer(label) or pa.types.is_list(label))
 
 
 def _slots(found: pa.Table, places: NDArray[Any]) -> Iterator[Slots]:
@@ -127,13 +144,7 @@ def _slots(found: pa.Table, places: NDArray[Any]) -> Iterator[Slots]:
         yield list(zip(*columns, strict=True))
 
 
-def _check(split: Dataset, copies: int, probability: float, candidates: int, together: int) -> None:
-    others = [name for name in split.column_names if name not in (*TEXTS, "label")]
-    if others or "text" not in split.column_names:
-        raise DataError(
-            f"augmentation replaces words in text, text_pair beside label, not in {', '.join(split.column_names)}: "
-            "where labels belong to places in the text, leave `augment` out (--set stages.NAME.augment=null)"
-        )
+def _check(copies: int, probability: float, candidates: int, together: int) -> None:
     if copies < 1 or candidates < 1 or together < 1 or not 0 < probability <= 1:
         raise DataError(
             f"augmentation: copies {copies}, candidates {candidates}, together {together}, probability {probability}: "
