@@ -43,7 +43,7 @@ def sentence_order(
     max_length: int,
     rng: np.random.Generator,
     short: float = 0.1,
-    near: int = 1000,
+    near: int = 200,
 ) -> Iterator[dict[str, Any]]:
     """Sec. 3.1: rows of two segments; `sentence_order`: 0 in order, 1 swapped (or random, see above: bert.pairs)."""
     found = bert.pairs(documents, frame, max_length=max_length, rng=rng, short=short, near=near, rule=_half_swapped)

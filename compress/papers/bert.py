@@ -103,7 +103,7 @@ def segment_pairs(
     max_length: int,
     rng: np.random.Generator,
     short: float = 0.1,
-    near: int = 1000,
+    near: int = 200,
 ) -> Iterator[dict[str, Any]]:
     """Sec. 3.1, A.2: rows of two segments; `next_sentence`: 0 B follows A, 1 B is random. See `pairs`."""
     found = pairs(documents, frame, max_length=max_length, rng=rng, short=short, near=near, rule=_half_random)

@@ -33,7 +33,7 @@ Format = Literal["segment_pairs", "sentence_pairs", "full_sentences", "doc_sente
 
 
 def sentence_pairs(
-    documents: Iterable[Document], frame: Frame, *, max_length: int, rng: np.random.Generator, near: int = 1000
+    documents: Iterable[Document], frame: Frame, *, max_length: int, rng: np.random.Generator, near: int = 200
 ) -> Iterator[dict[str, Any]]:
     """SENTENCE-PAIR+NSP: `next_sentence` 0: B is the sentence after A; 1: B is a sentence of another document.
 
