@@ -32,6 +32,7 @@ from compress.exam import Exam
 from compress.files import filled
 from compress.heads import LANGUAGE
 from compress.objective import Objective
+from compress.papers.t5 import answers
 from compress.perplexity import held_out
 from compress.precision import cast_linear_layers
 from compress.recipe import Stage
@@ -189,22 +190,36 @@ def _score(
     """What tells the best weights of this stage: the task's metric, or a language model's on text kept apart."""
     if stage.evaluate == 0:
         return None
-    answers = not isinstance(step, Distillation) or "logits" in step.objective.student_wants
-    if stage.head == "task" and stage.data == "task" and answers:
+    reads_logits = not isinstance(step, Distillation) or "logits" in step.objective.student_wants
+    if stage.data == "task" and stage.head == "task" and reads_logits:
         return scorer(material, stage, teacher_logits)
-    predicts = stage.head == "seq2seq" or (stage.head in LANGUAGE and corrupt is not None)
-    if predicts and isinstance(step, Distillation) and answers:
+    if stage.data == "task" and stage.head == "seq2seq":
+        return text_scorer(material, stage)
+    speaks = stage.head in LANGUAGE and step.student.get_output_embeddings() is not None
+    if corrupt is not None and speaks and reads_logits:
         return language_scorer(material, stage, corrupt, seed)
     return None
 
 
-def language_scorer(material: Material, stage: Stage, corrupt: Corrupt | None, seed: int) -> Score:
-    """student -> perplexity on held-out text, and as `score` the mean log-likelihood of a token, in nats."""
-    rows = material.rows(stage, seed, held_out=True)
-    prepare = corrupt or dict
+def text_scorer(material: Material, stage: Stage) -> Score:
+    """student -> the task's metrics of the answers it would write on the validation split."""
+    task, split, options = material.data.task, material.data.validation, stage.rows.options if stage.rows else {}
+    labels = np.asarray(split["label"][:])
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
-        found = held_out(student, rows, material.collate, prepare, bf16=material.bf16)
+        said = answers(student, split, task, material.tokenizer, max_length=stage.max_length, **options)
+        values = evaluate.scores(task, said, labels)
+        return values | {"score": values[task.metric]}
+
+    return score
+
+
+def language_scorer(material: Material, stage: Stage, corrupt: Corrupt, seed: int) -> Score:
+    """student -> perplexity on held-out text, and as `score` the mean log-likelihood of a token, in nats."""
+    rows = material.rows(stage, seed, held_out=True)
+
+    def score(student: PreTrainedModel) -> Mapping[str, float]:
+        found = held_out(student, rows, material.collate, corrupt, bf16=material.bf16)
         return {"score": -found["nll"], "perplexity": found["perplexity"]}
 
     return score

@@ -21,6 +21,7 @@ OPTIONS = {
         "--teacher --recipe --data --out --corpus --set --text --label --kind --metric --seed --precision --resume "
         "--gate --allow-pickle --json"
     ),
+    "pretrain": "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle",
     "predict": "bundle texts... --pair --fp32 --json",
     "bench": "bundles... --threads --batch --seq --rounds --runs --json",
     "recipes": "name --json",
@@ -218,6 +219,6 @@ def test_a_bug_of_ours_is_not_dressed_up_as_the_users(monkeypatch: pytest.Monkey
     def broken() -> list[str]:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(recipe, "names", broken)
+    monkeypatch.setattr(recipe_file, "names", broken)
     with pytest.raises(ZeroDivisionError):
         command.run("recipes")
