@@ -132,5 +132,8 @@ def check_lengths(recipe: Recipe, teacher: teachers.Teacher) -> None:
 def _stages(recipe: Recipe) -> list[tuple[str, Stage]]:
     """The stages that may run, by what `--set` calls them."""
     named = [(f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages)]
-    speaks = any(each.augment or (each.teacher == "general" and each.head == "masked_lm") for each in recipe.stages)
+    speaks = any(
+        each.augment or (each.kind == "distill" and each.teacher == "general" and each.head == "masked_lm")
+        for each in recipe.stages
+    )
     return [("teacher", recipe.teacher), *([("teacher_lm", recipe.teacher_lm)] if speaks else []), *named]
