@@ -97,6 +97,8 @@ def _set_further(config: PreTrainedConfig, settings: Mapping[str, Any]) -> None:
             known = [*config.to_dict(), *undeclared]
             raise StudentError(f"student.config: {config.model_type} has no {name!r}.{did_you_mean(name, known)}")
         setattr(config, name, value)
+    if config.model_type == "mobilebert":  # the width its blocks work in, which it sees to only when it is made
+        config.true_hidden_size = config.intra_bottleneck_size if config.use_bottleneck else config.hidden_size
 
 
 def _count(size: str, wanted: float | None, theirs: int) -> int:

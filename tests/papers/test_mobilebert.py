@@ -10,13 +10,16 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForPreTraining, AutoModelForSequenceClassification, MobileBertConfig
 
+from compress.call import Call
 from compress.errors import ObjectiveError, StudentError
 from compress.models import IBBertConfig
 from compress.objective import Objective
 from compress.papers import bert, mobilebert
 from compress.papers.mobilebert import Progressive, active_layer, base_factor, from_bert, from_teacher
+from compress.recipe import StudentSpec
 from compress.shape import Shape
 from compress.signals import open_attention, read
+from compress.students import build
 from compress.term import Term
 from tests import tiny
 from tests.papers.case import random
@@ -318,6 +321,17 @@ def test_fewer_directions_keep_most_of_it_and_the_stream_has_mean_square_1() -> 
     assert stream_VD.pow(2).mean().item() == pytest.approx(1, abs=0.3)
     trigram_DE3 = student.base_model.embeddings.embedding_transformation.weight
     assert not trigram_DE3[:, :16].any() and not trigram_DE3[:, 32:].any()
+
+
+@pytest.mark.parametrize("further", [{"intra_bottleneck_size": 16}, {"use_bottleneck": False}])
+def test_a_students_bottleneck_is_as_wide_as_its_recipe_says(further: dict[str, Any]) -> None:
+    init = Call("mobilebert.from_bert")
+    spec = StudentSpec(family="mobilebert", layers=2, hidden=32, heads=2, embedding=16, init=init, config=further)
+    student = build(spec, tiny.bert())
+    width = further.get("intra_bottleneck_size", 32)
+    assert student.base_model.encoder.layer[0].attention.self.query.weight.shape == (width, width)
+    assert student.eval()(**tiny.batch()).logits.isfinite().all()
+    assert Shape.of(student.config).head_size == width // 2
 
 
 @pytest.mark.parametrize("tiny_shape", [True, False])
