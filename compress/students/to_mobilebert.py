@@ -9,8 +9,9 @@ Nothing rescales a stream without norms, so the layers are drawn to keep its siz
 deviation 1 / sqrt(inputs), which makes outputs as large as inputs and attention scores of order 1, and the last one of
 each of N layers 1 / sqrt(N) of it: noise grows 5 times over 12 layers of MobileBERT-tiny, where it would 17,000.
 The authors' 0.02 serves where every layer is taught by itself (`from_teacher`): layers then start near the identity.
-With only a task to learn, a student drawn so had learned nothing (0.58) when one drawn as here had 0.81 on SST-2, after
-100 steps.
+With only a task to learn, a student of 12 layers drawn by the authors' way, embedding included, still guessed on SST-2
+after 100 steps (0.58 of 600 validation rows) where one started as here had 0.81 after 80: one seed each, schedules of
+500 and 200 steps, and what embedding and layers do to it apart was not measured.
 
 Shapes: V vocabulary, W width of the teacher's embedding, E of the student's, D hidden.
 """
