@@ -101,3 +101,11 @@ def test_a_sentence_keeps_the_space_before_it_where_the_tokenizer_keeps_spaces()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>")
     (found,) = documents(corpus("a.\na."), tokenizer)
     assert found.sentences == [[1, 3], [2, 3]]
+
+
+def test_a_parallel_document_is_two_sentences_whatever_is_in_them() -> None:
+    texts = ("The film. A plot!\nSo fun. So good", "\u200b\nnever")
+    tokenizer = tiny.tokenizer()
+    (found,) = documents(Corpus("pairs", "pairs", lambda: iter(texts), parallel=True), tokenizer)
+    ids = tokenizer(["the film. a plot!", "so fun. so good"], add_special_tokens=False)["input_ids"]
+    assert found == Document(0, ids, parallel=True)
