@@ -171,11 +171,11 @@ def recipes(
     name: Annotated[str | None, typer.Argument(help="Show this one, with its citation and numbers.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the recipes, or show one."""
+    """List the recipes and when to choose which, or show one."""
     with _told():
         import json
 
-        from compress import recipe, recipe_file
+        from compress import guide, recipe, recipe_file
 
         if name is not None:
             found = recipe.Recipe.load(name)
@@ -184,10 +184,25 @@ def recipes(
             return
         listed = [recipe.Recipe.load(each) for each in recipe_file.names()]
         if as_json:
-            print(json.dumps([{"name": each.name, "about": each.about, **each.paper.model_dump()} for each in listed]))
-            return
-        for each in listed:
-            print(f"{each.name:12} {each.about}\n{'':12} {each.paper.authors} {each.paper.year}, {each.paper.url}")
+            print(json.dumps([guide.plain(each) for each in listed], ensure_ascii=False, indent=1))
+        else:
+            _console().print(guide.shown(listed))
+
+
+@app.command()
+def students(
+    teacher: Annotated[str, typer.Argument(help="Alias (minilm, bert-base, ...), folder or hub id.")],
+    as_json: Json = False,
+) -> None:
+    """List the students a teacher allows, with size and cost, from its config alone, before anything is trained."""
+    with _told():
+        from compress.students import listing
+
+        found = listing.students_of(teacher)
+        if as_json:
+            print(listing.as_json(found))
+        else:
+            _console().print(listing.shown(found))
 
 
 def _console(as_json: bool = False) -> "Console":

@@ -169,11 +169,15 @@ class Recipe(Frozen):
 
     teacher is the stage that fine-tunes a teacher without a head for the task, teacher_lm the one that gives it a
     language model's head where a stage needs that and the checkpoint has none; both results are kept for later runs.
+    choose, needs and cost say when to take it, what must be given, and the class of time it takes.
     """
 
     name: str
     paper: Paper
     about: str
+    choose: str | None = None
+    needs: str | None = None
+    cost: str | None = None
     teacher: Stage
     teacher_lm: Stage
     student: StudentSpec = Field(default_factory=StudentSpec)  # type: ignore[arg-type]

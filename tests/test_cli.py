@@ -11,7 +11,7 @@ import typer
 import yaml
 
 import compress
-from compress import recipe, recipe_file
+from compress import recipe_file
 from compress.cli import app
 from tests import command
 from tests.command import Shelf
@@ -25,6 +25,7 @@ OPTIONS = {
     "predict": "bundle texts... --pair --fp32 --json",
     "bench": "bundles... --threads --batch --seq --rounds --runs --json",
     "recipes": "name --json",
+    "students": "teacher --json",
 }
 WITHOUT = """
 import sys
@@ -96,12 +97,13 @@ def test_version() -> None:
     assert command.run("--version") == command.Told(0, f"compress {compress.__version__}\n", "")
 
 
-def test_recipes_are_listed_with_what_they_are_and_their_paper() -> None:
+def test_recipes_are_listed_each_once_with_when_to_choose_it() -> None:
     told = command.run("recipes")
     assert told.code == 0
-    listed = [line for line in told.out.splitlines() if not line.startswith(" ")]
-    assert [line.split()[0] for line in listed] == recipe_file.names()
-    assert told.out.count("https://arxiv.org/abs/") == len(recipe_file.names())
+    first = [line.split()[0] for line in told.out.splitlines() if line[:1].strip()]
+    assert sorted(word for word in first if word != "recipe") == recipe_file.names()
+    assert first.count("recipe") == 3, "three tables"
+    assert "cost" in told.out
 
 
 def test_a_recipe_is_shown_as_it_was_written_with_its_citations() -> None:
@@ -111,7 +113,7 @@ def test_a_recipe_is_shown_as_it_was_written_with_its_citations() -> None:
 def test_recipes_as_json_and_nothing_else() -> None:
     listed = json.loads(command.run("recipes", "--json").out)
     assert [each["name"] for each in listed] == recipe_file.names()
-    assert all({"about", "title", "authors", "year", "url"} < each.keys() for each in listed)
+    assert all({"about", "purpose", "student", "title", "authors", "year", "url"} < each.keys() for each in listed)
     one = json.loads(command.run("recipes", "tinybert", "--json").out)
     assert one["student"]["layers"] == 4
     assert one["stages"][0]["eps"] == 1e-8, "defaults too"

@@ -146,7 +146,7 @@ def test_the_directions_kept_beat_any_others(monkeypatch: pytest.MonkeyPatch) ->
     ours = errors(teacher, (12,))
     found = to_albert._directions
 
-    def other(change: Callable[[Tensor, float], tuple[Tensor, float]]) -> Any:
+    def other(change: Callable[[Tensor, Any], tuple[Tensor, Any]]) -> Any:
         return lambda *tables, **settings: change(*found(*tables, **settings))
 
     centred = torch.eye(32).double() - 1 / 32

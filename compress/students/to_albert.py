@@ -64,8 +64,8 @@ def from_bert(student: PreTrainedModel, teacher: PreTrainedModel, *, layer: str 
     A masked-LM head stays as drawn: none of a BERT's parts fits behind an activation in E. Raises StudentError.
     """
     _comparable(student, teacher)
-    source = {weight: p.data for name, p in teacher.named_parameters() if (weight := weight_of(name)) is not None}
     albert: Any = student.base_model
+    source = _weights(teacher, albert.device)
     _follow(student, teacher)
     _fill_embeddings(albert, teacher, source)
     for group, numbers in enumerate(_members(student, Shape.of(teacher.config).layers)):
@@ -80,6 +80,11 @@ def from_bert(student: PreTrainedModel, teacher: PreTrainedModel, *, layer: str 
             tensor = source.get(Weight(role, None, part))
             if tensor is not None and tensor.shape == parameter.shape:
                 parameter.copy_(tensor)
+
+
+def _weights(teacher: PreTrainedModel, device: torch.device) -> dict[Weight, Tensor]:
+    named = {weight_of(name): parameter.data.to(device) for name, parameter in teacher.named_parameters()}
+    return {weight: tensor for weight, tensor in named.items() if weight is not None}
 
 
 def _comparable(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
@@ -148,16 +153,16 @@ def _fill_embeddings(albert: Any, teacher: PreTrainedModel, source: Mapping[Weig
     tables = _tables(teacher, source)
     W = tables[0].shape[1]
     gamma_W, beta_W = (source[Weight("embedding_norm", None, part)].double() for part in ("weight", "bias"))
-    up_DW = source[Weight("embedding_up", None, "weight")].double() if _factorised(source) else torch.eye(W).double()
+    up_DW = source[Weight("embedding_up", None, "weight")].double() if _factorised(source) else torch.eye(W).to(gamma_W)
     shift_D = up_DW @ beta_W
     if _factorised(source):
         shift_D = shift_D + source[Weight("embedding_up", None, "bias")].double()
     basis_WR, gain = _directions(*tables, keep=min(E, W) - 1, eps=mine.LayerNorm.eps)
-    spread_ER = _zero_sums(E)[:, : basis_WR.shape[1]]
+    spread_ER = _zero_sums(E).to(basis_WR)[:, : basis_WR.shape[1]]
     for table, module in zip(
         tables, (mine.word_embeddings, mine.position_embeddings, mine.token_type_embeddings), strict=True
     ):
-        rows = torch.arange(len(module.weight)).clamp(max=len(table) - 1)  # a RoBERTa has one token type
+        rows = torch.arange(len(module.weight), device=table.device).clamp(max=len(table) - 1)  # a RoBERTa has one token type
         module.weight.copy_(math.sqrt(E / W) * (table @ basis_WR @ spread_ER.T)[rows])
     mine.LayerNorm.weight.fill_(1.0)
     mine.LayerNorm.bias.zero_()
@@ -179,16 +184,16 @@ def _tables(teacher: PreTrainedModel, source: Mapping[Weight, Tensor]) -> tuple[
         if name.endswith("position_embeddings") and module.padding_idx is not None:
             positions = positions[module.padding_idx + 1 :]  # RoBERTa counts from behind the padding index
         if name.endswith("task_type_embeddings"):
-            types = types + module.weight[0].double()  # ERNIE's is 0 unless the caller says otherwise
+            types = types + module.weight.data[0].to(types)  # ERNIE's is 0 unless the caller says otherwise
     words, positions, types = (table - table.mean(-1, keepdim=True) for table in (words, positions, types))
     return words, positions, types
 
 
 def _directions(
     words_VW: Tensor, positions_PW: Tensor, types_TW: Tensor, *, keep: int, eps: float
-) -> tuple[Tensor, float]:
+) -> tuple[Tensor, Tensor]:
     """Orthonormal (W, R) leading directions of the normalised rows, and the mean cosine of rows and projections."""
-    n = torch.arange(len(words_VW))
+    n = torch.arange(len(words_VW), device=words_VW.device)
     rows_NW = words_VW + positions_PW[n % len(positions_PW)] + types_TW[n // len(positions_PW) % len(types_TW)]
     rows_NW = rows_NW / (rows_NW.pow(2).mean(-1, keepdim=True) + eps).sqrt()
     moment_WW = rows_NW.T @ rows_NW
@@ -196,7 +201,7 @@ def _directions(
     moment_WW = moment_WW - (moment_WW.trace() + 1) / W  # no row has a part along 1: the last of all directions
     basis_WR = torch.linalg.eigh(moment_WW).eigenvectors.flip(1)[:, :keep]
     cosine_N = (rows_NW @ basis_WR).norm(dim=-1) / rows_NW.norm(dim=-1)
-    return basis_WR, float(cosine_N.mean())
+    return basis_WR, cosine_N.mean()
 
 
 def _zero_sums(E: int) -> Tensor:
