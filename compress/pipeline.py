@@ -15,6 +15,7 @@ from compress import precision as precisions
 from compress.data import load_task
 from compress.data.batches import Collate, encode
 from compress.data.corpora import load_corpus
+from compress.data.made import asks_language_model
 from compress.data.task import Kind
 from compress.errors import RecipeError
 from compress.export.bundle import Bundle
@@ -22,6 +23,8 @@ from compress.finetune import with_head
 from compress.general import general
 from compress.lineage import Lineage
 from compress.objective import check
+from compress.prompted.prompt import Prompt
+from compress.prompted.teaching import beginning, instructed
 from compress.recipe import Recipe, Stage
 from compress.run import Run
 from compress.shape import positions
@@ -37,6 +40,7 @@ def distill(
     data: str,
     out: str | Path,
     corpus: str | None = None,
+    prompt: str | Prompt | None = None,
     overrides: Sequence[str] = (),
     text: Sequence[str] | None = None,
     label: str | None = None,
@@ -55,6 +59,8 @@ def distill(
     recipe     name, path of a .yaml, or a Recipe; `overrides` are `stages.0.lr=3e-5`-like settings
     data       embedded set, folder or hub id; `text`, `label`, `kind`, `metric` name what is not detected
     corpus     unlabelled text for stages that want it
+    prompt     name or path of a .yaml file: `teacher` is then a language model (or an endpoint's .yaml file), which
+               labels the data by answering it; the recipe's student names the checkpoint it begins as
     out        the run's directory; `resume` continues a run that was interrupted, to the same final weights
     gate       what a teacher that is no better than the majority answer leads to
 
@@ -63,32 +69,41 @@ def distill(
     console, started = console or Console(quiet=True), time.time()
     state = PartialState(cpu=on_cpu())
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
+    prompt = Prompt.load(prompt) if isinstance(prompt, str) else prompt
     check_recipe(recipe, state.num_processes)
+    checkpoint = teacher if prompt is None else beginning(recipe)
     number_format = precisions.choose(precision)
     identity = {
-        "teacher": teacher, "data": data, "corpus": corpus, "seed": seed, "precision": number_format,
+        "teacher": teacher, "prompt": prompt and prompt.model_dump(mode="json"), "data": data, "corpus": corpus, "seed": seed, "precision": number_format,
         "columns": [list(text) if text else None, label, kind, metric], "command": command_line(),
     }  # fmt: skip
     run = Run.open(Path(out), recipe, identity, resume=resume, main=state.is_main_process)
     with closing(run):
         with state.main_process_first():
-            folder = teachers.resolve(teacher, allow_pickle=allow_pickle)
+            folder = teachers.resolve(checkpoint, allow_pickle=allow_pickle)
             task_data = load_task(data, text=text, label=label, kind=kind, metric=metric, seed=seed)
-            given = teachers.load(teacher, folder, task_data.task, allow_pickle=allow_pickle)
+            given = teachers.load(checkpoint, folder, task_data.task, allow_pickle=allow_pickle)
             unlabelled = load_corpus(corpus) if corpus else None
         check_lengths(recipe, given)
         for note in task_data.notes:
             console.print(f"[yellow]note[/] {note}", highlight=False)
         material = Material(
             task_data, unlabelled, given.tokenizer, Collate(given.tokenizer), number_format == "bf16", console,
-            masked_lm=lambda: general(given, "masked_lm", recipe.teacher_lm, material, run),
+            masked_lm=lambda: general(given, "masked_lm", recipe.teacher_lm, material, run), given=given,
         )  # fmt: skip
         Lineage(recipe, given, None, material, run).check()
-        tutor = with_head(given, recipe.teacher, material, run)
-        tutor.model.to(state.device)
-        length = recipe.stages[-1].max_length
-        rows = encode(task_data.validation, tutor.tokenizer, length)
-        seen = teachers.gate(tutor, task_data, rows, material.collate, bf16=material.bf16, strict=gate == "refuse")
+        strict = gate == "refuse"
+        if prompt is None:
+            tutor = with_head(given, recipe.teacher, material, run)
+            tutor.model.to(state.device)
+            rows = encode(task_data.validation, tutor.tokenizer, recipe.stages[-1].max_length)
+            seen = teachers.gate(tutor, task_data, rows, material.collate, bf16=material.bf16, strict=strict)
+        else:
+            with state.main_process_first():  # the others find its answers
+                tutor, seen = instructed(
+                    teacher, prompt, given, task_data, seed=seed, bf16=material.bf16, strict=strict,
+                    allow_pickle=allow_pickle, console=console,
+                )  # fmt: skip
         student = Lineage(recipe, given, tutor, material, run).train(recipe.stages, teacher_logits=seen.logits)
         if run.main:
             ship(student, tutor, material, recipe=recipe, run=run, notes=seen.notes, started=started)
@@ -133,7 +148,8 @@ def _stages(recipe: Recipe) -> list[tuple[str, Stage]]:
     """The stages that may run, by what `--set` calls them."""
     named = [(f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages)]
     speaks = any(
-        each.augment or (each.kind == "distill" and each.teacher == "general" and each.head == "masked_lm")
+        (each.augment and asks_language_model(each.augment))
+        or (each.kind == "distill" and each.teacher == "general" and each.head == "masked_lm")
         for each in recipe.stages
     )
     return [("teacher", recipe.teacher), *([("teacher_lm", recipe.teacher_lm)] if speaks else []), *named]

@@ -23,7 +23,7 @@ from compress.data.batches import Batching, encode
 from compress.data.built import built
 from compress.data.cache import home
 from compress.data.corpora import Corpus, encode_corpus
-from compress.data.made import augmented, task_text
+from compress.data.made import asks_language_model, augmented, task_text
 from compress.data.seq2seq import Seq2SeqCollate, encode_task
 from compress.data.task import Kind, TaskData
 from compress.data.words import Words, counts
@@ -51,7 +51,8 @@ HELD_OUT_TOKENS: Final = 200_000
 class Material:
     """What stages work on: the task, unlabelled text where there is a corpus, and how batches are made of them.
 
-    `masked_lm` opens the teacher's language model, for stages that augment the task's rows with it.
+    For stages that augment the task's rows: `masked_lm` opens the teacher's language model, `given` is the teacher as
+    the user named it.
     """
 
     task_data: TaskData | None
@@ -61,6 +62,7 @@ class Material:
     bf16: bool
     console: Console
     masked_lm: Callable[[], Teacher] | None = None
+    given: Teacher | None = None
 
     @property
     def kind(self) -> Kind | None:
@@ -84,9 +86,9 @@ class Material:
                 return self._text_rows(stage, seed, held_out)
             split = self.data.validation if held_out else self.data.train
             if stage.augment is not None and not held_out:
-                if self.masked_lm is None:
-                    raise DataError("a stage with `augment` needs a teacher with a language model's head")
-                lm = self.masked_lm()
+                if self.masked_lm is None or self.given is None:
+                    raise DataError("a stage with `augment` needs a teacher: give --teacher")
+                lm = self.masked_lm() if asks_language_model(stage.augment) else self.given
                 self.console.print(f"{stage.name}: more rows by {stage.augment.by}; they are kept")
                 lm.model.to(PartialState().device)
                 split = augmented(split, stage.augment, lm.model, lm.tokenizer, lm_digest=lm.digest, seed=seed)

@@ -12,13 +12,15 @@ from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
+import compress
 from compress import precision
-from compress.augmentation import augment
+from compress.augmentation import augment, near_words
 from compress.augmentation.candidates import Asked, candidates
 from compress.augmentation.neighbours import nearest
 from compress.augmentation.rows import variants
 from compress.call import Call
 from compress.call import check as check_call
+from compress.data import cache
 from compress.errors import DataError
 from tests import tiny
 
@@ -42,9 +44,7 @@ def tokenizer() -> Any:
 
 
 def found(text: str, lm: Any, tokenizer: Any, **asked: Any) -> dict[str, list[str]]:
-    table = candidates(
-        pa.array([text]), lm, tokenizer, Asked(**{"most": 7, "together": 1, "beside": True, "vectors": None} | asked)
-    )
+    table = candidates(pa.array([text]), lm, tokenizer, Asked(**{"most": 7} | asked))
     row = table.to_pylist()[0]
     return {text[a:b]: some for a, b, some in zip(row["starts"], row["ends"], row["candidates"], strict=True)}
 
@@ -88,7 +88,7 @@ def test_words_masked_together_are_masked_in_one_pass_and_are_no_neighbours(lm: 
 
 def test_batches_change_nothing(lm: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = pa.array([TEXT, "", "good film", "the", "slow sharp warm story"])
-    asked = Asked(7, 1, True, None)
+    asked = Asked(7)
     together = candidates(texts, lm, tokenizer, asked).to_pylist()
     monkeypatch.setattr("compress.augmentation.candidates.ENCODING", "another")
     monkeypatch.setattr("compress.augmentation.candidates.TOKENS_PER_BATCH", 1)
@@ -308,7 +308,45 @@ def test_a_model_that_fills_in_no_masks_is_refused(tokenizer: Any) -> None:
         rows(SINGLE, tiny.bert().bert, tokenizer)
 
 
+def test_near_words_take_no_language_model(tokenizer: Any) -> None:
+    encoder = tiny.bert().bert
+    got = list(near_words(SINGLE, encoder, tokenizer, rng=np.random.default_rng(0), candidates=3))
+    made = {row["text"] for row in got} - set(SINGLE["text"])
+    last = {text.split()[-1] for text in made if text.startswith("the")}
+    assert last == {"slow", *nearest({"slow"}, encoder, tokenizer, most=3, file=None, every=True)["slow"]}
+    assert got[0] == SINGLE[0] and len(got) > 10
+
+
 def test_a_recipe_may_name_it() -> None:
+    assert check_call(Call("tinybert.near_words", {"copies": 10}), "here", given=["rng"]) == []
     assert check_call(Call("tinybert.augment", {"copies": 10, "limit": None}), "here", given=["rng"]) == []
     (problem,) = check_call(Call("tinybert.augment", {"copys": 10}), "here", given=["rng"])
     assert "Did you mean 'copies'?" in problem
+
+
+ONE_STAGE = """
+paper: {title: A tiny test, authors: Nobody, year: 2025, url: https://example.org}
+about: One stage on augmented rows.
+teacher: {finetune: teacher, steps: 24, batch: 16, lr: 1.0e-2, max_length: 32, evaluate: 1}
+teacher_lm: {pretrain: teacher-lm, head: masked_lm, corrupt: bert.mask, steps: 2, batch: 8, max_length: 32, lr: 1.0e-3,
+             objective: [{loss: bert.masked_lm}]}
+student: {layers: 1}
+stages:
+  - distill: prediction
+    augment: {by: tinybert.BY, copies: 3}
+    steps: 4
+    batch: 8
+    max_length: 32
+    lr: 1.0e-3
+    objective: [{loss: hinton.soft_targets}]
+"""
+
+
+@pytest.mark.parametrize(("by", "speaks"), [("augment", True), ("near_words", False)])
+def test_a_language_model_is_trained_where_it_is_asked_for(by: str, speaks: bool, tmp_path: Path, home: Path) -> None:
+    recipe = tiny.recipe(tmp_path / "recipe", ONE_STAGE.replace("BY", by))
+    data = tiny.reviews(tmp_path / "data")
+    compress.distill(teacher=tiny.checkpoint(tmp_path / "teacher"), recipe=recipe, data=data, out=tmp_path / "run")
+    (file,) = (home / "augmented").glob("*.arrow")
+    assert 96 < len(cache.table(file)) <= 96 * 4
+    assert (tmp_path / "run" / "stages" / "teacher-lm").is_dir() == speaks

@@ -56,13 +56,18 @@ class Word:
 
 @dataclass(frozen=True)
 class Asked:
-    """How candidates are found: `most` per word, `together` words of a text masked in one pass, the text as it is
-    beside the masked one or not, word vectors from a file or from the model's embeddings."""
+    """How candidates are found.
+
+    most      candidates per word
+    vectors   a GloVe file; None: the model's embeddings
+    masked    words of one token by masks, `together` of a text in one pass, the text as it is `beside` that or not
+    """
 
     most: int
-    together: int
-    beside: bool
-    vectors: str | None
+    vectors: str | None = None
+    masked: bool = True
+    together: int = 1
+    beside: bool = True
 
 
 def candidates(texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Asked) -> pa.Table:
@@ -75,7 +80,7 @@ def candidates(texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokeni
         raise DataError(
             f"{type(tokenizer).__name__} does not tell where in a text its tokens are: use a fast tokenizer"
         )
-    if tokenizer.mask_token_id is None or not has_lm_head(lm):
+    if asked.masked and (tokenizer.mask_token_id is None or not has_lm_head(lm)):
         raise DataError(f"{type(lm).__name__} fills in no masks: give a model with a masked language model's head")
     if asked.vectors and not Path(asked.vectors).is_file():
         raise DataError(f"{asked.vectors}: there is no such file of word vectors")
@@ -103,18 +108,22 @@ def _found(
 ) -> Iterator[pa.RecordBatch]:
     from datasets.utils import tqdm
 
-    masks = _Masks.of(lm, tokenizer, asked)
+    masks = _Masks.of(lm, tokenizer, asked) if asked.masked else None
     seen = {word.lower() for text in texts for word in WORD.findall(text.as_py())}
-    near = nearest(seen, lm, tokenizer, most=asked.most, file=asked.vectors)
+    near = nearest(seen, lm, tokenizer, most=asked.most, file=asked.vectors, every=not asked.masked)
     chunks = [texts[start : start + TEXTS_PER_WRITE].to_pylist() for start in range(0, len(texts), TEXTS_PER_WRITE)]
     with tqdm(total=len(texts), desc="Words in place of words", unit=" texts") as progress:
         for chunk in chunks:
-            ids, words = _words(chunk, tokenizer, masks.room)
-            filled = masks.fill(ids, [[word.token for word in each if word.token is not None] for each in words])
+            ids, words = _words(chunk, tokenizer, masks.room if masks else LONGEST)
+            filled = (
+                masks.fill(ids, [[w.token for w in each if w.token is not None] for each in words]) if masks else {}
+            )
             rows = []
             for at, (text, each) in enumerate(zip(chunk, words, strict=True)):
                 found = [
-                    near.get(text[w.start : w.end].lower(), []) if w.token is None else filled[at, w.token]
+                    filled[at, w.token]
+                    if masks and w.token is not None
+                    else near.get(text[w.start : w.end].lower(), [])
                     for w in each
                 ]
                 rows.append([(word.start, word.end, some) for word, some in zip(each, found, strict=True) if some])

@@ -26,9 +26,15 @@ PLAIN: Final = re.compile(r"[a-z]+")
 
 
 def nearest(
-    seen: Collection[str], lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, most: int, file: str | None
+    seen: Collection[str],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    most: int,
+    file: str | None,
+    every: bool = False,
 ) -> dict[str, list[str]]:
-    """Of each seen word that is several tokens: the `most` words whose vectors have the largest cosine with its own.
+    """Of each seen word that is several tokens, or of `every` one: the `most` words with the largest cosine to it.
 
     Vectors come from a GloVe text file, or are the means of the tokens' input embeddings, over the seen words and the
     vocabulary's. Only words of letters a-z count; those without a vector are left out. Raises DataError.
@@ -39,16 +45,15 @@ def nearest(
     else:
         whole = {str(tokenizer.decode([each])).strip().lower() for each in range(len(tokenizer))}
         pool = sorted(words | {word for word in whole if PLAIN.fullmatch(word)})
-        vectors_PD = _embedded(pool, lm, tokenizer)
+        vectors_PD = _embedded(pool, model, tokenizer)
     place = {word: at for at, word in enumerate(pool)}
     known = sorted(words & place.keys())
-    several = (
-        [word for word, ids in zip(known, _pieces(known, tokenizer), strict=True) if len(ids) > 1] if known else []
-    )
+    if known and not every:
+        known = [word for word, ids in zip(known, _pieces(known, tokenizer), strict=True) if len(ids) > 1]
     vectors_PD = normalize(vectors_PD, dim=-1)
     near: dict[str, list[str]] = {}
-    for start in range(0, len(several), WORDS_PER_BATCH):
-        some = several[start : start + WORDS_PER_BATCH]
+    for start in range(0, len(known), WORDS_PER_BATCH):
+        some = known[start : start + WORDS_PER_BATCH]
         cosine_WP = vectors_PD[[place[word] for word in some]] @ vectors_PD.T
         best_WM = cosine_WP.topk(min(most + 1, len(pool))).indices.tolist()
         for word, best in zip(some, best_WM, strict=True):
@@ -63,9 +68,9 @@ def _pieces(words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[li
 
 
 @torch.inference_mode()
-def _embedded(words: Sequence[str], lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+def _embedded(words: Sequence[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """(P, D): of each word the mean of its tokens' input embeddings."""
-    table: Any = lm.get_input_embeddings()
+    table: Any = model.get_input_embeddings()
     pieces = _pieces(words, tokenizer)
     flat = torch.tensor([each for ids in pieces for each in ids], device=table.weight.device)
     owner = torch.repeat_interleave(torch.arange(len(words)), torch.tensor([len(ids) for ids in pieces]))

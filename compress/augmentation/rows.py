@@ -76,14 +76,52 @@ def augment(
     DataError for a model that fills in no masks, and for numbers that make no sense.
     """
     _check(copies, probability, candidates, together)
+    asked = Asked(candidates, vectors, together=together, beside=beside)
     if classes_only and not _classes(split):
-        yield from split
-        return
+        return iter(split)
+    return _varied(split, lm, tokenizer, asked, rng=rng, copies=copies, probability=probability, limit=limit)
+
+
+def near_words(
+    split: Dataset,
+    encoder: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    rng: np.random.Generator,
+    copies: int = 20,
+    probability: float = 0.4,
+    candidates: int = 15,
+    vectors: str | None = None,
+    classes_only: bool = False,
+    limit: int | None = None,
+) -> Iterator[dict[str, Any]]:
+    """As `augment`, with every word treated as one of several tokens: replaced by those with the nearest vectors.
+
+    Not the paper's, which asks its language model first: it takes seconds, and any encoder will do. Raises DataError.
+    """
+    _check(copies, probability, candidates, 1)
+    if classes_only and not _classes(split):
+        return iter(split)
+    asked = Asked(candidates, vectors, masked=False)
+    return _varied(split, encoder, tokenizer, asked, rng=rng, copies=copies, probability=probability, limit=limit)
+
+
+def _varied(
+    split: Dataset,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    asked: Asked,
+    *,
+    rng: np.random.Generator,
+    copies: int,
+    probability: float,
+    limit: int | None,
+) -> Iterator[dict[str, Any]]:
     chosen = np.zeros(len(split), bool)
     chosen[rng.permutation(len(split))[:limit]] = True
     columns = _texts(split)
     texts = pc.unique(pa.chunked_array([c for each in columns.values() for c in each.filter(pa.array(chosen)).chunks]))
-    slots = find(texts, lm, tokenizer, Asked(candidates, together, beside, vectors))
+    slots = find(texts, model, tokenizer, asked)
     places = {name: pc.index_in(column, texts).to_numpy() for name, column in columns.items()}
     for start in range(0, len(split), ROWS_PER_READ):
         some = slice(start, start + ROWS_PER_READ)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from itertools import islice
@@ -14,7 +15,7 @@ from compress.call import Call, find
 from compress.data import cache
 from compress.data.batches import fingerprint
 from compress.data.corpora import Corpus
-from compress.errors import DataError
+from compress.errors import DataError, ObjectiveError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -27,6 +28,14 @@ ENCODING: Final = "1"
 
 ROWS_PER_WRITE: Final = 1000
 TEXTS: Final = ("text", "text_pair", "question", "context")
+
+
+def asks_language_model(call: Call) -> bool:
+    """Whether this augmentation works with a language model, as its second parameter, `lm`, says; else any encoder."""
+    try:
+        return "lm" in inspect.signature(find(call.by)).parameters
+    except ObjectiveError:  # no such function: told where recipes are checked
+        return True
 
 
 def augmented(

@@ -7,6 +7,7 @@ Eq. 10  prediction  soft cross entropy of the logits
         regression  squared error to the gold score, which replaces Eq. 10 on STS-B (authors' code)
 Alg. 1  augment     words replaced by those that a masked language model, or word vectors, put in their place; its
                     deviations stand in compress/augmentation/rows.py
+        near_words  the same by word vectors alone, which is ours
 
 Shapes: B examples, L tokens, D hidden, H heads, V classes.
 
@@ -21,12 +22,12 @@ Deviations from the authors' code, which these formulas reproduce up to the stat
 
 from torch import Tensor
 
-from compress.augmentation import augment
+from compress.augmentation import augment, near_words
 from compress.papers import bert
 from compress.papers.hinton import mean_over
 from compress.papers.reading import reads
 
-__all__ = ["attention", "augment", "embeddings", "hidden", "prediction", "regression"]
+__all__ = ["attention", "augment", "embeddings", "hidden", "near_words", "prediction", "regression"]
 
 
 @reads("scores", per="pair")
