@@ -75,7 +75,8 @@ class Stage(Frozen):
     """model -> model by minimising an objective, or the losses of a paper's own step.
 
     batch is the number of examples per optimiser step over all processes, micro_batch the most that one process holds
-    at once (gradients accumulate); results do not depend on the number of processes. epochs may be a fraction.
+    at once (gradients accumulate); results do not depend on the number of processes. tokens, padding included, stand
+    in place of batch where rows are short and as many as fill them are wanted. epochs may be a fraction.
     evaluate: how often per epoch the student is scored; the best weights are kept (0: never, the last are kept; also
     so where there is nothing to score). checkpoint: optimiser steps between checkpoints (left out: ten per stage).
     cache_teacher: keep the teacher's outputs on disk instead of computing them in every epoch.
@@ -106,6 +107,7 @@ class Stage(Frozen):
     epochs: float = Field(1.0, gt=0)
     steps: int | None = Field(None, gt=0)
     batch: int = Field(32, gt=0)
+    tokens: int | None = Field(None, gt=0)
     micro_batch: int | None = Field(None, gt=0)
     max_length: int = Field(128, ge=8)
     lr: float = Field(gt=0)

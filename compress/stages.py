@@ -39,9 +39,10 @@ from compress.recipe import Stage
 from compress.run import Run
 from compress.shape import Shape
 from compress.step import Distillation, Step
-from compress.teacher_cache import TeacherCache, teacher_cache
+from compress.teacher_cache import TeacherCache, of_logits, teacher_cache
 from compress.teachers import Teacher
-from compress.train import Corrupt, Score, Trained, train
+from compress.train import Trained, train
+from compress.trainer import Corrupt, Score
 
 HELD_OUT_TOKENS: Final = 200_000
 """How much text, at most, scores a language model."""
@@ -162,7 +163,11 @@ def _step(
         made: Step = stage.step(student, teacher.model if teacher else None, objective, words=words)
         return made
     assert objective is not None, "the recipe was checked"
-    shown = _cached(stage, objective, teacher, rows, material) if teacher and stage.cache_teacher else None
+    shown = None
+    if teacher and teacher.asked:
+        shown = of_logits(teacher.asked.of(material.data.train), rows)
+    elif teacher and stage.cache_teacher:
+        shown = _cached(stage, objective, teacher, rows, material)
     return Distillation(student, shown or (teacher.model if teacher else None), objective)
 
 

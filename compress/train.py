@@ -1,50 +1,30 @@
 """The training stage: transformers' Trainer minimises a step.
 
-The loop, mixed precision, DDP and the optimiser are the library's. What is ours: batches of like lengths in an order
-that depends on seed and epoch only, means that stay exact over processes and accumulation, every loss part in the
-log, scores of the student while it learns, and checkpoints that are renamed into place.
+The loop, mixed precision, DDP and the optimiser are the library's, what differs is in `trainer`; here a stage's
+numbers become its arguments, and what is left half-done by a kill is found and continued.
 """
 
 import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from datasets import Dataset
 from rich.console import Console
-from safetensors.torch import load_model, save_model
-from torch import Tensor
-from transformers import (
-    PreTrainedModel,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers import TrainingArguments
 
-from compress.data.batches import Batching, LengthGrouped
-from compress.errors import CompressError, RecipeError
-from compress.files import naming, written
+from compress.data.batches import Batching, LengthGrouped, TokenBudget
+from compress.errors import RecipeError
 from compress.journal import Journal, forget_after
 from compress.recipe import Stage
 from compress.run import Run
-from compress.schedule import Started, per_group, trained_groups
 from compress.step import Distillation, Step
+from compress.trainer import Corrupt, Score, StepTrainer, newest_checkpoint, steps_of
 from compress.vocabulary import only_tokens_in_use
-
-Score = Callable[[PreTrainedModel], Mapping[str, float]]
-"""student -> {"score": higher is better, ...} on the validation split."""
-Corrupt = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-"""batch -> batch to learn from, drawn anew each time from torch's generator: masked tokens and their labels."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +76,15 @@ def _train(
 ) -> Trained:
     folder = run.stage(stage.name)
     scored = score is not None and stage.evaluate > 0
-    arguments = _arguments(step, stage, rows, folder, seed=run.seed, scored=scored, bf16=bf16)
-    trainer = _Trainer(step, stage, rows, collate=collate, folder=folder, args=arguments)
+    order = _order(stage, rows, run.seed)
+    arguments = _arguments(step, stage, order, folder, seed=run.seed, scored=scored, bf16=bf16)
+    trainer = StepTrainer(step, stage, rows, order=order, collate=collate, folder=folder, args=arguments)
     trainer.score, trainer.corrupt = score, corrupt
     checkpoint = newest_checkpoint(folder)
     journal = None
     if run.main:
         shutil.rmtree(arguments.output_dir or "", ignore_errors=True)  # a checkpoint that a kill left half-written
-        forget_after(run.path / "log.jsonl", stage.name, _steps_of(checkpoint))
+        forget_after(run.path / "log.jsonl", stage.name, steps_of(checkpoint))
         journal = Journal(
             stage.name, run.path / "log.jsonl", run.path / "tensorboard", console or Console(quiet=True), stage.batch
         )
@@ -120,25 +101,43 @@ def _train(
     if hasattr(step, "finish"):
         step.finish()
     best = trainer.state.best_global_step
-    done = steps - _steps_of(checkpoint)
-    return Trained(done, done * stage.batch, seconds, trainer.state.best_metric if best else None, best)
+    done = steps - steps_of(checkpoint)
+    examples = round(done * len(rows) / _steps_per_epoch(stage, order)) if stage.tokens else done * stage.batch
+    return Trained(done, examples, seconds, trainer.state.best_metric if best else None, best)
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Every folder under `checkpoints/` is whole: it was renamed there when complete."""
-    return max((folder / "checkpoints").glob("checkpoint-*"), key=_steps_of, default=None)
+def _order(stage: Stage, rows: Dataset, seed: int) -> LengthGrouped | TokenBudget:
+    """Which rows come when: so many to a batch, or as many as a budget of tokens holds."""
+    if stage.tokens is None:
+        return LengthGrouped(rows["length"], stage.batch, seed=seed, whole=True)
+    _, accumulation = shares(stage, _processes())
+    return TokenBudget(rows["length"], stage.tokens // (accumulation * _processes()), seed=seed)
 
 
-def _steps_of(checkpoint: Path | None) -> int:
-    return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
+def _steps_per_epoch(stage: Stage, order: LengthGrouped | TokenBudget) -> int:
+    """Optimiser steps."""
+    if stage.tokens is None:
+        return len(order) // stage.batch
+    _, accumulation = shares(stage, _processes())
+    return max(1, len(order) // (accumulation * _processes()))
+
+
+def _processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _arguments(
-    step: Step, stage: Stage, rows: Dataset, folder: Path, *, seed: int, scored: bool, bf16: bool
+    step: Step,
+    stage: Stage,
+    order: LengthGrouped | TokenBudget,
+    folder: Path,
+    *,
+    seed: int,
+    scored: bool,
+    bf16: bool,
 ) -> TrainingArguments:
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    micro, accumulation = shares(stage, processes)
-    per_epoch = math.ceil(len(rows) / stage.batch)
+    micro, accumulation = shares(stage, _processes())
+    per_epoch = _steps_per_epoch(stage, order)
     total = stage.steps or max(1, math.ceil(stage.epochs * per_epoch))
     every = max(1, min(total, per_epoch) // stage.evaluate) if scored else total
     return TrainingArguments(
@@ -179,8 +178,17 @@ def _arguments(
 def shares(stage: Stage, processes: int) -> tuple[int, int]:
     """(examples per forward pass and process, accumulated passes) that make up the stage's batch exactly.
 
-    Raises RecipeError when nothing does.
+    Of a stage with a budget of tokens: (rows of full length per pass and process, passes that spend it). Raises
+    RecipeError when nothing does.
     """
+    if stage.tokens is not None:
+        whole = stage.tokens // (stage.max_length * processes)
+        if not whole:
+            raise RecipeError(
+                [f"stage {stage.name}: tokens {stage.tokens} hold no row of {stage.max_length} for each process"]
+            )
+        micro = min(stage.micro_batch or whole, whole)
+        return micro, whole // micro
     share, rest = divmod(stage.batch, processes)
     if rest:
         raise RecipeError(
@@ -190,176 +198,3 @@ def shares(stage: Stage, processes: int) -> tuple[int, int]:
     if share % micro:
         raise RecipeError([f"stage {stage.name}: micro_batch {micro} does not divide the {share} examples per process"])
     return micro, share // micro
-
-
-class _Epochs(TrainerCallback):
-    """accelerate does not reach the order of rows in an epoch that several processes resume."""
-
-    def __init__(self, order: LengthGrouped) -> None:
-        self.order = order
-
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.order.set_epoch(int(state.epoch or 0))
-
-
-class _Trainer(Trainer):
-    def __init__(
-        self,
-        step: Step,
-        stage: Stage,
-        rows: Dataset,
-        *,
-        collate: Batching,
-        folder: Path,
-        args: TrainingArguments,
-    ) -> None:
-        self.stage, self.folder = stage, folder
-        self.step: Any = step
-        self.score: Score | None = None
-        self.corrupt: Corrupt | None = None
-        self.parts: dict[str, Tensor] = {}
-        self.passes = 0
-        self.order = LengthGrouped(rows["length"], stage.batch, seed=args.seed, whole=True)
-        super().__init__(
-            model=step,  # type: ignore[arg-type]
-            args=args,
-            data_collator=collate,
-            train_dataset=rows,
-            eval_dataset=rows,
-        )
-        self.model_accepts_loss_kwargs = False  # a step's loss is a mean, to be divided by accumulation
-        self.remove_callback(PrinterCallback)
-        self.remove_callback(ProgressCallback)
-        self.add_callback(_Epochs(self.order))
-        if hasattr(step, "begin"):
-            self.add_callback(Started(step.begin))
-
-    @property
-    def student(self) -> PreTrainedModel:
-        return self.model.student  # type: ignore[return-value,union-attr]
-
-    def train_from(self, checkpoint: Path | None) -> None:
-        """The library takes one step more where a checkpoint already has the last."""
-        if checkpoint is None or _steps_of(checkpoint) < self.args.max_steps:
-            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        else:
-            self._load_from_checkpoint(str(checkpoint))
-            self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> LengthGrouped:
-        return self.order
-
-    def create_optimizer(self, model: Any = None) -> Any:
-        """A step that names groups of parameters gets them as the optimiser's groups."""
-        if self.optimizer is None and hasattr(self.step, "groups"):
-            chosen, options = self.get_optimizer_cls_and_kwargs(self.args)
-            decayed = set(self.get_decay_parameter_names(self.step))
-            self.optimizer = chosen(trained_groups(self.step, decayed, self.args.weight_decay), **options)
-            return self.optimizer
-        return super().create_optimizer(model)
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        scheduler = super().create_scheduler(num_training_steps, optimizer)
-        if hasattr(self.step, "factors"):
-            per_group(scheduler, self.step.factors, num_training_steps)  # type: ignore[arg-type]
-        return scheduler
-
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
-    ) -> tuple[list[dict[str, Any]], Any]:
-        """Corrupt the batch, and tell every part of it how many items a part has on average: see Objective.forward.
-
-        Here, not when it is collated: the batches that a resumed run skips must draw no random numbers.
-        """
-        samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if self.corrupt is not None:
-            samples = [self.corrupt(sample) for sample in samples]
-        if samples and hasattr(self.step, "items") and (len(samples) > 1 or self.args.world_size > 1):
-            counts = [self.step.items(each) for each in samples]
-            mean = torch.stack([torch.stack(list(count.values())) for count in counts]).mean(0).to(device)
-            mean = self.accelerator.reduce(mean, "mean")
-            for sample in samples:
-                sample["items"] = dict(zip(counts[0], mean, strict=True))
-        return samples, items
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        parts = model(**inputs)
-        loss = parts.pop("loss")
-        for name, part in parts.items():
-            self.parts[name] = self.parts.get(name, 0) + part
-        self.passes += 1
-        return (loss, parts) if return_outputs else loss
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self.passes:
-            if not math.isfinite(logs["loss"]):
-                raise CompressError(
-                    f"stage {self.stage.name}: the loss is {logs['loss']} at step {self.state.global_step}; lower lr "
-                    f"(now {self.stage.lr}), or try --precision fp32"
-                )
-            parts = self.accelerator.reduce(torch.stack(list(self.parts.values())) / self.passes, "mean")
-            logs |= dict(zip(self.parts, parts.tolist(), strict=True))
-            self.parts, self.passes = {}, 0
-        super().log(logs, start_time)
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        if self.score is None:
-            return {}
-        metrics = {f"eval_{name}": float(value) for name, value in self.score(self.student).items()}
-        self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        better = super()._determine_best_metric(metrics, trial)
-        if better and self.args.should_save:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with written(self.folder / "best.safetensors") as partial:
-                save_model(self.student, str(partial))
-        return better
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """The library writes into .partial; the whole checkpoint is renamed into place, then the older ones go."""
-        with naming(Path(str(self.args.output_dir))):
-            super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()
-        if not self.args.should_save:
-            return
-        partial = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
-        # the library would look for the best weights in the folder it wrote them to, which is about to be renamed
-        self.state.best_model_checkpoint = None
-        self.state.save_to_json(str(partial / TRAINER_STATE_NAME))
-        best = self.folder / "best.safetensors"
-        if best.is_file():
-            os.link(best, partial / "best.safetensors")
-        target = self.folder / "checkpoints" / partial.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
-        for older in target.parent.glob("checkpoint-*"):
-            if older != target:
-                shutil.rmtree(older)
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Student and projections, in safetensors, tied weights once; none of the library's pickled arguments."""
-        folder = Path(output_dir or str(self.args.output_dir))
-        folder.mkdir(parents=True, exist_ok=True)  # another process may have begun with its random state
-        save_model(self.model, str(folder / "model.safetensors"))  # type: ignore[arg-type]
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        folder = Path(resume_from_checkpoint)
-        load_model(self.model, folder / "model.safetensors")  # type: ignore[arg-type]
-        best = folder / "best.safetensors"
-        if best.is_file() and self.args.should_save:
-            (self.folder / "best.safetensors").unlink(missing_ok=True)
-            os.link(best, self.folder / "best.safetensors")
-
-    def restore_best(self) -> None:
-        self.accelerator.wait_for_everyone()
-        best = self.folder / "best.safetensors"
-        if self.state.best_global_step and best.is_file():
-            load_model(self.student, best)

@@ -118,16 +118,16 @@ class Waits:
     after: int
 
     def __call__(self) -> None:
-        from compress.train import _Trainer
+        from compress.trainer import StepTrainer
 
-        compute_loss = _Trainer.compute_loss
+        compute_loss = StepTrainer.compute_loss
 
-        def waiting(trainer: _Trainer, *args: Any, **kwargs: Any) -> Any:
+        def waiting(trainer: StepTrainer, *args: Any, **kwargs: Any) -> Any:
             if (trainer.stage.name, trainer.state.global_step) == (self.stage, self.after):
                 time.sleep(PATIENCE)
             return compute_loss(trainer, *args, **kwargs)
 
-        _Trainer.compute_loss = waiting  # type: ignore[method-assign]
+        StepTrainer.compute_loss = waiting  # type: ignore[method-assign]
 
 
 def slowed() -> None:

@@ -77,9 +77,9 @@ def fills(disk: Path, function: str, leave: int, patch: pytest.MonkeyPatch) -> N
     [
         ("compress.run.Run.open", 0, False),
         ("compress.stages.train", 0, False),
-        ("compress.train._Trainer._save_checkpoint", 0, False),  # the weights: safetensors
-        ("compress.train._Trainer._save_checkpoint", 100_000, False),  # the optimiser: torch
-        ("compress.train._Trainer._determine_best_metric", 0, False),
+        ("compress.trainer.StepTrainer._save_checkpoint", 0, False),  # the weights: safetensors
+        ("compress.trainer.StepTrainer._save_checkpoint", 100_000, False),  # the optimiser: torch
+        ("compress.trainer.StepTrainer._determine_best_metric", 0, False),
         ("compress.stages._keep", 20_000, False),
         ("compress.export.bundle._write_model", 20_000, False),
         ("compress.export.bundle._write_model", 60_000, False),  # fp32

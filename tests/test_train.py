@@ -275,7 +275,7 @@ def test_a_continued_stage_ends_with_the_same_weights(
     uninterrupted: Mapping[str, tuple[Distillation, Path]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Stopped before any of its steps: within an epoch, between two, before the first checkpoint, after the best."""
+    """stopped before any of its steps: within an epoch, between two, before the first checkpoint, after the best."""
     stage, score = CONTINUED[case], ByStep(tmp_path)
     step = learning.step(dropout=True)
     Interrupting(step, at * (stage.batch // (stage.micro_batch or stage.batch)))
@@ -297,3 +297,44 @@ def test_a_stage_stopped_after_its_last_step_takes_no_further_step(tmp_path: Pat
     facts = train(again, stage, learning.rows(), learning.collate(), learning.run(tmp_path), score=ByStep(tmp_path))
     assert_same(again, whole, atol=0)
     assert (facts.steps, facts.examples, facts.score, facts.best_step) == (0, 0, 0.5, 6)
+
+
+def test_a_budget_of_tokens_makes_larger_batches_of_shorter_rows(tmp_path: Path) -> None:
+    """RoBERTa Sec. 4.2: the batch grows so that it holds as many tokens."""
+    step, seen = learning.step(), []
+
+    def watched(*args: Any, **batch: Any) -> None:
+        seen.append(tuple(batch["input_ids"].shape))
+
+    step.register_forward_pre_hook(lambda module, args, batch: watched(*args, **batch), with_kwargs=True)
+    stage = learning.stage(tokens=64, max_length=32, micro_batch=1, steps=9, evaluate=0)
+    facts = train(step, stage, learning.rows(), learning.collate(), learning.run(tmp_path))
+    assert len(seen) == 2 * facts.steps == 18, "two passes of 32 tokens"
+    assert all(rows * tokens <= 32 for rows, tokens in seen)
+    assert len({rows for rows, _ in seen}) > 1
+    assert sum(rows * tokens for rows, tokens in seen) > 0.7 * 18 * 32
+
+
+def test_a_budget_of_tokens_is_resumed_where_it_was(tmp_path: Path) -> None:
+    stage = learning.stage(tokens=64, max_length=32, checkpoint=3, steps=9, evaluate=0)
+    whole, halved = learning.step(), learning.step()
+    train(whole, stage, learning.rows(), learning.collate(), learning.run(tmp_path / "whole"))
+    first = learning.run(tmp_path / "halved")
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped(halved, 7), stage, learning.rows(), learning.collate(), first)
+    again = learning.step()
+    train(again, stage, learning.rows(), learning.collate(), first)
+    for name, tensor in learning.weights(whole).items():
+        assert torch.equal(tensor, learning.weights(again)[name])
+
+
+def stopped(step: Any, at: int) -> Any:
+    """The step, interrupted when it is asked for the `at`-th time."""
+    asked = iter(range(1, at + 1))
+
+    def stop(*args: Any) -> None:
+        if next(asked) == at:
+            raise KeyboardInterrupt
+
+    step.register_forward_pre_hook(stop)
+    return step

@@ -1,0 +1,232 @@
+"""The loop: transformers' Trainer over a step.
+
+Batches of like lengths in an order that depends on seed and epoch only, means that stay exact over processes and
+accumulation, every loss part in the log, and checkpoints that are renamed into place.
+"""
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from safetensors.torch import load_model, save_model
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import (
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from compress.data.batches import Batching, LengthGrouped, TokenBudget
+from compress.errors import CompressError
+from compress.files import naming, written
+from compress.recipe import Stage
+from compress.schedule import Started, per_group, trained_groups
+from compress.step import Step
+
+Score = Callable[[PreTrainedModel], Mapping[str, float]]
+"""student -> {"score": higher is better, ...} on the validation split."""
+Corrupt = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+"""batch -> batch to learn from, drawn anew each time from torch's generator: masked tokens and their labels."""
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Every folder under `checkpoints/` is whole: it was renamed there when complete."""
+    return max((folder / "checkpoints").glob("checkpoint-*"), key=steps_of, default=None)
+
+
+def steps_of(checkpoint: Path | None) -> int:
+    return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
+
+
+class _Epochs(TrainerCallback):
+    """accelerate does not reach the order of rows in an epoch that several processes resume."""
+
+    def __init__(self, order: LengthGrouped | TokenBudget) -> None:
+        self.order = order
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.order.set_epoch(int(state.epoch or 0))
+
+
+class StepTrainer(Trainer):
+    """transformers' loop over a step: what it does otherwise than the library is overridden here, and nothing else."""
+
+    def __init__(
+        self,
+        step: Step,
+        stage: Stage,
+        rows: Dataset,
+        *,
+        order: LengthGrouped | TokenBudget,
+        collate: Batching,
+        folder: Path,
+        args: TrainingArguments,
+    ) -> None:
+        self.stage, self.folder = stage, folder
+        self.step: Any = step
+        self.score: Score | None = None
+        self.corrupt: Corrupt | None = None
+        self.parts: dict[str, Tensor] = {}
+        self.passes = 0
+        self.order = order
+        super().__init__(
+            model=step,  # type: ignore[arg-type]
+            args=args,
+            data_collator=collate,
+            train_dataset=rows,
+            eval_dataset=rows,
+        )
+        self.model_accepts_loss_kwargs = False  # a step's loss is a mean, to be divided by accumulation
+        self.remove_callback(PrinterCallback)
+        self.remove_callback(ProgressCallback)
+        self.add_callback(_Epochs(self.order))
+        if hasattr(step, "begin"):
+            self.add_callback(Started(step.begin))
+
+    @property
+    def student(self) -> PreTrainedModel:
+        return self.model.student  # type: ignore[return-value,union-attr]
+
+    def train_from(self, checkpoint: Path | None) -> None:
+        """The library takes one step more where a checkpoint already has the last."""
+        if checkpoint is None or steps_of(checkpoint) < self.args.max_steps:
+            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        else:
+            self._load_from_checkpoint(str(checkpoint))
+            self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+
+    def get_train_dataloader(self) -> Any:
+        """A budget of tokens makes whole batches; else rows are taken in order, so many at a time."""
+        if isinstance(self.order, LengthGrouped):
+            return super().get_train_dataloader()
+        loader = DataLoader(self.train_dataset, batch_sampler=self.order, collate_fn=self.data_collator)  # type: ignore[arg-type]
+        return self.accelerator.prepare(loader)
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
+        return self.order
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """A step that names groups of parameters gets them as the optimiser's groups."""
+        if self.optimizer is None and hasattr(self.step, "groups"):
+            chosen, options = self.get_optimizer_cls_and_kwargs(self.args)
+            decayed = set(self.get_decay_parameter_names(self.step))
+            self.optimizer = chosen(trained_groups(self.step, decayed, self.args.weight_decay), **options)
+            return self.optimizer
+        return super().create_optimizer(model)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        if hasattr(self.step, "factors"):
+            per_group(scheduler, self.step.factors, num_training_steps)  # type: ignore[arg-type]
+        return scheduler
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
+    ) -> tuple[list[dict[str, Any]], Any]:
+        """Corrupt the batch, and tell every part of it how many items a part has on average: see Objective.forward.
+
+        Here, not when it is collated: the batches that a resumed run skips must draw no random numbers.
+        """
+        samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.corrupt is not None:
+            samples = [self.corrupt(sample) for sample in samples]
+        if samples and hasattr(self.step, "items") and (len(samples) > 1 or self.args.world_size > 1):
+            counts = [self.step.items(each) for each in samples]
+            mean = torch.stack([torch.stack(list(count.values())) for count in counts]).mean(0).to(device)
+            mean = self.accelerator.reduce(mean, "mean")
+            for sample in samples:
+                sample["items"] = dict(zip(counts[0], mean, strict=True))
+        return samples, items
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        parts = model(**inputs)
+        loss = parts.pop("loss")
+        for name, part in parts.items():
+            self.parts[name] = self.parts.get(name, 0) + part
+        self.passes += 1
+        return (loss, parts) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self.passes:
+            if not math.isfinite(logs["loss"]):
+                raise CompressError(
+                    f"stage {self.stage.name}: the loss is {logs['loss']} at step {self.state.global_step}; lower lr "
+                    f"(now {self.stage.lr}), or try --precision fp32"
+                )
+            parts = self.accelerator.reduce(torch.stack(list(self.parts.values())) / self.passes, "mean")
+            logs |= dict(zip(self.parts, parts.tolist(), strict=True))
+            self.parts, self.passes = {}, 0
+        super().log(logs, start_time)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        if self.score is None:
+            return {}
+        metrics = {f"eval_{name}": float(value) for name, value in self.score(self.student).items()}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        better = super()._determine_best_metric(metrics, trial)
+        if better and self.args.should_save:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with written(self.folder / "best.safetensors") as partial:
+                save_model(self.student, str(partial))
+        return better
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """The library writes into .partial; the whole checkpoint is renamed into place, then the older ones go."""
+        with naming(Path(str(self.args.output_dir))):
+            super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if not self.args.should_save:
+            return
+        partial = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
+        # the library would look for the best weights in the folder it wrote them to, which is about to be renamed
+        self.state.best_model_checkpoint = None
+        self.state.save_to_json(str(partial / TRAINER_STATE_NAME))
+        best = self.folder / "best.safetensors"
+        if best.is_file():
+            os.link(best, partial / "best.safetensors")
+        target = self.folder / "checkpoints" / partial.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        for older in target.parent.glob("checkpoint-*"):
+            if older != target:
+                shutil.rmtree(older)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Student and projections, in safetensors, tied weights once; none of the library's pickled arguments."""
+        folder = Path(output_dir or str(self.args.output_dir))
+        folder.mkdir(parents=True, exist_ok=True)  # another process may have begun with its random state
+        save_model(self.model, str(folder / "model.safetensors"))  # type: ignore[arg-type]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        folder = Path(resume_from_checkpoint)
+        load_model(self.model, folder / "model.safetensors")  # type: ignore[arg-type]
+        best = folder / "best.safetensors"
+        if best.is_file() and self.args.should_save:
+            (self.folder / "best.safetensors").unlink(missing_ok=True)
+            os.link(best, self.folder / "best.safetensors")
+
+    def restore_best(self) -> None:
+        self.accelerator.wait_for_everyone()
+        best = self.folder / "best.safetensors"
+        if self.state.best_global_step and best.is_file():
+            load_model(self.student, best)
