@@ -41,6 +41,7 @@ def distill(
     data: Annotated[str, typer.Option(help="intents, a folder with train and dev files, or a hub id (glue/sst2).")],
     out: Annotated[Path, typer.Option(help="Directory of the run.")],
     corpus: Annotated[str | None, typer.Option(help="Unlabelled text: pydoc, a file, folder or hub id.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="What a language model is asked, to teach without labels.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="As in stages.0.lr=3e-5; repeatable.")] = None,
     text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
     label: Annotated[str | None, typer.Option(help="Label column.")] = None,
@@ -69,6 +70,7 @@ def distill(
             data=data,
             out=out,
             corpus=corpus,
+            prompt=prompt,
             overrides=overrides or [],
             text=text,
             label=label,
@@ -112,6 +114,40 @@ def pretrain(
             seed=seed,
             precision=precision,
             resume=resume,
+            allow_pickle=allow_pickle,
+            console=_console(),
+        )
+
+
+@app.command("label")
+def label_texts(
+    teacher: Annotated[str, typer.Option(help="Language model: alias (gpt2, ...), folder, hub id, endpoint's .yaml.")],
+    prompt: Annotated[str, typer.Option(help="Name (see recipes/prompts) or path of a .yaml file.")],
+    data: Annotated[str, typer.Option(help="As for distill; or texts without labels: a table, a .txt file, a corpus.")],
+    out: Annotated[Path, typer.Option(help="The .jsonl file to write.")],
+    text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column; it only scores the teacher.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the choice of examples.")] = 0,
+    precision: Annotated[Literal["auto", "bf16", "fp32"], typer.Option(help="What the model computes in.")] = "auto",
+    gate: Annotated[
+        Literal["refuse", "warn"], typer.Option(help="What to do with a teacher no better than the majority.")
+    ] = "refuse",
+    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Accept pickled weights you trust.")] = False,
+) -> None:
+    """Let a prompted language model label texts: one line of JSON each, with the probabilities of the labels."""
+    with _told(hint="Answers are kept: the same command goes on from there."):
+        from compress.prompted.labelled import label as run
+
+        run(
+            teacher=teacher,
+            prompt=prompt,
+            data=data,
+            out=out,
+            text=text,
+            label=label,
+            seed=seed,
+            precision=precision,
+            gate=gate,
             allow_pickle=allow_pickle,
             console=_console(),
         )

@@ -64,11 +64,17 @@ def measure(
         """Chosen where the weights were: on the validation split, for each model by itself."""
         return chosen.threshold(predictor.logits(chosen.rows)) if chosen else None
 
-    teacher_file = run.path / "teacher" / "model.onnx"
-    teacher = teachers.load(tutor.name, tutor.folder, data.task, allow_pickle=tutor.pickled).model
-    teacher_file.parent.mkdir(exist_ok=True)
-    to_onnx(teacher, teacher_file)
-    files = {"teacher": teacher_file, **{f"student {which}": path for which, path in bundle.files().items()}}
+    files = {f"student {which}": path for which, path in bundle.files().items()}
+    models = {"student fp32": student, "student int8": student}
+    compared = [Row(each, "baseline", found) for each, found in baselines.baselines(data, split).items()]
+    if tutor.asked is not None:
+        said = tutor.asked.of(split)
+        compared.append(Row(tutor.name, "teacher", exam.scores(said), parameters=tutor.asked.parameters))
+    else:
+        models["teacher"] = teachers.load(tutor.name, tutor.folder, data.task, allow_pickle=tutor.pickled).model
+        files = {"teacher": run.path / "teacher" / "model.onnx", **files}
+        files["teacher"].parent.mkdir(exist_ok=True)
+        to_onnx(models["teacher"], files["teacher"])
     threads = os.cpu_count() or 1
     opened = {
         each: open_predictor(bundle.path, path, task=data.task, max_length=length, threads=threads)
@@ -76,11 +82,11 @@ def measure(
     }
     logits = {each: predictor.logits(exam.rows) for each, predictor in opened.items()}
     own = {each: threshold(predictor) for each, predictor in opened.items()}
+    if tutor.asked is not None:
+        logits["teacher"], own["teacher"] = said, None
     lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
     times = race(files, [Setting(threads=1, batch=1, seq=length) for length in lengths])
     spent = {stage.name: _spent(run, stage.name) for stage in (recipe.teacher, *recipe.stages)}
-    models = {"teacher": teacher, "student fp32": student, "student int8": student}
-    compared = [Row(each, "baseline", found) for each, found in baselines.baselines(data, split).items()]
     for each, path in files.items():
         stages = [recipe.teacher.name] if each == "teacher" else [stage.name for stage in recipe.stages]
         compared.append(

@@ -74,7 +74,8 @@ def distill(
     checkpoint = teacher if prompt is None else beginning(recipe)
     number_format = precisions.choose(precision)
     identity = {
-        "teacher": teacher, "prompt": prompt and prompt.model_dump(mode="json"), "data": data, "corpus": corpus, "seed": seed, "precision": number_format,
+        "teacher": teacher, "prompt": prompt and prompt.model_dump(mode="json"), "data": data, "corpus": corpus,
+        "seed": seed, "precision": number_format,
         "columns": [list(text) if text else None, label, kind, metric], "command": command_line(),
     }  # fmt: skip
     run = Run.open(Path(out), recipe, identity, resume=resume, main=state.is_main_process)

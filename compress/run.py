@@ -24,7 +24,7 @@ from compress.errors import RunError
 from compress.files import naming, written
 from compress.recipe import Recipe, Stage
 
-_IDENTITY = ("teacher", "data", "corpus", "seed", "precision", "columns")
+_IDENTITY = ("teacher", "prompt", "data", "corpus", "seed", "precision", "columns")
 """What must agree for a run to be continued, besides the recipe."""
 _PAPERS = ("recipe.yaml", "run.json")
 """Written before anything runs; a directory that holds no more than these has nothing to lose."""

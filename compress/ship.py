@@ -60,6 +60,8 @@ def ship(
         recipe=recipe, run=run, notes=notes, command=command_line(), seconds=time.time() - started,
     )  # fmt: skip
     bundle = bundle.attach("report.json", report.to_json())
+    if tutor.asked is not None:
+        bundle = bundle.attach("prompt.yaml", tutor.asked.prompt)
     bundle = bundle.attach("README.md", bundle.card(card(report, recipe, tutor.name)))
     with written(run.path / "report.html") as page:
         page.write_text(report.html(), encoding="utf-8")

@@ -74,6 +74,14 @@ class TeacherCache:
         return Signals(mask_BL, logits, tuple(hidden))
 
 
+def of_logits(logits_NV: NDArray[np.float32], rows: Dataset) -> TeacherCache:
+    """A cache of logits that are known already: one row of them for each of `rows`, in their order."""
+    lengths = np.asarray(rows["length"][:], dtype=np.int64)
+    assert len(lengths) == len(logits_NV), "each row has its own"
+    shards = tuple(logits_NV[at : at + SHARD] for at in range(0, len(logits_NV), SHARD))
+    return TeacherCache(lengths, _starts(lengths), shards, {}, states=1)
+
+
 def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where each row's tokens begin within its own shard."""
     begin = np.concatenate([[0], np.cumsum(lengths)[:-1]])

@@ -25,8 +25,26 @@ from compress.heads import ENDINGS, PROBLEMS, output_names, task_class
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a teacher has answered that is no encoder: logits of the rows of a split, by the split's fingerprint.
+
+    prompt      what it was asked, as YAML; parameters: of the model, where that is known
+    """
+
+    logits: Mapping[str, NDArray[np.float32]]
+    prompt: str
+    parameters: int | None = None
+
+    def of(self, split: Dataset) -> NDArray[np.float32]:
+        return self.logits[split._fingerprint]
+
+
+@dataclass(frozen=True)
 class Teacher:
-    """`digest`: of weights, config and tokenizer; `trained`: came with a head for the task; `pickled`: may be that."""
+    """`digest`: of weights, config and tokenizer; `trained`: came with a head for the task; `pickled`: may be that.
+
+    `asked`: of a teacher that was asked beforehand; model and tokenizer are then those that the student begins as.
+    """
 
     name: str
     folder: Path
@@ -35,6 +53,7 @@ class Teacher:
     digest: str
     trained: bool
     pickled: bool = False
+    asked: Asked | None = None
 
 
 @dataclass(frozen=True)
@@ -159,7 +178,9 @@ def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
     model.config.label2id = {label: i for i, label in enumerate(task.labels)}
 
 
-def gate(teacher: Teacher, data: TaskData, rows: Dataset, collate: Batching, *, bf16: bool, strict: bool = True) -> Gate:
+def gate(
+    teacher: Teacher, data: TaskData, rows: Dataset, collate: Batching, *, bf16: bool, strict: bool = True
+) -> Gate:
     """Score the teacher on the validation split before anybody learns from it. Raises TeacherError with the remedy.
 
     Refused: logits that are not finite; a score no better than always answering the most frequent label, which is
@@ -170,10 +191,16 @@ def gate(teacher: Teacher, data: TaskData, rows: Dataset, collate: Batching, *, 
 
 
 def judge(
-    name: str, logits: NDArray[np.float32], data: TaskData, *, rows: Dataset | None = None, strict: bool = True
+    name: str,
+    logits: NDArray[np.float32],
+    data: TaskData,
+    *,
+    rows: Dataset | None = None,
+    strict: bool = True,
+    remedy: str | None = None,
 ) -> Gate:
     """`gate`, from the logits that a teacher of any kind gives for the validation split; `rows`, the encoded split,
-    says which token they are of where the task is tokenwise."""
+    says which token they are of where the task is tokenwise. `remedy`: what to do, where fine-tuning is not it."""
     if not np.isfinite(logits).all():
         bad, what = int((~np.isfinite(logits)).any(axis=1).sum()), "tokens" if data.task.tokenwise else "rows"
         raise TeacherError(f"teacher {name}: its logits are not finite on {bad} of {len(logits)} validation {what}")
@@ -184,7 +211,7 @@ def judge(
         problem = (
             f"teacher {name} is no teacher for this task: {metric} {scores[metric]:.3f} on the validation "
             f"split, always giving the most frequent answer gets {majority[metric]:.3f}. "
-            f"{_why(exam, logits)}"
+            f"{remedy or _why(exam, logits)}"
         )
         if strict:
             raise TeacherError(problem)

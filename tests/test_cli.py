@@ -18,10 +18,11 @@ from tests.command import Shelf
 
 OPTIONS = {
     "distill": (
-        "--teacher --recipe --data --out --corpus --set --text --label --kind --metric --seed --precision --resume "
-        "--gate --allow-pickle --json"
+        "--teacher --recipe --data --out --corpus --prompt --set --text --label --kind --metric --seed --precision "
+        "--resume --gate --allow-pickle --json"
     ),
     "pretrain": "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle",
+    "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle",
     "predict": "bundle texts... --pair --fp32 --json",
     "bench": "bundles... --threads --batch --seq --rounds --runs --json",
     "recipes": "name --json",

@@ -52,6 +52,7 @@ class Speaker(Protocol):
 
     digest    of everything that decides what it answers
     longest   the most tokens of prompt and answer that it reads; None: unknown, or any number
+    parameters  how many it has; None: unknown
     count     how many tokens a text is, to tell what fits
     """
 
@@ -61,6 +62,8 @@ class Speaker(Protocol):
     def digest(self) -> str: ...
     @property
     def longest(self) -> int | None: ...
+    @property
+    def parameters(self) -> int | None: ...
     def count(self, text: str) -> int: ...
     def likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> Iterator[tuple[int, Likelihood]]:
         """(number of the prompt, its answers) in any order, as soon as they are known."""

@@ -134,6 +134,10 @@ class RemoteModel:
     def longest(self) -> int | None:
         return None
 
+    @property
+    def parameters(self) -> int | None:
+        return None
+
     def count(self, text: str) -> int:
         return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
 

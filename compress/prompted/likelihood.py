@@ -104,6 +104,10 @@ class LocalModel:
         found = getattr(self.model.config, "max_position_embeddings", None)
         return None if found is None else int(found)
 
+    @property
+    def parameters(self) -> int | None:
+        return sum(each.numel() for each in self.model.parameters())
+
     def count(self, text: str) -> int:
         return len(self._tokens(text)[0]) + sum(map(len, self._ends))
 

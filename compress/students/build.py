@@ -13,8 +13,9 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 import compress.models  # noqa: F401  # transformers knows the families of ours from here on
 from compress import heads
 from compress.call import Call
+from compress.checkpoints import resolve
 from compress.data.task import Kind
-from compress.errors import StudentError, did_you_mean
+from compress.errors import StudentError, TeacherError, did_you_mean
 from compress.recipe import Head, StudentSpec
 from compress.shape import Shape, spelling
 from compress.students.layers import copied_layers
@@ -133,7 +134,12 @@ def build(
 
 def _from_checkpoint(folder: str, teacher: PreTrainedModel, auto: Any) -> PreTrainedModel:
     if not Path(folder, "config.json").is_file():
-        raise StudentError(f"student.init: {folder!r} is neither scratch, teacher, nor a folder with a config.json")
+        try:
+            folder = str(resolve(folder))
+        except TeacherError as error:
+            raise StudentError(
+                f"student.init: {folder!r} is neither scratch, teacher, nor a folder with a config.json; {error}"
+            ) from error
     labels = {name: getattr(teacher.config, name) for name in ("id2label", "label2id", "problem_type")}
     student: PreTrainedModel = auto.from_pretrained(
         folder, ignore_mismatched_sizes=True, use_safetensors=True, **labels

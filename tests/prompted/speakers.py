@@ -52,7 +52,7 @@ def pieces() -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(
         vocab_size=200,
         special_tokens=["<pad>", "</s>", "<unk>"],
-        initial_alphabet=list("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/[]?!.,:"),
+        initial_alphabet=list("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/[]?!.,:"),
         show_progress=False,
     )
     made.train_from_iterator(TEXT * 4, trainer)
@@ -122,6 +122,7 @@ class Told:
     name: str = "told"
     digest: str = "told"
     longest: int | None = None
+    parameters: int | None = None
     asked: list[str] = field(default_factory=list)
     stop_after: int | None = None
 

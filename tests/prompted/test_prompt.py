@@ -1,5 +1,6 @@
 """Prompts: what they may say, and how a text becomes a question."""
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
+from compress import recipe_file
 from compress.data.task import Task
 from compress.errors import PromptError
 from compress.prompted import prompt as prompts
@@ -157,8 +159,13 @@ def test_the_prompts_that_come_along_are_whole(name: str) -> None:
 
 def test_every_prompt_that_comes_along_is_tested_and_explained() -> None:
     assert prompts.names() == ["entailment", "intents", "sentiment", "topic"]
-    table = (prompts._folder().parent / "README.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in table for name in prompts.names())
+    table = (recipe_file.folder() / "prompts" / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `([a-z]+)` \|", table, flags=re.MULTILINE) == [
+        "sentiment",
+        "topic",
+        "entailment",
+        "intents",
+    ]
 
 
 def test_the_intents_prompt_is_for_the_embedded_set() -> None:

@@ -1,0 +1,178 @@
+"""A prompted model as a teacher: probabilities of labels for texts, and what is said of them."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from rich.console import Console
+
+from compress.data.task import Task
+from compress.errors import PromptError, TeacherError
+from compress.prompted import soft_labels
+from compress.prompted.prompt import Prompt
+from compress.prompted.soft_labels import PromptedTeacher, open_speaker, prompted, refuse_one_answer
+from tests.prompted import speakers
+from tests.prompted.speakers import Told
+
+TASK = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
+PLAIN: dict[str, Any] = {
+    "name": "p", "template": "Review: {{ text }}\nSentiment: {{ label }}",
+    "labels": {"negative": "bad", "positive": "good"}, "normalise": "none", "calibrate": "none",
+}  # fmt: skip
+SAYS = {"dull": (-1.0, -3.0), "warm": (-2.5, -0.5), "N/A": (-1.0, -2.0), "Answer:": (-1.0, -4.0)}
+TEXTS = ["dull", "warm", "strange"]
+
+
+def teacher(speaker: Any = None, *, told: list[str] | None = None, **changes: Any) -> PromptedTeacher:
+    console = Console(file=io.StringIO(), width=300)
+    prompt = Prompt.model_validate(PLAIN | changes)
+    found = prompted(speaker or Told(SAYS, (-2.0, -2.0)), prompt, TASK, train=rows(), seed=0, console=console)
+    return found
+
+
+def rows() -> Dataset:
+    return Dataset.from_dict({"text": [f"{TEXTS[i % 2]} {i}" for i in range(20)], "label": [i % 2 for i in range(20)]})
+
+
+def shares(log_p: list[float]) -> list[float]:
+    p = np.exp(log_p)
+    return (p / p.sum()).tolist()
+
+
+def test_probabilities_are_the_answers_likelihoods() -> None:
+    soft = teacher().label([[text] for text in TEXTS])
+    expected = [shares([-1, -3]), shares([-2.5, -0.5]), [0.5, 0.5]]
+    np.testing.assert_allclose(np.exp(soft.log_p_NC), expected, rtol=1e-6)
+    assert soft.log_p_NC.dtype == np.float32
+    assert soft.labels == TASK.labels
+
+
+def test_length_and_unconditional() -> None:
+    speaker = Told(SAYS, (-2.0, -2.0), tokens=(1, 2))
+    soft = teacher(speaker, normalise="length").label([["dull"]])
+    np.testing.assert_allclose(np.exp(soft.log_p_NC), [shares([-1, -3 / 2])], rtol=1e-6)
+    soft = teacher(Told(SAYS, (-2.0, -2.0)), normalise="unconditional").label([["dull"]])
+    np.testing.assert_allclose(np.exp(soft.log_p_NC), [shares([-1 + 1, -3 + 4])], rtol=1e-6)
+
+
+def test_calibration_asks_with_the_same_examples_about_nothing() -> None:
+    speaker = Told(SAYS, (-2.0, -2.0))
+    tutor = teacher(speaker, calibrate="content_free", content_free=["N/A"], examples=2)
+    soft = tutor.label([["dull"]])
+    np.testing.assert_allclose(np.exp(soft.log_p_NC), [shares([-1 + 1, -3 + 2])], rtol=1e-6)
+    question, nothing = speaker.asked
+    assert question.replace("dull", "N/A").rpartition("\n\n")[0].count("Sentiment:") == 2
+    assert nothing == question.rpartition("\n\n")[0] + "\n\nReview: N/A\nSentiment:"
+
+
+def test_both_texts_of_a_pair_are_without_content() -> None:
+    speaker = Told({}, (-1.0, -1.0))
+    task = Task("classification", ("a", "b"), "label", TASK.labels, "accuracy")
+    prompt = Prompt.model_validate(
+        PLAIN | {"template": "{{ text }} / {{ text_pair }}: {{ label }}", "calibrate": "content_free"}
+    )
+    pairs = Dataset.from_dict({"text": ["one"], "text_pair": ["two"]})
+    prompted(speaker, prompt, task, train=pairs, seed=0, console=Console(quiet=True)).label_split(pairs)
+    assert speaker.asked == ["one / two:", "N/A / N/A:", " / :", "[MASK] / [MASK]:"]
+
+
+def test_other_settings_for_the_same_questions_cost_nothing() -> None:
+    """What is kept are the likelihoods, so reading them in another way asks only for what that way needs."""
+    teacher(Told(SAYS, (-2.0, -2.0))).label([[text] for text in TEXTS])
+    again = Told(SAYS, (-2.0, -2.0))
+    teacher(again, normalise="length", calibrate="content_free", content_free=["", "dull"]).label([["warm"]])
+    assert again.asked == ["Review: \nSentiment:"]
+
+
+def test_cut_texts_are_told_once() -> None:
+    tutor = teacher(max_length=16)
+    soft = tutor.label([["dull " * 30], ["warm"], ["dull " * 40]])
+    assert soft.notes == ("2 of 3 texts were cut to fit 16 tokens with their prompt",)
+    assert tutor.console.file.getvalue().count("were cut") == 1  # type: ignore[attr-defined]
+    assert max(len(question.split()) for question in tutor.speaker.asked) == 15  # type: ignore[attr-defined]
+
+
+def test_the_model_s_own_length_is_not_exceeded() -> None:
+    speaker = speakers.local(speakers.gpt2(positions=64), speakers.byte_bpe())
+    soft = teacher(speaker).label([["a dull film " * 60]])
+    assert "fit 64 tokens" in soft.notes[0]
+    assert np.isfinite(soft.log_p_NC).all()
+
+
+def test_answers_that_were_not_listed_are_counted() -> None:
+    from collections.abc import Iterator
+
+    from compress.prompted.answers import Likelihood
+
+    class Partial(Told):
+        def likelihoods(self, prompts: Any, answers: Any) -> "Iterator[tuple[int, Likelihood]]":
+            for number, each in Told.likelihoods(self, prompts, answers):
+                yield number, Likelihood(each.log_p, each.tokens, absent=1)
+
+    soft = teacher(Partial(SAYS, (-2.0, -2.0))).label([[text] for text in TEXTS])
+    assert soft.notes[0].startswith("told told the likelihood of 50.0% of the answers")
+
+
+def test_balance_and_entropy() -> None:
+    soft = teacher().label([["dull"], ["dull too"], ["warm"], ["dull again"]])
+    assert soft.shares == {"negative": 0.75, "positive": 0.25}
+    p, q = np.array(shares([-1, -3])), np.array(shares([-2.5, -0.5]))
+    expected = (3 * -(p * np.log(p)).sum() - (q * np.log(q)).sum()) / 4 / np.log(2)
+    assert soft.entropy == pytest.approx(expected, rel=1e-5)
+    assert soft.balance("train") == (
+        f"train: answers negative 75.0%, positive 25.0%; mean entropy {expected:.2f} of the highest possible"
+    )
+
+
+def test_one_answer_for_everything_is_refused() -> None:
+    soft = teacher().label([[f"dull {n}"] for n in range(20)])
+    with pytest.raises(TeacherError, match=r"every one of 20 train rows the label 'negative'"):
+        refuse_one_answer(soft, "told", "train", strict=True)
+    (note,) = refuse_one_answer(soft, "told", "train", strict=False)
+    assert "nothing to learn" in note
+    few = teacher().label([[f"dull {n}"] for n in range(19)])
+    assert refuse_one_answer(few, "told", "train", strict=True) == ()
+    mixed = teacher().label([["warm"], *([f"dull {n}"] for n in range(19))])
+    assert refuse_one_answer(mixed, "told", "train", strict=True) == ()
+
+
+def test_a_prompt_answers_with_classes() -> None:
+    task = Task("regression", ("text",), "label", (), "pearson")
+    with pytest.raises(PromptError, match="the task is regression"):
+        prompted(Told(SAYS, ()), Prompt.model_validate(PLAIN), task, train=rows(), seed=0, console=Console(quiet=True))
+
+
+def test_the_digest_is_of_all_that_decides_the_labels() -> None:
+    def of(**changes: Any) -> str:
+        return teacher(Told(SAYS, (0.0, 0.0), digest=changes.pop("speaker", "told")), **changes).digest
+
+    assert of() == of(name="q", about="other words")
+    different = [
+        of(),
+        of(speaker="other"),
+        of(examples=2),
+        of(normalise="length"),
+        of(labels={"negative": "x", "positive": "y"}),
+    ]
+    assert len(set(different)) == 5
+
+
+def test_models_of_both_kinds_teach(tmp_path: Path) -> None:
+    for name, model, tokenizer in (
+        ("gpt2", speakers.gpt2(), speakers.byte_bpe()),
+        ("t5", speakers.t5(), speakers.pieces()),
+    ):
+        speaker = open_speaker(speakers.saved(tmp_path / name, model, tokenizer))
+        soft = teacher(speaker, normalise="length", calibrate="content_free", examples=2, max_length=200).label_split(
+            rows()
+        )
+        assert soft.log_p_NC.shape == (20, 2)
+        np.testing.assert_allclose(np.exp(soft.log_p_NC).sum(1), 1, rtol=1e-5)
+        assert len(np.unique(soft.log_p_NC[:, 0])) > 10, "texts get probabilities of their own"
+
+
+def test_enough_rows_is_what_the_test_above_says() -> None:
+    assert soft_labels.ENOUGH == 20
