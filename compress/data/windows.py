@@ -95,14 +95,15 @@ def asked(
 
 def _asked(tokenizer: Tokenizer, head: Encoding, body: Encoding) -> Asked:
     whole = tokenizer.post_process(head, body)
-    if None not in (whole.sequence_ids[0], whole.sequence_ids[-1]):
+    special = whole.special_tokens_mask  # sequence_ids would do, were they kept for the first of a pair
+    if not (special[0] or special[-1]):
         raise DataError(
             "this tokenizer puts no special token before or after a question and its text, and so has none to stand "
             "for 'no answer'; choose a model with one, such as BERT or RoBERTa."
         )
     row = Window(whole.ids, whole.type_ids, [at for at, of in enumerate(whole.sequence_ids) if of == 1])
     starts, ends = ([offset[side] for offset in body.offsets] for side in (0, 1))
-    null = 0 if whole.sequence_ids[0] is None else len(whole.ids) - 1
+    null = 0 if special[0] else len(whole.ids) - 1  # XLNet ends with its classification token
     return Asked(row, row.per_token(starts), row.per_token(ends), null)
 
 

@@ -1,0 +1,116 @@
+"""Tagged words from columns: what is detected, rewritten and refused; a file for each split, of any format."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from compress.data import load_task
+from compress.errors import DataError
+from tests import marked
+from tests.data.conftest import Folder
+
+WNUT = "EU\tB-org\nrejects\tO\n\nPeter\tB-per\nBlackburn\tI-per\n\t\nBRUSSELS\tB-loc\n"
+CONLL = """-DOCSTART- -X- -X- O
+
+EU NNP B-NP I-ORG
+rejects VBZ B-VP O
+
+Peter NNP B-NP I-PER
+Blackburn NNP I-NP I-PER
+Paul NNP B-NP B-PER
+"""
+
+
+def test_tabs_and_a_blank_line_of_tabs(folder: Folder) -> None:
+    data = load_task(folder({"wnut17train.conll": WNUT, "emerging.dev.conll": WNUT, "emerging.test.annotated": WNUT}))
+    assert (data.task.kind, data.task.text, data.task.metric) == ("tagging", ("words",), "f1")
+    assert data.task.labels == ("O", "B-loc", "I-loc", "B-org", "I-org", "B-per", "I-per")
+    assert data.train["words"][:] == [["EU", "rejects"], ["Peter", "Blackburn"], ["BRUSSELS"]]
+    assert data.train["tags"][:] == [[3, 0], [5, 6], [1]]
+    assert data.test is not None
+    assert data.notes == ()
+
+
+def test_columns_of_conll_2003_in_iob1(folder: Folder) -> None:
+    data = load_task(folder({"train.txt": CONLL, "dev.txt": CONLL}))
+    assert data.train["words"][:] == [["EU", "rejects"], ["Peter", "Blackburn", "Paul"]]
+    names = data.task.labels
+    assert [[names[n] for n in tags] for tags in data.train["tags"]] == [["B-ORG", "O"], ["B-PER", "I-PER", "B-PER"]]
+    assert data.notes == ("train.txt: its tags are rewritten in IOB2", "dev.txt: its tags are rewritten in IOB2")
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_bioes_comments_carriage_returns_and_byte_order_marks(ending: str, folder: Folder) -> None:
+    text = "# id 1 domain=en\nA _ _ B-x\nb _ _ E-x\n\n# id 2\n# _ _ O\nC _ _ S-y\n".replace("\n", ending)
+    data = load_task(folder({"train.conll": text.encode("utf-8-sig"), "dev.conll": text}))
+    assert data.train["words"][:] == [["A", "b"], ["#", "C"]]
+    assert data.train["tags"][:] == [[1, 2], [0, 3]]
+
+
+def test_tags_of_single_words_stay_as_they_are(folder: Folder) -> None:
+    text = "the DET\nfilm NOUN\n\nends VERB\n"
+    data = load_task(folder({"train.conll": text, "dev.conll": text}), kind="tagging", metric="accuracy")
+    assert data.task.labels == ("DET", "NOUN", "VERB")
+    with pytest.raises(DataError, match="no training split"):
+        load_task(folder({"train.conll": text, "dev.conll": text}))
+
+
+def test_sentences_are_held_out_where_there_is_no_validation_split(tmp_path: Path) -> None:
+    data = load_task(str(marked.sentences(tmp_path / "all.bio", count=40)))
+    assert (len(data.train), len(data.validation), data.test) == (36, 4, None)
+    assert "4 of 40 training rows are held out" in data.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("files", "match"),
+    [
+        ({"train.conll": "a\tO\nb\tB-x\nlonely\n", "dev.conll": WNUT}, "train.conll, line 3: 'lonely'"),
+        ({"train.conll": WNUT, "dev.conll": "x\tB-people\n"}, "dev.conll: tag 'B-people' is none of the training"),
+        ({"train.conll": "\n\n", "dev.conll": WNUT}, "train.conll: no words in it"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(files: Mapping[str, str], match: str, folder: Folder) -> None:
+    with pytest.raises(DataError, match=match):
+        load_task(folder(files), kind="tagging")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["text\tlabel\na film\tO\nb\tB-x\n", "a\t1\nb\t0\n", "only one column\n\nand another\n", "a\tO\nb\tO\n"],
+    ids=["header", "classes", "text", "nothing tagged"],
+)
+def test_other_columns_are_no_tagged_words(text: str, tmp_path: Path) -> None:
+    from compress.data.conll import is_conll
+
+    (tmp_path / "x.tsv").write_text(text)
+    assert not is_conll(tmp_path / "x.tsv")
+
+
+def test_a_look_at_a_file_of_another_kind_raises_nothing(tmp_path: Path) -> None:
+    from compress.data.conll import is_conll
+
+    (tmp_path / "train.parquet").write_bytes(b"PAR1\x80\x81\xff")
+    assert not is_conll(tmp_path / "train.parquet")
+
+
+def test_a_file_for_each_split_of_any_format(tmp_path: Path) -> None:
+    for name, rows in (("a", "good film\tyes\nbad film\tno\n" * 8), ("b", "good\tyes\nbad\tno\n")):
+        (tmp_path / f"{name}.tsv").write_text("text\tlabel\n" + rows)
+    data = load_task(f"train={tmp_path}/a.tsv,dev={tmp_path}/b.tsv,test={tmp_path}/b.tsv")
+    assert (data.task.kind, data.name) == ("classification", "a.tsv + b.tsv + b.tsv")
+    assert (len(data.train), len(data.validation), data.test is not None) == (16, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("source", "match"),
+    [
+        ("train=nowhere.tsv", "there is no such file"),
+        ("trian=a.tsv", "no split 'trian'. Did you mean 'train'"),
+        ("test={here}", "names no training split"),
+    ],
+)
+def test_files_for_splits_that_are_not_there(source: str, match: str, tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("x")
+    with pytest.raises(DataError, match=match):
+        load_task(source.format(here=tmp_path / "a.tsv"))

@@ -1,0 +1,147 @@
+"""Questions from SQuAD's json: what is detected, mended, held out and refused."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress.data import TaskData, load_task
+from compress.errors import DataError
+from tests import marked
+from tests.data.conftest import Folder
+
+
+def asked(context: str, *questions: Mapping[str, Any]) -> dict[str, Any]:
+    return {"context": context, "qas": [{"id": str(n), "question": f"q{n}?", **q} for n, q in enumerate(questions)]}
+
+
+def answer(text: str, start: int) -> dict[str, Any]:
+    return {"text": text, "answer_start": start}
+
+
+def squad(*paragraphs: Mapping[str, Any]) -> str:
+    return json.dumps({"version": "x", "data": [{"title": "t", "paragraphs": list(paragraphs)}]}, ensure_ascii=False)
+
+
+YES = asked("Café 🙂 in Paris.", {"answers": [answer("Paris", 10)]})
+
+
+def loaded(folder: Folder, files: Mapping[str, str], **options: Any) -> TaskData:
+    return load_task(folder(files), **options)
+
+
+def test_questions_answers_and_the_characters_where_they_stand(folder: Folder) -> None:
+    first = asked(
+        "Café 🙂 in Paris, Café 🙂.",
+        {"answers": [answer("Paris", 10), answer("Paris", 10), answer("in Paris", 7)]},
+        {"answers": [], "is_impossible": True, "plausible_answers": [answer("Café", 0)]},
+    )
+    data = loaded(folder, {"train.json": squad(first), "dev.json": squad(YES), "test.json": squad(YES)})
+    assert (data.task.kind, data.task.text, data.task.metric) == ("qa", ("question", "context"), "f1")
+    assert (data.task.labels, data.task.outputs, data.task.unanswerable) == ((), 2, True)
+    one, none = data.train
+    assert one == {
+        "id": "0",
+        "question": "q0?",
+        "context": "Café 🙂 in Paris, Café 🙂.",
+        "answers": ["Paris", "in Paris"],
+        "starts": [10, 7],
+    }
+    assert (none["answers"], none["starts"]) == ([], [])
+    assert data.test is not None
+    assert data.notes == ()
+
+
+def test_without_impossible_questions_something_is_always_answered(folder: Folder) -> None:
+    data = loaded(folder, {"train.json": squad(YES), "dev.json": squad(YES)}, metric="exact")
+    assert not data.task.unanswerable
+    assert data.task.metric == "exact"
+
+
+def test_answers_that_stand_elsewhere_are_found_nearest_first(folder: Folder) -> None:
+    context = "one two one two one"
+    moved = asked(context, {"answers": [answer("one", 9)]}, {"answers": [answer(" two ", 3)]})
+    data = loaded(folder, {"train.json": squad(moved), "dev.json": squad(moved)})
+    assert [row["starts"] for row in data.train] == [[8], [4]]
+    assert [row["answers"] for row in data.train] == [["one"], ["two"]]
+
+
+def test_questions_whose_answers_are_nowhere_are_left_out(folder: Folder) -> None:
+    lost = asked("one two", {"answers": [answer("three", 0)]}, {"answers": [answer("three", 0), answer("two", 4)]})
+    data = loaded(folder, {"train.json": squad(lost), "dev.json": squad(YES)})
+    assert [row["answers"] for row in data.train] == [["two"]]
+    assert data.notes == ("train.json: 1 questions are left out: their answers are not in their texts",)
+
+
+def test_a_test_split_without_answers_is_passed_over(folder: Folder) -> None:
+    blank = asked("Hidden.", {"answers": []}, {})
+    data = loaded(folder, {"train.json": squad(YES), "dev.json": squad(YES), "test.json": squad(blank)})
+    assert data.test is None
+    assert data.notes == ("test.json has no answers: passed over",)
+    with pytest.raises(DataError, match="nothing to learn"):
+        loaded(folder, {"train.json": squad(blank), "dev.json": squad(YES)})
+
+
+def test_a_test_with_unanswerable_questions_that_training_never_shows_is_noted(folder: Folder) -> None:
+    none = asked("x", {"answers": [], "is_impossible": True})
+    data = loaded(folder, {"train.json": squad(YES), "dev.json": squad(YES), "test.json": squad(YES, none)})
+    assert not data.task.unanswerable
+    assert "test: 1 of 2 questions have no answer" in data.notes[0]
+
+
+def test_validation_is_held_out_by_paragraph(tmp_path: Path) -> None:
+    file = marked.questions(tmp_path / "train.json", count=80)
+    data = load_task(str(file))
+    apart = set(data.train["context"][:]), set(data.validation["context"][:])
+    assert not apart[0] & apart[1]
+    assert (len(data.train), len(data.validation)) == (72, 8)
+    assert "8 of 80 training rows are held out" in data.notes[0]
+    again = load_task(str(file), seed=1)
+    assert again.validation["context"][:] != data.validation["context"][:]
+    assert again.fingerprint != data.fingerprint
+    assert load_task(str(file)).fingerprint == data.fingerprint
+
+
+def test_many_articles_are_held_out_whole(folder: Folder) -> None:
+    articles = [{"title": str(n), "paragraphs": [YES, YES, YES]} for n in range(30)]
+    data = load_task(folder({"train.json": json.dumps({"data": articles})}))
+    assert (len(data.train), len(data.validation)) == (81, 9)
+
+
+def test_a_file_for_each_split(tmp_path: Path) -> None:
+    one, other = (marked.questions(tmp_path / name, seed=n) for n, name in enumerate(("dev-v2.0.json", "mlqa.json")))
+    data = load_task(f"train={one},test={other}")
+    assert data.name == "dev-v2.0.json + mlqa.json"
+    assert data.test is not None
+    assert (len(data.train) + len(data.validation), len(data.test)) == (20, 20)
+
+
+@pytest.mark.parametrize(
+    ("files", "match"),
+    [
+        ({"train.json": '{"data": [{"paragraphs": [}]}'}, r"train.json, line 1: not JSON"),
+        ({"train.json": '{"paragraphs": 1}'}, r"train.json: expected an object with 'data' \(list\)"),
+        ({"train.json": '{"data": [{"paragraphs": [{"qas": []}]}]}'}, r"data\[0\].paragraphs\[0\]: .* 'context'"),
+        (
+            {"train.json": '{"data": [{"paragraphs": [{"context": "x", "qas": [{"answers": [{"text": 1}]}]}]}]}'},
+            r"qas\[0\].answers\[0\]: expected an object with 'text'",
+        ),
+        ({"train.json": squad(asked("x", {"answers": [answer("y", 0)]}))}, "no question in it whose answer"),
+        ({"train.json": squad(YES)}, "too few texts to hold some out"),
+        ({"dev.json": squad(YES)}, r"no training split. .* or --data train=.*dev\.json"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(files: Mapping[str, str], match: str, folder: Folder) -> None:
+    with pytest.raises(DataError, match=match):
+        load_task(folder(files))
+
+
+def test_a_kind_that_is_asked_for_is_not_doubted(folder: Folder) -> None:
+    with pytest.raises(DataError, match="SQuAD"):
+        load_task(folder({"train.json": '[{"text": "a", "label": "b"}]'}), kind="qa")
+    with pytest.raises(DataError, match="qa is learned from files or a folder of the json of SQuAD"):
+        load_task("intents", kind="qa")
+    with pytest.raises(DataError, match="metric 'accuracy' does not score a qa task"):
+        load_task(folder({"train.json": squad(YES), "dev.json": squad(YES)}), metric="accuracy")

@@ -1,0 +1,198 @@
+"""Rows of questions and of words: every answer and every word is seen, where it is, whatever the text is made of."""
+
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from compress.data import windows
+from compress.data.batches import Collate, encode
+from compress.errors import DataError
+from tests import tiny
+
+HERE = Path(os.environ.get("COMPRESS_DATA", Path(__file__).parents[3] / "shared" / "data")) / "tokenizers"
+REAL = ("bert-base-uncased", "roberta-base")
+CONTEXT = (
+    "Zoë's café 🙂🙂 in “Malmö” opened — finally! — in 1999; naïve ﬁsh 東京, e\u0301tude.  It   isn't U.S.-owned " * 3
+)
+
+
+def tokenizer(name: str) -> PreTrainedTokenizerFast:
+    if name == "tiny":
+        return tiny.tokenizer()
+    if not (HERE / name).is_dir():
+        pytest.skip(f"no {name} in {HERE}: set COMPRESS_DATA")
+    special = {"pad_token": "[PAD]"} if name.startswith("bert") else {"pad_token": "<pad>"}
+    return PreTrainedTokenizerFast(tokenizer_file=str(HERE / name / "tokenizer.json"), **special)
+
+
+def asked(name: str, question: str, context: str, max_length: int) -> list[windows.Asked]:
+    (found,) = windows.asked(windows.plain(tokenizer(name).backend_tokenizer), [question], [context], max_length)
+    return found
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_pair_in_one_row_is_what_transformers_makes(name: str) -> None:
+    given = tokenizer(name)
+    (row,) = asked(name, "Who opened it?", CONTEXT, 512)
+    theirs = given("Who opened it?", CONTEXT, return_offsets_mapping=True)
+    assert row.row.ids == theirs["input_ids"]
+    context = [k == 1 for k in theirs.sequence_ids(0)]
+    assert [start for start in row.starts if start >= 0] == [
+        offset[0] for offset, inside in zip(theirs["offset_mapping"], context, strict=True) if inside
+    ]
+    assert row.null == 0
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("answer", ["café", "🙂🙂", "Malmö", "1999", "東京", "owned", "It   isn't"])
+def test_the_tokens_of_an_answer_cover_its_characters(name: str, answer: str) -> None:
+    start = CONTEXT.rindex(answer)
+    held = 0
+    for window in asked(name, "where?", CONTEXT, 48):
+        first, last = window.span(start, start + len(answer))
+        if (first, last) == (window.null, window.null):
+            continue
+        held += 1
+        covered = CONTEXT[window.starts[first] : window.ends[last]]
+        assert covered.strip() == answer
+    assert held >= 1
+
+
+def test_windows_cover_the_context_share_tokens_and_keep_to_their_length() -> None:
+    context = " ".join(tiny.WORDS[n % 20] for n in range(100))
+    found = asked("tiny", "is this film good ?", context, 24)
+    assert all(len(window.row.ids) <= 24 for window in found)
+    spans = [[(s, e) for s, e in zip(w.starts, w.ends, strict=True) if s >= 0] for w in found]
+    assert {span for each in spans for span in each} == {
+        (s, e) for s, e in Tokenizer.from_str(tiny.tokenizer().backend_tokenizer.to_str()).encode(context).offsets if e
+    }
+    for before, after in pairwise(spans):
+        assert len(set(before) & set(after)) == 24 // 3
+    assert all(set(w.row.types[:7]) == {0} and set(w.row.types[7:]) == {1} for w in found)
+
+
+def test_an_answer_at_the_end_is_in_the_last_window_only() -> None:
+    context = " ".join(["film"] * 40) + " good"
+    found = asked("tiny", "is it ?", context, 20)
+    spans = [window.span(len(context) - 4, len(context)) for window in found]
+    assert spans[:-1] == [[0, 0]] * (len(found) - 1)
+    first, last = spans[-1]
+    assert first == last == len(found[-1].row.ids) - 2
+
+
+def test_an_answer_that_a_window_cuts_is_not_in_it() -> None:
+    context = " ".join(["film"] * 12 + ["good", "great"] + ["film"] * 12)
+    start = context.index("good")
+    found = asked("tiny", "?", context, 16)  # 12 tokens of context: the second of the answer is cut off
+    spans = [window.span(start, start + len("good great")) for window in found]
+    assert spans[0] == [0, 0]
+    assert any(last - first == 1 for first, last in spans)
+
+
+def test_a_long_question_leaves_half_of_the_row() -> None:
+    (window, *_) = asked("tiny", "film " * 200, "good", 32)
+    assert window.row.ids.count(tiny.tokenizer().convert_tokens_to_ids("film")) == 16
+    assert window.span(0, 4) == [18, 18]
+
+
+def test_no_room_and_no_place_for_no_answer_are_refused() -> None:
+    with pytest.raises(DataError, match="max_length 4 leaves no room for a text"):
+        asked("tiny", "film film", "good", 4)
+    bare = Tokenizer.from_str(tiny.tokenizer().backend_tokenizer.to_str())
+    bare.post_processor = TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
+    with pytest.raises(DataError, match="'no answer'"):
+        list(windows.asked(bare, ["film"], ["good"], 16))
+    bare.post_processor = TemplateProcessing(single="$A [CLS]", pair="$A $B:1 [CLS]:2", special_tokens=[("[CLS]", 2)])
+    ((window,),) = windows.asked(bare, ["film"], ["good"], 16)
+    assert (window.null, window.row.types) == (2, [0, 1, 2])
+
+
+@pytest.mark.parametrize("name", ["tiny", *REAL])
+@pytest.mark.parametrize("max_length", [8, 16, 17, 33, 256])
+def test_every_word_is_judged_once_at_its_first_token(name: str, max_length: int) -> None:
+    words = ["Zoë's", "@user", "🙂", "U.S.", "the", "movies", "ﬁsh", "東京", "\u200b", "well-known"] * 6
+    given = windows.plain(tokenizer(name).backend_tokenizer)
+    (found,) = windows.read(given, [words], max_length)
+    judged = [word for window in found for word in window.word if word >= 0]
+    silent = {n for n, word in enumerate(words) if not given.encode(word, add_special_tokens=False).ids}
+    assert sorted(judged) == [n for n in range(len(words)) if n not in silent]
+    for window in found:
+        assert len(window.row.ids) == len(window.word) <= max_length
+        for at, word in enumerate(window.word):
+            if word >= 0:
+                first = given.encode(f" {words[word]}", add_special_tokens=False).ids[0]
+                assert window.row.ids[at] == first
+
+
+def split_of_questions(**changes: Any) -> Dataset:
+    columns = {
+        "id": ["a", "b"],
+        "question": ["is it good ?", "is it bad ?"],
+        "context": ["film " * 30 + "good", "this film"],
+        "answers": [["good"], []],
+        "starts": [[150], []],
+    }
+    return Dataset.from_dict({**columns, **changes})
+
+
+def test_encoded_questions() -> None:
+    rows = encode(split_of_questions(), tiny.tokenizer(), 24)
+    assert rows["index"][:] == list(range(len(rows)))
+    assert rows["example"][:] == [0] * (len(rows) - 1) + [1]
+    assert rows["labels"][-1] == [0, 0]
+    last = rows[len(rows) - 2]
+    first, end = last["labels"]
+    assert first == end
+    assert (last["starts"][first], last["ends"][end]) == (150, 154)
+    batch = Collate(tiny.tokenizer())([rows[n] for n in range(len(rows))])
+    assert batch["labels"].tolist() == rows["labels"][:]
+    assert set(batch) == {"input_ids", "attention_mask", "token_type_ids", "labels", "index"}
+
+
+def test_places_move_with_padding_on_the_left() -> None:
+    words = tiny.tokenizer()
+    rows = encode(split_of_questions(), words, 24)
+    words.padding_side = "left"
+    batch = Collate(words)([rows[n] for n in range(len(rows))])
+    for row, ids, (first, last) in zip(rows, batch["input_ids"], batch["labels"], strict=True):
+        start, end = row["labels"]
+        assert ids[first : last + 1].tolist() == row["input_ids"][start : end + 1]
+
+
+def test_encoded_words() -> None:
+    split = Dataset.from_dict(
+        {"words": [["the", "movies", "was", "fun"] * 5, ["good"]], "tags": [[0, 1, 0, 2] * 5, [3]]}
+    )
+    rows = encode(split, tiny.tokenizer(), 12)
+    labels = [label for row in rows.select(range(len(rows) - 1)) for label in row["labels"] if label != -100]
+    words = [word for row in rows.select(range(len(rows) - 1)) for word in row["word"] if word >= 0]
+    assert words == list(range(20))
+    assert labels == [0, 1, 0, 2] * 5
+    assert rows[len(rows) - 1]["labels"] == [-100, 3, -100]
+    batch = Collate(tiny.tokenizer())([rows[0], rows[len(rows) - 1]])
+    assert batch["labels"].shape == batch["input_ids"].shape
+    assert batch["labels"].dtype == torch.int64
+    assert (batch["labels"][1, 3:] == -100).all()
+
+
+def test_a_tokenizer_that_does_not_know_where_tokens_come_from_is_refused() -> None:
+    slow = tiny.tokenizer()
+    slow.__class__ = type("Slow", (slow.__class__,), {"is_fast": property(lambda self: False)})
+    with pytest.raises(DataError, match="expected a fast tokenizer"):
+        encode(split_of_questions(), slow, 24)
+
+
+def test_tokens_of_words_are_those_of_running_text() -> None:
+    given = windows.plain(tokenizer("roberta-base").backend_tokenizer)
+    ((window,),) = windows.read(given, [["New", "York", "is", "big"]], 64)
+    assert window.row.ids[1:-1] == given.encode(" New York is big", add_special_tokens=False).ids
+    assert np.flatnonzero(np.array(window.word) >= 0).tolist() == [1, 2, 3, 4]
