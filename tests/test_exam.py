@@ -1,0 +1,177 @@
+"""Exams of every kind: logits per token find their words and questions, whatever the rows; two baselines of each."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
+
+from compress import baselines, evaluate
+from compress.data import TaskData, load_task
+from compress.data.batches import Collate
+from compress.data.task import Task
+from compress.errors import CompressError
+from compress.exam import Exam
+from compress.papers.bert import IGNORED
+from compress.teacher_cache import teacher_cache
+from tests import marked, tiny
+
+LENGTH = 10
+"""Tokens of a row: every sentence and context needs several."""
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> TaskData:
+    return load_task(str(marked.sentences(tmp_path / "words.conll", count=40)))
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> TaskData:
+    return load_task(str(marked.questions(tmp_path / "questions.json", count=40)))
+
+
+def exam(data: TaskData, length: int = LENGTH) -> Exam:
+    return Exam.of(data.task, data.train, tiny.tokenizer(), length)
+
+
+def perfect(exam: Exam) -> np.ndarray:
+    """Logits that say what the rows' labels say."""
+    parts = []
+    for row in exam.rows:
+        logits = np.zeros((row["length"], exam.task.outputs))
+        if exam.task.kind == "qa":
+            first, last = row["labels"]
+            logits[first, 0] = logits[last, 1] = 5.0
+        else:
+            for at, label in enumerate(row["labels"]):
+                logits[at, max(label, 0)] = -5.0 if label == IGNORED else 5.0
+        parts.append(logits)
+    return np.concatenate(parts)
+
+
+def test_right_tags_score_one_however_the_sentences_are_cut(words: TaskData) -> None:
+    for length in (6, LENGTH, 64):
+        test = exam(words, length)
+        assert len(test.rows) >= len(test)
+        found = test.scores(perfect(test))
+        assert found == {"f1": 1.0, "precision": 1.0, "recall": 1.0, "accuracy": 1.0}
+        assert [[words.task.labels[n] for n in tags] for tags in words.train["tags"]] == test.tags(perfect(test))
+
+
+def test_right_spans_score_one_however_the_contexts_are_cut(asked: TaskData) -> None:
+    for length in (16, 64):
+        test = exam(asked, length)
+        found = test.scores(perfect(test))
+        assert (found["f1"], found["exact"], found["f1_answerable"], found["no_answer"]) == (1.0, 1.0, 1.0, 1.0)
+        assert test.texts(perfect(test)) == [(answers or [""])[0] for answers in asked.train["answers"]]
+
+
+def test_words_without_tokens_are_outside() -> None:
+    split = Dataset.from_dict({"words": [["\u200b", "good"]], "tags": [[1, 1]]})
+    task = Task("tagging", ("words",), "tags", ("O", "B-x"), "f1")
+    test = Exam.of(task, split, tiny.tokenizer(), 8)
+    assert test.tags(np.array([[0.0, 1.0]] * 3)) == [["O", "B-x"]]
+
+
+def test_a_spread_exam_asks_the_same_of_fewer(words: TaskData, asked: TaskData) -> None:
+    for data, length in ((words, 6), (asked, 16)):
+        whole = exam(data, length)
+        few = whole.spread(7)
+        assert len(few) == 7
+        assert few.split[6] == data.train[len(data.train) - 1]
+        assert few.scores(perfect(few))["f1"] == 1.0
+        assert len(whole.spread(10_000)) == len(whole)
+    labelled = Dataset.from_dict({"label": [0, 1, 1]})
+    few = Exam(Task("classification", ("t",), "l", ("a", "b"), "f1"), labelled, labelled).spread(2)
+    assert few.scores(np.array([[1.0, 0.0], [0.0, 1.0]]))["accuracy"] == 1.0
+
+
+def test_agreement_is_of_answers(words: TaskData, asked: TaskData) -> None:
+    test = exam(words)
+    right, other = perfect(test), perfect(test)
+    at = int(np.flatnonzero(np.concatenate([np.array(row["word"]) >= 0 for row in test.rows]))[0])
+    other[at] = -other[at]
+    total = sum(map(len, words.train["words"]))
+    assert test.agreement(right, right) == 1.0
+    assert test.agreement(other, right) == pytest.approx(1 - 1 / total)
+    test = exam(asked, 32)
+    assert test.agreement(perfect(test), 3 * perfect(test)) == 1.0
+    answered = test.agreement(perfect(test), perfect(test), thresholds=(-np.inf, None))
+    assert answered == pytest.approx(1 / 4)  # one says nothing at all, the other leaves a quarter unanswered
+
+
+def test_the_threshold_of_one_split_is_used_on_another(asked: TaskData) -> None:
+    test = exam(asked, 32)
+    logits = perfect(test)
+    assert test.scores(logits, threshold=-np.inf)["f1"] == pytest.approx(1 / 4)
+    assert test.scores(logits, threshold=np.inf)["f1"] == pytest.approx(3 / 4)
+    assert test.scores(logits, threshold=test.threshold(logits))["f1"] == 1.0
+    certain = Task("qa", asked.task.text, asked.task.label, (), "f1")
+    assert Exam(certain, test.split, test.rows).threshold(logits) == np.inf
+
+
+def test_logits_of_other_rows_or_not_finite_are_refused(words: TaskData) -> None:
+    test = exam(words)
+    with pytest.raises(CompressError, match="do not answer these rows"):
+        test.scores(perfect(test)[1:])
+    broken = perfect(test)
+    broken[3] = np.nan
+    with pytest.raises(CompressError, match=r"1 of \d+ tokens are not finite"):
+        test.scores(broken)
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+def test_logits_are_those_of_the_real_tokens_in_the_order_of_rows(
+    padding: str, words: TaskData, asked: TaskData, tmp_path: Path
+) -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.padding_side = padding
+    for data, head in ((words, AutoModelForTokenClassification), (asked, AutoModelForQuestionAnswering)):
+        test = exam(data, 16)
+        model = tiny.model("bert", head=head, labels=data.task.outputs)
+        found = evaluate.logits(model, test.rows, Collate(tiny.tokenizer()), batch=5)
+        assert found.shape == (sum(test.rows["length"]), data.task.outputs)
+        at = 0
+        for row in test.rows.select(range(6)):
+            with torch.no_grad():
+                out = model(
+                    input_ids=torch.tensor([row["input_ids"]]), token_type_ids=torch.tensor([row["token_type_ids"]])
+                )
+            alone = out.logits if "logits" in out else torch.stack([out.start_logits, out.end_logits], -1)
+            np.testing.assert_allclose(found[at : at + row["length"]], alone[0], atol=1e-5)
+            at += row["length"]
+        collate = Collate(tokenizer)
+        kept = teacher_cache(
+            model, test.rows, collate, tmp_path / data.task.kind, wants=frozenset({"logits"}), layers=[], batch=7
+        )
+        batch = collate([test.rows[n] for n in (2, 0, 5)])
+        shown = kept.signals(batch, frozenset({"logits"})).logits
+        starts = np.cumsum([0, *test.rows["length"]])
+        expected = np.concatenate([found[starts[n] : starts[n + 1]] for n in (2, 0, 5)])
+        np.testing.assert_allclose(shown[batch["attention_mask"].bool()], expected, atol=1e-4)
+
+
+def test_baselines_of_words(words: TaskData) -> None:
+    found = baselines.baselines(words, words.validation)
+    assert list(found) == ["majority", "tag of each word"]
+    assert found["majority"]["f1"] == 0.0
+    assert found["majority"]["accuracy"] > 0.3
+    assert 0.7 < found["tag of each word"]["f1"] <= 1.0
+    assert found["tag of each word"]["accuracy"] > found["majority"]["accuracy"]
+
+
+def test_baselines_of_questions(asked: TaskData) -> None:
+    found = baselines.baselines(asked, asked.train)
+    assert list(found) == ["majority", "nearest sentence"]
+    assert found["majority"]["f1"] == pytest.approx(1 / 4)
+    split = Dataset.from_dict(
+        {
+            "question": ["Who sells fish?", "Anything?"],
+            "context": ["Bread is sold. Fish is what Ann sells! Ann sells.", ""],
+            "answers": [["Ann"], ["x"]],
+        }
+    )
+    # "fish is what ann sells" and "ann": one word of 5 + 1
+    assert baselines.nearest_sentence(split)["f1"] == pytest.approx((2 / 6 + 0) / 2)
