@@ -138,6 +138,14 @@ def scored(answers: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, 
     return found
 
 
+def f1_of_spans(spans: Spans, contexts: Sequence[str], golds: Sequence[Sequence[str]]) -> float | None:
+    """Mean F1 of the questions that have an answer, were one always given: what no threshold can hide. None where no
+    question has one."""
+    given = zip(spans.texts(contexts, np.inf), map(right_answers, golds), strict=True)
+    found = [f1(answer, right) for answer, right in given if right != [""]]
+    return float(np.mean(found)) if found else None
+
+
 def best_threshold(spans: Spans, contexts: Sequence[str], golds: Sequence[Sequence[str]], *, metric: str) -> float:
     """The threshold on the margin with the highest mean of `metric` (f1 or exact) on these questions.
 

@@ -57,8 +57,9 @@ class Exam:
 
         classification, multilabel, regression    see `evaluate.scores`
         tagging    f1, precision and recall of entities, accuracy of words; see `entities.scored`
-        qa         f1, exact, and more where some questions have no answer; see `answers.scored`. `threshold`: how much
-                   better no answer must be than the best span to be given; None: the one that scores best here
+        qa         f1, exact, and more where some questions have no answer; see `answers.scored`, `f1_of_spans`.
+                   `threshold`: how much better no answer must be than the best span to be given; None: the one that
+                   scores best here
 
         Raises CompressError for logits that are not finite or are not of these rows.
         """
@@ -68,7 +69,11 @@ class Exam:
             return entities.scored(self.tags(logits), [self._names(ids) for ids in self.split["tags"][:]])
         found = self.spans(logits)
         given = self.best_threshold(found) if threshold is None else threshold
-        return answers.scored(found.texts(self.split["context"][:], given), self.split["answers"][:])
+        contexts, golds = self.split["context"][:], self.split["answers"][:]
+        values = answers.scored(found.texts(contexts, given), golds)
+        if self.task.unanswerable and (always := answers.f1_of_spans(found, contexts, golds)) is not None:
+            values["f1_of_spans"] = always
+        return values
 
     def agreement(
         self, student: Array, teacher: Array, *, thresholds: tuple[float | None, float | None] = (None, None)

@@ -84,5 +84,6 @@ def metric(name: str) -> str:
         "mse": "mean squared error",
         "exact": "exact match",
         "f1_answerable": "F1 of the answerable",
+        "f1_of_spans": "F1 if always answered",
         "no_answer": "rightly unanswered",
     }.get(name, name)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from compress.data import TaskData, load_task
+from compress.errors import DataError
 
 HERE = Path(os.environ.get("COMPRESS_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
@@ -54,3 +55,25 @@ def test_stsb_original_by_column_numbers() -> None:
     data, glue = loaded("stsb/original", text=["6", "7"], label="5"), loaded("stsb/glue")
     assert sizes(data) == (5_749, 1_500, 1_379)
     assert data.train["label"][:] == glue.train["label"][:]
+
+
+def test_squad2_half_and_mlqa_by_naming_a_file_for_each_split() -> None:
+    half, mlqa = HERE / "squad2_half_dev" / "dev-v2.0.json", HERE / "mlqa_en_dev" / "dev-context-en-question-en.json"
+    if not (half.is_file() and mlqa.is_file()):
+        pytest.skip(f"no squad2_half_dev and mlqa_en_dev in {HERE}: set COMPRESS_DATA")
+    data = load_task(f"train={half},test={mlqa}")
+    assert sizes(data) == (5_466, 612, 1_148)
+    assert (data.task.kind, data.task.unanswerable) == ("qa", True)
+    assert sum(bool(answers) for split in (data.train, data.validation) for answers in split["answers"]) == 2_910
+    with pytest.raises(DataError, match="no training split"):
+        load_task(str(half.parent))
+
+
+def test_wnut17_as_it_comes() -> None:
+    data = loaded("wnut17")
+    assert sizes(data) == (3_394, 1_009, 1_287)
+    assert len(data.task.labels) == 1 + 2 * 6
+    assert data.test is not None
+    begins = [n for n, label in enumerate(data.task.labels) if label.startswith("B-")]
+    assert sum(tag in begins for tags in data.test["tags"] for tag in tags) == 1_079
+    assert data.notes == ()
