@@ -10,6 +10,7 @@ from rich.text import Text
 from compress.recipe import Recipe, StudentSpec
 
 PURPOSES: Final = {
+    "prompted": "Without labels: a prompted language model gives them",
     "task": "From labels of the task",
     "corpus": "With unlabelled text besides, for one task or for many",
     "pretraining": "Pre-training on text of your own",
@@ -21,7 +22,9 @@ FURTHER: Final = (
 
 
 def purpose(recipe: Recipe) -> str:
-    """What it trains on, a key of PURPOSES."""
+    """What it trains on, a key of PURPOSES; prompted, where `needs` names a prompt."""
+    if "prompt" in (recipe.needs or ""):
+        return "prompted"
     if any(stage.kind == "pretrain" for stage in recipe.stages):
         return "pretraining"
     return "corpus" if any(stage.data == "text" for stage in recipe.stages) else "task"

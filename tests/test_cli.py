@@ -103,7 +103,7 @@ def test_recipes_are_listed_each_once_with_when_to_choose_it() -> None:
     assert told.code == 0
     first = [line.split()[0] for line in told.out.splitlines() if line[:1].strip()]
     assert sorted(word for word in first if word != "recipe") == recipe_file.names()
-    assert first.count("recipe") == 3, "three tables"
+    assert first.count("recipe") == 4, "a table for each purpose"
     assert "cost" in told.out
 
 

@@ -60,6 +60,7 @@ def to_onnx(model: nn.Module, path: Path, *, opset: int = 17) -> None:
     with written(path) as partial:
         _trace(plain, probes[0], partial, opset)
         file = onnx.load_model(partial)
+        _read_shared_weights(file.graph)
         file.producer_name, file.producer_version = "compress", version("compress")
         onnx.helper.set_model_props(file, _metadata(plain.config))
         onnx.save_model(file, partial)
@@ -172,6 +173,22 @@ def _probe(config: Any, rows: int, tokens: int) -> dict[str, Tensor]:
     if getattr(config, "type_vocab_size", 0) > 1 or config.model_type in SEGMENTS_UNCOUNTED:
         batch["token_type_ids"] = torch.arange(tokens).ge(tokens // 2).long().expand(rows, tokens).contiguous()
     return batch
+
+
+def _read_shared_weights(graph: onnx.GraphProto) -> None:
+    """Layers that share a weight read it through an Identity in the exporter's graph, behind which quantisation does
+    not look: let them read the weight itself."""
+    weights = {tensor.name for tensor in graph.initializer}
+    copies: dict[str, str] = {}
+    kept: list[onnx.NodeProto] = []
+    for node in graph.node:
+        node.input[:] = [copies.get(name, name) for name in node.input]
+        if node.op_type == "Identity" and node.input[0] in weights:
+            copies[node.output[0]] = node.input[0]
+        else:
+            kept.append(node)
+    del graph.node[:]
+    graph.node.extend(kept)
 
 
 def _metadata(config: Any) -> dict[str, str]:

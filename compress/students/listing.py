@@ -88,11 +88,7 @@ def students_of(teacher: str, recipes: Sequence[Recipe] | None = None) -> Listin
 
     Only config.json is read. Raises TeacherError.
     """
-    folder = config_folder(teacher)
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise TeacherError(f"{folder}: cannot be read: {' '.join(str(error).split())[:400]}") from error
+    config = _config(teacher)
     own: list[tuple[str, PreTrainedModel]] = []
     variants: list[tuple[str, PreTrainedModel]] = []
     refused: list[Refused] = []
@@ -101,7 +97,7 @@ def students_of(teacher: str, recipes: Sequence[Recipe] | None = None) -> Listin
         for recipe in [Recipe.load(name) for name in names()] if recipes is None else recipes:
             try:
                 own += _of_recipe(recipe, tutor)
-            except (StudentError, ObjectiveError) as error:
+            except (StudentError, ObjectiveError, TeacherError) as error:
                 refused.append(Refused(recipe.name, str(error)))
         for settings in _variants(config):
             try:
@@ -113,22 +109,32 @@ def students_of(teacher: str, recipes: Sequence[Recipe] | None = None) -> Listin
 
 
 def _of_recipe(recipe: Recipe, tutor: PreTrainedModel) -> list[tuple[str, PreTrainedModel]]:
-    """Students before the last (teaching assistants), and the last. Raises StudentError, ObjectiveError."""
+    """Teaching assistants, then the student. Raises StudentError, ObjectiveError, TeacherError."""
     found: list[tuple[str, PreTrainedModel]] = []
     for stage in recipe.stages:
-        spec = stage.student or (None if found else recipe.student)
+        spec, learns_on = stage.student or (None if found else recipe.student), stage.teacher == "previous"
         if spec is not None:
-            found.append((f"{recipe.name}: {stage.name}", _built(spec, tutor)))
-        previous = stage.teacher == "previous" and len(found) > 1
-        _check(stage, found[-1][1], found[-2][1] if previous else tutor)
+            source = found[-1][1] if learns_on and found else tutor
+            found.append((f"{recipe.name}: {stage.name}", _built(spec, source)))
+        _check(stage, found[-1][1], found[-2][1] if learns_on and len(found) > 1 else tutor)
     return [*found[:-1], (recipe.name, found[-1][1])]
 
 
 def _built(spec: StudentSpec, tutor: PreTrainedModel) -> PreTrainedModel:
     """A function that fills the weights may look at values: what it would refuse shows only when there are some."""
+    if isinstance(spec.init, str) and spec.init not in ("scratch", "teacher"):
+        return heads.create(_config(spec.init), "encoder", None)
     if isinstance(spec.init, Call):
         spec = spec.model_copy(update={"init": "scratch"})
     return build(spec, tutor, head="encoder")
+
+
+def _config(checkpoint: str) -> PreTrainedConfig:
+    folder = config_folder(checkpoint)
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise TeacherError(f"{folder}: cannot be read: {' '.join(str(error).split())[:400]}") from error
 
 
 def _check(stage: Stage, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
@@ -205,7 +211,9 @@ def as_json(listing: Listing) -> str:
 
 def shown(listing: Listing) -> Group:
     """A table, and below it the recipes that this teacher does not allow."""
-    table = Table(title=f"Students of {listing.teacher}", caption=_CAPTION, box=None, pad_edge=False, padding=(0, 1))
+    table = Table(
+        title=f"Students of {listing.teacher}", caption=_CAPTION, box=None, pad_edge=False, collapse_padding=True
+    )
     table.add_column("recipes", min_width=16)
     table.add_column("model", no_wrap=True)
     for name in ("ffn", "heads", "params", "tables", "layers", "MFLOP", "MB", "int8", "size", "FLOPs"):

@@ -91,3 +91,17 @@ def test_nothing_to_quantise_or_no_model_is_refused(tmp_path: Path) -> None:
         onnx.save_model(onnx.helper.make_model(graph), tmp_path / "add.onnx")
         quantize_dynamic(tmp_path / "add.onnx", tmp_path / "out.onnx")
     assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "add.onnx"])
+
+
+def test_what_layers_share_is_quantised_in_all_of_them_and_stored_once(tmp_path: Path) -> None:
+    """ALBERT: the exporter hides a shared weight behind an Identity."""
+    sizes = {}
+    for layers in (1, 4):
+        to_onnx(tiny.model("albert", layers=layers), tmp_path / "model.onnx")
+        quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx")
+        graph = onnx.load_model(tmp_path / "small.onnx").graph
+        products = [node.op_type for node in graph.node if node.op_type.startswith("MatMul")]
+        assert products.count("MatMulInteger") == 3 + 6 * layers, "the up-projection, pooler and head, six in a layer"
+        assert products.count("MatMul") == 2 * layers, "of two activations"
+        sizes[layers] = sum(np.prod(tensor.dims) for tensor in graph.initializer if len(tensor.dims) == 2)
+    assert sizes[1] == sizes[4]

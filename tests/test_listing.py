@@ -1,0 +1,198 @@
+"""Students are listed from a config alone, with the sizes they will have, or the reason why they cannot be."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModel, BertConfig, GPT2Config, T5Config
+
+from compress.errors import TeacherError
+from compress.export.int8 import quantize_dynamic
+from compress.export.onnx import to_onnx
+from compress.flops import flops_per_token, parameters
+from compress.recipe import Recipe
+from compress.students.listing import TOKENS, Listing, Size, measured, students_of
+from tests import command, tiny
+
+PAPERS = ("tinybert", "hinton", "distilbert", "minilm", "minilm-v1")
+
+
+def config_only(folder: Path, config: Any) -> str:
+    config.save_pretrained(folder)
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Listing:
+    folder = config_only(tmp_path_factory.mktemp("bert-base"), BertConfig())
+    return students_of(folder, [Recipe.load(name) for name in PAPERS])
+
+
+def of(listing: Listing, recipe: str) -> Size:
+    (size,) = [each.size for each in listing.recipes if recipe in each.by]
+    return size
+
+
+def test_the_teacher_is_measured_from_its_config(base: Listing) -> None:
+    """BERT-base: 110M parameters, 22.5 GFLOP of 128 tokens."""
+    assert base.size.parameters == 109_482_240
+    assert base.size.embedding_parameters == (30_522 + 512 + 2) * 768
+    layer = 4 * 768**2 + 2 * TOKENS * 768 + 2 * 768 * 3072
+    assert base.size.flops_per_token == 2 * (12 * layer + 768**2 / TOKENS)
+    assert base.size.fp32_mb == pytest.approx(437.93, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "count"), [("tinybert", 14_350_248), ("distilbert", 66_955_008), ("minilm", 22_713_216)]
+)
+def test_students_have_the_published_sizes(base: Listing, recipe: str, count: int) -> None:
+    assert of(base, recipe).parameters == count
+
+
+def test_recipes_with_one_student_share_a_line_and_the_costliest_comes_first(base: Listing) -> None:
+    assert {each.by for each in base.recipes} == {("hinton", "distilbert"), ("minilm", "minilm-v1"), ("tinybert",)}
+    costs = [each.size.flops_per_token for each in base.recipes]
+    assert costs == sorted(costs, reverse=True)
+    assert base.refused == ()
+
+
+def test_shares_of_depth_and_width_are_listed_with_what_to_set(base: Listing) -> None:
+    settings = {each.by[0]: each.size for each in base.variants}
+    assert len(settings) == 8, "three depths by three widths, without the teacher itself"
+    half = settings["student.layers=6 student.hidden=384 student.heads=6 student.ffn=1536"]
+    assert (half.layers, half.hidden, half.heads, half.ffn) == (6, 384, 6, 1536)
+    assert settings["student.layers=6"].parameters == 66_955_008
+
+
+def test_odd_sizes_have_no_halves(tmp_path: Path) -> None:
+    teacher = config_only(tmp_path, tiny.config("bert", layers=3, heads=1))
+    assert students_of(teacher, []).variants == ()
+
+
+# Why not
+
+
+def test_a_recipe_this_teacher_does_not_allow_is_listed_with_the_reason(tmp_path: Path) -> None:
+    """Scores of 12 heads cannot be compared with 16, nor can 48 share 1024; ModernBERT's weights cannot be copied."""
+    large = config_only(tmp_path / "large", BertConfig(hidden_size=1024, num_attention_heads=16))
+    listing = students_of(large, [Recipe.load(name) for name in PAPERS])
+    why = {each.recipe: each.why for each in listing.refused}
+    assert why.keys() == {"tinybert", "minilm", "minilm-v1"}
+    assert "the student has heads 12 and the teacher 16" in why["tinybert"]
+    other = config_only(tmp_path / "other", tiny.config("modernbert"))
+    (refused,) = students_of(other, [Recipe.load("hinton")]).refused
+    assert "init: teacher knows the weights of" in refused.why
+
+
+def test_a_family_without_the_head_a_stage_needs(tmp_path: Path) -> None:
+    stages = [{"pretrain": "mlm", "head": "masked_lm", "lr": 1e-3, "objective": [{"loss": "bert.masked_lm"}]}]
+    (refused,) = students_of(config_only(tmp_path, GPT2Config()), [written(tmp_path, stages)]).refused
+    assert "gpt2 has no masked_lm head" in refused.why
+
+
+def written(folder: Path, stages: list[dict[str, Any]], **more: Any) -> Recipe:
+    paper = {"title": "A", "authors": "B", "year": 2020, "url": "https://example.org"}
+    path = folder / "mine.yaml"
+    path.write_text(json.dumps({"paper": paper, "about": "C", "stages": stages, **more}), encoding="utf-8")
+    return Recipe.load(str(path))
+
+
+def test_a_student_that_begins_as_a_checkpoint_has_its_sizes(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = config_only(tmp_path / "other", tiny.config("distilbert", hidden=16))
+    stages = [{"finetune": "task", "lr": 1e-3}]
+    teacher = config_only(tmp_path / "teacher", tiny.config("bert"))
+    (found,) = students_of(teacher, [written(tmp_path, stages, student={"init": other})]).recipes
+    assert (found.size.family, found.size.hidden) == ("distilbert", 16)
+    (refused,) = students_of(teacher, [written(tmp_path, stages, student={"init": "./nowhere"})]).refused
+    assert "no such folder" in refused.why
+
+
+def test_teaching_assistants_have_a_line_of_their_own(tmp_path: Path) -> None:
+    relations = {"loss": "minilm.value_relations", "layers": "last", "heads": 4}
+    lesson = {"data": "text", "lr": 1e-3, "objective": [relations]}
+    stages = [
+        {"distill": "assistant", "student": {"hidden": 16, "ffn": 32}, **lesson},
+        {"distill": "small", "teacher": "previous", "student": {"hidden": 16, "ffn": 32, "layers": 1}, **lesson},
+    ]
+    listing = students_of(config_only(tmp_path, tiny.config("bert")), [written(tmp_path, stages)])
+    found = {each.by: (each.size.layers, each.size.hidden) for each in listing.recipes}
+    assert found == {("mine: assistant",): (2, 16), ("mine",): (1, 16)}
+
+
+# What is counted
+
+
+@pytest.mark.parametrize("family", [*tiny.FAMILIES, "gpt2"])
+def test_the_cost_of_many_layers_is_told_from_two(family: str) -> None:
+    settings = {"n_layer": 5, "n_embd": 32, "n_head": 4}
+    config = GPT2Config(**settings) if family == "gpt2" else tiny.config(family, layers=5)
+    model = AutoModel.from_config(config)
+    size = measured(model)
+    assert size.flops_per_token == pytest.approx(flops_per_token(model, TOKENS), rel=1e-9)
+    assert size.parameters == parameters(model)
+    assert 0 < size.embedding_parameters < size.parameters
+
+
+def test_of_an_encoder_decoder_the_encoder_is_counted() -> None:
+    config = T5Config(vocab_size=50, d_model=32, d_kv=8, d_ff=64, num_layers=3, num_heads=4)
+    with torch.device("meta"):
+        size = measured(AutoModel.from_config(config))
+    assert size.flops_per_token == 2 * 3 * (4 * 32 * 32 + 2 * TOKENS * 32 + 2 * 32 * 64)
+
+
+def test_the_megabytes_are_those_of_the_files(tmp_path: Path) -> None:
+    """But for the head, names, and the graph itself."""
+    model = tiny.model("albert", hidden=256, layers=6, intermediate_size=1024)
+    to_onnx(model, tmp_path / "fp32.onnx")
+    quantize_dynamic(tmp_path / "fp32.onnx", tmp_path / "int8.onnx")
+    size = measured(model.albert)
+    for expected, name in ((size.fp32_mb, "fp32"), (size.int8_mb, "int8")):
+        found = (tmp_path / f"{name}.onnx").stat().st_size / 1e6
+        assert expected < found < expected + 0.3
+
+
+# Asking
+
+
+def test_the_command_prints_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    teacher = config_only(tmp_path, tiny.config("bert", layers=4))
+    told = command.run("students", teacher)
+    assert told.code == 0
+    lines = told.out.splitlines()
+    assert lines[2].split()[:2] == ["the", "teacher"]
+    assert lines[2].split()[-2:] == ["100%", "100%"]
+    assert any(line.startswith("Not from this teacher:") for line in lines)
+    listed = json.loads(command.run("students", teacher, "--json").out)
+    assert listed["size"]["layers"] == 4
+    assert {name for each in listed["recipes"] for name in each["by"]} >= {"hinton", "distilbert"}
+
+
+@pytest.mark.parametrize(
+    ("teacher", "said"),
+    [
+        ("bert-bsae", "Did you mean 'bert-base'?"),
+        ("./nowhere", "no such folder"),
+        ("somebody/some-model", "the hub cannot be reached"),
+    ],
+)
+def test_a_teacher_that_cannot_be_found(
+    teacher: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    told = command.run("students", teacher)
+    assert (told.code, told.out) == (2, "")
+    assert said in told.err
+
+
+@pytest.mark.parametrize("config", ["{", "[]", '{"model_type": "unheard-of"}'])
+def test_a_config_that_is_none(tmp_path: Path, config: str) -> None:
+    with pytest.raises(TeacherError, match=r"has no config\.json"):
+        students_of(str(tmp_path), [])
+    (tmp_path / "config.json").write_text(config, encoding="utf-8")
+    with pytest.raises(TeacherError, match="cannot be read"):
+        students_of(str(tmp_path), [])
