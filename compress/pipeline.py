@@ -21,7 +21,7 @@ from compress.errors import RecipeError
 from compress.export.bundle import Bundle
 from compress.finetune import with_head
 from compress.general import general
-from compress.lineage import Lineage
+from compress.lineage import Lineage, in_bf16
 from compress.objective import check
 from compress.prompted.prompt import Prompt
 from compress.prompted.teaching import beginning, instructed
@@ -85,11 +85,12 @@ def distill(
             task_data = load_task(data, text=text, label=label, kind=kind, metric=metric, seed=seed)
             given = teachers.load(checkpoint, folder, task_data.task, allow_pickle=allow_pickle)
             unlabelled = load_corpus(corpus) if corpus else None
-        check_lengths(recipe, given)
+        check_lengths(recipe, given, tuned=prompt is None)
         for note in task_data.notes:
             console.print(f"[yellow]note[/] {note}", highlight=False)
         material = Material(
-            task_data, unlabelled, given.tokenizer, Collate(given.tokenizer), number_format == "bf16", console,
+            task_data, unlabelled, given.tokenizer, Collate(given.tokenizer),
+            in_bf16(number_format, recipe, given, console), console,
             masked_lm=lambda: general(given, "masked_lm", recipe.teacher_lm, material, run), given=given,
         )  # fmt: skip
         Lineage(recipe, given, None, material, run).check()
@@ -132,14 +133,17 @@ def check_recipe(recipe: Recipe, processes: int) -> None:
         raise RecipeError(problems)
 
 
-def check_lengths(recipe: Recipe, teacher: teachers.Teacher) -> None:
-    """A text longer than the model has positions for would end the run in the middle of a stage."""
+def check_lengths(recipe: Recipe, teacher: teachers.Teacher, *, tuned: bool = True) -> None:
+    """A text longer than the model has positions for would end the run in the middle of a stage. `tuned`: whether a
+    teacher without a head is fine-tuned."""
     known = positions(teacher.model)
     problems = [
         f"{recipe.name}: {where}.max_length is {stage.max_length}; teacher {teacher.name} has {known} positions: "
         f"--set {where.replace('[', '.').rstrip(']')}.max_length={known}"
         for where, stage in _stages(recipe)
-        if known is not None and stage.max_length > known and not (stage is recipe.teacher and teacher.trained)
+        if known is not None
+        and stage.max_length > known
+        and not (stage is recipe.teacher and (teacher.trained or not tuned))
     ]
     if problems:
         raise RecipeError(problems)

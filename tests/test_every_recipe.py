@@ -18,6 +18,8 @@ from tests import tiny
 
 GENERATIVE = ("distilgpt2", "gkd", "minillm", "t5")
 """Recipes that end in a language model: `compress pretrain` runs them."""
+ASKED = ("prompted",)
+"""Recipes whose teacher is a language model that is asked: tests/prompted/test_teaching.py runs them."""
 OTHER_TEACHERS = {
     "distilroberta": ("roberta", AutoModel),
     "electra-distill": ("electra", AutoModelForPreTraining),
@@ -67,7 +69,7 @@ def _small(spec: StudentSpec) -> StudentSpec:
     return spec.model_copy(update=sizes)
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name not in GENERATIVE])
+@pytest.mark.parametrize("name", [name for name in names() if name not in GENERATIVE + ASKED])
 def test_a_recipe_ends_in_a_bundle_that_predicts(name: str, places: dict[str, str], tmp_path: Path) -> None:
     family, head = OTHER_TEACHERS.get(name, ("bert", AutoModel))
     teacher = tiny.checkpoint(tmp_path / "teacher", tiny.model(family, head=head, layers=4, heads=2))
@@ -75,7 +77,10 @@ def test_a_recipe_ends_in_a_bundle_that_predicts(name: str, places: dict[str, st
         teacher=teacher, recipe=shrunk(name), data=places["data"], corpus=places["corpus"], out=tmp_path / "run",
         gate="warn",
     )  # fmt: skip
-    assert [each.label in ("negative", "positive") for each in bundle.predict(["good film", "bad plot"])] == [True, True]
+    assert [each.label in ("negative", "positive") for each in bundle.predict(["good film", "bad plot"])] == [
+        True,
+        True,
+    ]
     done = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8"))
     assert len(done["stages"]) == len(Recipe.load(name).stages)
     rows = json.loads((tmp_path / "run" / "bundle" / "report.json").read_text(encoding="utf-8"))["rows"]

@@ -13,7 +13,7 @@ from compress import precision as precisions
 from compress.errors import DataError, TeacherError
 from compress.files import written
 from compress.prompted.prompt import Prompt
-from compress.prompted.soft_labels import SoftLabels, open_speaker, prompted, refuse_one_answer
+from compress.prompted.soft_labels import PromptedTeacher, SoftLabels, open_speaker, questions_for, refuse_one_answer
 from compress.prompted.texts import Texts, load_texts
 
 
@@ -48,9 +48,9 @@ def label(
         raise DataError(f"{file}: exists already; choose another --out")
     asked = Prompt.load(prompt)
     texts = load_texts(data, text=text, label=label, seed=seed)
+    questions = questions_for(asked, texts.task(list(asked.labels)), train=texts.rows, seed=seed)
     speaker = open_speaker(teacher, allow_pickle=allow_pickle, bf16=precisions.choose(precision) == "bf16")
-    task = texts.task(list(asked.labels))
-    tutor = prompted(speaker, asked, task, train=texts.rows, seed=seed, console=console)
+    tutor = PromptedTeacher(speaker, questions, console)
     soft = tutor.label_split(texts.rows)
     notes = [*texts.notes, soft.balance(texts.name)]
     if soft.asked:

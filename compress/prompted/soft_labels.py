@@ -132,14 +132,12 @@ def open_speaker(name: str, *, allow_pickle: bool = False, bf16: bool = False) -
     return likelihood.open_model(name, allow_pickle=allow_pickle, bf16=bf16)
 
 
-def prompted(
-    speaker: Speaker, prompt: Prompt, task: Task, *, train: Dataset, seed: int, console: Console
-) -> PromptedTeacher:
-    """`speaker` as a teacher of `task`; examples that the prompt wants are drawn from `train`. Raises PromptError."""
+def questions_for(prompt: Prompt, task: Task, *, train: Dataset, seed: int) -> Questions:
+    """The prompt made ready for a task; examples that it wants are drawn from `train`. Raises PromptError."""
     if task.kind != "classification":
         raise PromptError([f"{prompt.name}: a prompt's answers are classes; the task is {task.kind}"])
     examples = choose_examples(prompt, train, task.labels, seed=seed)
-    return PromptedTeacher(speaker, Questions.of(prompt, task.labels, examples, pair=task.pair), console)
+    return Questions.of(prompt, task.labels, examples, pair=task.pair)
 
 
 def refuse_one_answer(soft: SoftLabels, teacher: str, split: str, *, strict: bool) -> tuple[str, ...]:

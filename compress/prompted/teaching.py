@@ -9,7 +9,7 @@ from compress.data.task import TaskData
 from compress.errors import ObjectiveError, RecipeError
 from compress.objective import find_loss
 from compress.prompted.prompt import Prompt
-from compress.prompted.soft_labels import SoftLabels, open_speaker, prompted, refuse_one_answer
+from compress.prompted.soft_labels import PromptedTeacher, SoftLabels, open_speaker, questions_for, refuse_one_answer
 from compress.recipe import Recipe, Stage
 from compress.teachers import Asked, Gate, Teacher, judge
 
@@ -74,8 +74,9 @@ def instructed(
     The validation split is asked about first: a model that is no teacher costs no more than that. Labels in the
     training split serve as examples, where the prompt wants some, and for nothing else. Raises CompressError.
     """
+    questions = questions_for(prompt, data.task, train=data.train, seed=seed)
     speaker = open_speaker(name, allow_pickle=allow_pickle, bf16=bf16)
-    tutor = prompted(speaker, prompt, data.task, train=data.train, seed=seed, console=console)
+    tutor = PromptedTeacher(speaker, questions, console)
     soft = {"validation": tutor.label_split(data.validation)}
     seen = judge(tutor.name, soft["validation"].log_p_NC, data, strict=strict, remedy=REMEDY)
     soft["train"] = tutor.label_split(data.train)

@@ -13,7 +13,7 @@ from compress.data.task import Task
 from compress.errors import PromptError, TeacherError
 from compress.prompted import soft_labels
 from compress.prompted.prompt import Prompt
-from compress.prompted.soft_labels import PromptedTeacher, open_speaker, prompted, refuse_one_answer
+from compress.prompted.soft_labels import PromptedTeacher, open_speaker, questions_for, refuse_one_answer
 from tests.prompted import speakers
 from tests.prompted.speakers import Told
 
@@ -26,11 +26,9 @@ SAYS = {"dull": (-1.0, -3.0), "warm": (-2.5, -0.5), "N/A": (-1.0, -2.0), "Answer
 TEXTS = ["dull", "warm", "strange"]
 
 
-def teacher(speaker: Any = None, *, told: list[str] | None = None, **changes: Any) -> PromptedTeacher:
-    console = Console(file=io.StringIO(), width=300)
-    prompt = Prompt.model_validate(PLAIN | changes)
-    found = prompted(speaker or Told(SAYS, (-2.0, -2.0)), prompt, TASK, train=rows(), seed=0, console=console)
-    return found
+def teacher(speaker: Any = None, **changes: Any) -> PromptedTeacher:
+    questions = questions_for(Prompt.model_validate(PLAIN | changes), TASK, train=rows(), seed=0)
+    return PromptedTeacher(speaker or Told(SAYS, (-2.0, -2.0)), questions, Console(file=io.StringIO(), width=300))
 
 
 def rows() -> Dataset:
@@ -75,7 +73,8 @@ def test_both_texts_of_a_pair_are_without_content() -> None:
         PLAIN | {"template": "{{ text }} / {{ text_pair }}: {{ label }}", "calibrate": "content_free"}
     )
     pairs = Dataset.from_dict({"text": ["one"], "text_pair": ["two"]})
-    prompted(speaker, prompt, task, train=pairs, seed=0, console=Console(quiet=True)).label_split(pairs)
+    questions = questions_for(prompt, task, train=pairs, seed=0)
+    PromptedTeacher(speaker, questions, Console(quiet=True)).label_split(pairs)
     assert speaker.asked == ["one / two:", "N/A / N/A:", " / :", "[MASK] / [MASK]:"]
 
 
@@ -142,7 +141,7 @@ def test_one_answer_for_everything_is_refused() -> None:
 def test_a_prompt_answers_with_classes() -> None:
     task = Task("regression", ("text",), "label", (), "pearson")
     with pytest.raises(PromptError, match="the task is regression"):
-        prompted(Told(SAYS, ()), Prompt.model_validate(PLAIN), task, train=rows(), seed=0, console=Console(quiet=True))
+        questions_for(Prompt.model_validate(PLAIN), task, train=rows(), seed=0)
 
 
 def test_the_digest_is_of_all_that_decides_the_labels() -> None:
