@@ -24,6 +24,9 @@ def flops_per_token(model: nn.Module, length: int = 128) -> float:
     model.eval()
     with torch.no_grad(), _frozen(model), FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
         ids_BL = torch.ones(1, length, dtype=torch.long, device=device)
+        config: Any = model.config
+        if config.is_encoder_decoder:  # T5 classifies at the end of the text
+            ids_BL[:, -1] = config.eos_token_id
         model(input_ids=ids_BL, **({"attention_mask": torch.ones_like(ids_BL)} if _takes_a_mask(model) else {}))
     model.train(training)
     return counter.get_total_flops() / length

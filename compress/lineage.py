@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate import PartialState
+from rich.console import Console
 from transformers import PreTrainedConfig, PreTrainedModel, set_seed
 
 from compress import call as calling
@@ -13,6 +14,7 @@ from compress.call import Call
 from compress.errors import RecipeError
 from compress.export.bundle import check_parts
 from compress.general import general, load
+from compress.precision import FLOAT32_ONLY
 from compress.recipe import Recipe, Stage, StudentSpec
 from compress.run import Run
 from compress.stages import Material, run_stage
@@ -96,6 +98,15 @@ class Lineage:
                 config = students.config_for(spec, source)
             heads.model_class(config, stage.head, self.material.kind)
             configs[stage.name] = config
+
+
+def in_bf16(number_format: str, recipe: Recipe, given: Teacher, console: Console) -> bool:
+    """Whether this run computes in bfloat16: as asked, but for families that cannot, which is said."""
+    specs = [spec for stage in recipe.stages if (spec := spec_of(recipe, stage))]
+    unfit = {given.model.config.model_type, *(spec.family for spec in specs)} & set(FLOAT32_ONLY)
+    if number_format == "bf16" and unfit:
+        console.print(f"[yellow]note[/] {', '.join(unfit)} models run in float32 only: this run is slower for it")
+    return number_format == "bf16" and not unfit
 
 
 def spec_of(recipe: Recipe, stage: Stage) -> StudentSpec | None:

@@ -9,17 +9,19 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from compress import baselines, teachers
+from compress import baselines, evaluate, teachers
 from compress.bench.local import machine, race
 from compress.bench.protocol import Latency, Setting
 from compress.data.task import Task
+from compress.errors import ExportError
 from compress.exam import Exam
 from compress.export.bundle import Bundle
-from compress.export.onnx import parity, to_onnx
+from compress.export.onnx import makes_segments, parity, to_onnx
 from compress.export.predictor import Predictor, open_predictor
 from compress.flops import flops_per_token, parameters
 from compress.journal import curves
@@ -72,9 +74,13 @@ def measure(
         compared.append(Row(tutor.name, "teacher", exam.scores(said), parameters=tutor.asked.parameters))
     else:
         models["teacher"] = teachers.load(tutor.name, tutor.folder, data.task, allow_pickle=tutor.pickled).model
-        files = {"teacher": run.path / "teacher" / "model.onnx", **files}
-        files["teacher"].parent.mkdir(exist_ok=True)
-        to_onnx(models["teacher"], files["teacher"])
+        why = _export(models["teacher"], tutor, run.path / "teacher" / "model.onnx")
+        if why is None:
+            files = {"teacher": run.path / "teacher" / "model.onnx", **files}
+        else:
+            said = evaluate.logits(models["teacher"], exam.rows, material.collate)
+            notes = [*notes, f"The teacher was scored by torch and has no latency here. {why}"]
+            compared.append(Row(tutor.name, "teacher", exam.scores(said), parameters=parameters(models["teacher"])))
     threads = os.cpu_count() or 1
     opened = {
         each: open_predictor(bundle.path, path, task=data.task, max_length=length, threads=threads)
@@ -82,7 +88,7 @@ def measure(
     }
     logits = {each: predictor.logits(exam.rows) for each, predictor in opened.items()}
     own = {each: threshold(predictor) for each, predictor in opened.items()}
-    if tutor.asked is not None:
+    if "teacher" not in files:
         logits["teacher"], own["teacher"] = said, None
     lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
     times = race(files, [Setting(threads=1, batch=1, seq=length) for length in lengths])
@@ -167,6 +173,17 @@ def card(report: Report, recipe: Recipe, teacher: str) -> dict[str, Any]:
             "Latency is of the machine it was measured on; int8 results can differ between processors.",
         ],
     }
+
+
+def _export(teacher: PreTrainedModel, tutor: Teacher, path: Path) -> str | None:
+    """Write the teacher's ONNX file with its config beside it, or say why that cannot be done."""
+    path.parent.mkdir(exist_ok=True)
+    teacher.config.save_pretrained(path.parent)
+    try:
+        to_onnx(teacher, path, segments=makes_segments(tutor.tokenizer))
+    except ExportError as error:
+        return str(error)
+    return None
 
 
 def _spent(run: Run, stage: str) -> dict[str, Any]:

@@ -21,6 +21,11 @@ def choose(precision: Precision) -> Literal["bf16", "fp32"]:
     return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "fp32"
 
 
+FLOAT32_ONLY = ("deberta",)
+"""Families whose transformers code does not run under bfloat16 autocast: the first DeBERTa fills masked scores with a
+number that bfloat16 does not have."""
+
+
 def cast_linear_layers(model: nn.Module) -> None:
     """Cast the weights of a frozen model's linear layers to bfloat16 once, in place.
 

@@ -15,7 +15,7 @@ from compress.data.batches import Collate
 from compress.data.corpora import load_corpus
 from compress.errors import RecipeError
 from compress.files import filled
-from compress.lineage import Lineage
+from compress.lineage import Lineage, in_bf16
 from compress.pipeline import check_lengths, check_recipe, on_cpu
 from compress.recipe import Recipe
 from compress.run import Run
@@ -65,7 +65,9 @@ def pretrain(
             text = load_corpus(corpus) if corpus else None
         check_lengths(recipe, given)
         collate = Collate(given.tokenizer)
-        material = Material(task_data, text, given.tokenizer, collate, number_format == "bf16", console)
+        material = Material(
+            task_data, text, given.tokenizer, collate, in_bf16(number_format, recipe, given, console), console
+        )
         models = Lineage(recipe, given, None, material, run)
         models.check()
         models.train(recipe.stages)

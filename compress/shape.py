@@ -57,7 +57,7 @@ class Shape:
 def positions(model: Any) -> int | None:
     """The most tokens a transformers model can number; None where positions are relative, or computed."""
     for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
+        if name.endswith(("position_embeddings", "wpe")) and hasattr(module, "num_embeddings"):
             # RoBERTa and its kin count positions from behind the padding index
             return int(module.num_embeddings) - (0 if module.padding_idx is None else int(module.padding_idx) + 1)
     return None

@@ -127,7 +127,8 @@ def read(
     30,522 tokens it costs more than the layers below it. Raises ObjectiveError when the model shows no attention to
     read.
     """
-    head = model if wants & {"logits", "pair"} else getattr(model, "base_model", model)
+    whole = wants & {"logits", "pair"} or _begins_its_decoder(model, batch)
+    head = model if whole else getattr(model, "base_model", model)
     accepted = inspect.signature(head.forward).parameters
     inputs: dict[str, Any] = {name: value for name, value in batch.items() if name in accepted and name != "labels"}
     if wants & {"layers", "encoder_layers", "embeddings"}:
@@ -153,6 +154,11 @@ def read(
     hidden = _first(out, "hidden_states", "decoder_hidden_states") or ()
     pair, encoder = _first(out, "seq_relationship_logits", "sop_logits"), _first(out, "encoder_hidden_states") or ()
     return Signals(mask_BL, logits, hidden, tuple(layers), pair, encoder)
+
+
+def _begins_its_decoder(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
+    """Whether only the model with its head knows what its decoder reads: a T5 that classifies gives it the text."""
+    return bool(getattr(model.config, "is_encoder_decoder", False)) and "decoder_input_ids" not in batch
 
 
 def logits_of(out: Any) -> Tensor:

@@ -92,6 +92,9 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
         trained = has_head(folder, task)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if tokenizer.pad_token is None:  # GPT-2's; its classifier looks for the last token that is no padding
+            tokenizer.pad_token = tokenizer.eos_token
+            config.pad_token_id = tokenizer.pad_token_id
         labels = dict(enumerate(output_names(task)))
         if not trained or _unnamed(config.id2label):
             config.id2label, config.label2id = labels, {label: i for i, label in labels.items()}

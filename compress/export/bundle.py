@@ -175,7 +175,7 @@ def _write_model(
 ) -> None:
     """Weights, config, tokenizer and both ONNX files."""
     from compress.export.int8 import quantize_dynamic
-    from compress.export.onnx import as_float32, to_onnx
+    from compress.export.onnx import as_float32, makes_segments, to_onnx
 
     plain = as_float32(model)
     labels = (task.label,) if task.kind == "regression" else output_names(task)
@@ -190,7 +190,7 @@ def _write_model(
         plain.save_pretrained(folder)
         words.save_pretrained(folder)
     _as_transformers_4_reads(folder / "tokenizer_config.json")
-    to_onnx(plain, folder / FILES["fp32"])
+    to_onnx(plain, folder / FILES["fp32"], segments=makes_segments(tokenizer))
     quantize_dynamic(folder / FILES["fp32"], folder / FILES["int8"], keep=keep)
 
 

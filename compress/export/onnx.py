@@ -30,6 +30,9 @@ MASKED = -1e4
 SQUARES_ITS_MASK = ("deberta", "deberta-v2", "xlm", "xlnet")
 """Model types whose attention makes its own pair mask of a (batch, tokens) one, and misreads a prepared one."""
 
+LOOKS_BACK = ("gpt2",)
+"""Model types in which a token sees none behind it; a prepared mask has to say so."""
+
 SEGMENTS_UNCOUNTED = ("xlm", "xlnet")
 """Model types that read token types without a `type_vocab_size` in their config."""
 
@@ -41,11 +44,11 @@ PROBES = ((1, 2), (3, 7))
 """(rows, tokens) the graph is traced at, and the others that check the file."""
 
 
-def to_onnx(model: nn.Module, path: Path, *, opset: int = 17) -> None:
-    """Writes `path`: input_ids, attention_mask (and token_type_ids, where the model has segments), each
-    (batch_size, sequence_length) int64 -> logits float32 (batch_size, outputs), or (batch_size, sequence_length,
-    outputs) of a head that answers per token; start_logits and end_logits (batch_size, sequence_length) of one that
-    answers with spans.
+def to_onnx(model: nn.Module, path: Path, *, opset: int = 17, segments: bool = True) -> None:
+    """Writes `path`: input_ids, attention_mask (and token_type_ids, where the model has segments and the tokenizer
+    makes `segments`), each (batch_size, sequence_length) int64 -> logits float32 (batch_size, outputs), or (batch_size,
+    sequence_length, outputs) of a head that answers per token; start_logits and end_logits (batch_size,
+    sequence_length) of one that answers with spans.
 
     The model stays as it was: mode, attention implementation, dtype, device. Raises ExportError when the model cannot
     be exported, is over 2 GB, or when the file's logits are not the model's (checked here at other shapes than
@@ -55,7 +58,7 @@ def to_onnx(model: nn.Module, path: Path, *, opset: int = 17) -> None:
     if size >= PROTOBUF_LIMIT:
         raise ExportError(f"{_kind(model)}: {size / 1e9:.1f} GB of float32 weights; an ONNX file holds at most 2 GB")
     plain = as_float32(model)
-    probes = [_probe(plain.config, rows, tokens) for rows, tokens in (TRACED, *PROBES)]
+    probes = [_probe(plain.config, rows, tokens, segments) for rows, tokens in (TRACED, *PROBES)]
     path.parent.mkdir(parents=True, exist_ok=True)
     with written(path) as partial:
         _trace(plain, probes[0], partial, opset)
@@ -101,7 +104,10 @@ class _Exported(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
         if self.model.config.model_type not in SQUARES_ITS_MASK:
-            attention_mask = (1.0 - attention_mask[:, None, None, :].to(torch.float32)) * MASKED
+            seen = attention_mask[:, None, None, :]
+            if self.model.config.model_type in LOOKS_BACK:
+                seen = seen * torch.ones_like(seen.expand(-1, -1, seen.shape[-1], -1)).tril()
+            attention_mask = (1.0 - seen.to(torch.float32)) * MASKED
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         return tuple(_answers(self.model(input_ids=input_ids, attention_mask=attention_mask, **segments)).values())
 
@@ -164,13 +170,21 @@ def _compare(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor
     return float(np.max(differences)), float(np.max(sizes))
 
 
-def _probe(config: Any, rows: int, tokens: int) -> dict[str, Tensor]:
+def makes_segments(tokenizer: Any) -> bool:
+    """Whether this tokenizer's rows have token types."""
+    return "token_type_ids" in tokenizer.model_input_names
+
+
+def _probe(config: Any, rows: int, tokens: int, segments: bool) -> dict[str, Tensor]:
     """Random ids, the end of the first row masked, in the order of the file's inputs."""
     ids = torch.randint(config.vocab_size, (rows, tokens), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[0, tokens // 2 + 1 :] = 0
+    if config.is_encoder_decoder:  # T5 classifies at the end of a text, of which each row has one
+        ids = ids.where(ids != config.eos_token_id, config.pad_token_id)
+        ids.scatter_(1, mask.sum(1, keepdim=True) - 1, config.eos_token_id)
     batch = {"input_ids": ids.where(mask == 1, config.pad_token_id or 0), "attention_mask": mask}
-    if getattr(config, "type_vocab_size", 0) > 1 or config.model_type in SEGMENTS_UNCOUNTED:
+    if segments and (getattr(config, "type_vocab_size", 0) > 1 or config.model_type in SEGMENTS_UNCOUNTED):
         batch["token_type_ids"] = torch.arange(tokens).ge(tokens // 2).long().expand(rows, tokens).contiguous()
     return batch
 

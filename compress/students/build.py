@@ -70,22 +70,41 @@ def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig
         setattr(config, spelling(config, "decoder_layers"), _count("layers", spec.layers, theirs.decoder_layers))
     _set_further(config, spec.config)
     shape = Shape.of(config)
-    if hasattr(config, "pooler_hidden_size"):  # DeBERTa's second name for the same width
-        config.pooler_hidden_size = shape.hidden
-    if hasattr(config, "d_head"):  # XLNet's second name for the width of a head
-        config.d_head = shape.hidden // shape.heads
+    _agree(config, shape)
     if shape.hidden % shape.heads:
         raise StudentError(f"student: hidden {shape.hidden} is not a multiple of heads {shape.heads}")
     return config
 
 
+def _agree(config: Any, shape: Shape) -> None:
+    """Set what some families write down a second time."""
+    if hasattr(config, "pooler_hidden_size"):  # DeBERTa's second name for the same width
+        config.pooler_hidden_size = shape.hidden
+    if getattr(config, "layer_types", None):  # ModernBERT's kinds of attention, one for each layer
+        config.layer_types = config.layer_types[: shape.layers]
+    if hasattr(config, "d_head"):  # XLNet's second name for the width of a head
+        config.d_head = shape.hidden // shape.heads
+
+
+POSITIONS = 512
+"""Of a student whose teacher counts none (XLNet, T5): as many as BERT has."""
+
+
 def _of_family(family: str, teacher: PreTrainedConfig) -> PreTrainedConfig:
     """A config of another family, with what it shares with the teacher's."""
+    if teacher.model_type == "xlnet":
+        raise StudentError(
+            "student.family: XLNet's rows are padded before the text and end in [CLS], which no other family reads; "
+            "use family: teacher"
+        )
     chosen: type[PreTrainedConfig] = CONFIG_MAPPING[family]
     settable = [name for name in _SHARED if not isinstance(getattr(chosen, name, None), property)]  # XLNet's length
     config = chosen(**{name: getattr(teacher, name) for name in settable if getattr(teacher, name, None) is not None})
     if "max_position_embeddings" in settable:
-        config.max_position_embeddings = teacher.max_position_embeddings - _offset(teacher) + _offset(config)
+        known = getattr(teacher, "max_position_embeddings", -1) - _offset(teacher)
+        config.max_position_embeddings = (known if known > 0 else POSITIONS) + _offset(config)
+    if getattr(config, "type_vocab_size", 0):  # what the teacher's tokenizer makes: ERNIE's has four
+        config.type_vocab_size = max(2, getattr(teacher, "type_vocab_size", 0))
     if family == "xlnet":  # it sums up the last token, [CLS] in its own vocabulary's rows alone
         config.summary_type = "first"
     return config
