@@ -275,3 +275,11 @@ def test_reading_a_recipe_is_light() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", recipe_file.names())
+def test_a_recipe_says_when_to_choose_it_and_what_it_takes(name: str) -> None:
+    recipe = Recipe.load(name)
+    assert recipe.choose
+    assert recipe.needs
+    assert recipe.cost
