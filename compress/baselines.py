@@ -33,18 +33,20 @@ def baselines(data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
         return {"majority": majority(data, split), "tag of each word": tag_of_each_word(data, split)}
     if data.task.kind == "qa":
         return {"majority": majority(data, split), "nearest sentence": nearest_sentence(split)}
+    if "label" not in data.train.column_names:
+        return {"majority": majority(data, split)}
     return {"majority": majority(data, split), "bag of words": bag_of_words(data, split)}
 
 
 def majority(data: TaskData, split: Dataset) -> dict[str, float]:
     """Scores on `split` of always giving the training set's commonest class or tag, its mean, or its common labels; or
-    no answer to any question."""
+    no answer to any question. Where the training set has no labels, the validation set's count."""
     if data.task.kind == "qa":
         return answers.scored([""] * len(split), split["answers"][:])
     if data.task.kind == "tagging":
         commonest = Counter(tag for tags in data.train["tags"] for tag in tags).most_common(1)[0][0]
         return _tag_scores(data, [[commonest] * len(tags) for tags in split["tags"][:]], split)
-    known, labels = _labels(data.train), _labels(split)
+    known, labels = _labels(data.train if "label" in data.train.column_names else data.validation), _labels(split)
     if data.task.kind == "regression":
         answer = np.array([known.mean()])
     elif data.task.kind == "multilabel":

@@ -82,7 +82,9 @@ def distill(
     with closing(run):
         with state.main_process_first():
             folder = teachers.resolve(checkpoint, allow_pickle=allow_pickle)
-            task_data = load_task(data, text=text, label=label, kind=kind, metric=metric, seed=seed)
+            task_data = load_task(
+                data, text=text, label=label, kind=kind, metric=metric, seed=seed, unlabelled=prompt is not None
+            )
             given = teachers.load(checkpoint, folder, task_data.task, allow_pickle=allow_pickle)
             unlabelled = load_corpus(corpus) if corpus else None
         check_lengths(recipe, given, tuned=prompt is None)

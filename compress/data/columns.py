@@ -53,8 +53,10 @@ def choose_text(rows: Rows, text: Sequence[str] | None) -> tuple[tuple[str, ...]
     return texts, tuple(notes)
 
 
-def has_label(rows: Rows) -> bool:
-    """Whether a column has a label's name."""
+def has_label(rows: Rows, label: str | None = None) -> bool:
+    """Whether there are the columns that `label` names, or, where it is None, one with a label's name."""
+    if label is not None:
+        return label in rows.columns or {part.strip() for part in label.split(",")} <= set(rows.columns)
     return any(plain(name) in LABELS for name in rows.columns)
 
 

@@ -42,6 +42,7 @@ def load_task(
     kind: Kind | None = None,
     metric: str | None = None,
     seed: int = 0,
+    unlabelled: bool = False,
 ) -> TaskData:
     """The task that a source holds, with its splits on disk, memory-mapped.
 
@@ -52,6 +53,8 @@ def load_task(
     kind    detected from the labels when None
     metric  one of METRICS[kind]; the first when None
     seed    chooses the rows held out for validation where the source has no validation split
+    unlabelled  accept a training split without labels, and give it no column `label`: the validation split then names
+            columns and classes
 
     The rules of detection stand at the top of `sources`, `delimited`, `columns` and `labels`, of questions and tagged
     words at the top of `annotated`, `squad` and `conll`; guesses become notes.
@@ -63,16 +66,18 @@ def load_task(
     if not by_columns and (files := annotated.find(source, kind)) is not None:
         return annotated.load(*files, metric=metric, seed=seed)
     found = sources.find(source, named=[*(text or ()), *(part.strip() for part in (label or "").split(",") if part)])
-    choice = columns.choose(found.train, text, label)
+    guide = _guide(found, label) if unlabelled else found.train
+    choice = columns.choose(guide, text, label)
     notes = [*found.notes, *choice.notes]
     with cache.writing(cache.home() / "data") as folder:
-        train = _read(found.train, choice, folder, notes)
-        coding = labels.learn(train.cells, kind, found.train.classes.get(choice.label[0]))
+        learned = _read(guide, choice, folder, notes)
+        coding = labels.learn(learned.cells, kind, guide.classes.get(choice.label[0]))
         task = _task(choice, coding, metric)
+        _refuse_constant(learned, labels.encode(learned.cells, coding), coding)
+        _note_numbers(coding, kind, guide.classes, notes)
+        train = learned if guide is found.train else _read(found.train, choice._replace(label=()), folder, notes)
         raws = {"train": train} | _others(found, choice, coding, folder, notes)
-        encoded = {role: labels.encode(raw.cells, coding) for role, raw in raws.items()}
-        _refuse_constant(train, encoded["train"], coding)
-        _note_numbers(coding, kind, found.train.classes, notes)
+        encoded = {role: labels.encode(raw.cells, coding) for role, raw in raws.items() if raw.cells.columns}
         masks: dict[str, NDArray[np.bool_]] = {}
         if "validation" not in raws:
             masks = _hold_out(train, encoded["train"], coding.kind, seed, notes)
@@ -80,11 +85,18 @@ def load_task(
         splits = folder / "splits"
         splits.mkdir()
         for role, raw in raws.items():
-            _write(splits / f"{role}.arrow", raw, encoded[role], masks.get(role))
+            _write(splits / f"{role}.arrow", raw, encoded.get(role), masks.get(role))
         datasets, fingerprint = cache.keep_splits(splits, coding.kind, *coding.names)
     return TaskData(
-        found.name, task, datasets["train"], datasets["validation"], datasets.get("test"), fingerprint, tuple(notes)
-    )
+        found.name, task, datasets["train"], datasets["validation"], datasets.get("test"), fingerprint,
+        tuple(dict.fromkeys(notes)),
+    )  # fmt: skip
+
+
+def _guide(found: Source, label: str | None) -> Rows:
+    """The split that names columns and classes: train, or where that has no labels the validation split that does."""
+    labelled = [rows for rows in (found.train, *found.validation[:1]) if columns.has_label(rows, label)]
+    return next(iter(labelled), found.train)
 
 
 def _task(choice: Choice, coding: Coding, metric: str | None) -> Task:
@@ -105,7 +117,7 @@ def _read(rows: Rows, choice: Choice, folder: Path, notes: list[str]) -> Raw:
         for batch in rows.read((*choice.text, *choice.label))
     )
     path = folder / f"{cache.digest(rows.place)}.raw"
-    table = cache.table(cache.write(path, batches))
+    table = cache.table(path if path.exists() else cache.write(path, batches))
     table = _labelled(rows, choice, table, answers, notes)
     _note_empty(rows, choice, table, texts, notes)
     cells = Cells(
@@ -121,7 +133,7 @@ def _without_nulls(columns: Sequence[pa.Array], texts: int) -> list[pa.Array]:
 
 def _labelled(rows: Rows, choice: Choice, table: pa.Table, answers: Sequence[str], notes: list[str]) -> pa.Table:
     """The rows without those that a source of class ids marks as having no label (-1), unless it marks all."""
-    if choice.label[0] not in rows.classes:
+    if not answers or choice.label[0] not in rows.classes:
         return table
     keep = pc.is_valid(table[answers[0]])
     dropped = len(table) - (pc.sum(keep).as_py() or 0)
@@ -178,15 +190,16 @@ def _note_numbers(coding: Coding, kind: Kind | None, classes: Mapping[str, tuple
         notes.append(f"whole numbers are read as {len(coding.names)} classes; ask for the kind regression otherwise")
 
 
-def _write(path: Path, raw: Raw, encoded: Labels, mask: NDArray[np.bool_] | None) -> None:
-    """One final split: its texts and labels, of the rows in the mask."""
+def _write(path: Path, raw: Raw, encoded: Labels | None, mask: NDArray[np.bool_] | None) -> None:
+    """One final split: its texts and labels, if any, of the rows in the mask."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         start = 0
         for batch in raw.table.to_batches():
             rows = slice(start, start + batch.num_rows)
-            names = [*batch.schema.names, "label"]
-            whole = pa.record_batch([*batch.columns, _column(encoded[rows])], names=names)
+            answers = {} if encoded is None else {"label": _column(encoded[rows])}
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            whole = pa.record_batch(columns | answers)
             yield whole if mask is None else whole.filter(pa.array(mask[rows]))
             start = rows.stop
 

@@ -214,3 +214,22 @@ def test_the_recipe_is_for_the_embedded_student() -> None:
     (stage,) = recipe.stages
     (term,) = stage.objective
     assert (term.loss, dict(term.options)) == ("hinton.soft_targets", {"temperature": 1.0})
+
+
+def test_a_training_split_without_labels(given: dict[str, Any], speaker: Told) -> None:
+    """Validation alone has them: it names the classes, and scores."""
+    train = Path(given["data"]) / "train.tsv"
+    lines = [line.split("\t")[0] for line in train.read_text(encoding="utf-8").splitlines()]
+    train.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    bundle = compress.distill(**given)
+    rows = json.loads((bundle.path / "report.json").read_text(encoding="utf-8"))["rows"]
+    assert [row["name"] for row in rows] == ["majority", "told", "student fp32", "student int8"]
+    assert rows[2]["score"]["accuracy"] > 0.9
+
+
+def test_no_labels_no_examples_but_those_written_out(given: dict[str, Any], speaker: Told, unmeasured: None) -> None:
+    train = Path(given["data"]) / "train.tsv"
+    lines = [line.split("\t")[0] for line in train.read_text(encoding="utf-8").splitlines()]
+    train.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with pytest.raises(PromptError, match="cannot be chosen from rows without labels"):
+        compress.distill(**given | {"prompt": "sentiment"})
