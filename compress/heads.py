@@ -99,6 +99,8 @@ def under(model: "PreTrainedModel", head: "Head", kind: Kind | None) -> "PreTrai
     Head weights of the same name and shape are kept (a next-sentence model's masked language model), the others are
     drawn from torch's generator.
     """
+    from compress.students.sharing import share_again
+
     if type(model) is model_class(model.config, head, kind):
         return model
     config = copy.deepcopy(model.config)
@@ -109,12 +111,16 @@ def under(model: "PreTrainedModel", head: "Head", kind: Kind | None) -> "PreTrai
         carried = known.get(_plain(name, other))
         if carried is not None and carried.shape == tensor.shape:
             tensor.copy_(carried)
+    share_again(other)
     return other.to(model.device)  # type: ignore[arg-type]
 
 
 def load(folder: Path, head: "Head", kind: Kind | None) -> "PreTrainedModel":
     """The model that a stage kept."""
+    from compress.students.sharing import share_again
+
     model: PreTrainedModel = auto(head, kind).from_pretrained(folder, use_safetensors=True)
+    share_again(model)
     return model
 
 

@@ -50,7 +50,8 @@ class StudentSpec(Frozen):
     init: scratch (random weights), teacher (copy chosen layers, narrowed in width where the student is smaller), the
     folder of a checkpoint, or a function (student, teacher) that fills the weights. copy_layers: even (first, last and
     evenly between: DistilBERT's 0 2 4 7 9 11), uniform (every N/M-th), first, last, or a list of 0-based teacher
-    layers. config: further settings of the family's transformers config.
+    layers. config: further settings of the family's transformers config. share: how many different attention blocks,
+    and FFNs, the layers use (`students.sharing`).
     """
 
     family: str = "teacher"
@@ -62,6 +63,7 @@ class StudentSpec(Frozen):
     init: str | Line = "scratch"
     copy_layers: Literal["even", "uniform", "first", "last"] | tuple[int, ...] = "even"
     config: dict[str, Any] = Field(default_factory=dict)
+    share: dict[Literal["attention", "ffn"], int] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, BertConfig, BertModel
 
+from compress import heads
 from compress.errors import StudentError
 from compress.export.onnx import to_onnx
 from compress.flops import parameters
 from compress.papers.albert import from_bert
+from compress.recipe import StudentSpec
+from compress.students import build
 from compress.students.naming import KNOWN, weight_of
 from compress.students.sharing import BLOCKS, share, share_again
 from compress.train import train
@@ -112,6 +115,27 @@ def test_a_model_that_shares_nothing_is_left_alone() -> None:
     share(model)
     assert parameters(model) == before
     assert not hasattr(model.config, "shared_layers")
+
+
+def test_a_spec_shares_whatever_head_comes_and_goes(tmp_path: Path) -> None:
+    """From one stage to the next: another head, and loaded again."""
+    spec = StudentSpec(init="teacher", share={"attention": 1, "ffn": 2})
+    student = build(spec, tiny.model("bert", layers=4))
+    speaking = heads.under(student, "masked_lm", None)
+    speaking.save_pretrained(tmp_path)
+    loaded = heads.load(tmp_path, "masked_lm", None)
+    again = build(StudentSpec(init=str(tmp_path)), tiny.model("bert", layers=4))
+    for model in (student, speaking, loaded, again):
+        assert pattern(model, "query") == [0, 0, 0, 0]
+        assert pattern(model, "ffn_in") == [0, 0, 2, 2]
+
+
+def test_a_student_does_not_share_because_its_teacher_does(tmp_path: Path) -> None:
+    teacher = build(StudentSpec(share={"ffn": 1}), tiny.model("bert", layers=4))
+    student = build(StudentSpec(init="teacher"), teacher)
+    student.save_pretrained(tmp_path)
+    for model in (student, heads.load(tmp_path, "task", "classification")):
+        assert pattern(model, "ffn_in") == [0, 1, 2, 3]
 
 
 def test_an_onnx_file_holds_the_weights_once(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceCl
 from compress.call import find
 from compress.errors import StudentError
 from compress.papers.albert import from_bert
+from compress.students.sharing import share
 from tests import tiny
 
 SEGMENTS = {"token_type_ids": torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 0, 0], [0] * 7])}
@@ -187,6 +188,13 @@ def test_a_group_gets_the_layers_in_whose_place_it_stands(
             (mine.full_layer_layer_norm.weight, [each.output.LayerNorm.weight for each in theirs]),
         ):
             torch.testing.assert_close(ours, sum(tensors) / len(tensors))
+
+
+def test_a_teacher_whose_layers_share() -> None:
+    teacher = tiny.model("bert", layers=4)
+    share(teacher, attention=1)
+    student = converted(teacher, num_hidden_groups=4)
+    torch.testing.assert_close(logits(student), logits(teacher), rtol=0, atol=2e-4)
 
 
 def test_a_shallower_student_takes_neighbours_together() -> None:

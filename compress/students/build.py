@@ -21,6 +21,7 @@ from compress.shape import Shape, spelling
 from compress.students.layers import copied_layers
 from compress.students.naming import KNOWN, Weight, weight_of
 from compress.students.narrow import choose
+from compress.students.sharing import share, share_again
 from compress.students.whole import WHOLE, copy_whole
 
 _SHARED = (
@@ -148,6 +149,7 @@ def build(
     elif isinstance(spec.init, Call):
         with torch.no_grad():
             spec.init(student, teacher)
+    share(student, **spec.share)
     return student
 
 
@@ -168,6 +170,7 @@ def _from_checkpoint(folder: str, teacher: PreTrainedModel, auto: Any) -> PreTra
             f"student.init: {folder} has {student.config.vocab_size} tokens, the teacher {teacher.config.vocab_size}: "
             "student and teacher must share a vocabulary"
         )
+    share_again(student)
     return student
 
 
@@ -212,7 +215,7 @@ def _fold_types(source: dict[Weight, Tensor], student: PreTrainedModel, kept: Te
 
 def _weights(model: PreTrainedModel) -> dict[Weight, Tensor]:
     named: dict[Weight, Tensor] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         weight = weight_of(name)
         if weight is not None:
             named[weight] = parameter.data

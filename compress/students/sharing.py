@@ -38,6 +38,10 @@ def share(model: PreTrainedModel, *, attention: int | None = None, ffn: int | No
     """
     layers = Shape.of(model.config).layers
     wanted = {block: groups for block, groups in (("attention", attention), ("ffn", ffn)) if groups is not None}
+    if wanted or hasattr(model.config, "shared_layers"):  # which a student's config has from a teacher that shares
+        model.config.shared_layers = wanted
+    if not wanted:
+        return
     for block, groups in wanted.items():
         if not 1 <= groups <= layers:
             raise StudentError(
@@ -56,9 +60,7 @@ def share(model: PreTrainedModel, *, attention: int | None = None, ffn: int | No
                 group = weight.layer * groups // layers
                 module, _, part = name.rpartition(".")
                 setattr(model.get_submodule(module), part, first.setdefault((weight.role, part, group), parameter))
-    if wanted:
-        model.config.shared_layers = wanted
-        model.register_state_dict_post_hook(_copy_per_layer)
+    model.register_state_dict_post_hook(_copy_per_layer)
 
 
 def share_again(model: PreTrainedModel) -> None:

@@ -83,7 +83,8 @@ def from_bert(student: PreTrainedModel, teacher: PreTrainedModel, *, layer: str 
 
 
 def _weights(teacher: PreTrainedModel, device: torch.device) -> dict[Weight, Tensor]:
-    named = {weight_of(name): parameter.data.to(device) for name, parameter in teacher.named_parameters()}
+    every = teacher.named_parameters(remove_duplicate=False)  # layers may share
+    named = {weight_of(name): parameter.data.to(device) for name, parameter in every}
     return {weight: tensor for weight, tensor in named.items() if weight is not None}
 
 
@@ -162,7 +163,9 @@ def _fill_embeddings(albert: Any, teacher: PreTrainedModel, source: Mapping[Weig
     for table, module in zip(
         tables, (mine.word_embeddings, mine.position_embeddings, mine.token_type_embeddings), strict=True
     ):
-        rows = torch.arange(len(module.weight), device=table.device).clamp(max=len(table) - 1)  # a RoBERTa has one token type
+        rows = torch.arange(len(module.weight), device=table.device).clamp(
+            max=len(table) - 1
+        )  # a RoBERTa has one token type
         module.weight.copy_(math.sqrt(E / W) * (table @ basis_WR @ spread_ER.T)[rows])
     mine.LayerNorm.weight.fill_(1.0)
     mine.LayerNorm.bias.zero_()
