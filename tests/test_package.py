@@ -59,12 +59,14 @@ def outside(command: list[str | Path], cwd: Path) -> str:
 def test_the_wheel_is_the_package_and_the_recipes(wheel: Path) -> None:
     files = {path for path in (ROOT / "compress").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     expected = {path.relative_to(ROOT).as_posix() for path in files}
-    expected |= {f"compress/recipes/{path.name}" for path in (ROOT / "recipes").iterdir()}
+    recipes = [path for path in (ROOT / "recipes").rglob("*") if path.is_file()]
+    expected |= {f"compress/{path.relative_to(ROOT).as_posix()}" for path in recipes}
     found = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert found == expected
     assert {
         "compress/py.typed",
         "compress/recipes/tinybert.yaml",
+        "compress/recipes/prompts/sentiment.yaml",
         "compress/report/page.html.j2",
         "compress/report/page.css",
         "compress/export/card.md.jinja",
