@@ -89,7 +89,20 @@ def model_class(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> 
 
 def create(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> "PreTrainedModel":
     """A new model with weights drawn from torch's generator."""
-    model: PreTrainedModel = auto(head, kind).from_config(config)
+    return _labelled(config, auto(head, kind).from_config(_ending(config, head)))
+
+
+def _ending(config: "PreTrainedConfig", head: "Head") -> "PreTrainedConfig":
+    """ALBERT's sentence-order head has as many outputs as the config has labels: it gets two."""
+    if head == "pretraining" and config.model_type == "albert":
+        config = copy.deepcopy(config)
+        config.num_labels = 2
+    return config
+
+
+def _labelled(config: "PreTrainedConfig", model: "PreTrainedModel") -> "PreTrainedModel":
+    """The labels are the task's, for the head that comes when the task does."""
+    model.config.id2label, model.config.label2id = config.id2label, config.label2id
     return model
 
 
@@ -117,11 +130,14 @@ def under(model: "PreTrainedModel", head: "Head", kind: Kind | None) -> "PreTrai
 
 def load(folder: Path, head: "Head", kind: Kind | None) -> "PreTrainedModel":
     """The model that a stage kept."""
+    from transformers import AutoConfig
+
     from compress.students.sharing import share_again
 
-    model: PreTrainedModel = auto(head, kind).from_pretrained(folder, use_safetensors=True)
-    share_again(model)
-    return model
+    config = AutoConfig.from_pretrained(folder)
+    found = auto(head, kind).from_pretrained(folder, config=_ending(config, head), use_safetensors=True)
+    share_again(found)
+    return _labelled(config, found)
 
 
 def _plain(name: str, model: "PreTrainedModel") -> str:

@@ -1,0 +1,38 @@
+"""ALBERT's stages: a head of its own between the task's, whatever the task."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compress import heads
+from compress.recipe import Recipe, StudentSpec
+from compress.students import build, config_for
+from tests import tiny
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 5])
+def test_the_order_of_segments_has_two_answers_whatever_the_task_has(outputs: int, tmp_path: Path) -> None:
+    """Built for pre-training, kept in between, and then given the task's head."""
+    names = {number: f"label {number}" for number in range(outputs)}
+    teacher = tiny.bert(outputs)
+    teacher.config.id2label = names
+    student: Any = build(StudentSpec(family="albert", embedding=8), teacher, head="pretraining")
+    assert student.eval()(**tiny.batch()).sop_logits.shape == (3, 2)
+    student.save_pretrained(tmp_path)
+    kept = heads.load(tmp_path, "pretraining", "classification")
+    for model in (student, kept):
+        last = heads.under(model, "task", "classification").eval()
+        assert last(**tiny.batch()).logits.shape == (3, outputs)
+        assert last.config.id2label == names
+        assert torch.equal(last.get_input_embeddings().weight, student.get_input_embeddings().weight)
+    assert teacher.config.id2label == names
+
+
+def test_the_recipes_students_are_the_papers() -> None:
+    """12M parameters, of which 4M are tables; one group of layers, an embedding of 128."""
+    config = config_for(Recipe.load("albert").student, tiny.config("bert", vocab_size=30_000))
+    assert (config.num_hidden_groups, config.embedding_size, config.hidden_size) == (1, 128, 768)
+    shared = config_for(Recipe.load("albert-shared").student, tiny.config("bert", layers=6))
+    assert (shared.num_hidden_layers, shared.num_hidden_groups, shared.embedding_size) == (6, 1, 128)
