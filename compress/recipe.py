@@ -162,6 +162,7 @@ TEACHER_LM = {
     "corrupt": "bert.mask",
     "objective": [{"loss": "bert.masked_lm"}],
     "steps": 1000,
+    "limit_tokens": 4_000_000,
     "batch": 16,
     "lr": 5e-4,
     "evaluate": 1,
