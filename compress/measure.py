@@ -8,10 +8,14 @@ import datetime
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from compress import baselines, evaluate, teachers
@@ -22,7 +26,7 @@ from compress.errors import ExportError
 from compress.exam import Exam
 from compress.export.bundle import Bundle
 from compress.export.onnx import makes_segments, parity, to_onnx
-from compress.export.predictor import Predictor, open_predictor
+from compress.export.predictor import open_predictor
 from compress.flops import flops_per_token, parameters
 from compress.journal import curves
 from compress.recipe import Recipe
@@ -62,15 +66,15 @@ def measure(
     elsewhere = data.task.unanswerable and data.test is not None
     chosen = Exam.of(data.task, data.validation, tutor.tokenizer, length) if elsewhere else None
 
-    def threshold(predictor: Predictor) -> float | None:
+    def threshold(ask: Callable[[Dataset], NDArray[np.float32]]) -> float | None:
         """Chosen where the weights were: on the validation split, for each model by itself."""
-        return chosen.threshold(predictor.logits(chosen.rows)) if chosen else None
+        return chosen.threshold(ask(chosen.rows)) if chosen else None
 
     files = {f"student {which}": path for which, path in bundle.files().items()}
     models = {"student fp32": student, "student int8": student}
     compared = [Row(each, "baseline", found) for each, found in baselines.baselines(data, split).items()]
     if tutor.asked is not None:
-        said = tutor.asked.of(split)
+        said, given = tutor.asked.of(split), None
         compared.append(Row(tutor.name, "teacher", exam.scores(said), parameters=tutor.asked.parameters))
     else:
         models["teacher"] = teachers.load(tutor.name, tutor.folder, data.task, allow_pickle=tutor.pickled).model
@@ -78,18 +82,20 @@ def measure(
         if why is None:
             files = {"teacher": run.path / "teacher" / "model.onnx", **files}
         else:
-            said = evaluate.logits(models["teacher"], exam.rows, material.collate)
+            ask = partial(evaluate.logits, models["teacher"], collate=material.collate)
+            said, given = ask(exam.rows), threshold(ask)
             notes = [*notes, f"The teacher was scored by torch and has no latency here. {why}"]
-            compared.append(Row(tutor.name, "teacher", exam.scores(said), parameters=parameters(models["teacher"])))
+            scores = exam.scores(said, threshold=given)
+            compared.append(Row(tutor.name, "teacher", scores, parameters=parameters(models["teacher"])))
     threads = os.cpu_count() or 1
     opened = {
         each: open_predictor(bundle.path, path, task=data.task, max_length=length, threads=threads)
         for each, path in files.items()
     }
     logits = {each: predictor.logits(exam.rows) for each, predictor in opened.items()}
-    own = {each: threshold(predictor) for each, predictor in opened.items()}
+    own = {each: threshold(predictor.logits) for each, predictor in opened.items()}
     if "teacher" not in files:
-        logits["teacher"], own["teacher"] = said, None
+        logits["teacher"], own["teacher"] = said, given
     lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
     times = race(files, [Setting(threads=1, batch=1, seq=length) for length in lengths])
     spent = {stage.name: _spent(run, stage.name) for stage in (recipe.teacher, *recipe.stages)}
