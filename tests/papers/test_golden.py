@@ -27,8 +27,6 @@ LATER = {
     # Formulas of papers that are not here yet.
     "textbrewer.att_ce mask",
     "textbrewer.att_ce_mean mask",
-    "textbrewer.fsp mask",
-    "textbrewer.nst/mmd mask",
     "textbrewer.flsw(1,2) base 4",
     "textbrewer.cwsm(1) base 4",
 }
