@@ -182,18 +182,22 @@ def measured(model: PreTrainedModel) -> Size:
 
 
 def _flops(config: PreTrainedConfig) -> float:
-    """Of the encoder, from one layer and from two: every further one costs what the second does."""
-    needs_values = config.model_type in LOOKS_AT_VALUES
-    counts = []
-    for layers in (1, 2):
-        shallow = copy.deepcopy(config)
-        setattr(shallow, spelling(shallow, "layers"), layers)
-        if needs_values:
-            shallow.vocab_size = FEW
-        with torch.device("cpu" if needs_values else "meta"):
-            model: Any = heads.create(shallow, "encoder", None)
-            counts.append(flops_per_token(model.get_encoder() if config.is_encoder_decoder else model, TOKENS))
-    return counts[0] + (Shape.of(config).layers - 1) * (counts[1] - counts[0])
+    """Of the encoder: all of it where it is shallow, else from two layers, as every further one costs what they do."""
+    layers = Shape.of(config).layers
+    if layers <= 2:
+        return _counted(config, layers)
+    one, two = _counted(config, 1), _counted(config, 2)
+    return one + (layers - 1) * (two - one)
+
+
+def _counted(config: PreTrainedConfig, layers: int) -> float:
+    shallow, needs_values = copy.deepcopy(config), config.model_type in LOOKS_AT_VALUES
+    setattr(shallow, spelling(shallow, "layers"), layers)
+    if needs_values:
+        shallow.vocab_size = FEW
+    with torch.device("cpu" if needs_values else "meta"):
+        model: Any = heads.create(shallow, "encoder", None)
+        return flops_per_token(model.get_encoder() if config.is_encoder_decoder else model, TOKENS)
 
 
 def _grouped(found: Iterable[tuple[str, PreTrainedModel]]) -> tuple[Buildable, ...]:
