@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,33 @@ INT8_DROP = 0.005
 _LIBRARIES = ("compress", "torch", "transformers", "datasets", "onnxruntime", "onnx", "scikit-learn", "numpy")
 
 
+@dataclass(frozen=True)
+class Examined:
+    """A model, what it says of the measured rows, and the file that said it (None: torch did, or it was asked)."""
+
+    name: str
+    logits: NDArray[np.float32]
+    threshold: float | None
+    model: PreTrainedModel | None = None
+    file: Path | None = None
+    parameters: int | None = None
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where models are examined: the measured rows, and, where a threshold must be chosen, those that choose it."""
+
+    exam: Exam
+    chosen: Exam | None
+
+    def examined(
+        self, name: str, ask: Callable[[Dataset], NDArray[np.float32]], model: PreTrainedModel, file: Path | None
+    ) -> Examined:
+        """Thresholds are chosen where the weights were: on the validation split, for each model by itself."""
+        threshold = self.chosen.threshold(ask(self.chosen.rows)) if self.chosen else None
+        return Examined(name, ask(self.exam.rows), threshold, model, file, parameters(model))
+
+
 def measure(
     bundle: Bundle,
     tutor: Teacher,
@@ -58,75 +86,28 @@ def measure(
 
     On the test split, or the validation split where there is none with labels. `seconds`: wall time of the run so far.
     """
-    data, console = material.data, material.console
+    data, length = material.data, bundle.manifest.max_length
     name, split = ("validation", data.validation) if data.test is None else ("test", data.test)
-    console.print(f"measuring on {len(split):,} {name} rows")
-    length = bundle.manifest.max_length
-    exam = Exam.of(data.task, split, tutor.tokenizer, length)
+    material.console.print(f"measuring on {len(split):,} {name} rows")
     elsewhere = data.task.unanswerable and data.test is not None
     chosen = Exam.of(data.task, data.validation, tutor.tokenizer, length) if elsewhere else None
-
-    def threshold(ask: Callable[[Dataset], NDArray[np.float32]]) -> float | None:
-        """Chosen where the weights were: on the validation split, for each model by itself."""
-        return chosen.threshold(ask(chosen.rows)) if chosen else None
-
-    files = {f"student {which}": path for which, path in bundle.files().items()}
-    models = {"student fp32": student, "student int8": student}
-    compared = [Row(each, "baseline", found) for each, found in baselines.baselines(data, split).items()]
-    if tutor.asked is not None:
-        said, given = tutor.asked.of(split), None
-        compared.append(Row(tutor.name, "teacher", exam.scores(said), parameters=tutor.asked.parameters))
-    else:
-        models["teacher"] = teachers.load(tutor.name, tutor.folder, data.task, allow_pickle=tutor.pickled).model
-        why = _export(models["teacher"], tutor, run.path / "teacher" / "model.onnx")
-        if why is None:
-            files = {"teacher": run.path / "teacher" / "model.onnx", **files}
-        else:
-            ask = partial(evaluate.logits, models["teacher"], collate=material.collate)
-            said, given = ask(exam.rows), threshold(ask)
-            notes = [*notes, f"The teacher was scored by torch and has no latency here. {why}"]
-            scores = exam.scores(said, threshold=given)
-            compared.append(Row(tutor.name, "teacher", scores, parameters=parameters(models["teacher"])))
-    threads = os.cpu_count() or 1
-    opened = {
-        each: open_predictor(bundle.path, path, task=data.task, max_length=length, threads=threads)
-        for each, path in files.items()
-    }
-    logits = {each: predictor.logits(exam.rows) for each, predictor in opened.items()}
-    own = {each: threshold(predictor.logits) for each, predictor in opened.items()}
-    if "teacher" not in files:
-        logits["teacher"], own["teacher"] = said, given
-    lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
-    times = race(files, [Setting(threads=1, batch=1, seq=length) for length in lengths])
-    spent = {stage.name: _spent(run, stage.name) for stage in (recipe.teacher, *recipe.stages)}
-    for each, path in files.items():
-        stages = [recipe.teacher.name] if each == "teacher" else [stage.name for stage in recipe.stages]
-        compared.append(
-            Row(
-                name=tutor.name if each == "teacher" else each,
-                role="teacher" if each == "teacher" else "student",
-                score=exam.scores(logits[each], threshold=own[each]),
-                agreement=None
-                if each == "teacher"
-                else exam.agreement(logits[each], logits["teacher"], thresholds=(own[each], own["teacher"])),
-                parameters=parameters(models[each]),
-                flops_per_token=flops_per_token(models[each]),
-                file_mb=path.stat().st_size / 1e6,
-                latency=_latency(times, each),
-                peak_rss_mb=max(time.peak_rss_mb for time in times if time.name == each),
-                **_training([spent[stage] for stage in stages]),
-            )
-        )
-    batches = [
-        material.collate([exam.rows[i] for i in range(at, min(at + 8, len(exam.rows)))])
-        for at in range(0, min(64, len(exam.rows)), 8)
+    room = Room(Exam.of(data.task, split, tutor.tokenizer, length), chosen)
+    teacher, note = _teacher(tutor, material, room, bundle, run.path / "teacher" / "model.onnx")
+    students = [
+        room.examined(f"student {which}", _asked(bundle, path), student, path) for which, path in bundle.files().items()
     ]
-    notes = [
-        *data.notes,
-        *notes,
-        *_noticed(data.task, compared[-2], compared[-1]),
-        f"fp32 ONNX against torch: logits differ by at most {parity(student, files['student fp32'], batches):.1e}.",
-        f"Training peaked at {max(each.get('peak_rss_mb', 0) for each in spent.values()):,.0f} MB of memory.",
+    files = {each.name: each.file for each in (teacher, *students) if each.file is not None}
+    lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
+    times = race(files, [Setting(threads=1, batch=1, seq=each) for each in lengths])
+    spent = {stage.name: _spent(run, stage.name) for stage in (recipe.teacher, *recipe.stages)}
+    rows = [
+        *(Row(each, "baseline", found) for each, found in baselines.baselines(data, split).items()),
+        _row(teacher, room.exam, times, [spent[recipe.teacher.name]]),
+        *(_row(each, room.exam, times, [spent[stage.name] for stage in recipe.stages], teacher) for each in students),
+    ]
+    batches = [
+        material.collate([room.exam.rows[i] for i in range(at, min(at + 8, len(room.exam.rows)))])
+        for at in range(0, min(64, len(room.exam.rows)), 8)
     ]
     noisy = [f"{time.name}: {time.noise}" for time in times if time.noisy]
     return Report(
@@ -139,7 +120,7 @@ def measure(
         labels=len(data.task.labels),
         split=name,
         split_rows=len(split),
-        rows=tuple(compared),
+        rows=tuple(rows),
         command=command,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         seconds=seconds,
@@ -149,7 +130,68 @@ def measure(
         versions={library: importlib.metadata.version(library) for library in _LIBRARIES},
         machine=machine(),
         noise="; ".join(noisy) or None,
-        notes=tuple(notes),
+        notes=(
+            *data.notes,
+            *notes,
+            *([note] if note else []),
+            *_noticed(data.task, rows[-2], rows[-1]),
+            "fp32 ONNX against torch: logits differ by at most "
+            f"{parity(student, bundle.files()['fp32'], batches):.1e}.",
+            f"Training peaked at {max(each.get('peak_rss_mb', 0) for each in spent.values()):,.0f} MB of memory.",
+        ),
+    )
+
+
+def _teacher(tutor: Teacher, material: Material, room: Room, bundle: Bundle, file: Path) -> tuple[Examined, str | None]:
+    """The teacher, run from an ONNX `file` of its own; by torch where that cannot be, with a note of why."""
+    if tutor.asked is not None:
+        said = tutor.asked.of(room.exam.split)
+        return Examined(tutor.name, said, None, parameters=tutor.asked.parameters), None
+    model = teachers.load(tutor.name, tutor.folder, material.data.task, allow_pickle=tutor.pickled).model
+    why = _export(model, tutor, file)
+    if why is None:
+        return room.examined(tutor.name, _asked(bundle, file), model, file), None
+    ask = partial(evaluate.logits, model, collate=material.collate)
+    return (
+        room.examined(tutor.name, ask, model, None),
+        f"The teacher was scored by torch and has no latency here. {why}",
+    )
+
+
+def _asked(bundle: Bundle, file: Path) -> Callable[[Dataset], NDArray[np.float32]]:
+    """Rows -> logits of an ONNX file, as the bundle's own is asked."""
+    known = bundle.manifest
+    threads = os.cpu_count() or 1
+    return open_predictor(bundle.path, file, task=known.task, max_length=known.max_length, threads=threads).logits
+
+
+def _row(
+    one: Examined,
+    exam: Exam,
+    times: Sequence[Latency],
+    spent: Sequence[Mapping[str, Any]],
+    teacher: Examined | None = None,
+) -> Row:
+    """A line of the report; of a student, when it is told the teacher."""
+    agreement = None
+    if teacher is not None:
+        agreement = exam.agreement(one.logits, teacher.logits, thresholds=(one.threshold, teacher.threshold))
+    measured: dict[str, Any] = {}
+    if one.file is not None and one.model is not None:
+        measured = {
+            "flops_per_token": flops_per_token(one.model),
+            "file_mb": one.file.stat().st_size / 1e6,
+            "latency": _latency(times, one.name),
+            "peak_rss_mb": max(time.peak_rss_mb for time in times if time.name == one.name),
+            **_training(spent),
+        }
+    return Row(
+        name=one.name,
+        role="student" if teacher else "teacher",
+        score=exam.scores(one.logits, threshold=one.threshold),
+        agreement=agreement,
+        parameters=one.parameters,
+        **measured,
     )
 
 
