@@ -95,6 +95,8 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
         if tokenizer.pad_token is None:  # GPT-2's; its classifier looks for the last token that is no padding
             tokenizer.pad_token = tokenizer.eos_token
             config.pad_token_id = tokenizer.pad_token_id
+        if config.model_type == "xlnet" and config.summary_type == "last":  # which has to be a token, not padding
+            tokenizer.padding_side = "left"
         labels = dict(enumerate(output_names(task)))
         if not trained or _unnamed(config.id2label):
             config.id2label, config.label2id = labels, {label: i for i, label in labels.items()}

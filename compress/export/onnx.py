@@ -103,11 +103,15 @@ class _Exported(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
+        ends = attention_mask
         if self.model.config.model_type not in SQUARES_ITS_MASK:
             seen = attention_mask[:, None, None, :]
             if self.model.config.model_type in LOOKS_BACK:
                 seen = seen * torch.ones_like(seen.expand(-1, -1, seen.shape[-1], -1)).tril()
             attention_mask = (1.0 - seen.to(torch.float32)) * MASKED
+        if self.model.config.is_encoder_decoder:  # where T5 classifies: there already, but for ids made up to time it
+            last_B1 = ends.sum(1, keepdim=True) - 1
+            input_ids = input_ids.scatter(1, last_B1, torch.full_like(last_B1, self.model.config.eos_token_id))
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         return tuple(_answers(self.model(input_ids=input_ids, attention_mask=attention_mask, **segments)).values())
 
