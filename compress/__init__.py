@@ -62,6 +62,7 @@ __all__ = [
     "build",
     "distill",
     "load_task",
+    "pretrain",
 ]
 
 

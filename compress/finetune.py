@@ -24,7 +24,8 @@ def with_head(teacher: Teacher, stage: Stage, material: Material, run: Run) -> T
     if teacher.trained:
         return teacher
     data = material.data
-    key = digest.of_value([teacher.digest, data.fingerprint, stage.model_dump(exclude_defaults=True), run.seed, material.bf16])
+    numbers = stage.model_dump(exclude_defaults=True)
+    key = digest.of_value([teacher.digest, data.fingerprint, numbers, run.seed, material.bf16])
     name = "".join(c if c.isalnum() else "-" for c in f"{teacher.name}-{data.name}"[-60:]).strip("-")
     kept = home() / "teachers" / f"{name}-{key[:12]}"
     if not kept.is_dir():

@@ -25,6 +25,7 @@ PUBLIC = [
     "build",
     "distill",
     "load_task",
+    "pretrain",
 ]
 
 

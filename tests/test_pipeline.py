@@ -240,7 +240,7 @@ def test_most_task_recipes_are_plain() -> None:
 
 @pytest.mark.parametrize("kind", TASKS)
 @pytest.mark.parametrize("name", PLAIN)
-def test_every_plain_recipe_trains_on_every_kind_of_task(name: str, kind: str, tmp_path: Path, unmeasured: None) -> None:
+def test_plain_recipes_train_on_every_kind_of_task(name: str, kind: str, tmp_path: Path, unmeasured: None) -> None:
     write, outputs, columns = TASKS[kind]
     recipe = Recipe.load(name)
     teacher = tiny.checkpoint(tmp_path / "teacher", tiny.bert(outputs, layers=4))

@@ -27,7 +27,6 @@ TOKENS = {
     "scores": (2, 3),
     "pair": (),
     **dict.fromkeys(("queries", "keys", "values"), (2,)),
-    "pair": (),
 }
 """The axes that run over tokens; those of logits depend on the loss."""
 
