@@ -37,6 +37,7 @@ from transformers.activations import ACT2FN
 
 from compress.errors import StudentError, did_you_mean
 from compress.shape import Shape
+from compress.students.embedding import directions, tables
 from compress.students.naming import KNOWN, Weight, weight_of
 
 _LAYER = {
@@ -151,14 +152,14 @@ def _chosen(members: Sequence[int], layer: str | int) -> Sequence[int]:
 
 def _fill_embeddings(albert: Any, teacher: PreTrainedModel, source: Mapping[Weight, Tensor]) -> None:
     mine, E = albert.embeddings, albert.config.embedding_size
-    tables = _tables(teacher, source)
+    of = tables(teacher, source)
     W = tables[0].shape[1]
     gamma_W, beta_W = (source[Weight("embedding_norm", None, part)].double() for part in ("weight", "bias"))
     up_DW = source[Weight("embedding_up", None, "weight")].double() if _factorised(source) else torch.eye(W).to(gamma_W)
     shift_D = up_DW @ beta_W
     if _factorised(source):
         shift_D = shift_D + source[Weight("embedding_up", None, "bias")].double()
-    basis_WR, gain = _directions(*tables, keep=min(E, W) - 1, eps=mine.LayerNorm.eps)
+    basis_WR, gain = directions(*of, keep=min(E, W) - 1, eps=mine.LayerNorm.eps)
     spread_ER = _zero_sums(E).to(basis_WR)[:, : basis_WR.shape[1]]
     for table, module in zip(
         tables, (mine.word_embeddings, mine.position_embeddings, mine.token_type_embeddings), strict=True
@@ -176,35 +177,6 @@ def _fill_embeddings(albert: Any, teacher: PreTrainedModel, source: Mapping[Weig
 
 def _factorised(source: Mapping[Weight, Tensor]) -> bool:
     return Weight("embedding_up", None, "weight") in source
-
-
-def _tables(teacher: PreTrainedModel, source: Mapping[Weight, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Words, positions (those that are used) and types of the teacher, in float64, each row's mean taken off."""
-    words, positions = (source[Weight(role, None, "weight")].double() for role in ("words", "positions"))
-    kept = source.get(Weight("types", None, "weight"))
-    types = torch.zeros_like(words[:1]) if kept is None else kept.double()
-    for name, module in teacher.named_modules():
-        if name.endswith("position_embeddings") and module.padding_idx is not None:
-            positions = positions[module.padding_idx + 1 :]  # RoBERTa counts from behind the padding index
-        if name.endswith("task_type_embeddings"):
-            types = types + module.weight.data[0].to(types)  # ERNIE's is 0 unless the caller says otherwise
-    words, positions, types = (table - table.mean(-1, keepdim=True) for table in (words, positions, types))
-    return words, positions, types
-
-
-def _directions(
-    words_VW: Tensor, positions_PW: Tensor, types_TW: Tensor, *, keep: int, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Orthonormal (W, R) leading directions of the normalised rows, and the mean cosine of rows and projections."""
-    n = torch.arange(len(words_VW), device=words_VW.device)
-    rows_NW = words_VW + positions_PW[n % len(positions_PW)] + types_TW[n // len(positions_PW) % len(types_TW)]
-    rows_NW = rows_NW / (rows_NW.pow(2).mean(-1, keepdim=True) + eps).sqrt()
-    moment_WW = rows_NW.T @ rows_NW
-    W = len(moment_WW)
-    moment_WW = moment_WW - (moment_WW.trace() + 1) / W  # no row has a part along 1: the last of all directions
-    basis_WR = torch.linalg.eigh(moment_WW).eigenvectors.flip(1)[:, :keep]
-    cosine_N = (rows_NW @ basis_WR).norm(dim=-1) / rows_NW.norm(dim=-1)
-    return basis_WR, cosine_N.mean()
 
 
 def _zero_sums(E: int) -> Tensor:

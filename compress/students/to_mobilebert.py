@@ -25,8 +25,8 @@ from transformers import PreTrainedModel
 
 from compress.errors import StudentError
 from compress.shape import Shape
+from compress.students.embedding import directions, tables
 from compress.students.naming import KNOWN, weight_of
-from compress.students.to_albert import _directions, _tables
 
 _FAMILIES = tuple(family for family in KNOWN if not family.startswith("deberta"))
 
@@ -90,9 +90,9 @@ def _fill_embeddings(embeddings: Any, teacher: PreTrainedModel) -> None:
     trigram_DE3 = embeddings.embedding_transformation.weight
     known = {weight_of(name): p.data.to(trigram_DE3.device) for name, p in teacher.named_parameters()}
     source = {weight: tensor for weight, tensor in known.items() if weight is not None}
-    words_VW, positions_PW, types_TW = _tables(teacher, source)
+    words_VW, positions_PW, types_TW = tables(teacher, source)
     W, E = words_VW.shape[1], embeddings.embedding_size
-    basis_WR, cosine = _directions(words_VW, positions_PW, types_TW, keep=min(E, W), eps=1e-12)
+    basis_WR, cosine = directions(words_VW, positions_PW, types_TW, keep=min(E, W), eps=1e-12)
     D, R = len(trigram_DE3), basis_WR.shape[1]
     embeddings.word_embeddings.weight.zero_()
     embeddings.word_embeddings.weight[:, :R].copy_(words_VW @ basis_WR)
