@@ -152,17 +152,17 @@ def _chosen(members: Sequence[int], layer: str | int) -> Sequence[int]:
 
 def _fill_embeddings(albert: Any, teacher: PreTrainedModel, source: Mapping[Weight, Tensor]) -> None:
     mine, E = albert.embeddings, albert.config.embedding_size
-    of = tables(teacher, source)
-    W = tables[0].shape[1]
+    parts = tables(teacher, source)
+    W = parts[0].shape[1]
     gamma_W, beta_W = (source[Weight("embedding_norm", None, part)].double() for part in ("weight", "bias"))
     up_DW = source[Weight("embedding_up", None, "weight")].double() if _factorised(source) else torch.eye(W).to(gamma_W)
     shift_D = up_DW @ beta_W
     if _factorised(source):
         shift_D = shift_D + source[Weight("embedding_up", None, "bias")].double()
-    basis_WR, gain = directions(*of, keep=min(E, W) - 1, eps=mine.LayerNorm.eps)
+    basis_WR, gain = directions(*parts, keep=min(E, W) - 1, eps=mine.LayerNorm.eps)
     spread_ER = _zero_sums(E).to(basis_WR)[:, : basis_WR.shape[1]]
     for table, module in zip(
-        tables, (mine.word_embeddings, mine.position_embeddings, mine.token_type_embeddings), strict=True
+        parts, (mine.word_embeddings, mine.position_embeddings, mine.token_type_embeddings), strict=True
     ):
         rows = torch.arange(len(module.weight), device=table.device).clamp(
             max=len(table) - 1
