@@ -145,7 +145,7 @@ def test_the_directions_kept_beat_any_others(monkeypatch: pytest.MonkeyPatch) ->
 
     teacher = tiny.model("bert", layers=4)
     ours = errors(teacher, (12,))
-    found = to_albert._directions
+    found = to_albert.directions
 
     def other(change: Callable[[Tensor, Any], tuple[Tensor, Any]]) -> Any:
         return lambda *tables, **settings: change(*found(*tables, **settings))
@@ -153,7 +153,7 @@ def test_the_directions_kept_beat_any_others(monkeypatch: pytest.MonkeyPatch) ->
     centred = torch.eye(32).double() - 1 / 32
     drawn = torch.linalg.qr(centred @ torch.randn(32, 11).double()).Q
     for change in (lambda _, gain: (drawn, gain), lambda basis, _: (basis, 1.0)):
-        monkeypatch.setattr(to_albert, "_directions", other(change))
+        monkeypatch.setattr(to_albert, "directions", other(change))
         assert errors(teacher, (12,)) > ours
 
 
