@@ -69,6 +69,13 @@ def _small(spec: StudentSpec) -> StudentSpec:
     return spec.model_copy(update=sizes)
 
 
+def test_the_recipes_that_run_in_tests_are_all_there_are() -> None:
+    """Here, in tests/test_generative_recipes.py, or in tests/prompted/test_teaching.py."""
+    assert {*GENERATIVE, *ASKED} <= set(names())
+    assert len(names()) == 34
+    assert len([name for name in names() if name not in (*GENERATIVE, *ASKED)]) == 29
+
+
 @pytest.mark.parametrize("name", [name for name in names() if name not in GENERATIVE + ASKED])
 def test_a_recipe_ends_in_a_bundle_that_predicts(name: str, places: dict[str, str], tmp_path: Path) -> None:
     family, head = OTHER_TEACHERS.get(name, ("bert", AutoModel))
