@@ -27,6 +27,7 @@ from transformers import (
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from compress import digest
 from compress.data.batches import Batching, LengthGrouped, TokenBudget
 from compress.errors import CompressError
 from compress.files import naming, written
@@ -136,13 +137,10 @@ class StepTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Any]], Any]:
-        """Corrupt the batch, and tell every part of it how many items a part has on average: see Objective.forward.
-
-        Here, not when it is collated: the batches that a resumed run skips must draw no random numbers.
-        """
+        """Corrupt the batch, and tell every part of it how many items a part has on average: see Objective.forward."""
         samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.corrupt is not None:
-            samples = [self.corrupt(sample) for sample in samples]
+            samples = [self._corrupted(sample, part) for part, sample in enumerate(samples)]
         if samples and hasattr(self.step, "items") and (len(samples) > 1 or self.args.world_size > 1):
             counts = [self.step.items(each) for each in samples]
             mean = torch.stack([torch.stack(list(count.values())) for count in counts]).mean(0).to(device)
@@ -150,6 +148,15 @@ class StepTrainer(Trainer):
             for sample in samples:
                 sample["items"] = dict(zip(counts[0], mean, strict=True))
         return samples, items
+
+    def _corrupted(self, sample: dict[str, Any], part: int) -> dict[str, Any]:
+        """Drawn by step, part and process alone: the library restores the generator only after these batches."""
+        assert self.corrupt is not None
+        place = [self.args.seed, self.stage.name, self.state.global_step, part, self.args.process_index]
+        devices = [sample["input_ids"].device] if sample["input_ids"].is_cuda else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(int(digest.of_value(place)[:15], 16))
+            return self.corrupt(sample)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

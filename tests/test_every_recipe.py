@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForPreTraining
 
 import compress
@@ -14,6 +16,7 @@ from compress.export.bundle import Bundle
 from compress.recipe import Recipe, Stage, StudentSpec
 from compress.recipe_file import names
 from compress.term import Term
+from compress.trainer import StepTrainer
 from tests import tiny
 
 GENERATIVE = ("distilgpt2", "gkd", "minillm", "t5")
@@ -93,3 +96,34 @@ def test_a_recipe_ends_in_a_bundle_that_predicts(name: str, places: dict[str, st
     rows = json.loads((tmp_path / "run" / "bundle" / "report.json").read_text(encoding="utf-8"))["rows"]
     assert [row["name"] for row in rows if row["role"] == "student"] == ["student fp32", "student int8"]
     assert Bundle.load(tmp_path / "run" / "bundle").manifest.parameters > 0
+
+
+@pytest.mark.parametrize("name", ["bert", "electra-small", "deberta-v3", "mobilebert-tiny", "xlnet"])
+def test_a_mechanism_that_was_interrupted_ends_with_the_same_weights(
+    name: str, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks, generators, schedules and copied embeddings are taken up where they were."""
+    family, head = OTHER_TEACHERS.get(name, ("bert", AutoModel))
+    teacher = tiny.checkpoint(tmp_path / "teacher", tiny.model(family, head=head, layers=4, heads=2))
+    recipe = shrunk(name)
+    recipe = recipe.model_copy(
+        update={"stages": tuple(each.model_copy(update={"steps": 4, "checkpoint": 1}) for each in recipe.stages)}
+    )
+    given: dict[str, Any] = {"teacher": teacher, "recipe": recipe, "corpus": places["corpus"], "precision": "fp32"}
+    whole = compress.pretrain(**given, out=tmp_path / "whole")
+    compute, asked = StepTrainer.compute_loss, []
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        asked.append(1)
+        if len(asked) == 6:
+            raise KeyboardInterrupt
+        return compute(*args, **kwargs)
+
+    monkeypatch.setattr(StepTrainer, "compute_loss", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compress.pretrain(**given, out=tmp_path / "halved")
+    monkeypatch.setattr(StepTrainer, "compute_loss", compute)
+    again = compress.pretrain(**given, out=tmp_path / "halved", resume=True)
+    one, other = (load_file(folder / "model.safetensors") for folder in (whole, again))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
