@@ -18,7 +18,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from compress import digest, evaluate
-from compress.call import find
+from compress.call import Call, find
 from compress.data.batches import Batching, encode
 from compress.data.built import built
 from compress.data.cache import home
@@ -82,16 +82,13 @@ class Material:
 
     def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
         """Encoded rows to train on, or with `held_out` those kept apart to score a language model on."""
+        lm = None if held_out or stage.augment is None else self._augmenter(stage.augment)
         with PartialState().main_process_first():  # the others find what the first has cached
             if stage.data == "text":
                 return self._text_rows(stage, seed, held_out)
             split = self.data.validation if held_out else self.data.train
-            if stage.augment is not None and not held_out:
-                if self.masked_lm is None or self.given is None:
-                    raise DataError("a stage with `augment` needs a teacher: give --teacher")
-                lm = self.masked_lm() if asks_language_model(stage.augment) else self.given
+            if stage.augment is not None and lm is not None:
                 self.console.print(f"{stage.name}: more rows by {stage.augment.by}; they are kept")
-                lm.model.to(PartialState().device)
                 split = augmented(split, stage.augment, lm.model, lm.tokenizer, lm_digest=lm.digest, seed=seed)
             if stage.rows is not None:
                 return encode_task(
@@ -99,6 +96,14 @@ class Material:
                     max_length=stage.max_length,
                 )  # fmt: skip
             return encode(split, self.tokenizer, stage.max_length)
+
+    def _augmenter(self, call: Call) -> Teacher:
+        """The model that an augmentation asks. It may have to be trained first, by all processes together."""
+        if self.masked_lm is None or self.given is None:
+            raise DataError("a stage with `augment` needs a teacher: give --teacher")
+        lm = self.masked_lm() if asks_language_model(call) else self.given
+        lm.model.to(PartialState().device)
+        return lm
 
     def _text_rows(self, stage: Stage, seed: int, held_out: bool) -> Dataset:
         if self.corpus is not None:
