@@ -81,3 +81,19 @@ def test_torchrun_ships_a_bundle(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("bundle:") == 1
     assert (tmp_path / "run" / "bundle" / "report.json").is_file()
+
+
+def test_two_processes_share_a_papers_mechanism(tmp_path: Path) -> None:
+    """ELECTRA's generator and discriminator, of which one process keeps the result for both."""
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(
+        "\n\n".join(["the story was sharp but slow . a film is never quite dull ."] * 40), encoding="utf-8"
+    )
+    teacher = tiny.checkpoint(tmp_path / "teacher")
+    sizes = {"layers": 2, "hidden": 16, "ffn": 32, "heads": 2, "embedding": 8}
+    settings = {"steps": 4, "batch": 8, "micro_batch": 2, "max_length": 32, "evaluate": 0, "step.width": 1.0}
+    arguments = ["pretrain", "--teacher", teacher, "--recipe", "electra-small", "--corpus", str(corpus)]
+    arguments += ["--precision", "fp32", *(f"--set=student.{size}={count}" for size, count in sizes.items())]
+    together([*arguments, *(f"--set=stages.0.{name}={value}" for name, value in settings.items())], tmp_path / "run")
+    kept = load_file(tmp_path / "run" / "student" / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in kept.values())
