@@ -28,6 +28,7 @@ from compress.exam import Exam
 from compress.export.bundle import Bundle
 from compress.export.onnx import makes_segments, parity, to_onnx
 from compress.export.predictor import open_predictor
+from compress.files import naming
 from compress.flops import flops_per_token, parameters
 from compress.journal import curves
 from compress.recipe import Recipe
@@ -226,7 +227,8 @@ def card(report: Report, recipe: Recipe, teacher: str) -> dict[str, Any]:
 def _export(teacher: PreTrainedModel, tutor: Teacher, path: Path) -> str | None:
     """Write the teacher's ONNX file with its config beside it, or say why that cannot be done."""
     path.parent.mkdir(exist_ok=True)
-    teacher.config.save_pretrained(path.parent)
+    with naming(path.parent):
+        teacher.config.save_pretrained(path.parent)
     try:
         to_onnx(teacher, path, segments=makes_segments(tutor.tokenizer))
     except ExportError as error:
