@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
+Recipe = Annotated[str, typer.Option(help="Name (see `compress recipes`) or path of a .yaml file.")]
+Out = Annotated[Path, typer.Option(help="Directory of the run.")]
+CorpusName = Annotated[str | None, typer.Option(help="Unlabelled text: pydoc, a file, folder or hub id.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="As in stages.0.lr=3e-5; repeatable.")]
+Seed = Annotated[int, typer.Option(help="Of every random number of the run.")]
+Precision = Annotated[Literal["auto", "bf16", "fp32"], typer.Option(help="What training computes in.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out.")]
+AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Accept pickled weights you trust.")]
+OnWeakTeacher = Annotated[
+    Literal["refuse", "warn"], typer.Option(help="What to do with a teacher no better than the majority.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 USER_ERROR, INTERRUPTED = 2, 130
 
@@ -37,12 +48,12 @@ def compress(
 @app.command()
 def distill(
     teacher: Annotated[str, typer.Option(help="Alias (minilm, bert-base, ...), folder or hub id.")],
-    recipe: Annotated[str, typer.Option(help="Name (see `compress recipes`) or path of a .yaml file.")],
+    recipe: Recipe,
     data: Annotated[str, typer.Option(help="intents, a folder with train and dev files, or a hub id (glue/sst2).")],
-    out: Annotated[Path, typer.Option(help="Directory of the run.")],
-    corpus: Annotated[str | None, typer.Option(help="Unlabelled text: pydoc, a file, folder or hub id.")] = None,
+    out: Out,
+    corpus: CorpusName = None,
     prompt: Annotated[str | None, typer.Option(help="What a language model is asked, to teach without labels.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="As in stages.0.lr=3e-5; repeatable.")] = None,
+    overrides: Overrides = None,
     text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
     label: Annotated[str | None, typer.Option(help="Label column.")] = None,
     kind: Annotated[
@@ -50,13 +61,11 @@ def distill(
         typer.Option(help="Kind of task."),
     ] = None,
     metric: Annotated[str | None, typer.Option(help="The score that chooses the best checkpoint.")] = None,
-    seed: Annotated[int, typer.Option(help="Of every random number of the run.")] = 0,
-    precision: Annotated[Literal["auto", "bf16", "fp32"], typer.Option(help="What training computes in.")] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out.")] = False,
-    gate: Annotated[
-        Literal["refuse", "warn"], typer.Option(help="What to do with a teacher no better than the majority.")
-    ] = "refuse",
-    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Accept pickled weights you trust.")] = False,
+    seed: Seed = 0,
+    precision: Precision = "auto",
+    resume: Resume = False,
+    gate: OnWeakTeacher = "refuse",
+    allow_pickle: AllowPickle = False,
     as_json: Json = False,
 ) -> None:
     """Distil a teacher into a student, export and quantise it, and measure it beside its teacher."""
@@ -90,15 +99,15 @@ def distill(
 @app.command()
 def pretrain(
     teacher: Annotated[str, typer.Option(help="Who teaches, or whose vocabulary and sizes are taken.")],
-    recipe: Annotated[str, typer.Option(help="Name (see `compress recipes`) or path of a .yaml file.")],
-    out: Annotated[Path, typer.Option(help="Directory of the run.")],
-    corpus: Annotated[str | None, typer.Option(help="Unlabelled text: pydoc, a file, folder or hub id.")] = None,
+    recipe: Recipe,
+    out: Out,
+    corpus: CorpusName = None,
     data: Annotated[str | None, typer.Option(help="Labelled set, for stages that answer with text (T5).")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="As in stages.0.lr=3e-5; repeatable.")] = None,
-    seed: Annotated[int, typer.Option(help="Of every random number of the run.")] = 0,
-    precision: Annotated[Literal["auto", "bf16", "fp32"], typer.Option(help="What training computes in.")] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out.")] = False,
-    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Accept pickled weights you trust.")] = False,
+    overrides: Overrides = None,
+    seed: Seed = 0,
+    precision: Precision = "auto",
+    resume: Resume = False,
+    allow_pickle: AllowPickle = False,
 ) -> None:
     """Run a recipe's stages on text alone: a general student, a language model, a teacher. Ends in a checkpoint."""
     with _told(hint=f"Continue with: compress pretrain ... --out {out} --resume"):
@@ -129,10 +138,8 @@ def label_texts(
     label: Annotated[str | None, typer.Option(help="Label column; it only scores the teacher.")] = None,
     seed: Annotated[int, typer.Option(help="Of the choice of examples.")] = 0,
     precision: Annotated[Literal["auto", "bf16", "fp32"], typer.Option(help="What the model computes in.")] = "auto",
-    gate: Annotated[
-        Literal["refuse", "warn"], typer.Option(help="What to do with a teacher no better than the majority.")
-    ] = "refuse",
-    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Accept pickled weights you trust.")] = False,
+    gate: OnWeakTeacher = "refuse",
+    allow_pickle: AllowPickle = False,
 ) -> None:
     """Let a prompted language model label texts: one line of JSON each, with the probabilities of the labels."""
     with _told(hint="Answers are kept: the same command goes on from there."):

@@ -1,20 +1,17 @@
 """A teacher as it was pre-trained: its encoder, or its language model, whose head is trained here where it has none."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-from transformers import AutoConfig, AutoTokenizer, set_seed
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
-from compress import digest, heads
-from compress.data.cache import home
+from compress import heads
 from compress.data.task import Kind
 from compress.errors import TeacherError
-from compress.files import filled
+from compress.finetune import trained_once
 from compress.recipe import Head, Stage
 from compress.run import Run
-from compress.stages import Material, run_stage
+from compress.stages import Material
 from compress.teachers import Teacher, explained, identify, same_vocabulary
 
 
@@ -68,21 +65,14 @@ def general(given: Teacher, head: Head, stage: Stage, material: Material, run: R
             "checkpoint that was saved with one"
         )
     text = material.text
-    key = digest.of_value(
-        [given.digest, text.fingerprint, stage.model_dump(exclude_defaults=True), run.seed, material.bf16]
+
+    def fresh() -> PreTrainedModel:
+        return load(given.name, given.folder, head, allow_pickle=given.pickled).model
+
+    said = (
+        f"{given.name} has no language model's head: training one on {text.name}",
+        "with a language model's head",
     )
-    name = "".join(c if c.isalnum() else "-" for c in f"{given.name}-lm-{text.name}"[-60:]).strip("-")
-    kept = home() / "teachers" / f"{name}-{key[:12]}"
-    if kept.is_dir():
-        material.console.print(f"{given.name}, with a language model's head: kept from an earlier run in {kept}")
-    else:
-        material.console.print(f"{given.name} has no language model's head: training one on {text.name}")
-        if not run.result(stage.name).is_dir():
-            set_seed(run.seed)
-            fresh = load(given.name, given.folder, head, allow_pickle=given.pickled)
-            run_stage(stage, fresh.model.requires_grad_(True), None, material, run)
-        if run.main:
-            with filled(kept) as folder:
-                shutil.copytree(run.result(stage.name), folder, dirs_exist_ok=True)
-    PartialState().wait_for_everyone()  # until the first process has kept it
+    on = f"lm-{text.name}"
+    kept = trained_once(given, on, text.fingerprint, stage, material, run=run, fresh=fresh, said=said)
     return load(given.name, kept, head)

@@ -127,3 +127,19 @@ def test_a_mechanism_that_was_interrupted_ends_with_the_same_weights(
     one, other = (load_file(folder / "model.safetensors") for folder in (whole, again))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("train", ["all", "head"])
+def test_a_teacher_gets_its_language_model_once(train: str, places: dict[str, str], tmp_path: Path) -> None:
+    """`train: head` leaves the encoder as it was; a second run finds what the first has kept."""
+    teacher = tiny.checkpoint(tmp_path / "teacher", tiny.model("bert", head=AutoModel, layers=4, heads=2))
+    recipe = shrunk("distilbert-general")
+    recipe = recipe.model_copy(update={"teacher_lm": recipe.teacher_lm.model_copy(update={"train": train})})
+    given: dict[str, Any] = {"teacher": teacher, "recipe": recipe, "corpus": places["corpus"], "precision": "fp32"}
+    compress.pretrain(**given, out=tmp_path / "one")
+    kept = tmp_path / "one" / "stages" / "teacher-lm" / "model" / "model.safetensors"
+    before, after = load_file(Path(teacher) / "model.safetensors"), load_file(kept)
+    same = [torch.equal(tensor, after[f"bert.{name}"]) for name, tensor in before.items() if "pooler" not in name]
+    assert all(same) == (train == "head")
+    compress.pretrain(**given, out=tmp_path / "two")
+    assert not (tmp_path / "two" / "stages" / "teacher-lm").exists()
