@@ -139,7 +139,7 @@ def run_stage(
     seed = run.seed + int(digest.of_value(stage.name)[:6], 16)
     set_seed(seed)
     rows = material.rows(stage, seed)
-    words = _words(stage, material, rows)
+    words = _words(stage, material, rows) if stage.corrupt or stage.step else None
     corrupt = partial(stage.corrupt, words=words) if stage.corrupt else None
     if teacher and material.bf16:
         cast_linear_layers(teacher.model)
@@ -157,7 +157,13 @@ def run_stage(
 
 
 def _step(
-    stage: Stage, student: PreTrainedModel, teacher: Teacher | None, material: Material, *, words: Words, rows: Dataset
+    stage: Stage,
+    student: PreTrainedModel,
+    teacher: Teacher | None,
+    material: Material,
+    *,
+    words: Words | None,
+    rows: Dataset,
 ) -> Step:
     objective = None
     if stage.objective:
@@ -177,6 +183,7 @@ def _step(
 
 
 def _words(stage: Stage, material: Material, rows: Dataset) -> Words:
+    """The vocabulary for what corrupts a batch, with its counts, and for a paper's own step."""
     words = Words.of(material.tokenizer)
     if stage.corrupt is not None:
         words = replace(words, counts_V=counts(rows, words.size))

@@ -182,17 +182,18 @@ class TokenBudget(Sampler[list[int]]):
         self.lengths = np.asarray(lengths)
         self.tokens = tokens
         self.seed = seed
-        self.epoch = 0
+        self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
+        self.batches = self._batches()  # once: loops ask for the length many times
 
     def __len__(self) -> int:
         """Batches in this epoch: epochs may differ by a few."""
-        return len(self._batches())
+        return len(self.batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        batches = self._batches()
+        batches = self.batches
         order = np.random.default_rng([self.seed, self.epoch, 1]).permutation(len(batches))
         return iter([batches[at] for at in order])
 
