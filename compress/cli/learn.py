@@ -1,0 +1,133 @@
+"""`compress distill`, `pretrain` and `label`: whatever learns, or teaches."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from compress.cli.options import (
+    AllowPickle,
+    CorpusName,
+    Json,
+    OnWeakTeacher,
+    Out,
+    Overrides,
+    Precision,
+    Recipe,
+    Resume,
+    Seed,
+    console,
+    told,
+)
+
+
+def distill(
+    teacher: Annotated[str, typer.Option(help="Alias (minilm, bert-base, ...), folder or hub id.")],
+    recipe: Recipe,
+    data: Annotated[str, typer.Option(help="intents, a folder with train and dev files, or a hub id (glue/sst2).")],
+    out: Out,
+    corpus: CorpusName = None,
+    prompt: Annotated[str | None, typer.Option(help="What a language model is asked, to teach without labels.")] = None,
+    overrides: Overrides = None,
+    text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
+    kind: Annotated[
+        Literal["classification", "multilabel", "regression", "tagging", "qa"] | None,
+        typer.Option(help="Kind of task."),
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="The score that chooses the best checkpoint.")] = None,
+    seed: Seed = 0,
+    precision: Precision = "auto",
+    resume: Resume = False,
+    gate: OnWeakTeacher = "refuse",
+    allow_pickle: AllowPickle = False,
+    as_json: Json = False,
+) -> None:
+    """Distil a teacher into a student, export and quantise it, and measure it beside its teacher."""
+    with told(hint=f"Continue with: compress distill ... --out {out} --resume"):
+        from compress.pipeline import distill as run
+
+        shown = console(as_json)
+        bundle = run(
+            teacher=teacher,
+            recipe=recipe,
+            data=data,
+            out=out,
+            corpus=corpus,
+            prompt=prompt,
+            overrides=overrides or [],
+            text=text,
+            label=label,
+            kind=kind,
+            metric=metric,
+            seed=seed,
+            precision=precision,
+            resume=resume,
+            gate=gate,
+            allow_pickle=allow_pickle,
+            console=shown,
+        )
+        if as_json and not shown.quiet:
+            print((bundle.path / "report.json").read_text(encoding="utf-8"))
+
+
+def pretrain(
+    teacher: Annotated[str, typer.Option(help="Who teaches, or whose vocabulary and sizes are taken.")],
+    recipe: Recipe,
+    out: Out,
+    corpus: CorpusName = None,
+    data: Annotated[str | None, typer.Option(help="Labelled set, for stages that answer with text (T5).")] = None,
+    overrides: Overrides = None,
+    seed: Seed = 0,
+    precision: Precision = "auto",
+    resume: Resume = False,
+    allow_pickle: AllowPickle = False,
+) -> None:
+    """Run a recipe's stages on text alone: a general student, a language model, a teacher. Ends in a checkpoint."""
+    with told(hint=f"Continue with: compress pretrain ... --out {out} --resume"):
+        from compress.pretraining import pretrain as run
+
+        run(
+            teacher=teacher,
+            recipe=recipe,
+            out=out,
+            corpus=corpus,
+            data=data,
+            overrides=overrides or [],
+            seed=seed,
+            precision=precision,
+            resume=resume,
+            allow_pickle=allow_pickle,
+            console=console(),
+        )
+
+
+def label(
+    teacher: Annotated[str, typer.Option(help="Language model: alias (gpt2, ...), folder, hub id, endpoint's .yaml.")],
+    prompt: Annotated[str, typer.Option(help="Name (see recipes/prompts) or path of a .yaml file.")],
+    data: Annotated[str, typer.Option(help="As for distill; or texts without labels: a table, a .txt file, a corpus.")],
+    out: Annotated[Path, typer.Option(help="The .jsonl file to write.")],
+    text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column; it only scores the teacher.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the choice of examples.")] = 0,
+    precision: Annotated[Literal["auto", "bf16", "fp32"], typer.Option(help="What the model computes in.")] = "auto",
+    gate: OnWeakTeacher = "refuse",
+    allow_pickle: AllowPickle = False,
+) -> None:
+    """Let a prompted language model label texts: one line of JSON each, with the probabilities of the labels."""
+    with told(hint="Answers are kept: the same command goes on from there."):
+        from compress.prompted.labelled import label as run
+
+        run(
+            teacher=teacher,
+            prompt=prompt,
+            data=data,
+            out=out,
+            text=text,
+            label=label,
+            seed=seed,
+            precision=precision,
+            gate=gate,
+            allow_pickle=allow_pickle,
+            console=console(),
+        )

@@ -1,0 +1,56 @@
+"""Options that commands share, how a command talks, and what becomes of an error."""
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Recipe = Annotated[str, typer.Option(help="Name (see `compress recipes`) or path of a .yaml file.")]
+Out = Annotated[Path, typer.Option(help="Directory of the run.")]
+CorpusName = Annotated[str | None, typer.Option(help="Unlabelled text: pydoc, a file, folder or hub id.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="As in stages.0.lr=3e-5; repeatable.")]
+Seed = Annotated[int, typer.Option(help="Of every random number of the run.")]
+Precision = Annotated[Literal["auto", "bf16", "fp32"], typer.Option(help="What training computes in.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out.")]
+AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Accept pickled weights you trust.")]
+OnWeakTeacher = Annotated[
+    Literal["refuse", "warn"], typer.Option(help="What to do with a teacher no better than the majority.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+USER_ERROR, INTERRUPTED = 2, 130
+
+
+def console(as_json: bool = False) -> "Console":
+    """Where progress and tables go: standard output, or standard error when that is for JSON; silent but in rank 0."""
+    from rich.console import Console
+
+    return Console(stderr=as_json, quiet=os.environ.get("RANK", "0") != "0")
+
+
+@contextmanager
+def told(hint: str = "") -> Iterator[None]:
+    """Errors of the user's become a message and exit code 2, Ctrl-C 130; a traceback is a bug of ours."""
+    from compress.errors import CompressError
+
+    try:
+        yield
+    except CompressError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(USER_ERROR) from None
+    except OSError as error:
+        if error.errno in (None, errno.EPIPE):  # a library's own, and a reader that has read enough
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror}. Nothing half-written is left. {hint}".rstrip(), file=sys.stderr)
+        raise typer.Exit(USER_ERROR) from None
+    except KeyboardInterrupt:
+        print(f"\ninterrupted. {hint}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
