@@ -23,7 +23,7 @@ OPTIONS = {
     ),
     "pretrain": "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle",
     "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle",
-    "predict": "bundle texts... --pair --fp32 --json",
+    "predict": "bundle texts... --pair --precision --json",
     "bench": "bundles... --threads --batch --seq --rounds --runs --json",
     "recipes": "name --json",
     "students": "teacher --json",
@@ -149,7 +149,7 @@ def test_predict_reads_standard_input_line_by_line(bundle: str) -> None:
 
 
 def test_predict_as_json_in_either_precision(bundle: str) -> None:
-    for more in ([], ["--fp32"]):
+    for more in ([], ["--precision", "fp32"]):
         (found,) = json.loads(command.run("predict", bundle, "a good film", "--json", *more).out)
         assert found["label"] in {"negative", "positive"}
     assert json.loads(command.run("predict", bundle, "-", "--json", stdin="").out) == []

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,7 +13,9 @@ def predict(
     bundle: Annotated[Path, typer.Argument(help="A bundle's folder.")],
     texts: Annotated[list[str], typer.Argument(help="Texts, or - for one per line of standard input.")],
     pair: Annotated[str | None, typer.Option(help="The second sentence of a pair; the text questions are on.")] = None,
-    fp32: Annotated[bool, typer.Option("--fp32", help="Use the fp32 file instead of int8.")] = False,
+    precision: Annotated[
+        Literal["int8", "fp32", "fp16", "w8", "q4"], typer.Option(help="Which file answers.")
+    ] = "int8",
     as_json: Json = False,
 ) -> None:
     """Label texts, tag their words, or answer questions with a bundle. Needs neither torch nor transformers."""
@@ -22,7 +24,7 @@ def predict(
 
         lines = [line.rstrip("\n") for line in sys.stdin] if texts == ["-"] else texts
         given = [(line, pair) for line in lines] if pair is not None else lines
-        found = Bundle.load(bundle).predict(given, precision="fp32" if fp32 else "int8")
+        found = Bundle.load(bundle).predict(given, precision=precision)
         if as_json:
             import json
             from dataclasses import asdict

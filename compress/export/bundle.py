@@ -2,6 +2,7 @@
 
     config.json  model.safetensors  tokenizer.json  tokenizer_config.json
     README.md    recipe.yaml        onnx/model.onnx  onnx/model_quantized.onnx    manifest.json
+    and where made: onnx/model_fp16.onnx  onnx/model_w8.onnx  onnx/model_q4.onnx  onnx/model_text.onnx  report.json
 
 Loading and predicting import neither torch nor transformers.
 """
@@ -9,7 +10,8 @@ Loading and predicting import neither torch nor transformers.
 import copy
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,10 +33,20 @@ if TYPE_CHECKING:
     from compress.export.marking import Answer, Marked
     from compress.export.predictor import Prediction, Predictor, Row, Text
 
-Precision = Literal["int8", "fp32"]
+Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
+"""What the weights are held in; w8, q4: 8 and 4 bits with products in float32, for size."""
 
-FILES: Mapping[Precision, str] = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
-"""The names transformers.js and optimum look for."""
+FILES: Mapping[Precision, str] = {
+    "fp32": "onnx/model.onnx",
+    "int8": "onnx/model_quantized.onnx",
+    "fp16": "onnx/model_fp16.onnx",
+    "w8": "onnx/model_w8.onnx",
+    "q4": "onnx/model_q4.onnx",
+}
+"""The names transformers.js and optimum look for, `w8` apart. Every bundle has the first two."""
+
+TEXT = "onnx/model_text.onnx"
+"""Texts in, labels out: the tokenizer is in the graph."""
 
 FIXED = ("manifest.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 """What `attach` must not touch: to change these is to write another bundle."""
@@ -98,13 +110,18 @@ class Bundle:
         return self.manifest.task
 
     def files(self) -> dict[str, Path]:
-        """The ONNX files by precision: `fp32`, `int8`."""
-        return {precision: self.path / name for precision, name in FILES.items()}
+        """The ONNX files that read token ids, by precision: `fp32` and `int8`, and those that were made besides."""
+        return {precision: self.path / name for precision, name in FILES.items() if name in self.manifest.files}
 
     def open(self, precision: Precision = "int8", *, threads: int = 1) -> "Predictor":
         """The tokenizer and an onnxruntime session, for many calls; `threads` rows run at a time."""
         from compress.export.predictor import open_predictor
 
+        if FILES[precision] not in self.manifest.files:
+            raise BundleError(
+                f"{self.path}: has no {precision} file; it has {', '.join(self.files())}. Make it with: "
+                f"compress export {self.path} --precision {precision}"
+            )
         file, made = self.path / FILES[precision], self.manifest
         threshold = math.inf if made.threshold is None else made.threshold
         return open_predictor(
@@ -140,14 +157,38 @@ class Bundle:
 
         Killed at any moment, it leaves a bundle that loads: the file is unlisted while it changes.
         """
-        target = self.path / name
         if Path(name).name != name or name in FIXED:
-            raise BundleError(f"{target}: cannot be attached; expected a plain name such as report.json or README.md")
+            raise BundleError(
+                f"{self.path / name}: cannot be attached; expected a plain name such as report.json or README.md"
+            )
+        return self._with(name, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+    def put(self, precision: Precision | Literal["text"], source: Path) -> "Bundle":
+        """The bundle with the finished ONNX file `source` as its file of this precision, added or replaced.
+
+        `source` stays where it is. Killed at any moment, it leaves a bundle that loads, as `attach` does: for an
+        instant it has no file of this precision.
+        """
+        name = TEXT if precision == "text" else FILES[precision]
+        return self._with(name, lambda partial: shutil.copyfile(source, partial))
+
+    def copied(self, path: Path) -> "Bundle":
+        """The same bundle in another folder: whole, or not there. A bundle there is replaced, anything else refused."""
+        with _built(path) as folder:
+            for name in (*self.manifest.files, manifests.NAME):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(self.path / name, folder / name)
+        return Bundle.load(path)
+
+    def _with(self, name: str, write: Callable[[Path], object]) -> "Bundle":
+        """The bundle with one file changed, which is unlisted until it is there."""
+        target = self.path / name
         others = {key: stamp for key, stamp in self.manifest.files.items() if key != name}
-        replace(self.manifest, files=others).write(self.path)
         with written(target) as partial:
-            partial.write_text(text, encoding="utf-8")
-        complete = replace(self.manifest, files=dict(sorted({**others, name: Stamp.of(target)}.items())))
+            write(partial)
+            stamp = Stamp.of(partial)
+            replace(self.manifest, files=others).write(self.path)
+        complete = replace(self.manifest, files=dict(sorted({**others, name: stamp}.items())))
         complete.write(self.path)
         return replace(self, manifest=complete)
 

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from compress.data.task import Kind
 from compress.errors import BundleError
+from compress.evidence import Certificate, Sensitivity, Tried
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,6 +79,7 @@ class Report:
     machine  what is known of the hardware, name -> value; versions: library -> version
     seconds  the whole run's wall time; stage_seconds: of each stage
     date     ISO 8601
+    certificates, sensitivity, tuning    what was proved of the files, see `compress.evidence`
     """
 
     title: str
@@ -100,6 +102,9 @@ class Report:
     machine: Mapping[str, str] = field(default_factory=dict)
     noise: str | None = None
     notes: tuple[str, ...] = ()
+    certificates: tuple[Certificate, ...] = ()
+    sensitivity: tuple[Sensitivity, ...] = ()
+    tuning: tuple[Tried, ...] = ()
 
     def score(self, row: Row) -> float | None:
         """The row's value of the report's metric; None where there is no finite one."""

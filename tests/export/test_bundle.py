@@ -204,7 +204,7 @@ def test_attach_adds_and_replaces_files_that_are_then_checked(copied: Path) -> N
             bundle.attach(name, "")
 
 
-def test_attach_killed_at_any_write_leaves_a_bundle_that_loads(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_killed_at_any_write_still_loads(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         pass
 
@@ -224,6 +224,30 @@ def test_attach_killed_at_any_write_leaves_a_bundle_that_loads(copied: Path, mon
         Bundle.load(copied)
     monkeypatch.undo()
     assert Bundle.load(copied).attach("README.md", "another") == Bundle.load(copied)
+
+
+def test_a_file_put_into_a_bundle_is_listed_opened_and_replaced(copied: Path) -> None:
+    bundle = Bundle.load(copied)
+    with pytest.raises(BundleError, match="has no fp16 file; it has fp32, int8"):
+        bundle.open("fp16")
+    bundle = bundle.put("fp16", copied / "onnx/model.onnx")
+    assert Bundle.load(copied) == bundle
+    assert list(bundle.files()) == ["fp32", "int8", "fp16"]
+    assert bundle.predict(["a good film"], precision="fp16") == bundle.predict(["a good film"], precision="fp32")
+    bundle = bundle.put("fp16", copied / "onnx/model_quantized.onnx")
+    assert Bundle.load(copied).predict(["a film"], precision="fp16") == bundle.predict(["a film"])
+    assert "text" not in bundle.put("text", copied / "onnx/model.onnx").files(), "it reads no token ids"
+    assert (copied / "onnx/model_text.onnx").is_file()
+
+
+def test_a_copy_is_the_same_bundle_and_stands_alone(written: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/notes.txt").write_text("mine")
+    with pytest.raises(BundleError, match="exists and is no bundle"):
+        Bundle.load(written).copied(tmp_path / "taken")
+    copy = Bundle.load(written).copied(tmp_path / "copy")
+    assert copy.manifest == Bundle.load(written).manifest
+    assert copy.attach("README.md", "another").manifest != Bundle.load(written).manifest
 
 
 def test_loading_and_predicting_import_neither_torch_nor_transformers(written: Path) -> None:

@@ -1,0 +1,58 @@
+"""What was proved of a bundle's files goes into its report.json."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from compress.evidence import Certificate, Sensitivity, Tried
+from compress.export.bundle import Bundle
+from compress.report.report import Report
+
+NAME = "report.json"
+
+
+def keep(
+    bundle: Bundle,
+    *,
+    certificates: Sequence[Certificate] = (),
+    sensitivity: Sequence[Sensitivity] = (),
+    tuning: Sequence[Tried] = (),
+) -> Bundle:
+    """The bundle with this evidence in its report.
+
+    A certificate takes the place of an older one of the same file on the same device and runtime; a race takes the
+    place of an older one on the same device; sensitivities, of all older ones. What is not given stays. A bundle
+    without a report, as one exported from a checkpoint, gets one that holds nothing else.
+    """
+    report = report_of(bundle)
+    proved = {(each.artefact, each.device, each.runtime): each for each in (*report.certificates, *certificates)}
+    raced = {each.device for each in tuning}
+    report = replace(
+        report,
+        certificates=tuple(proved.values()),
+        sensitivity=tuple(sensitivity) or report.sensitivity,
+        tuning=(*(each for each in report.tuning if each.device not in raced), *tuning),
+    )
+    return bundle.attach(NAME, report.to_json())
+
+
+def report_of(bundle: Bundle) -> Report:
+    """The report in the bundle, or an empty one that says what the bundle is."""
+    if (bundle.path / NAME).is_file():
+        return Report.from_json(bundle.path / NAME)
+    task = bundle.task
+    return Report(
+        title=bundle.path.name,
+        recipe="",
+        teacher="",
+        data="",
+        kind=task.kind,
+        metric=task.metric,
+        labels=len(task.labels),
+        split="",
+        split_rows=0,
+        rows=(),
+        command="",
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=dict(bundle.manifest.versions),
+    )

@@ -1,0 +1,40 @@
+"""Evidence is kept with the bundle: what is newer replaces what it proves anew, all else stays."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from compress.evidence import Certificate, Sensitivity, Tried
+from compress.export.bundle import Bundle
+from compress.report import Report
+from compress.report.evidence import keep, report_of
+from tests.export.test_bundle import write
+from tests.report import sample
+
+HERE = Certificate(
+    artefact="onnx/model_quantized.onnx", method="dynamic int8", metric="accuracy", before=0.9, after=0.89,
+    max_drop=0.005, agreement=0.97, max_logit_difference=0.2, rows=100, split="dev", data="reviews", device="local",
+    runtime="onnxruntime 1.31", certified=False, reason="0.010 lower, 0.005 allowed", date="2026-11-21",
+)  # fmt: skip
+WON = Tried("raw", "local", {"1 thread": 2.0}, {"1 thread": 1.0}, 1e-6, 5.0, passed=True, chosen=True)
+
+
+def test_a_bundle_without_a_report_gets_one_that_says_what_it_is(tmp_path: Path) -> None:
+    bundle = keep(write(tmp_path / "bundle"), certificates=[HERE])
+    report = Report.from_json(bundle.path / "report.json")
+    assert report.certificates == (HERE,)
+    assert (report.kind, report.metric, report.labels, report.rows) == ("classification", "accuracy", 2, ())
+    assert Bundle.load(bundle.path) == bundle, "the manifest knows it"
+
+
+def test_evidence_replaces_what_it_proves_anew(tmp_path: Path) -> None:
+    bundle = write(tmp_path / "bundle").attach("report.json", sample.report().to_json())
+    there = replace(HERE, device="browser", runtime="onnxruntime-web 1.30")
+    better = replace(HERE, after=0.9, certified=True, reason="nothing lost")
+    hurt = Sensitivity("/layer.0/MatMul", "layer 0 query", 0.1, 0.5, kept=True)
+    bundle = keep(bundle, certificates=[HERE, there], sensitivity=[hurt], tuning=[WON, replace(WON, device="browser")])
+    faster = replace(WON, variant="merged")
+    report = report_of(keep(bundle, certificates=[better], tuning=[faster]))
+    assert report.certificates == (better, there)
+    assert report.sensitivity == (hurt,)
+    assert [(each.variant, each.device) for each in report.tuning] == [("raw", "browser"), ("merged", "local")]
+    assert report.rows == report_of(bundle).rows != ()
