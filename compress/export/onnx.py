@@ -58,7 +58,7 @@ def to_onnx(model: nn.Module, path: Path, *, opset: int = 17, segments: bool = T
     if size >= PROTOBUF_LIMIT:
         raise ExportError(f"{_kind(model)}: {size / 1e9:.1f} GB of float32 weights; an ONNX file holds at most 2 GB")
     plain = as_float32(model)
-    probes = [_probe(plain.config, rows, tokens, segments) for rows, tokens in (TRACED, *PROBES)]
+    probes = [probe(plain.config, rows, tokens, segments) for rows, tokens in (TRACED, *PROBES)]
     path.parent.mkdir(parents=True, exist_ok=True)
     with written(path) as partial:
         _trace(plain, probes[0], partial, opset)
@@ -95,7 +95,7 @@ def as_float32(model: nn.Module) -> Any:
     return copy.deepcopy(model, shared).to("cpu").float().eval()
 
 
-class _Exported(nn.Module):
+class Exported(nn.Module):
     """What the file computes: ids and a 0/1 mask in, the answers' logits out."""
 
     def __init__(self, model: Any) -> None:
@@ -113,10 +113,10 @@ class _Exported(nn.Module):
             last_B1 = ends.sum(1, keepdim=True) - 1
             input_ids = input_ids.scatter(1, last_B1, torch.full_like(last_B1, self.model.config.eos_token_id))
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        return tuple(_answers(self.model(input_ids=input_ids, attention_mask=attention_mask, **segments)).values())
+        return tuple(outputs_of(self.model(input_ids=input_ids, attention_mask=attention_mask, **segments)).values())
 
 
-def _answers(out: Any) -> dict[str, Tensor]:
+def outputs_of(out: Any) -> dict[str, Tensor]:
     """The tensors of a model's output that the file has, under the names that the hub's tools look for."""
     return {name: out[name] for name in ("logits", "start_logits", "end_logits") if name in out}
 
@@ -125,7 +125,7 @@ def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> N
     plain.set_attn_implementation("eager")
     try:
         with torch.no_grad():
-            answers = _answers(plain(**batch))
+            answers = outputs_of(plain(**batch))
         if not answers:
             raise LookupError("no logits among its outputs")
         sizes = {0: "batch_size", 1: "sequence_length"}
@@ -135,7 +135,7 @@ def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> N
         # What the tracer and the exporter warn of is checked on the file itself; the warnings name only their own code.
         with warnings.catch_warnings(action="ignore"), torch.no_grad():
             torch.onnx.export(
-                _Exported(plain).eval(),
+                Exported(plain).eval(),
                 tuple(batch.values()),
                 path,
                 dynamo=False,
@@ -160,7 +160,7 @@ def _compare(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor
     with torch.no_grad():
         for batch in batches:
             inputs = {name: batch[name].cpu() for name in names}
-            expected = {name: tensor.numpy() for name, tensor in _answers(plain(**inputs)).items()}
+            expected = {name: tensor.numpy() for name, tensor in outputs_of(plain(**inputs)).items()}
             found = session.run(list(expected), {name: tensor.numpy() for name, tensor in inputs.items()})
             real = inputs["attention_mask"].numpy() == 1
             for one, other in zip(found, expected.values(), strict=True):
@@ -179,7 +179,7 @@ def makes_segments(tokenizer: Any) -> bool:
     return "token_type_ids" in tokenizer.model_input_names
 
 
-def _probe(config: Any, rows: int, tokens: int, segments: bool) -> dict[str, Tensor]:
+def probe(config: Any, rows: int, tokens: int, segments: bool) -> dict[str, Tensor]:
     """Random ids, the end of the first row masked, in the order of the file's inputs."""
     ids = torch.randint(config.vocab_size, (rows, tokens), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
