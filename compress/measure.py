@@ -183,7 +183,7 @@ def _row(
             "flops_per_token": flops_per_token(one.model),
             "file_mb": one.file.stat().st_size / 1e6,
             "latency": _latency(times, one.name),
-            "peak_rss_mb": max(time.peak_rss_mb for time in times if time.name == one.name),
+            "peak_rss_mb": max(time.peak_rss_mb or 0.0 for time in times if time.name == one.name),
             **_training(spent),
         }
     return Row(

@@ -10,17 +10,21 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+import onnxruntime
 import psutil
+from numpy.typing import NDArray
 
 from compress.bench import runner
-from compress.bench.protocol import DeviceError, Latency, Setting, summarise
-from compress.export.session import read_model, session_entries, vocabulary_size
+from compress.bench.protocol import DeviceError, Latency, Setting, Sustained, summarise
+from compress.export.session import open_session, read_model, session_entries, vocabulary_size
 
 WARM_UP = 5
 LAST_WORDS = 600
@@ -57,6 +61,48 @@ def machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
     return {name: value for name, value in known.items() if value}
+
+
+@dataclass(frozen=True)
+class Local:
+    """This machine, as a Device."""
+
+    name: str = "local"
+
+    def facts(self) -> dict[str, str]:
+        return {**machine(), "runtime": f"onnxruntime {onnxruntime.__version__}"}
+
+    def race(
+        self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int = 8, runs: int = 15
+    ) -> list[Latency]:
+        return race(files, settings, rounds=rounds, runs=runs)
+
+    def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
+        return [_sustained(name, _job(path), setting, seconds) for name, path in files.items()]
+
+    def logits(self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[NDArray[np.float32]]:
+        session = open_session(file, threads=1)
+        names = [node.name for node in session.get_inputs()]
+
+        def run(row: Mapping[str, Sequence[int]]) -> NDArray[np.float32]:
+            found = [each[0] for each in session.run(None, {name: np.asarray([row[name]], np.int64) for name in names})]
+            return found[0] if len(found) == 1 else np.stack(found, axis=-1)
+
+        return [run(row) for row in rows]
+
+
+def _sustained(name: str, job: Mapping[str, Any], setting: Setting, seconds: float) -> Sustained:
+    minutes = []
+    with _worker(name, setting, job) as worker:
+        worker.answer()
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            times: list[float] = []
+            until = time.monotonic() + min(60.0, left)
+            while time.monotonic() < until:
+                times += worker.ask(10)["ms"]
+            minutes.append(float(np.median(times)))
+    return Sustained(name, setting, tuple(minutes), (None,) * len(minutes))
 
 
 @dataclass(frozen=True)

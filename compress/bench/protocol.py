@@ -35,7 +35,7 @@ class Latency:
 
     runs         how many timed runs the percentiles are of
     *_ms         of one forward, in milliseconds; init_ms opens the file, first_ms is the first forward
-    peak_rss_mb  the most memory its process held, runtime and file included, 10^6 bytes
+    peak_rss_mb  the most memory its process held, runtime and file included, 10^6 bytes; None where it cannot be read
     noisy        the machine changed speed during the measurement: do not quote the figures; `noise` says how much
     """
 
@@ -48,9 +48,25 @@ class Latency:
     p99_ms: float
     init_ms: float
     first_ms: float
-    peak_rss_mb: float
+    peak_rss_mb: float | None
     noisy: bool
     noise: str
+
+
+@dataclass(frozen=True)
+class Sustained:
+    """What one file took while it ran without pause.
+
+    minutes       p50 of one forward in each minute, in milliseconds; the last minute may be cut short
+    temperatures  at the end of each minute, degrees Celsius; None where the device shows none
+    started       the temperature before the first forward: a file measured after another starts on a warm device
+    """
+
+    name: str
+    setting: Setting
+    minutes: tuple[float, ...]
+    temperatures: tuple[float | None, ...]
+    started: float | None = None
 
 
 def summarise(
@@ -60,7 +76,7 @@ def summarise(
     *,
     init_ms: float,
     first_ms: float,
-    peak_rss_mb: float,
+    peak_rss_mb: float | None,
 ) -> Latency:
     """Percentiles over the runs of all rounds (at least two), and whether the halves of the rounds agree."""
     times = np.concatenate([np.asarray(times) for times in rounds])

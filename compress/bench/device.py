@@ -1,0 +1,63 @@
+"""Where files are measured: this machine, a machine reached over ssh, a browser, an Android phone. One protocol."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.bench.protocol import DeviceError, Latency, Setting, Sustained
+from compress.errors import did_you_mean
+
+Row = Mapping[str, Sequence[int]]
+"""One encoded text: input_ids, attention_mask and, where the model has segments, token_type_ids."""
+
+KINDS = ("local", "ssh", "browser", "adb")
+
+
+class Device(Protocol):
+    """An opened device. Everything raises DeviceError where the device fails, ExportError for a file that is no text
+    encoder; neither leaves a process or a file behind."""
+
+    @property
+    def name(self) -> str:
+        """`local`, `ssh:pi`, `browser`, `adb:SERIAL`."""
+
+    def facts(self) -> dict[str, str]:
+        """What the figures are measured on: processor, cores, instructions, governor, temperature, system, runtime."""
+
+    def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
+        """The latency of each file at each setting: settings in the order given, files within, interleaved."""
+
+    def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
+        """Each file without pause for `seconds`, one file after another, in the order given."""
+
+    def logits(self, file: Path, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """What the file answers there, each row by itself: (outputs,), or (tokens, outputs) of a tokenwise task."""
+
+
+@contextmanager
+def open_device(
+    name: str, *, lan: bool = False, timeout: float = 60.0, say: Callable[[str], None] = print
+) -> Iterator[Device]:
+    """The device of that name, closed at the end, whatever happens.
+
+    name     `local`, `ssh:[user@]host[:port]`, `browser`, `adb`, `adb:SERIAL`
+    lan      browser: whether other machines of the network may open the page
+    timeout  seconds until a device that does not answer is given up
+    say      is told what the user must do or wait for
+    """
+    kind, _, _where = name.partition(":")
+    if kind == "local":
+        from compress.bench.local import Local
+
+        yield Local()
+    elif kind == "browser":
+        from compress.bench.browser import browser
+
+        with browser(lan=lan, timeout=timeout, say=say) as device:
+            yield device
+    else:
+        raise DeviceError(f"--device {name}: no such device.{did_you_mean(kind, KINDS)}")
