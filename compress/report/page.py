@@ -91,13 +91,15 @@ def _bars(report: Report) -> list[Figure]:
     )
     found = []
     for index, (name, unit, value) in enumerate(measures):
-        items = [(row, number) for row in report.rows if (number := finite(value(row))) is not None]
+        items = [
+            charts.Bar(row.name, number, row.role) for row in report.rows if (number := finite(value(row))) is not None
+        ]
         if items:
             found.append(Figure(name, *_drawn(_bar_drawing(items, name, unit), f"bars-{index}", SIDE)))
     return found
 
 
-def _bar_drawing(items: list[tuple[Row, float]], name: str, unit: str) -> Callable[[str, float], Markup]:
+def _bar_drawing(items: list[charts.Bar], name: str, unit: str) -> Callable[[str, float], Markup]:
     return lambda key, width: charts.bars(items, key, width, (name, unit))
 
 

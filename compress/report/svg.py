@@ -3,7 +3,7 @@
 Lengths are pixels of the picture. Colours come from the page's style sheet, by class.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -70,6 +70,14 @@ def dot(x: float, y: float, *, style: str, hint: str, square: bool = False) -> M
         return shape + Markup("<title>{}</title></path>").format(hint)
     circle = Markup('<circle cx="{:.1f}" cy="{:.1f}" r="6" class="{}"><title>{}</title></circle>')
     return circle.format(x, y, style, hint)
+
+
+def tagged(data: Mapping[str, str], marks: Markup) -> Markup:
+    """The marks as one group with these data-attributes; as they are where there are none."""
+    if not data:
+        return marks
+    attributes = Markup(" ").join(Markup('data-{}="{}"').format(name, value) for name, value in data.items())
+    return Markup("<g {}>{}</g>").format(attributes, marks)
 
 
 def text_width(content: str, size: float) -> float:

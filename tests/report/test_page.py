@@ -10,6 +10,7 @@ import pytest
 
 from compress.report import Report, Row, charts, svg, training
 from compress.report.axes import Axis, label
+from compress.report.charts import Bar
 from tests.report.sample import ROWS, curve, latency, regression, report
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}"
@@ -133,7 +134,7 @@ def test_one_point_per_row_with_latency_in_each_of_two_widths() -> None:
 
 
 def test_bars_are_as_long_as_the_values() -> None:
-    drawn = str(charts.bars([(ROWS[2], 90.0), (ROWS[4], 22.5)], "key", 360, ("File size", "MB")))
+    drawn = str(charts.bars([Bar("a", 90.0, "teacher"), Bar("b", 22.5, "student")], "key", 360, ("File size", "MB")))
     assert re.findall(r'width="([\d.]+)" height="8.0" rx="2" class="bar', drawn) == ["360.0", "90.0"]
 
 
