@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from compress.report import cells, charts, headline, training, units
 from compress.report.report import Report, Row, finite
+from compress.report.templates import render
 
 # Widths in pixels of the page's columns: the wider and the narrower of two, both together, and a phone's only one.
 MAIN, SIDE, WHOLE, PHONE = 690, 350, 1088, 342
@@ -36,17 +35,13 @@ class Stage:
 
 def html(report: Report) -> str:
     """The report as one page of HTML: styles and pictures inside, no script, no request, all text escaped."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     columns = cells.columns(report)
-    return environment.get_template("page.html.j2").render(
+    return render(
+        "page.html.j2",
+        title=report.title,
+        context=f"{report.recipe} from {report.teacher} on {report.data}, {report.date[:10]}",
+        script_hash="",
         report=report,
-        metric=units.metric(report.metric),
         headline=headline.headline(report),
         remarks=headline.remarks(report),
         key_figures=cells.key_figures(report),
