@@ -1,0 +1,135 @@
+"""Zafrir et al. 2019, "Q8BERT: Quantized 8Bit BERT", arXiv:1910.06188.
+
+Eq. 1, 2  weights             Clamp(round(W S), -M, M) with S = M / max|W|, M = 127, as the float it stands for
+Eq. 3     activations         the same for what a layer reads, its range an exponential moving average over training
+Sec. 2    QuantizationAware   fine-tuning in which every linear layer computes with both; gradients pass the rounding
+
+Shapes: B examples, L tokens, D a layer's inputs, O its outputs.
+
+Deviations:
+- as in the int8 file that ships (compress.quantize.static): one scale for each output of a layer instead of one for
+  its matrix, activations from 0 to 255 between two moving ends instead of symmetric ones.
+- layers that read one vector per example (pooler, classifier) stay float, as in that file; so do embedding tables,
+  whose rounding has not been seen to cost anything (docs/LOG.md).
+- the gradient is 1 inside an activation's range and 0 outside (torch's straight-through estimator); theirs is 1.
+- pads do not move the ranges: the file reads its rows unpadded.
+- the objective is the stage's, which may distil; theirs is the task's loss on labels.
+- one range for a layer that is called several times (ALBERT); the file then uses it at each place.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from compress.errors import ObjectiveError
+from compress.objective import Objective
+from compress.step import Distillation
+
+M = 127
+LEVELS = 255
+TINY = 1e-12
+"""The least width of a range: a layer that reads nothing but zeros has a scale too."""
+
+
+def weights(W_OD: Tensor) -> Tensor:
+    """round(W S) / S with S = M / max|W| of each output's row: what int8 holds of W, in float32."""
+    W_OD = W_OD.float()
+    scale_O = W_OD.detach().abs().amax(1).clamp(min=TINY) / M
+    return torch.fake_quantize_per_channel_affine(W_OD, scale_O, torch.zeros_like(scale_O).int(), 0, -M, M)
+
+
+def activations(x_BLD: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """What uint8 holds of x between low <= 0 and high >= 0, in float32; what lies outside is clamped."""
+    scale = (high - low).clamp(min=TINY) / LEVELS
+    return torch.fake_quantize_per_tensor_affine(x_BLD.float(), scale, (-low / scale).round().int(), 0, LEVELS)
+
+
+class QuantizationAware(nn.Module):
+    """step(**batch) -> `objective`, the student computing as int8 will.
+
+    Every linear layer that reads tokens rounds its weights and what it reads. `decay` is of the moving average over
+    steps of the least and largest value read; it begins with the first batch's. When training is over (`finish`) the
+    student is a plain model again, and its config holds `activation_ranges`, layer -> [low, high], with which its
+    bundle's int8 file is made. Raises ObjectiveError for a student without linear layers.
+    """
+
+    accepts_loss_kwargs = False
+
+    def __init__(
+        self,
+        student: PreTrainedModel,
+        teacher: nn.Module | None,
+        objective: Objective,
+        *,
+        words: object = None,
+        decay: float = 0.9,
+    ) -> None:
+        super().__init__()
+        if not 0 <= decay < 1:
+            raise ObjectiveError(f"q8bert.QuantizationAware: decay is {decay}; expected a number from 0 to below 1")
+        self.minimise = Distillation(student, teacher, objective)
+        self._plain = {name: each for name, each in student.named_modules() if type(each) is nn.Linear}
+        if not self._plain:
+            raise ObjectiveError(
+                f"q8bert.QuantizationAware: {type(student).__name__} has no linear layers to quantise (GPT-2's are "
+                "convolutions); expected an encoder or T5"
+            )
+        for name, layer in self._plain.items():
+            student.set_submodule(name, Int8Linear(layer, decay))
+
+    @property
+    def student(self) -> PreTrainedModel:
+        return self.minimise.student
+
+    def forward(self, **batch: Any) -> dict[str, Tensor]:
+        for layer in self._layers().values():
+            layer.real_BL = batch["attention_mask"].bool()
+        parts: dict[str, Tensor] = self.minimise(**batch)
+        return parts
+
+    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.minimise.items(batch)
+
+    def finish(self) -> None:
+        ranges = {name: layer.range_2.tolist() for name, layer in self._layers().items() if layer.seen}
+        self.student.config.activation_ranges = ranges
+        for name, layer in self._plain.items():
+            self.student.set_submodule(name, layer)
+
+    def _layers(self) -> dict[str, "Int8Linear"]:
+        return {name: each for name, each in self.student.named_modules() if isinstance(each, Int8Linear)}
+
+
+class Int8Linear(nn.Module):
+    """y = Q(x) Q(W)^T + b, with the parameters of the linear layer whose place it takes."""
+
+    range_2: Tensor
+
+    def __init__(self, layer: nn.Linear, decay: float) -> None:
+        super().__init__()
+        self.weight, self.bias, self.decay = layer.weight, layer.bias, decay
+        self.real_BL: Tensor | None = None
+        self.register_buffer("range_2", torch.full((2,), torch.nan, device=layer.weight.device))
+
+    @property
+    def seen(self) -> bool:
+        """Whether it has read tokens while training."""
+        return not bool(self.range_2.isnan().any())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, L, D) -> (B, L, O); other shapes are not tokens and stay exact."""
+        if self.training and x.dim() == 3:
+            self._observe(x.detach().float())
+        elif x.dim() != 3 or not self.seen:
+            return linear(x, self.weight, self.bias)
+        return linear(activations(x, *self.range_2), weights(self.weight), self.bias)
+
+    def _observe(self, x_BLD: Tensor) -> None:
+        real = self.real_BL is not None and self.real_BL.shape == x_BLD.shape[:2]
+        read_TD = x_BLD[self.real_BL] if real else x_BLD.flatten(0, 1)
+        now_2 = torch.stack([read_TD.amin().clamp(max=0), read_TD.amax().clamp(min=0)])
+        self.range_2.copy_(torch.where(self.range_2.isnan(), now_2, now_2.lerp(self.range_2, self.decay)))
