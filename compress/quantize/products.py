@@ -1,0 +1,122 @@
+"""The matrix products with constant weights in a graph: what quantisation quantises.
+
+A product is known by the name of its node, which in our exports carries the module's path; it is a MatMul with a
+constant matrix on its right, or a Gemm that is one with a bias. Products of two activations are none.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+
+@dataclass(frozen=True)
+class Product:
+    """`output` = `reads` @ weight (+ bias).
+
+    name     of the node (its output's name where the node has none)
+    reads    the tensor of activations
+    weight   the initializer: (in, out), or (out, in) where `transposed`
+    bias     the initializer added to the product, as the node's own input or by an Add behind it; None: there is none
+    output   the tensor that holds the result, bias included
+    ends     the first outputs of the nodes that compute it: the product's and, where that adds the bias, the Add's
+    gemm     whether the node is a Gemm, which reads rows of a matrix, and no MatMul
+    """
+
+    name: str
+    reads: str
+    weight: str
+    transposed: bool
+    bias: str | None
+    output: str
+    ends: tuple[str, ...]
+    gemm: bool = False
+
+    def matrix(self, weights: Mapping[str, onnx.TensorProto]) -> NDArray[np.float32]:
+        """The weight as (in, out)."""
+        found = numpy_helper.to_array(weights[self.weight])
+        return np.asarray(found.T if self.transposed else found, np.float32)
+
+
+def initializers(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    return {tensor.name: tensor for tensor in graph.initializer}
+
+
+def products(graph: onnx.GraphProto) -> list[Product]:
+    """The graph's products, in its order."""
+    weights = initializers(graph)
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    shown = {value.name for value in graph.output}
+    found = []
+    for node in graph.node:
+        if node.op_type == "MatMul" and _is_matrix(weights, node.input[1]):
+            found.append(_with_bias(node, weights, readers, shown))
+        elif node.op_type == "Gemm" and _is_matrix(weights, node.input[1]) and (given := _gemm(node, weights)):
+            found.append(given)
+    return found
+
+
+def table_lookups(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The Gathers of rows of constant float32 tables: embeddings."""
+    weights = initializers(graph)
+    return [
+        node
+        for node in graph.node
+        if node.op_type == "Gather" and _is_matrix(weights, node.input[0]) and _attributes(node).get("axis", 0) == 0
+    ]
+
+
+def layer(name: str) -> str:
+    """A product's name as a reader says it: `/model/bert/encoder/layer.3/output/dense/MatMul` is `layer 3, output`.
+
+    What repeats a shared layer in ALBERT's exports, `attention_2`, is told too: it is the layer's third use.
+    """
+    parts = [part for part in name.strip("/").split("/")[:-1] if part not in ("dense", "self")]
+    for at, part in enumerate(parts):
+        if match := re.fullmatch(r"(?:layers?|h|blocks?)\.(\d+)", part):
+            return f"layer {match[1]}, {' '.join(parts[at + 1 :]) or 'product'}"
+    return " ".join(parts[2:] if len(parts) > 2 else parts[1:] or parts) or name
+
+
+def _with_bias(
+    node: onnx.NodeProto,
+    weights: Mapping[str, onnx.TensorProto],
+    readers: Mapping[str, list[onnx.NodeProto]],
+    shown: set[str],
+) -> Product:
+    made, weight = node.output[0], node.input[1]
+    width = weights[weight].dims[1]
+    bias, output, ends = None, made, (made,)
+    after = readers.get(made, [])
+    if len(after) == 1 and after[0].op_type == "Add" and made not in shown:
+        other = next((name for name in after[0].input if name != made), made)
+        if other in weights and list(weights[other].dims) == [width]:
+            bias, output, ends = other, after[0].output[0], (made, after[0].output[0])
+    return Product(node.name or made, node.input[0], weight, False, bias, output, ends)
+
+
+def _gemm(node: onnx.NodeProto, weights: Mapping[str, onnx.TensorProto]) -> Product | None:
+    """None where it does more than x @ W (+ b)."""
+    asked = _attributes(node)
+    bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
+    plain = asked.get("alpha", 1.0) == asked.get("beta", 1.0) == 1.0 and not asked.get("transA", 0)
+    if not plain or (bias is not None and (bias not in weights or len(weights[bias].dims) != 1)):
+        return None
+    made = node.output[0]
+    across = bool(asked.get("transB", 0))
+    return Product(node.name or made, node.input[0], node.input[1], across, bias, made, (made,), gemm=True)
+
+
+def _is_matrix(weights: Mapping[str, onnx.TensorProto], name: str) -> bool:
+    return name in weights and len(weights[name].dims) == 2 and weights[name].data_type == onnx.TensorProto.FLOAT
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, float]:
+    return {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}

@@ -1,0 +1,51 @@
+"""Graphs that tests quantise: a model's export, a chain of products in a few lines, and rows that they read."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from compress.export.onnx import to_onnx
+from compress.export.session import open_session
+from tests import learning, tiny
+
+Array = np.ndarray[Any, Any]
+
+
+def exported(path: Path, family: str = "bert", **changes: Any) -> Path:
+    to_onnx(tiny.model(family, **changes), path, segments=False)
+    return path
+
+
+def rows(count: int = 24) -> list[dict[str, Any]]:
+    names = ("input_ids", "attention_mask")
+    return [{name: row[name] for name in names} for row in learning.rows(count)]
+
+
+def logits(path: Path, given: list[dict[str, Any]]) -> Array:
+    """Each row run alone."""
+    session = open_session(path, threads=1)
+    names = [node.name for node in session.get_inputs()]
+    return np.stack([session.run(None, {name: np.array([row[name]]) for name in names})[0][0] for row in given])
+
+
+def one_product(path: Path, matrix: Array, bias: Array | None) -> Path:
+    """x (batch, tokens, in) @ matrix (+ bias), named `product`."""
+    made = "y" if bias is None else "raw"
+    nodes = [helper.make_node("MatMul", ["x", "w"], [made], name="product")]
+    tensors = [numpy_helper.from_array(matrix.astype(np.float32), "w")]
+    if bias is not None:
+        nodes.append(helper.make_node("Add", ["b", "raw"], ["y"], name="bias"))
+        tensors.append(numpy_helper.from_array(bias.astype(np.float32), "b"))
+    shapes = {"x": ["batch", "tokens", matrix.shape[0]], "y": ["batch", "tokens", matrix.shape[1]]}
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items())
+    graph = helper.make_graph(nodes, "graph", [x], [y], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save_model(model, path)
+    return path
+
+
+def operators(path: Path) -> list[str]:
+    return [node.op_type for node in onnx.load_model(path).graph.node]
