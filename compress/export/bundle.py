@@ -217,6 +217,7 @@ def _write_model(
     """Weights, config, tokenizer and both ONNX files."""
     from compress.export.int8 import quantize_dynamic
     from compress.export.onnx import as_float32, makes_segments, to_onnx
+    from compress.quantize.learned import learned_ranges, quantize_learned
 
     plain = as_float32(model)
     labels = (task.label,) if task.kind == "regression" else output_names(task)
@@ -232,7 +233,10 @@ def _write_model(
         words.save_pretrained(folder)
     _as_transformers_4_reads(folder / "tokenizer_config.json")
     to_onnx(plain, folder / FILES["fp32"], segments=makes_segments(tokenizer))
-    quantize_dynamic(folder / FILES["fp32"], folder / FILES["int8"], keep=keep)
+    if learned := learned_ranges(plain.config):
+        quantize_learned(folder / FILES["fp32"], folder / FILES["int8"], learned, keep=keep)
+    else:
+        quantize_dynamic(folder / FILES["fp32"], folder / FILES["int8"], keep=keep)
 
 
 def _as_transformers_4_reads(path: Path) -> None:

@@ -2,27 +2,27 @@
 
 Eq. 1, 2  weights             Clamp(round(W S), -M, M) with S = M / max|W|, M = 127, as the float it stands for
 Eq. 3     activations         the same for what a layer reads, its range an exponential moving average over training
-Sec. 2    QuantizationAware   fine-tuning in which every linear layer computes with both; gradients pass the rounding
+Sec. 2    QuantizationAware   fine-tuning in which every linear layer computes with both, and embeddings are read from
+                              rounded tables; gradients pass the rounding
 
 Shapes: B examples, L tokens, D a layer's inputs, O its outputs.
 
 Deviations:
 - as in the int8 file that ships (compress.quantize.static): one scale for each output of a layer instead of one for
-  its matrix, activations from 0 to 255 between two moving ends instead of symmetric ones.
-- layers that read one vector per example (pooler, classifier) stay float, as in that file; so do embedding tables,
-  whose rounding has not been seen to cost anything (docs/LOG.md).
+  its matrix, activations and tables from 0 to 255 between two ends instead of symmetric ones.
+- layers that read one vector per example (pooler, classifier) stay float: they cost no time.
 - the gradient is 1 inside an activation's range and 0 outside (torch's straight-through estimator); theirs is 1.
 - pads do not move the ranges: the file reads its rows unpadded.
 - the objective is the stage's, which may distil; theirs is the task's loss on labels.
 - one range for a layer that is called several times (ALBERT); the file then uses it at each place.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import embedding, linear
 from transformers import PreTrainedModel
 
 from compress.errors import ObjectiveError
@@ -51,10 +51,10 @@ def activations(x_BLD: Tensor, low: Tensor, high: Tensor) -> Tensor:
 class QuantizationAware(nn.Module):
     """step(**batch) -> `objective`, the student computing as int8 will.
 
-    Every linear layer that reads tokens rounds its weights and what it reads. `decay` is of the moving average over
-    steps of the least and largest value read; it begins with the first batch's. When training is over (`finish`) the
-    student is a plain model again, and its config holds `activation_ranges`, layer -> [low, high], with which its
-    bundle's int8 file is made. Raises ObjectiveError for a student without linear layers.
+    Every linear layer that reads tokens rounds its weights and what it reads, every embedding its table. `decay` is of
+    the moving average over steps of the least and largest value read; it begins with the first batch's. When training
+    is over (`finish`) the student is a plain model again, and its config holds `activation_ranges`, layer -> [low,
+    high], with which its bundle's int8 file is made. Raises ObjectiveError for a student without linear layers.
     """
 
     accepts_loss_kwargs = False
@@ -72,14 +72,16 @@ class QuantizationAware(nn.Module):
         if not 0 <= decay < 1:
             raise ObjectiveError(f"q8bert.QuantizationAware: decay is {decay}; expected a number from 0 to below 1")
         self.minimise = Distillation(student, teacher, objective)
-        self._plain = {name: each for name, each in student.named_modules() if type(each) is nn.Linear}
-        if not self._plain:
+        kinds: dict[type[nn.Module], Callable[[Any], nn.Module]]
+        kinds = {nn.Linear: lambda layer: Int8Linear(layer, decay), nn.Embedding: Int8Embedding}
+        self._plain = {name: each for name, each in student.named_modules() if type(each) in kinds}
+        if not any(isinstance(each, nn.Linear) for each in self._plain.values()):
             raise ObjectiveError(
                 f"q8bert.QuantizationAware: {type(student).__name__} has no linear layers to quantise (GPT-2's are "
                 "convolutions); expected an encoder or T5"
             )
         for name, layer in self._plain.items():
-            student.set_submodule(name, Int8Linear(layer, decay))
+            student.set_submodule(name, kinds[type(layer)](layer))
 
     @property
     def student(self) -> PreTrainedModel:
@@ -133,3 +135,16 @@ class Int8Linear(nn.Module):
         read_TD = x_BLD[self.real_BL] if real else x_BLD.flatten(0, 1)
         now_2 = torch.stack([read_TD.amin().clamp(max=0), read_TD.amax().clamp(min=0)])
         self.range_2.copy_(torch.where(self.range_2.isnan(), now_2, now_2.lerp(self.range_2, self.decay)))
+
+
+class Int8Embedding(nn.Module):
+    """The rows of Q(table), with the parameters of the embedding whose place it takes."""
+
+    def __init__(self, layer: nn.Embedding) -> None:
+        super().__init__()
+        self.weight, self.padding_idx = layer.weight, layer.padding_idx
+        self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
+
+    def forward(self, ids: Tensor) -> Tensor:
+        ends = (self.weight.detach().float().amin().clamp(max=0), self.weight.detach().float().amax().clamp(min=0))
+        return activations(embedding(ids, self.weight, self.padding_idx), *ends)
