@@ -32,8 +32,8 @@ def trained_for_int8(
     """A new bundle in `out`: the model trained to answer in int8 as it does in float, and its static int8 file.
 
     It learns from itself in float, on the train split of `data`; a recipe with a `step` of its own and `overrides` say
-    how long. The run is kept under $COMPRESS_HOME/qat until it is done: interrupted, the same call goes on from its last
-    checkpoint. Raises BundleError for a bundle whose task `data` is not.
+    how long. The run is kept under $COMPRESS_HOME/qat until it is done: interrupted, the same call goes on from its
+    last checkpoint. Raises BundleError for a bundle whose task `data` is not.
     """
     if out.resolve() == bundle.path.resolve():
         raise BundleError(
