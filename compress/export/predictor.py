@@ -16,7 +16,7 @@ from compress.data.task import Task
 from compress.data.windows import plain
 from compress.errors import BundleError
 from compress.export.marking import Answer, Marked, answered, marked
-from compress.export.session import open_session
+from compress.export.session import UNOPENED, open_session
 
 Text = str | tuple[str, str]
 Row = Mapping[str, Sequence[int]]
@@ -87,7 +87,11 @@ class Predictor:
             if missing := [name for name in names if name not in row]:
                 raise BundleError(f"logits: a row has {', '.join(row)}; expected {', '.join(missing)} too")
             feeds = {name: np.asarray([row[name]], dtype=np.int64) for name in names}
-            found = [output[0] for output in self.session.run(None, feeds)]
+            try:
+                found = [output[0] for output in self.session.run(None, feeds)]
+            except UNOPENED as error:
+                told = " ".join(str(error).split())
+                raise BundleError(f"the model cannot be run on {len(row[names[0]])} tokens: {told}") from None
             return found[0] if len(found) == 1 else np.stack(found, axis=-1)  # starts and ends of spans
 
         with ThreadPoolExecutor(self.threads) as pool:
@@ -101,10 +105,23 @@ def open_predictor(
     folder: Path, onnx_file: Path, *, task: Task, max_length: int, threads: int, threshold: float = math.inf
 ) -> Predictor:
     """Opens the ONNX file with the tokenizer of the folder, which gives the tokens transformers gives."""
-    tokenizer: Any = plain(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    tokenizer: Any = plain(open_tokenizer(folder))
     if not task.tokenwise:  # these read what is too long in several rows
         tokenizer.enable_truncation(max_length, strategy="longest_first")
     return Predictor(task, tokenizer, open_session(onnx_file, threads=1), max_length, threads, threshold)
+
+
+def open_tokenizer(folder: Path) -> Tokenizer:
+    """The folder's tokenizer.json. Raises BundleError where there is none, or none that can be read."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise BundleError(f"{path}: no such file; expected the tokenizer that belongs to the model")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:
+        if type(error) is not Exception:  # which is what the library raises for any file that it cannot read
+            raise
+        raise BundleError(f"{path}: no tokenizer that can be read ({error}); copy the model again") from None
 
 
 def _checked(text: Text, task: Task) -> Text:

@@ -14,6 +14,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
 from compress.bench.runner import session_options
 from compress.errors import ExportError
+from compress.export.outside import check_entries, check_weights
 
 SESSION_KEY = "compress.session"
 """The metadata property that holds, as a JSON object, the session configuration entries the file wants."""
@@ -28,9 +29,13 @@ UNFUSED_SKIP_WHY = (
 )
 
 UNOPENED = (
+    runtime.EPFail,
     runtime.Fail,
     runtime.InvalidArgument,
     runtime.InvalidGraph,
+    runtime.InvalidProtobuf,
+    runtime.NoModel,
+    runtime.NoSuchFile,
     runtime.NotImplemented,
     runtime.RuntimeException,
 )
@@ -38,32 +43,65 @@ UNOPENED = (
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """The parsed file. Raises ExportError when it is missing or no ONNX file."""
-    if not path.is_file():
-        raise ExportError(f"{path}: no such file; expected an ONNX model")
-    try:
-        return onnx.load_model(path, load_external_data=False)
-    except DecodeError as error:
-        raise ExportError(f"{path}: not an ONNX model, or a truncated one ({error})") from None
+    """The parsed file, with the weights that it keeps in other files of its folder.
+
+    Raises ExportError when it is missing or no ONNX file, and when it would have anything outside its folder read.
+    """
+    model = _parsed(path)
+    if check_weights(model, path):
+        try:
+            onnx.load_external_data_for_model(model, str(path.parent))
+        except (onnx.checker.ValidationError, ValueError) as error:
+            raise ExportError(f"{path}: the weights it keeps in other files cannot be read: {error}") from None
+    return model
+
+
+def weights_elsewhere(path: Path) -> list[str]:
+    """The names of the other files of its folder in which an ONNX file keeps weights. Raises as `read_model` does."""
+    return check_weights(_parsed(path), path)
 
 
 def metadata(model: onnx.ModelProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in model.metadata_props}
 
 
-def session_entries(model: onnx.ModelProto) -> dict[str, str]:
-    """The session configuration entries the file asks for; none for a file that is not ours."""
-    entries: dict[str, str] = json.loads(metadata(model).get(SESSION_KEY, "{}"))
-    return entries
+def session_entries(model: onnx.ModelProto, path: Path = Path("the ONNX file")) -> dict[str, str]:
+    """The session configuration entries the file asks for; none for a file that is not ours.
+
+    Raises ExportError for entries that are none, or that would do more than choose how to compute.
+    """
+    try:
+        entries = json.loads(metadata(model).get(SESSION_KEY, "{}"))
+    except json.JSONDecodeError:
+        entries = None
+    return check_entries(entries, path)
 
 
 def open_session(path: Path, threads: int = 0) -> onnxruntime.InferenceSession:
-    """A CPU session with the options the file asks for; `threads` 0 leaves their number to onnxruntime."""
-    options = session_options(threads, session_entries(read_model(path)))
+    """A CPU session with the options the file asks for; `threads` 0 leaves their number to onnxruntime.
+
+    Raises ExportError as `read_model` and `session_entries` do, and for a file that onnxruntime cannot run.
+    """
+    model = _parsed(path)
+    check_weights(model, path)
+    options = session_options(threads, session_entries(model, path))
     try:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except UNOPENED as error:
-        raise ExportError(f"{path}: onnxruntime {onnxruntime.__version__} cannot open it: {error}") from None
+        told = " ".join(str(error).split())
+        raise ExportError(f"{path}: onnxruntime {onnxruntime.__version__} cannot open it: {told}") from None
+
+
+def _parsed(path: Path) -> onnx.ModelProto:
+    if not path.is_file():
+        raise ExportError(f"{path}: no such file; expected an ONNX model")
+    try:
+        model = onnx.load_model(path, load_external_data=False)
+    except DecodeError as error:
+        raise ExportError(f"{path}: not an ONNX model, or a truncated one ({error})") from None
+    if not model.ir_version or not model.opset_import:  # any bytes may happen to be a message without these
+        raise ExportError(f"{path}: not an ONNX model, or a truncated one (it names no version of ONNX)")
+    return model
 
 
 def vocabulary_size(model: onnx.ModelProto, path: Path) -> int:
@@ -81,10 +119,17 @@ def vocabulary_size(model: onnx.ModelProto, path: Path) -> int:
             aliases.add(node.output[0])
         elif aliases & set(node.input) and (rows := [tables[name] for name in node.input if name in tables]):
             return max(rows)
-    for config in (path.parent / "config.json", path.parent.parent / "config.json"):
-        if config.is_file() and (size := json.loads(config.read_text(encoding="utf-8")).get("vocab_size")):
-            return int(size)
+    if size := declared_vocabulary(path):
+        return size
     raise ExportError(
         f"{path}: no table is looked up by an input named input_ids, and no config.json beside it gives vocab_size; "
         "expected the ONNX file of a text encoder. Put its config.json into the same folder."
     )
+
+
+def declared_vocabulary(path: Path) -> int | None:
+    """`vocab_size` of the config.json beside the file, or one folder up; None where there is none."""
+    for config in (path.parent / "config.json", path.parent.parent / "config.json"):
+        if config.is_file() and (size := json.loads(config.read_text(encoding="utf-8")).get("vocab_size")):
+            return int(size)
+    return None
