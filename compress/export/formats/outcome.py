@@ -1,0 +1,96 @@
+"""What an export made: the files, how exact they are, and what there is to know of them."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from compress.errors import ExportError
+from compress.export.trial import Difference
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from compress.export.formats import Exported
+
+FAR = 0.1
+"""A largest difference beyond this share of the largest logit is warned of."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """One file.
+
+    file         path inside the folder, with forward slashes; a model in two files is named by the first, the other
+                 is in `with_files`
+    precision    of the weights; `note`: what it is, where that does not say it all
+    difference   from the fp32 ONNX file's logits on made-up rows; none of a file that is no model
+    certificate  of the ONNX file it was made of, as JSON, where that carries one
+    """
+
+    file: str
+    precision: str
+    difference: Difference | None
+    note: str = ""
+    with_files: tuple[str, ...] = ()
+    certificate: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a format wrote; verdicts are sentences on where and how to run it, versions of what made it."""
+
+    files: tuple[Made, ...]
+    verdicts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ("onnx", "onnxruntime")
+
+
+def far_off(made: Sequence[Made]) -> list[str]:
+    """A warning for each file whose answers are far from fp32's."""
+    return [
+        f"{each.file}: logits differ from fp32's by up to {each.difference.largest:.2g} where the largest is "
+        f"{each.difference.logit:.2g}, on {each.difference.rows} rows of random tokens; score it on real data before "
+        "it ships"
+        for each in made
+        if each.difference is not None and not each.difference.relative <= FAR
+    ]
+
+
+def required(module: str, extra: str) -> Any:
+    """The module that an extra brings. Raises ExportError where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise ExportError(
+            f"{package} is not installed; expected it for this format: pip install 'compress[{extra}]'"
+        ) from error
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Of those that are installed."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def table(exported: "Exported") -> "Table":
+    """File, precision, size and difference, one line each."""
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False)
+    for name, side in (("file", "left"), ("precision", "left"), ("MB", "right"), ("differs by", "right"), ("", "left")):
+        shown.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
+    for made in exported.files:
+        size = sum(exported.sizes[name] for name in (made.file, *made.with_files)) / 1e6
+        apart = "" if made.difference is None else f"{made.difference.largest:.1e} of {made.difference.logit:.2g}"
+        shown.add_row(made.file, made.precision, f"{size:.2f}", apart, made.note)
+    return shown
