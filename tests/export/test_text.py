@@ -1,0 +1,236 @@
+"""A text file reads every text as its tokenizer does, answers as the bundle does, and is refused where it would not."""
+
+import json
+import random
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from tokenizers import Tokenizer
+from transformers import BertTokenizer
+
+from compress.data.task import Task
+from compress.errors import ExportError
+from compress.export import text as texting
+from compress.export.bundle import TEXT, Bundle
+from compress.export.predictor import Text
+from compress.export.session import open_session, read_model
+from compress.export.text import frame as frames
+from compress.export.text import run_text, text_model, trie, verdict_of, wordpiece
+from compress.export.text.characters import Reading
+from compress.export.text.equal import Difference, differences, torture
+from compress.export.text.torture import TEXTS
+from compress.export.text.whole import reader
+from compress.export.text.wordpiece import WordPiece
+from tests import tiny
+
+LETTERS = tuple(sorted({*string.ascii_letters, *string.digits, *"".join(TEXTS[4:60])} - {" ", "\u0301"}))
+"""Half of what the hard texts are made of has a token, the other half is unknown."""
+WORDS = (
+    *tiny.WORDS,
+    *(letter for letter in LETTERS[::2] if letter.isprintable()),
+    *(f"##{letter}" for letter in LETTERS[::2] if letter.isprintable() and letter.isalnum()),
+    *("cafe", "##fe", "naive", "한국", "\u1112\u1161\u11ab", "##\u1100\u116e", "中", "strasse", "straße"),
+    *("un", "##aff", "##able"),
+)
+
+
+def words(*, lower: bool = True, accents: bool | None = None, chinese: bool = True) -> BertTokenizer:
+    vocabulary = dict.fromkeys((*tiny.SPECIAL, *WORDS))
+    return BertTokenizer(
+        vocab={word: index for index, word in enumerate(vocabulary)},
+        do_lower_case=lower,
+        strip_accents=accents,
+        tokenize_chinese_chars=chinese,
+    )
+
+
+def read(tokenizer: Any, texts: Sequence[Text] = (), *, pair: bool = False, max_length: int = 32) -> list[Difference]:
+    """What a graph of this tokenizer reads otherwise; of the hard texts if none are given."""
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    frame = frames.read_off(backend, pair=pair, max_length=max_length, padding=0)
+    like = onnx.helper.make_model(
+        onnx.helper.make_graph([], "none", [], []), opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
+    )
+    model = reader(WordPiece.of(backend, json.loads(backend.to_str())), frame, like)
+    onnx.checker.check_model(model, full_check=False)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return differences(session, backend, frame, list(texts) or torture(frame))
+
+
+SETTINGS = [
+    pytest.param({}, id="uncased"),
+    pytest.param({"lower": False}, id="cased"),
+    pytest.param({"lower": True, "accents": False}, id="uncased with accents"),
+    pytest.param({"lower": False, "accents": True, "chinese": False}, id="cased without accents"),
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_hard_texts_are_read_as_the_tokenizer_reads_them(settings: dict[str, bool]) -> None:
+    assert read(words(**settings)) == []
+
+
+@pytest.mark.parametrize("max_length", [5, 16, 33])
+def test_pairs_are_framed_and_cut_as_the_tokenizer_does(max_length: int) -> None:
+    assert read(words(), pair=True, max_length=max_length) == []
+
+
+def test_random_texts_of_known_and_unknown_characters_are_read_alike() -> None:
+    draw = random.Random(0)
+    pieces = [word.removeprefix("##") for word in WORDS]
+    low = [chr(code) for code in (*range(0x250), *range(0x300, 0x370), *range(0x1100, 0x1200), *range(0x4E00, 0x4E20))]
+    texts = ["".join(draw.choice(draw.choice((pieces, low, [" "]))) for _ in range(30)) for _ in range(1500)]
+    assert read(words(), texts, max_length=128) == []
+
+
+def test_a_word_is_cut_where_the_longest_match_says_or_unknown_as_a_whole() -> None:
+    tokenizer = words()
+    rows = tokenizer(["unaffable", "unaffableq~", "un" + "aff" * 40])["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(rows[0])[1:-1] == ["un", "##aff", "##able"]
+    assert tokenizer.convert_ids_to_tokens(rows[2])[1:-1] == ["[UNK]"]
+    assert read(tokenizer, ["unaffable", "unaffableq~", "un" + "aff" * 40]) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_trie_finds_the_longest_word_of_each_set(seed: int) -> None:
+    draw = random.Random(seed)
+    sets = [{tuple(draw.choices(range(1, 7), k=draw.randint(1, 5))): i for i in range(60)} for _ in range(2)]
+    made = trie.build(sets, 7)
+    for _ in range(300):
+        text = draw.choices(range(1, 7), k=draw.randint(1, 8))
+        for root, known in enumerate(sets):
+            found = [length for length in range(1, len(text) + 1) if tuple(text[:length]) in known]
+            best = (found[-1], known[tuple(text[: found[-1]])]) if found else (0, -1)
+            assert made.match(text, root) == best
+
+
+TASKS = {
+    "classification": Task("classification", ("sentence",), "label", ("negative", "positive"), "accuracy"),
+    "pairs": Task("classification", ("one", "other"), "label", ("no", "yes", "maybe"), "accuracy"),
+    "multilabel": Task("multilabel", ("sentence",), "labels", ("funny", "sad", "long"), "f1"),
+    "regression": Task("regression", ("one", "other"), "score", (), "pearson"),
+}
+
+
+def write(path: Path, task: Task, tokenizer: Any = None) -> Bundle:
+    chosen = words() if tokenizer is None else tokenizer
+    model = tiny.bert(task.outputs, vocab_size=len(chosen))
+    return Bundle.write(
+        path, model=model, tokenizer=chosen, task=task, max_length=32, recipe="stages: []\n", card={"name": "tiny"}
+    )
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_it_answers_as_the_bundle_does(name: str, tmp_path: Path) -> None:
+    bundle = text_model(write(tmp_path / "bundle", TASKS[name]))
+    texts: list[Text] = [*TEXTS]
+    if bundle.task.pair:
+        texts = [(one, other) for one, other in zip(TEXTS, reversed(TEXTS), strict=True)]
+    found, expected = run_text(bundle.path / TEXT, texts), bundle.predict(texts)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.label == theirs.label  # type: ignore[union-attr]
+        assert mine.score == pytest.approx(theirs.score, abs=1e-5)  # type: ignore[union-attr]
+        assert mine.scores == pytest.approx(theirs.scores, abs=1e-5)  # type: ignore[union-attr]
+    assert len({mine.label for mine in found}) > 1 or name == "regression", "different texts, different answers"
+    assert Bundle.load(bundle.path).manifest.files[TEXT].bytes == (bundle.path / TEXT).stat().st_size
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return write(tmp_path_factory.mktemp("text") / "bundle", TASKS["classification"])
+
+
+def test_a_batch_is_answered_as_its_texts_alone(bundle: Bundle, tmp_path: Path) -> None:
+    made = text_model(bundle.copied(tmp_path / "bundle"), precision="fp32")
+    session = open_session(made.path / TEXT)
+    texts = np.array(TEXTS, dtype=object)
+    together = session.run(["label", "logits"], {"text": texts})
+    alone = [session.run(["label", "logits"], {"text": texts[index : index + 1]}) for index in range(len(texts))]
+    assert together[0].tolist() == [label[0] for label, _ in alone]
+    np.testing.assert_allclose(together[1], np.concatenate([logits for _, logits in alone]), atol=1e-4)
+
+
+def test_only_operators_that_a_standard_onnxruntime_has(bundle: Bundle, tmp_path: Path) -> None:
+    made = text_model(bundle.copied(tmp_path / "bundle"))
+    model = read_model(made.path / TEXT)
+    mine = {(node.domain, node.op_type) for node in model.graph.node if node.domain}
+    assert mine == {("com.microsoft", "Tokenizer"), ("ai.onnx.ml", "LabelEncoder")}
+    assert [node.name for node in model.graph.input] == ["text"]
+    assert [node.name for node in model.graph.output] == ["label", "score", "probabilities", "logits"]
+
+
+def test_it_says_what_it_was_held_against(bundle: Bundle, tmp_path: Path) -> None:
+    made = text_model(bundle.copied(tmp_path / "bundle"), texts=["my own text", "and another"])
+    verdict = verdict_of(made.path / TEXT)
+    assert (verdict.given, verdict.precision, verdict.max_length) == (2, "int8", 32)
+    assert verdict.hard > len(TEXTS)
+    assert verdict.labels == ("negative", "positive")
+    with pytest.raises(ExportError, match="no tokenizer inside"):
+        run_text(bundle.files()["int8"], ["a film"])
+
+
+def test_a_graph_that_reads_otherwise_is_refused_with_what_differs(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = wordpiece.read_off
+
+    def keeps_accents(tokenizer: Tokenizer, known: frozenset[str]) -> Reading:
+        reading = original(tokenizer, known)
+        listed = {letter: parts for letter, parts in reading.listed.items() if letter != "é"}
+        return Reading(listed, reading.dropped, reading.alone)
+
+    monkeypatch.setattr(wordpiece, "read_off", keeps_accents)
+    copy = bundle.copied(tmp_path / "bundle")
+    with pytest.raises(ExportError) as refusal:
+        text_model(copy)
+    assert "'café CAFÉ" in str(refusal.value)
+    assert "at token 1: expected" in str(refusal.value)
+    assert Bundle.load(copy.path).manifest.files == bundle.manifest.files
+    assert not (copy.path / TEXT).exists()
+
+
+def test_differing_logits_are_refused(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = bundle.copied(tmp_path / "bundle")
+    monkeypatch.setattr(texting, "TOLERANCE", -1.0)
+    with pytest.raises(ExportError, match="logits differ"):
+        text_model(copy)
+    assert not (copy.path / TEXT).exists()
+
+
+def test_a_task_that_answers_per_token_is_refused(tmp_path: Path) -> None:
+    from transformers import AutoModelForTokenClassification
+
+    task, tokenizer = Task("tagging", ("words",), "tags", ("O", "B-A"), "f1"), words()
+    model = tiny.model("bert", head=AutoModelForTokenClassification, labels=2, vocab_size=len(tokenizer))
+    made = Bundle.write(
+        tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task, max_length=32, recipe="", card={"name": "t"}
+    )
+    with pytest.raises(ExportError, match="tagging answers per token"):
+        text_model(made)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"normalizer": {"type": "Lowercase"}}, "normalizer Lowercase (expected BertNormalizer)"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer Whitespace (expected BertPreTokenizer)"),
+        ({"lstrip": True}, "added token '[MASK]' with lstrip"),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    tokenizer = words()
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    if "lstrip" in change:
+        next(token for token in described["added_tokens"] if token["content"] == "[MASK]").update(change)
+    else:
+        described.update(change)
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(described))
+    with pytest.raises(ExportError) as refusal:
+        text_model(write(tmp_path / "bundle", TASKS["classification"], tokenizer))
+    assert said in str(refusal.value)
