@@ -7,8 +7,6 @@
 Loading and predicting import neither torch nor transformers.
 """
 
-import copy
-import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -217,6 +215,7 @@ def _write_model(
     """Weights, config, tokenizer and both ONNX files."""
     from compress.export.int8 import quantize_dynamic
     from compress.export.onnx import as_float32, makes_segments, to_onnx
+    from compress.export.saved import save
     from compress.quantize.learned import learned_ranges, quantize_learned
 
     plain = as_float32(model)
@@ -224,30 +223,12 @@ def _write_model(
     plain.config.problem_type = PROBLEMS.get(task.kind)
     plain.config.id2label = dict(enumerate(labels))
     plain.config.label2id = {label: index for index, label in enumerate(labels)}
-    words = copy.deepcopy(tokenizer)  # the backend carries the padding and truncation of its last call into the file
-    words.backend_tokenizer.no_padding()
-    words.backend_tokenizer.no_truncation()
-    words.model_max_length = max_length
-    with _no_progress_bars():
-        plain.save_pretrained(folder)
-        words.save_pretrained(folder)
-    _as_transformers_4_reads(folder / "tokenizer_config.json")
+    save(folder, plain, tokenizer, max_length)
     to_onnx(plain, folder / FILES["fp32"], segments=makes_segments(tokenizer))
     if learned := learned_ranges(plain.config):
         quantize_learned(folder / FILES["fp32"], folder / FILES["int8"], learned, keep=keep)
     else:
         quantize_dynamic(folder / FILES["fp32"], folder / FILES["int8"], keep=keep)
-
-
-def _as_transformers_4_reads(path: Path) -> None:
-    """Words of transformers 5 that 4.x fails on, in the words that both read; and no trace of the machine."""
-    config = json.loads(path.read_text(encoding="utf-8"))
-    if config["tokenizer_class"] == "TokenizersBackend":
-        config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    if isinstance(config.get("extra_special_tokens"), list):
-        config["additional_special_tokens"] = config.pop("extra_special_tokens")
-    kept = {key: value for key, value in config.items() if key not in ("is_local", "local_files_only")}
-    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -264,16 +245,3 @@ def _built(path: Path) -> Iterator[Path]:
             f"{path}: cannot be written ({error.strerror or error}); nothing of it was kept. Make room, or mend what "
             "is in its way, and write it again: `compress distill --resume` trains nothing twice"
         ) from error
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -81,9 +81,14 @@ class Manifest:
 
     def check(self, folder: Path) -> None:
         """Raises BundleError naming every file that is missing or is not the one that was written."""
-        problems = [problem for name, stamp in self.files.items() if (problem := _problem(folder / name, stamp))]
-        if problems:
-            raise BundleError("\n".join((*problems, f"{folder}: the bundle is damaged; write or copy it again")))
+        check_files(folder, self.files)
+
+
+def check_files(folder: Path, files: Mapping[str, Stamp]) -> None:
+    """Raises BundleError naming every file of the folder that is missing or is not the one with this stamp."""
+    problems = [problem for name, stamp in files.items() if (problem := _problem(folder / name, stamp))]
+    if problems:
+        raise BundleError("\n".join((*problems, f"{folder}: the bundle is damaged; write or copy it again")))
 
 
 def stamps(folder: Path) -> dict[str, Stamp]:

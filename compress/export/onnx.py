@@ -36,6 +36,9 @@ LOOKS_BACK = ("gpt2",)
 SEGMENTS_UNCOUNTED = ("xlm", "xlnet")
 """Model types that read token types without a `type_vocab_size` in their config."""
 
+OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state", "sentence_embedding")
+"""What the hub's tools look for in a file, by their names."""
+
 TOLERANCE = 1e-3
 """How far the file's logits may be from the model's, relative to the largest logit (or to 1): float32 noise is 1e-6."""
 
@@ -48,7 +51,8 @@ def to_onnx(model: nn.Module, path: Path, *, opset: int = 17, segments: bool = T
     """Writes `path`: input_ids, attention_mask (and token_type_ids, where the model has segments and the tokenizer
     makes `segments`), each (batch_size, sequence_length) int64 -> logits float32 (batch_size, outputs), or (batch_size,
     sequence_length, outputs) of a head that answers per token; start_logits and end_logits (batch_size,
-    sequence_length) of one that answers with spans.
+    sequence_length) of one that answers with spans; of an encoder last_hidden_state (batch_size, sequence_length,
+    hidden), and sentence_embedding (batch_size, hidden) where it is `pooled.Pooled`.
 
     The model stays as it was: mode, attention implementation, dtype, device. Raises ExportError when the model cannot
     be exported, is over 2 GB, or when the file's logits are not the model's (checked here at other shapes than
@@ -103,22 +107,31 @@ class Exported(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
-        ends = attention_mask
-        if self.model.config.model_type not in SQUARES_ITS_MASK:
-            seen = attention_mask[:, None, None, :]
-            if self.model.config.model_type in LOOKS_BACK:
-                seen = seen * torch.ones_like(seen.expand(-1, -1, seen.shape[-1], -1)).tril()
-            attention_mask = (1.0 - seen.to(torch.float32)) * MASKED
-        if self.model.config.is_encoder_decoder:  # where T5 classifies: there already, but for ids made up to time it
+        ends, config = attention_mask, self.model.config
+        mask = attention_mask if config.model_type in SQUARES_ITS_MASK else prepared(attention_mask, config)
+        if config.is_encoder_decoder:  # where T5 classifies: there already, but for ids made up to time it
             last_B1 = ends.sum(1, keepdim=True) - 1
-            input_ids = input_ids.scatter(1, last_B1, torch.full_like(last_B1, self.model.config.eos_token_id))
+            input_ids = input_ids.scatter(1, last_B1, torch.full_like(last_B1, config.eos_token_id))
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        return tuple(outputs_of(self.model(input_ids=input_ids, attention_mask=attention_mask, **segments)).values())
+        return tuple(outputs_of(self.model(input_ids=input_ids, attention_mask=mask, **segments)).values())
+
+
+def prepared(mask_BL: Tensor, config: Any) -> Any:
+    """What is added to the scores (batch, 1, 1 or tokens, tokens); by the kind of layer where these see differently."""
+    seen = mask_BL[:, None, None, :]
+    if config.model_type in LOOKS_BACK:
+        seen = seen * torch.ones_like(seen.expand(-1, -1, seen.shape[-1], -1)).tril()
+    full = (1.0 - seen.to(torch.float32)) * MASKED
+    if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
+        return full
+    place_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
+    far_LL = (place_L[:, None] - place_L[None, :]).abs() > config.sliding_window
+    return {"full_attention": full, "sliding_attention": (full + far_LL * MASKED).clamp(min=MASKED)}
 
 
 def outputs_of(out: Any) -> dict[str, Tensor]:
     """The tensors of a model's output that the file has, under the names that the hub's tools look for."""
-    return {name: out[name] for name in ("logits", "start_logits", "end_logits") if name in out}
+    return {name: out[name] for name in OUTPUTS if name in out}
 
 
 def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> None:
@@ -127,11 +140,11 @@ def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> N
         with torch.no_grad():
             answers = outputs_of(plain(**batch))
         if not answers:
-            raise LookupError("no logits among its outputs")
+            raise LookupError("neither logits nor hidden states among its outputs")
         sizes = {0: "batch_size", 1: "sequence_length"}
         axes = dict.fromkeys(batch, sizes) | dict.fromkeys(answers, sizes)
-        if "logits" in answers and answers["logits"].dim() == 2:
-            axes["logits"] = {0: "batch_size"}
+        once = [name for name in ("logits", "sentence_embedding") if name in answers and answers[name].dim() == 2]
+        axes |= {name: {0: "batch_size"} for name in once}
         # What the tracer and the exporter warn of is checked on the file itself; the warnings name only their own code.
         with warnings.catch_warnings(action="ignore"), torch.no_grad():
             torch.onnx.export(

@@ -1,0 +1,44 @@
+"""Weights, config and tokenizer on disk, as every version of transformers from 4 on loads them."""
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def save(folder: Path, model: Any, tokenizer: Any, max_length: int) -> None:
+    """Model and tokenizer, which stay as they are; the tokenizer's file cuts texts to `max_length` tokens."""
+    words = copy.deepcopy(tokenizer)  # the backend carries the padding and truncation of its last call into the file
+    words.backend_tokenizer.no_padding()
+    words.backend_tokenizer.no_truncation()
+    words.model_max_length = max_length
+    with _no_progress_bars():
+        model.save_pretrained(folder)
+        words.save_pretrained(folder)
+    _as_transformers_4_reads(folder / "tokenizer_config.json")
+
+
+def _as_transformers_4_reads(path: Path) -> None:
+    """Words of transformers 5 that 4.x fails on, in the words that both read; and no trace of the machine."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if config["tokenizer_class"] == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    kept = {key: value for key, value in config.items() if key not in ("is_local", "local_files_only")}
+    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
