@@ -1,0 +1,106 @@
+"""What a page may answer. It runs on somebody else's machine: all is checked, and texts are made harmless."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, FiniteFloat, PositiveInt, TypeAdapter, ValidationError
+
+from compress.bench.protocol import DeviceError
+
+MOST_TEXT = 600
+
+
+def harmless(text: str) -> str:
+    """One line without control characters, which a terminal would obey, of at most MOST_TEXT characters."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return words if len(words) <= MOST_TEXT else words[: MOST_TEXT - 3] + "..."
+
+
+Text = Annotated[str, BeforeValidator(lambda value: harmless(value) if isinstance(value, str) else value)]
+Milliseconds = Annotated[FiniteFloat, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the browser tells of itself; '' and 0 where it does not.
+
+    timer_ms  the least step its clock shows
+    isolated  whether the page may share memory between threads
+    """
+
+    agent: Text
+    cores: Annotated[int, Field(ge=0)]
+    memory_gb: Annotated[FiniteFloat, Field(ge=0)]
+    isolated: bool
+    simd: bool
+    timer_ms: Milliseconds
+    processor: Text
+    system: Text
+    model: Text
+    gpu: Text
+
+
+@dataclass(frozen=True)
+class Opened:
+    """init_ms: reading and opening the file; first_ms: the first forward; forwards: how many one sample is the mean
+    of, so that the clock's step is at most 1 % of what it times."""
+
+    init_ms: Milliseconds
+    first_ms: Milliseconds
+    forwards: PositiveInt
+
+
+@dataclass(frozen=True)
+class Timed:
+    """ms: per forward, of each sample; heap_mb: what WebAssembly's memory has grown to, 10^6 bytes."""
+
+    ms: Annotated[list[Annotated[FiniteFloat, Field(gt=0)]], Field(min_length=1)]
+    heap_mb: Annotated[FiniteFloat, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor of float32: its shape, and its bytes (little-endian) in base64."""
+
+    dims: tuple[Annotated[int, Field(ge=0)], ...]
+    data: str
+
+    def array(self) -> NDArray[np.float32]:
+        try:
+            return np.frombuffer(base64.b64decode(self.data, validate=True), "<f4").reshape(self.dims)
+        except (binascii.Error, ValueError) as error:
+            raise DeviceError(f"browser: the page sent a tensor that is none: {error}") from None
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The outputs of the file, row by row."""
+
+    rows: list[list[Output]]
+
+
+@dataclass(frozen=True)
+class Done:
+    """Nothing to tell."""
+
+
+Answer = TypeVar("Answer", Known, Opened, Timed, Computed, Done)
+
+
+def read(answer: Mapping[str, Any], kind: type[Answer], *, about: str = "") -> Answer:
+    """The page's answer as `kind`; `about`: what was asked. Raises DeviceError for an error, in the page's own words,
+    and for nonsense."""
+    device = f"browser: {about}" if about else "browser"
+    if "error" in answer:
+        raise DeviceError(f"{device}: {harmless(str(answer['error'])) or 'the page failed without a word'}")
+    try:
+        return TypeAdapter(kind).validate_python(answer.get("ok"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "it"
+        raise DeviceError(f"{device}: the page answered what cannot be: {where}: {first['msg']}") from None

@@ -1,0 +1,125 @@
+"""onnxruntime-web is taken from wherever it is to be had, if it is the very one."""
+
+import base64
+import hashlib
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from compress.bench.browser import assets
+from compress.bench.protocol import DeviceError
+
+FILES = {"entry.mjs": b"export {}", "runtime.wasm": b"\0asm"}
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of two files as npm unpacks it, and a third that nobody needs; the pins are theirs."""
+    dist = tmp_path / "unpacked" / "package" / "dist"
+    dist.mkdir(parents=True)
+    for name, content in FILES.items():
+        (dist / name).write_bytes(content)
+    (dist / "other.wasm").write_bytes(b"not needed")
+    pins = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
+    monkeypatch.setattr(assets, "WASM", pins)
+    return tmp_path / "unpacked"
+
+
+@pytest.fixture
+def tarball(unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = tmp_path / assets.TARBALL
+    with tarfile.open(made, "w:gz") as package:
+        package.add(unpacked / "package", "package")
+    digest = base64.b64encode(hashlib.sha512(made.read_bytes()).digest()).decode()
+    monkeypatch.setattr(assets, "INTEGRITY", f"sha512-{digest}")
+    return made
+
+
+def npm(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for npm, the only program on the PATH besides the shell's own."""
+    folder.mkdir(exist_ok=True)
+    (folder / "npm").write_text(f"#!/bin/sh\n{script}\n", encoding="ascii")
+    (folder / "npm").chmod(0o755)
+    cp = shutil.which("cp")
+    assert cp is not None
+    if not (folder / "cp").exists():
+        (folder / "cp").symlink_to(cp)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def test_npm_fetches_once(tarball: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    npm(
+        tmp_path / "bin",
+        f'[ "$1 $2 $3" = "pack {assets.PACKAGE} --pack-destination" ] && cp "{tarball}" "$4"',
+        monkeypatch,
+    )
+    first = assets.runtime()
+    assert [path.name for path in first] == list(FILES)
+    assert [path.read_bytes() for path in first] == list(FILES.values())
+    assert sorted(path.name for path in home.rglob("*") if path.is_file()) == sorted(FILES)
+    npm(tmp_path / "bin", "exit 1", monkeypatch)
+    assert assets.runtime() == first
+
+
+def test_without_npm_the_error_names_the_other_ways(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(DeviceError, match=rf"Install Node\.js\. Where npm is: npm pack {assets.PACKAGE}\. .*--assets"):
+        assets.runtime()
+
+
+def test_npm_that_fails_is_quoted(unpacked: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    npm(tmp_path / "bin", "echo 'npm error network' >&2; exit 7", monkeypatch)
+    with pytest.raises(DeviceError, match=r"ended with code 7: npm error network\. Where npm is"):
+        assets.runtime()
+    npm(tmp_path / "bin", "exit 0", monkeypatch)
+    with pytest.raises(DeviceError, match="code 0: it said nothing"):
+        assets.runtime()
+    assert not home.exists() or not [path for path in home.rglob("*") if path.is_file()]
+
+
+def test_npm_that_hangs_is_given_up(unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    npm(tmp_path / "bin", "while :; do :; done", monkeypatch)
+    monkeypatch.setattr(assets, "PATIENCE", 0.2)
+    with pytest.raises(DeviceError, match=r"took over 0\.2 s"):
+        assets.runtime()
+
+
+def test_a_tarball_is_taken_and_another_one_is_not(tarball: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [path.name for path in assets.runtime(tarball)] == list(FILES)
+    shutil.rmtree(home)
+    tarball.write_bytes(tarball.read_bytes() + b"\0")
+    with pytest.raises(DeviceError, match=r"not onnxruntime-web@.*: its integrity is sha512-"):
+        assets.runtime(tarball)
+    assert not home.exists()
+    with pytest.raises(DeviceError, match="no such file or folder"):
+        assets.runtime(tarball.with_name("absent.tgz"))
+
+
+@pytest.mark.parametrize("inside", [".", "package", "package/dist"])
+def test_a_folder_is_taken_where_its_files_lie(unpacked: Path, home: Path, inside: str) -> None:
+    assert [path.read_bytes() for path in assets.runtime(unpacked / inside)] == list(FILES.values())
+    assert not home.exists()  # used where they are
+
+
+def test_files_that_are_not_the_pinned_ones_are_refused(unpacked: Path) -> None:
+    (unpacked / "package" / "dist" / "runtime.wasm").write_bytes(b"\0asm tampered")
+    with pytest.raises(DeviceError, match=r"runtime\.wasm: another version than onnxruntime-web@.*, or damaged"):
+        assets.runtime(unpacked)
+    (unpacked / "package" / "dist" / "runtime.wasm").unlink()
+    with pytest.raises(DeviceError, match=r"a folder without entry\.mjs, runtime\.wasm"):
+        assets.runtime(unpacked)
+
+
+def test_what_is_kept_is_checked_again(tarball: Path) -> None:
+    assets.runtime(tarball)[1].write_bytes(b"tampered")
+    with pytest.raises(DeviceError, match="or damaged"):
+        assets.runtime()
+
+
+def test_pins_are_whole() -> None:
+    for pins in (assets.WASM, assets.WEBGPU):
+        assert len(pins) == 3
+        assert all(len(bytes.fromhex(digest)) == 32 for digest in pins.values())
+    assert len(base64.b64decode(assets.INTEGRITY.removeprefix("sha512-"))) == 64
