@@ -44,6 +44,7 @@ def test_the_result_is_another_bundle_with_static_int8(
     assert len(asked) == 4, "two steps were kept"
     assert (made.task, made.manifest.max_length) == (bundle.task, bundle.manifest.max_length)
     assert "MatMulIntegerToFloat" in {node.op_type for node in onnx.load_model(made.files()["int8"]).graph.node}
+    assert made.manifest.parameters == bundle.manifest.parameters, "the whole model"
     assert made.manifest.files["model.safetensors"] != bundle.manifest.files["model.safetensors"]
     assert Bundle.load(bundle.path) == bundle
     assert not list((tmp_path / "home" / "qat").iterdir()), "what was kept for going on is gone"
