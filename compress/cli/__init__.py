@@ -13,6 +13,7 @@ for command in (
     learn.distill,
     learn.pretrain,
     learn.label,
+    ship.export,
     ship.predict,
     measured.bench,
     listed.recipes,

@@ -1,4 +1,4 @@
-"""`compress predict`: what a bundle is made into, and what it says."""
+"""`compress export` and `predict`: what a bundle is made into, and what it says."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,45 @@ from typing import Annotated, Literal
 
 import typer
 
-from compress.cli.options import Json, told
+from compress.cli.options import Json, console, told
+
+
+def export(
+    bundle: Annotated[Path, typer.Argument(help="A bundle's folder.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write; without it, onnx goes into the bundle.")] = None,
+    to: Annotated[
+        Literal["onnx", "ort", "web", "openvino", "executorch", "litert"],
+        typer.Option("--for", help="What is to run it."),
+    ] = "onnx",
+    precision: Annotated[str, typer.Option(help="fp32,int8,fp16,w8,q4, comma-separated; default: the format's.")] = "",
+    opset: Annotated[int | None, typer.Option(help="ONNX anew from the weights, at this opset.")] = None,
+    data: Annotated[str | None, typer.Option(help="Calibrates static int8 (openvino); as for distill.")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a bundle for another runtime, compare the answers there with ours, and say where it will run well."""
+    with told():
+        from compress.export import formats
+        from compress.export.bundle import Bundle
+        from compress.export.formats.calibration import calibration_rows
+        from compress.export.formats.outcome import table
+        from compress.ship import command_line
+
+        found = Bundle.load(bundle)
+        rows = calibration_rows(found, data, text=text, label=label) if data is not None else ()
+        precisions = [each.strip() for each in precision.split(",")] if precision else []
+        made = formats.export(found, out, to=to, precisions=precisions, opset=opset, rows=rows, command=command_line())
+        if as_json:
+            print((made.path / formats.NAME).read_text(encoding="utf-8"), end="")
+            return
+        shown = console()
+        shown.print(table(made))
+        for verdict in made.verdicts:
+            shown.print(verdict, markup=False, highlight=False)
+        for warning in made.warnings:
+            shown.print(f"[yellow]warning[/] {warning}", highlight=False)
+        shown.print(f"{made.path}: {formats.NAME} says what is in it", markup=False, highlight=False)
 
 
 def predict(

@@ -99,9 +99,7 @@ def _in_place(subject: Subject, precisions: Sequence[str], writer: Any, command:
 def _chosen(precisions: Sequence[str], known: Sequence[str], to: str) -> list[str]:
     for precision in precisions:
         if precision not in known:
-            raise ExportError(
-                f"--precision {precision}: --for {to} writes {', '.join(known)}.{did_you_mean(precision, known)}"
-            )
+            raise ExportError(f"--precision {precision}: --for {to} writes {', '.join(known)}")
     return list(dict.fromkeys(precisions))
 
 

@@ -56,7 +56,7 @@ def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
                 target.write_bytes(exact.read_bytes())
             else:
                 _quantized(exact, target, precision)
-            made.append(Made(target.name, precision, subject.differs(_run(target, tokenwise=subject.bundle.task.tokenwise))))
+            made.append(Made(target.name, precision, subject.differs(_run(target, subject.per_token()))))
     named = ", ".join(f"tokens_{length}" for length in lengths(subject.max_length))
     verdict = (
         f"shapes are fixed: signatures {named}, one row each, on the same weights; pad to the shortest that holds the "
@@ -96,7 +96,7 @@ def _quantized(exact: Path, target: Path, precision: str) -> None:
     shutil.copyfile(made, target)  # what it writes is executable
 
 
-def _run(path: Path, *, tokenwise: bool) -> Run:
+def _run(path: Path, per_token: Sequence[bool]) -> Run:
     interpreter = required("ai_edge_litert.interpreter", EXTRA).Interpreter(str(path), num_threads=1)
     runners = {
         int(name.removeprefix("tokens_")): interpreter.get_signature_runner(name)
@@ -109,6 +109,6 @@ def _run(path: Path, *, tokenwise: bool) -> Run:
         padded = {name: np.pad(array, ((0, 0), (0, length - tokens))).astype(np.int32) for name, array in row.items()}
         found = runners[length](**padded)
         arrays = [found[name] for name in sorted(found)]
-        return [each[:, :tokens] if tokenwise else each for each in arrays]
+        return [each[:, :tokens] if cut else each for each, cut in zip(arrays, per_token, strict=True)]
 
     return run

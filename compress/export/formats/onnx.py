@@ -12,9 +12,9 @@ from compress.export.trial import onnx_run
 PRECISIONS = tuple(FILES)
 DEFAULT = ("fp32", "int8")
 NOTES = {
-    "fp16": "for GPU, WebGPU, size; no faster on an x86 CPU",
-    "w8": "weights only: for size",
-    "q4": "weights only: for size",
+    "fp16": "for GPU and WebGPU",
+    "w8": "for size",
+    "q4": "for size",
 }
 
 

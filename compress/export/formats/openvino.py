@@ -31,7 +31,7 @@ STEMS = {
 """optimum-intel looks for the first."""
 
 EXTRA = "openvino"
-NOTES = {"w8": "int8 weights, activations quantised at run time", "int8": "static, calibrated"}
+NOTES = {"w8": "int8 weights", "int8": "static, calibrated"}
 
 
 def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:

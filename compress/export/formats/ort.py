@@ -31,7 +31,7 @@ DISABLED = "optimization.disable_specified_optimizers"
 NCHWC = "NchwcTransformer"
 """Lays convolutions out for x86; onnxruntime's own converter leaves it out of portable files, too."""
 
-RUNTIME_NOTE = "for CoreML and NNAPI builds"
+RUNTIME_NOTE = "for CoreML, NNAPI"
 
 
 def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
@@ -49,7 +49,7 @@ def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
         fixed.append(folder / f"{stem}.ort")
     _list_operators(folder, made)
     verdicts = [verdict for each in precisions for verdict in mobile_verdicts(subject.onnx(each), each)]  # type: ignore[arg-type]
-    listed = Made(OPERATORS, "", None, "onnxruntime's build.sh --include_ops_by_config")
+    listed = Made(OPERATORS, "", None, "for a build of it")
     return Outcome(files=(*made, listed), verdicts=tuple(verdicts))
 
 

@@ -72,6 +72,11 @@ class Subject:
             raise ExportError(f"{self.bundle.path}: has no {precision} file; write the bundle again")
         return made
 
+    def per_token(self) -> list[bool]:
+        """Of each output, whether it has an answer for every token."""
+        outputs = read_model(self.onnx("fp32")).graph.output
+        return ["sequence_length" in [size.dim_param for size in each.type.tensor_type.shape.dim] for each in outputs]
+
     def trial_rows(self) -> list[Row]:
         return rows_for(self.onnx("fp32"), self.max_length)
 
