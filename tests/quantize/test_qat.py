@@ -13,7 +13,7 @@ from compress.trainer import StepTrainer
 from tests import tiny
 from tests.export.test_bundle import write
 
-QUICK = ["stages.0.steps=3", "stages.0.batch=8", "stages.0.checkpoint=1"]
+QUICK = ["stages.0.steps=3", "stages.0.batch=8", "stages.0.checkpoint=1", "stages.0.warmup=0"]
 
 
 @pytest.fixture(scope="module")
