@@ -93,13 +93,13 @@ def _with_bias(
 ) -> Product:
     made, weight = node.output[0], node.input[1]
     width = weights[weight].dims[1]
-    bias, output, ends = None, made, (made,)
+    bias, output = None, made
     after = readers.get(made, [])
     if len(after) == 1 and after[0].op_type == "Add" and made not in shown:
         other = next((name for name in after[0].input if name != made), made)
         if other in weights and list(weights[other].dims) == [width]:
-            bias, output, ends = other, after[0].output[0], (made, after[0].output[0])
-    return Product(node.name or made, node.input[0], weight, False, bias, output, ends)
+            bias, output = other, after[0].output[0]
+    return Product(node.name or made, node.input[0], weight, False, bias, output, tuple(dict.fromkeys((made, output))))
 
 
 def _gemm(node: onnx.NodeProto, weights: Mapping[str, onnx.TensorProto]) -> Product | None:
