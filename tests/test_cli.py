@@ -23,7 +23,10 @@ OPTIONS = {
     ),
     "pretrain": "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle",
     "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle",
-    "export": "bundle --out --for --precision --opset --data --text --label --json",
+    "export": (
+        "model --out --for --precision --opset --data --text --label --pair --pool --normalise --max-length "
+        "--allow-pickle --json"
+    ),
     "predict": "bundle texts... --pair --precision --json",
     "bench": "bundles... --threads --batch --seq --rounds --runs --json",
     "recipes": "name --json",

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from compress.cli.options import Json, console, told
+from compress.cli.options import AllowPickle, Json, console, told
 
 
 def export(
-    bundle: Annotated[Path, typer.Argument(help="A bundle's folder.")],
+    model: Annotated[str, typer.Argument(help="A bundle's or run's folder; or a checkpoint: alias, folder, hub id.")],
     out: Annotated[Path | None, typer.Option(help="Folder to write; without it, onnx goes into the bundle.")] = None,
     to: Annotated[
         Literal["onnx", "ort", "web", "openvino", "executorch", "litert"],
@@ -21,30 +21,37 @@ def export(
     data: Annotated[str | None, typer.Option(help="Calibrates static int8 (openvino); as for distill.")] = None,
     text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
     label: Annotated[str | None, typer.Option(help="Label column.")] = None,
+    pair: Annotated[bool, typer.Option("--pair", help="A checkpoint's classifier reads two texts.")] = False,
+    pool: Annotated[
+        Literal["mean", "cls", "max"] | None, typer.Option(help="How an encoder's tokens become one vector.")
+    ] = None,
+    normalise: Annotated[bool, typer.Option("--normalise", help="Such vectors have length 1.")] = False,
+    max_length: Annotated[int | None, typer.Option(help="Tokens a checkpoint's texts are cut to.")] = None,
+    allow_pickle: AllowPickle = False,
     as_json: Json = False,
 ) -> None:
-    """Write a bundle for another runtime, compare the answers there with ours, and say where it will run well."""
+    """Write a model for another runtime, compare its answers there with ours, and say where it will run well."""
     with told():
+        from functools import partial
+
         from compress.export import formats
-        from compress.export.bundle import Bundle
         from compress.export.formats.calibration import calibration_rows
-        from compress.export.formats.outcome import table
+        from compress.export.formats.outcome import show
+        from compress.export.source import source
         from compress.ship import command_line
 
-        found = Bundle.load(bundle)
-        rows = calibration_rows(found, data, text=text, label=label) if data is not None else ()
+        found = source(
+            model, pair=pair, pool=pool, normalise=normalise, max_length=max_length, allow_pickle=allow_pickle
+        )
+        rows = partial(calibration_rows, data=data, text=text, label=label) if data is not None else None
         precisions = [each.strip() for each in precision.split(",")] if precision else []
-        made = formats.export(found, out, to=to, precisions=precisions, opset=opset, rows=rows, command=command_line())
+        made = formats.export(
+            found, out, to=to, precisions=precisions, opset=opset, calibrate=rows, command=command_line()
+        )
         if as_json:
             print((made.path / formats.NAME).read_text(encoding="utf-8"), end="")
-            return
-        shown = console()
-        shown.print(table(made))
-        for verdict in made.verdicts:
-            shown.print(verdict, markup=False, highlight=False)
-        for warning in made.warnings:
-            shown.print(f"[yellow]warning[/] {warning}", highlight=False)
-        shown.print(f"{made.path}: {formats.NAME} says what is in it", markup=False, highlight=False)
+        else:
+            show(made, console())
 
 
 def predict(

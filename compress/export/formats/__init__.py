@@ -1,4 +1,4 @@
-"""A bundle for another runtime: one file per format, each with
+"""A model for another runtime: one file per format, each with
 
     PRECISIONS   those it can write, the ones it writes unless asked first: `DEFAULT` of them
     write(subject, folder, precisions) -> Outcome
@@ -9,26 +9,39 @@ and this, which gives all of them the same frame: the folder is whole or not the
 
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from compress.errors import ExportError, did_you_mean
+from compress.export import contents
 from compress.export import manifest as manifests
-from compress.export.bundle import Bundle
+from compress.export.formats import onnx
 from compress.export.formats.outcome import Made, Outcome, far_off, versions
 from compress.export.formats.subject import Subject, copy_tokenizer
 from compress.export.manifest import Stamp
+from compress.export.source import Shipped, Writer
 from compress.files import filled
 
 if TYPE_CHECKING:
+    from compress.export.bundle import Bundle
     from compress.export.predictor import Row
+    from compress.export.source import Source
 
 Format = Literal["onnx", "ort", "web", "openvino", "executorch", "litert"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 NAME = "export.json"
+
+
+@dataclass(frozen=True)
+class About:
+    """What an export is of."""
+
+    name: str
+    model_type: str
+    max_length: int
 
 
 @dataclass(frozen=True)
@@ -44,20 +57,20 @@ class Exported:
 
 
 def export(
-    bundle: Bundle,
+    source: "Source",
     out: Path | None,
     *,
     to: Format = "onnx",
     precisions: Sequence[str] = (),
     opset: int | None = None,
-    rows: "Sequence[Row]" = (),
+    calibrate: "Callable[[Bundle], Sequence[Row]] | None" = None,
     command: str = "",
 ) -> Exported:
-    """Writes the bundle for another runtime into the folder `out`, or, for `onnx`, into the bundle itself.
+    """Writes what `source` holds for another runtime into the folder `out`, or, for `onnx`, into the bundle itself.
 
     precisions   what the weights are held in; the format's own choice where none is given
     opset        ONNX anew from the weights, at this opset; none: the bundle's own files
-    rows         encoded examples, for formats that calibrate
+    calibrate    gives encoded examples of a bundle's task, to formats that calibrate
     command      what is written down as the command that did it
 
     Raises ExportError for a precision or opset that cannot be, a missing extra, a model that this format cannot hold,
@@ -67,32 +80,42 @@ def export(
         raise ExportError(f"--for {to}: no such format.{did_you_mean(to, FORMATS)}")
     writer = importlib.import_module(f"{__name__}.{to}")
     chosen = _chosen(precisions or writer.DEFAULT, writer.PRECISIONS, to)
-    if out is None and to != "onnx":
-        raise ExportError(f"--for {to}: expected --out with the folder to write")
+    if out is None and not (to == "onnx" and opset is None and isinstance(source, Shipped)):
+        raise ExportError("expected --out with the folder to write: only new precisions go into a bundle itself")
     if out is not None:
         _free(out)
-    with Subject.opened(bundle, rows=rows) as given:
-        subject = given if opset is None else given.at_opset(opset)
+    if isinstance(source, Writer):
+        if to != "onnx" or precisions or out is None:
+            raise ExportError(
+                f"{source.name}: writes text, and is exported as ONNX in fp32 and int8 only; expected --for onnx, --out "
+                "and no --precision"
+            )
+        return _generative(source, out, opset, command)
+    with Subject.opened(source, opset=opset, calibrate=calibrate) as subject:
         if out is None:
-            return _in_place(subject, chosen, writer, command)
+            return _in_place(subject, chosen, command)
         with filled(out) as folder:
             outcome = writer.write(subject, folder, chosen)
-            if to != "onnx":  # a bundle has it
-                copy_tokenizer(bundle.path, folder)
+            if to != "onnx":  # which copies all there is
+                copy_tokenizer(subject.folder, folder)
             exported = _exported(out, folder, to, outcome, subject.warnings)
-            _record(exported, outcome, folder, bundle, command)
-            if to == "onnx":
-                Bundle.load(folder).attach(NAME, (folder / NAME).read_text(encoding="utf-8"))
+            onnx.add(folder, NAME, _as_json(exported, outcome, folder, subject, command))
     return exported
 
 
-def _in_place(subject: Subject, precisions: Sequence[str], writer: Any, command: str) -> Exported:
-    bundle = subject.bundle
-    if subject.remade:
-        raise ExportError(f"{bundle.path}: --opset makes another bundle; expected --out with its folder")
-    outcome = writer.into(subject, precisions)
-    exported = _exported(bundle.path, bundle.path, "onnx", outcome, subject.warnings)
-    Bundle.load(bundle.path).attach(NAME, _as_json(exported, outcome, bundle.path, bundle, command))
+def _generative(source: Writer, out: Path, opset: int | None, command: str) -> Exported:
+    with filled(out) as folder:
+        outcome = onnx.write_generative(source, folder, opset)
+        exported = _exported(out, folder, "onnx", outcome, ())
+        about = About(source.name, source.model.config.model_type, source.max_length)
+        onnx.add(folder, NAME, _as_json(exported, outcome, folder, about, command))
+    return exported
+
+
+def _in_place(subject: Subject, precisions: Sequence[str], command: str) -> Exported:
+    outcome = onnx.into(subject, precisions)
+    exported = _exported(subject.folder, subject.folder, "onnx", outcome, subject.warnings)
+    onnx.add(subject.folder, NAME, _as_json(exported, outcome, subject.folder, subject, command))
     return exported
 
 
@@ -105,7 +128,7 @@ def _chosen(precisions: Sequence[str], known: Sequence[str], to: str) -> list[st
 
 def _free(out: Path) -> None:
     """Raises ExportError where something is that is neither an export nor a bundle."""
-    ours = any((out / name).is_file() for name in (NAME, manifests.NAME))
+    ours = any((out / name).is_file() for name in (NAME, manifests.NAME, contents.NAME))
     if (out.exists() and not out.is_dir()) or (out.is_dir() and any(out.iterdir()) and not ours):
         raise ExportError(f"{out}: exists and is no export; expected a new folder, or an export to replace")
 
@@ -117,11 +140,7 @@ def _exported(path: Path, folder: Path, to: Format, outcome: Outcome, warned: Se
     return Exported(path, to, outcome.files, sizes, outcome.verdicts, warnings)
 
 
-def _record(exported: Exported, outcome: Outcome, folder: Path, bundle: Bundle, command: str) -> None:
-    (folder / NAME).write_text(_as_json(exported, outcome, folder, bundle, command), encoding="utf-8")
-
-
-def _as_json(exported: Exported, outcome: Outcome, folder: Path, bundle: Bundle, command: str) -> str:
+def _as_json(exported: Exported, outcome: Outcome, folder: Path, subject: About | Subject, command: str) -> str:
     files = []
     for made in exported.files:
         for name in (made.file, *made.with_files):
@@ -133,9 +152,9 @@ def _as_json(exported: Exported, outcome: Outcome, folder: Path, bundle: Bundle,
     record = {
         "format": 1,
         "for": exported.to,
-        "source": bundle.path.name,
-        "model_type": bundle.manifest.model_type,
-        "max_length": bundle.manifest.max_length,
+        "source": Path(subject.name).name or subject.name,
+        "model_type": subject.model_type,
+        "max_length": subject.max_length,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
         "versions": versions(("compress", "torch", "transformers", *outcome.packages)),

@@ -109,7 +109,7 @@ def _program(subject: Subject, names: Sequence[str], precision: str) -> tuple[by
     except FAILURES as error:
         first = (str(error).splitlines() or [""])[0]
         raise ExportError(
-            f"{subject.bundle.path}: {subject.bundle.manifest.model_type} cannot be exported to ExecuTorch "
+            f"{subject.name}: {subject.model_type} cannot be exported to ExecuTorch "
             f"({type(error).__name__}: {first}); --for onnx and --for ort take every family"
         ) from error
 

@@ -82,7 +82,7 @@ def _converted(subject: Subject) -> Path:
     except FAILURES as error:
         first = (str(error).splitlines() or [""])[0]
         raise ExportError(
-            f"{subject.bundle.path}: {subject.bundle.manifest.model_type} cannot be exported to LiteRT "
+            f"{subject.name}: {subject.model_type} cannot be exported to LiteRT "
             f"({type(error).__name__}: {first}); --for onnx and --for ort take every family"
         ) from error
     return target

@@ -52,15 +52,17 @@ def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
 def _source(subject: Subject, precision: str) -> Path:
     if precision != "int8":
         return subject.onnx("fp32")
-    if not subject.rows:
+    rows = subject.rows()
+    if not rows:
         raise ExportError(
-            "--for openvino --precision int8: is calibrated on real rows; expected --data with them. w8 needs none"
+            "--for openvino --precision int8: is calibrated on real rows of a bundle's task; expected --data with "
+            "them. w8 needs none"
         )
     from compress.quantize.calibrate import ranges
     from compress.quantize.static import quantize_static
 
     target = subject.scratch / "qdq.onnx"
-    quantize_static(subject.onnx("fp32"), target, ranges(subject.onnx("fp32"), subject.rows), form="qdq")
+    quantize_static(subject.onnx("fp32"), target, ranges(subject.onnx("fp32"), rows), form="qdq")
     return target
 
 

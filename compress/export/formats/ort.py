@@ -20,7 +20,7 @@ from compress.bench.runner import session_options
 from compress.errors import ExportError
 from compress.export.bundle import FILES
 from compress.export.formats.outcome import Made, Outcome
-from compress.export.formats.subject import Subject, certificate
+from compress.export.formats.subject import Subject, certificate, name_of
 from compress.export.session import UNOPENED, read_model, session_entries
 from compress.export.trial import Run
 
@@ -39,8 +39,8 @@ def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
     made: list[Made] = []
     fixed: list[Path] = []
     for precision in precisions:
-        source = subject.onnx(precision)  # type: ignore[arg-type]  # checked against PRECISIONS
-        stem = Path(FILES[precision]).stem  # type: ignore[index]
+        source = subject.onnx(precision)
+        stem = Path(name_of(precision)).stem
         proof = certificate(source)
         for name, runtime in ((f"{stem}.ort", False), (f"{stem}.with_runtime_opt.ort", True)):
             _convert(source, folder / name, runtime=runtime)
@@ -48,7 +48,7 @@ def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
             made.append(Made(name, precision, apart, RUNTIME_NOTE if runtime else "for the CPU", certificate=proof))
         fixed.append(folder / f"{stem}.ort")
     _list_operators(folder, made)
-    verdicts = [verdict for each in precisions for verdict in mobile_verdicts(subject.onnx(each), each)]  # type: ignore[arg-type]
+    verdicts = [verdict for each in precisions for verdict in mobile_verdicts(subject.onnx(each), each)]
     listed = Made(OPERATORS, "", None, "for a build of it")
     return Outcome(files=(*made, listed), verdicts=tuple(verdicts))
 

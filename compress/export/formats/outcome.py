@@ -10,6 +10,7 @@ from compress.errors import ExportError
 from compress.export.trial import Difference
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from compress.export.formats import Exported
@@ -80,6 +81,16 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def show(exported: "Exported", console: "Console") -> None:
+    """The files as a table, then the verdicts and warnings, each a line of its own."""
+    console.print(table(exported))
+    for verdict in exported.verdicts:
+        console.print(verdict, markup=False, highlight=False)
+    for warning in exported.warnings:
+        console.print(f"warning: {warning}", markup=False, highlight=False, style="yellow")
+    console.print(f"{exported.path}: export.json says what is in it", markup=False, highlight=False)
 
 
 def table(exported: "Exported") -> "Table":

@@ -1,20 +1,21 @@
-"""What is exported: a bundle, and the files and the model that a format makes its own of."""
+"""What is exported: the files and the model that a format makes its own of, whatever they were given as."""
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.errors import ExportError
-from compress.export.bundle import FILES, Bundle, Precision
+from compress.export.bundle import FILES, Bundle
 from compress.export.session import metadata, read_model
 from compress.export.trial import Difference, Row, Run, difference, onnx_run, rows_for
 
 if TYPE_CHECKING:
     from compress.export.predictor import Row as Tokens
+    from compress.export.source import Encoder, Headed, Shipped
 
 CERTIFICATE_KEY = "compress.certificate"
 BESIDE = ("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -23,45 +24,102 @@ OPSETS = range(12, 24)
 """What torch's TorchScript exporter, onnxruntime and its quantiser all do, for every family (torch 2.13,
 onnxruntime 1.31): DeBERTa's graph is invalid below, the exporter ends above."""
 
-WITH_NORM = 17
-"""The first opset with LayerNormalization as one operator."""
+OPSET = WITH_NORM = 17
+"""The first opset with LayerNormalization as one operator is the one we write."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A bundle while it is exported.
+    """A bundle, or a folder of embeddings, while it is exported.
 
-    rows      encoded examples, where there are data: what static int8 is calibrated on
-    scratch   a folder for files on the way, gone afterwards
-    remade    ONNX files that take the place of all of the bundle's: another opset
-    warnings  what there is to say of it already
+    name       what the user called it; folder: where its config, tokenizer and ONNX files are
+    bundle     the folder as a bundle; none of embeddings
+    files      its ONNX files by precision
+    load       the torch model
+    calibrate  encoded examples for static int8, where there are data
+    scratch    a folder for files on the way, gone afterwards
+    remade     ONNX files that take the place of all of the folder's: another opset
+    warnings   what there is to say of it already
     """
 
-    bundle: Bundle
+    name: str
+    folder: Path
+    bundle: Bundle | None
+    files: Mapping[str, Path]
+    max_length: int
+    model_type: str
+    load: Callable[[], Any]
     scratch: Path
-    rows: "Sequence[Tokens]" = ()
+    calibrate: "Callable[[Bundle], Sequence[Tokens]] | None" = None
     remade: Mapping[str, Path] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     @classmethod
     @contextmanager
-    def opened(cls, bundle: Bundle, *, rows: "Sequence[Tokens]" = ()) -> Iterator["Subject"]:
-        with tempfile.TemporaryDirectory(prefix="compress-export.") as scratch:
-            yield cls(bundle, Path(scratch), rows)
+    def opened(
+        cls,
+        source: "Shipped | Headed | Encoder",
+        *,
+        opset: int | None,
+        calibrate: "Callable[[Bundle], Sequence[Tokens]] | None",
+    ) -> Iterator["Subject"]:
+        """A checkpoint is first written as what it becomes. Raises ExportError for an opset that cannot be."""
+        from compress.export.source import Encoder, Shipped
 
-    @property
-    def max_length(self) -> int:
-        return self.bundle.manifest.max_length
+        if opset is not None and opset not in OPSETS:
+            raise ExportError(
+                f"--opset {opset}: expected {OPSETS[0]} to {OPSETS[-1]}, which torch's exporter and onnxruntime can "
+                "both do"
+            )
+        with tempfile.TemporaryDirectory(prefix="compress-export.") as kept:
+            scratch = Path(kept)
+            if isinstance(source, Encoder):
+                yield cls._of_encoder(source, scratch, opset)
+                return
+            shipped = isinstance(source, Shipped)
+            bundle = source.bundle if isinstance(source, Shipped) else source.write(scratch / "bundle")
+            made = bundle.manifest
+            subject = cls(
+                source.name,
+                bundle.path,
+                bundle,
+                bundle.files(),
+                made.max_length,
+                made.model_type,
+                lambda: _loaded(bundle) if shipped else source.model,  # type: ignore[union-attr]
+                scratch,
+                calibrate,
+            )
+            yield subject if opset is None else subject._at(opset)
 
-    def onnx(self, precision: Precision) -> Path:
-        """The ONNX file of this precision, made of the fp32 one where the bundle has none."""
+    @classmethod
+    def _of_encoder(cls, source: "Encoder", scratch: Path, opset: int | None) -> "Subject":
+        from compress.export import embeddings
+        from compress.export.pooled import Pooled
+
+        made = source.write(scratch / "embeddings", opset=OPSET if opset is None else opset)
+        files = {precision: made.path / name for precision, name in embeddings.FILES.items()}
+        about = made.contents
+        return cls(
+            source.name,
+            made.path,
+            None,
+            files,
+            about.max_length,
+            about.model_type,
+            lambda: Pooled(source.model, source.reading),
+            scratch,
+        )
+
+    def onnx(self, precision: str) -> Path:
+        """The ONNX file of this precision, one of FILES, made of the fp32 one where the folder has none."""
         from compress.export.half import to_float16
         from compress.export.weight_only import quantize_weights
 
-        known = self.remade or self.bundle.files()
+        known = self.remade or self.files
         if precision in known:
             return known[precision]
-        made = self.scratch / FILES[precision]
+        made = self.scratch / name_of(precision)
         if made.is_file():
             return made
         if precision == "fp16":
@@ -69,7 +127,7 @@ class Subject:
         elif precision in ("w8", "q4"):
             quantize_weights(known["fp32"], made, bits=8 if precision == "w8" else 4)
         else:
-            raise ExportError(f"{self.bundle.path}: has no {precision} file; write the bundle again")
+            raise ExportError(f"{self.folder}: has no {precision} file; write it again")
         return made
 
     def per_token(self) -> list[bool]:
@@ -87,25 +145,20 @@ class Subject:
     def model(self) -> Any:
         """The torch model: float32, eval mode, attention written out as every exporter reads it."""
         from compress.export.onnx import as_float32
-        from compress.heads import task_class
 
-        model = as_float32(task_class(self.bundle.task.kind).from_pretrained(self.bundle.path, use_safetensors=True))
+        model = as_float32(self.load())
         model.set_attn_implementation("eager")
         return model
 
-    def at_opset(self, opset: int) -> "Subject":
-        """With fp32 and int8 exported from the weights anew; what the int8 file left in float32 stays so.
+    def rows(self) -> "Sequence[Tokens]":
+        """Encoded examples to calibrate on; none where there are no data."""
+        return () if self.calibrate is None or self.bundle is None else self.calibrate(self.bundle)
 
-        Raises ExportError for an opset that the exporter or onnxruntime cannot do.
-        """
+    def _at(self, opset: int) -> "Subject":
+        """With fp32 and int8 exported from the weights anew; what the int8 file left in float32 stays so."""
         from compress.export.int8 import quantize_dynamic
         from compress.export.onnx import to_onnx
 
-        if opset not in OPSETS:
-            raise ExportError(
-                f"--opset {opset}: expected {OPSETS[0]} to {OPSETS[-1]}, which torch's exporter and "
-                "onnxruntime can both do"
-            )
         fp32, int8 = (self.scratch / f"opset{opset}" / name for name in ("model.onnx", "model_quantized.onnx"))
         inputs = [each.name for each in read_model(self.onnx("fp32")).graph.input]
         to_onnx(self.model(), fp32, opset=opset, segments="token_type_ids" in inputs)
@@ -122,6 +175,18 @@ class Subject:
                 f"find again; {WITH_NORM} and above have it"
             )
         return replace(self, remade={"fp32": fp32, "int8": int8}, warnings=tuple(warned))
+
+
+def name_of(precision: str) -> str:
+    """The name of the ONNX file of a precision, one of FILES."""
+    known: Mapping[str, str] = FILES  # type: ignore[assignment]  # by any string
+    return known[precision]
+
+
+def _loaded(bundle: Bundle) -> Any:
+    from compress.heads import task_class
+
+    return task_class(bundle.task.kind).from_pretrained(bundle.path, use_safetensors=True)
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from compress.export.bundle import FILES
 from compress.export.formats.outcome import Made, Outcome
-from compress.export.formats.subject import Subject, certificate
+from compress.export.formats.subject import Subject, certificate, name_of
 from compress.export.trial import onnx_run
 
 PRECISIONS = tuple(FILES)
@@ -24,14 +24,14 @@ def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
     """The ONNX files by their names on the hub."""
     made = []
     for precision in precisions:
-        source = subject.onnx(precision)  # type: ignore[arg-type]  # checked against PRECISIONS
-        target = folder / FILES[precision]  # type: ignore[index]
+        source = subject.onnx(precision)
+        target = folder / name_of(precision)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(source, target)
         dtype = f'transformers.js: dtype "{DTYPES[precision]}"' if precision in DTYPES else "onnxruntime-web only"
         proof = certificate(source)
         apart = subject.differs(onnx_run(source))
-        made.append(Made(FILES[precision], precision, apart, dtype, certificate=proof))  # type: ignore[index]
+        made.append(Made(name_of(precision), precision, apart, dtype, certificate=proof))
     return Outcome(tuple(made), verdicts=_verdicts(precisions))
 
 
