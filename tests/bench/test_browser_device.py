@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compress.bench.browser import assets, browser, device, qr, visitor
+from compress.bench.browser import assets, browser, device, qr, server, visitor
 from compress.bench.protocol import DeviceError, Setting
 from compress.errors import ExportError
 from compress.export.onnx import to_onnx
@@ -63,6 +63,9 @@ def test_a_race_interleaves_in_two_passes(files: dict[str, Path], said: list[str
         *(f"browser: pass {number} of 2, {setting}" for number in (1, 2) for setting in settings),
     ]
     assert [len(each["tables"]) for each in visitor.said("show")] == [1, 2]
+    done = [each["done"] for each in visitor.said("time")]
+    assert done == sorted(done)
+    assert (done[0], done[-1]) == (0.0, 0.875)
     assert visitor.heard[-1]["say"] == "Done. You can close this page."
 
 
@@ -155,9 +158,7 @@ def test_texts_from_the_page_cannot_command_a_terminal() -> None:
 def test_nobody_comes(said: list[str]) -> None:
     links: list[str] = []
     with (
-        pytest.raises(
-            DeviceError, match=r"nobody opened the link in 0 s\. Open it in a browser on this machine, or use"
-        ),
+        pytest.raises(DeviceError, match=r"nobody opened the link in 0 s\. Open it in a browser on this machine, or"),
         browser(timeout=0.1, say=said.append, visit=links.append),
     ):
         pytest.fail("nobody is no device")
@@ -339,7 +340,7 @@ def test_the_link_is_shown_and_as_a_code_for_phones(said: list[str], monkeypatch
     monkeypatch.setattr(device, "serving", lambda site, lan: _served("http://10.0.0.1:1/#t" if lan else "http://x/#t"))
     for lan in (False, True):
         with (
-            pytest.raises(DeviceError, match="in this machine's network; a firewall" if lan else "use --lan"),
+            pytest.raises(DeviceError, match="this machine's network, if no firewall" if lan else "with --lan"),
             browser(lan=lan, timeout=0.01, say=said.append),
         ):
             pass
@@ -370,6 +371,13 @@ def test_a_code_is_square_and_of_the_link() -> None:
     assert {len(line) for line in lines} == {len(lines[0])}
     assert abs(2 * len(lines) - len(lines[0])) <= 1  # a character is two modules high
     assert qr.code("http://192.168.178.21:54321/#" + "t" * 43).splitlines() != lines
+
+
+def test_the_page_makes_no_markup_of_texts() -> None:
+    script = (server.WEB / "page.js").read_text(encoding="utf-8")
+    assert "textContent" in script
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "DOMParser", "setHTML"):
+        assert way not in script
 
 
 def test_the_token_is_in_no_request(said: list[str]) -> None:

@@ -57,14 +57,14 @@ def runtime(source: Path | None = None, *, webgpu: bool = False) -> list[Path]:
     if all((kept / name).is_file() for name in needed):
         return _checked(kept, needed)
     with tempfile.TemporaryDirectory() as folder:
-        return _kept(_packed(Path(folder)), needed)
+        return _kept(packed(Path(folder)), needed)
 
 
 def _place(needed: Mapping[str, str]) -> Path:
     return home() / "web" / VERSION / ("webgpu" if needed is WEBGPU else "wasm")
 
 
-def _packed(folder: Path) -> Path:
+def packed(folder: Path) -> Path:
     """Has npm fetch the tarball into `folder`; its path."""
     npm = shutil.which("npm")
     if npm is None:

@@ -44,8 +44,8 @@ def browser(
         else:
             visit(link)
         if not site.visitor.arrives(timeout):
-            raise DeviceError(_nobody(link, lan, timeout))
-        last_words = "Stopped: the command on the other side ended early. Nothing runs here any more."
+            raise DeviceError(_nobody(lan, timeout))
+        last_words = "Stopped: the command ended early. Nothing runs here any more."
         try:
             yield _met(site, files[0].name, webgpu, say)
             last_words = "Done. You can close this page."
@@ -74,9 +74,13 @@ def _print(link: str, lan: bool, say: Callable[[str], None]) -> None:
         )
 
 
-def _nobody(link: str, lan: bool, timeout: float) -> str:
-    where = "a device in this machine's network; a firewall may keep it out" if lan else "a browser on this machine"
+def _nobody(lan: bool, timeout: float) -> str:
+    where = (
+        "on a device in this machine's network, if no firewall keeps it out"
+        if lan
+        else "on this machine, or on another with --lan"
+    )
     return (
-        f"browser: nobody opened the link in {timeout:.0f} s. Open it in {where}{'' if lan else ', or use --lan'}, or "
-        f"give more time: --timeout {2 * timeout:.0f}."
+        f"browser: nobody opened the link in {timeout:.0f} s. Open it in a browser {where}; for more time: "
+        f"--timeout {max(120.0, 2 * timeout):.0f}."
     )

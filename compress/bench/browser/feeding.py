@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,13 @@ class Fed:
         types = {name: np.int32 if kind == TensorProto.INT32 else np.int64 for name, kind in kinds.items()}
         return Fed(path, jobs.logits_job(path)["entries"], types)
 
+    @cached_property
+    def vocabulary(self) -> int:
+        return vocabulary_size(read_model(self.path), self.path)
+
     def drawn(self, setting: Setting) -> list[dict[str, Any]]:
         """The inputs that every device times the file with, as the page takes them."""
-        vocabulary = vocabulary_size(read_model(self.path), self.path)
-        return _tensors(feeds(self.types, setting.batch, setting.seq, vocabulary))
+        return _tensors(feeds(self.types, setting.batch, setting.seq, self.vocabulary))
 
     def row(self, row: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
         """One encoded text, as the page takes it. Raises DeviceError when it lacks an input of the file."""

@@ -40,6 +40,24 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Pass:
+    """One of the two passes over the files at one setting.
+
+    start, share  of all that is measured, how much is done before, and how much this is
+    """
+
+    number: int
+    setting: Setting
+    rounds: int
+    runs: int
+    start: float
+    share: float
+
+    def __str__(self) -> str:
+        return f"pass {self.number} of 2, {self.setting}"
+
+
+@dataclass(frozen=True)
 class Browser:
     """A page that has claimed the link.
 
@@ -84,15 +102,16 @@ class Browser:
             raise DeviceError(f"race: {rounds} rounds of {runs} runs; expected at least 2 rounds, to compare, of 1 run")
         self._check(settings)
         fed = {name: Fed.of(path) for name, path in files.items()}
-        passes: tuple[dict[Setting, dict[str, Measured]], ...] = ({}, {})
+        first: dict[Setting, dict[str, Measured]] = {}
         found: list[Latency] = []
-        for number, part in enumerate((rounds - rounds // 2, rounds // 2)):
-            for setting in settings:
-                self.say(f"{self.name}: pass {number + 1} of 2, {setting}")
-                passes[number][setting] = self._pass(fed, setting, rounds=part, runs=runs, backwards=number == 1)
-                if number == 1:
-                    found += [_latency(name, setting, *(each[setting][name] for each in passes)) for name in files]
-                    self._ask({"do": "show", "tables": tables(found)}, Done)
+        for each in _passes(settings, rounds, runs):
+            self.say(f"{self.name}: {each}")
+            measured = self._pass(fed, each)
+            if each.number == 1:
+                first[each.setting] = measured
+            else:
+                found += [_latency(name, each.setting, first[each.setting][name], measured[name]) for name in files]
+                self._ask({"do": "show", "tables": tables(found)}, Done)
         return found
 
     def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
@@ -126,20 +145,15 @@ class Browser:
                 "machine. Measure with --threads 1, or from the same machine: 127.0.0.1, or --device adb."
             )
 
-    def _pass(
-        self, fed: Mapping[str, Fed], setting: Setting, *, rounds: int, runs: int, backwards: bool
-    ) -> dict[str, Measured]:
-        order = list(fed)[:: -1 if backwards else 1]
+    def _pass(self, fed: Mapping[str, Fed], one: Pass) -> dict[str, Measured]:
+        order = list(fed) if one.number == 1 else list(fed)[::-1]
         self._ask({"do": "clear"}, Done)
-        opened = {name: self._open(name, fed[name], setting) for name in order}
+        opened = {name: self._open(name, fed[name], one.setting) for name in order}
         timed: dict[str, list[tuple[Timed, bool]]] = {name: [] for name in order}
-        for turn in range(rounds):
-            words = {
-                "say": f"Pass {1 + backwards} of 2, round {turn + 1} of {rounds}: {setting}",
-                "done": turn / rounds,
-            }
+        for turn in range(one.rounds):
+            words = {"say": f"Measuring: {one}", "done": one.start + one.share * turn / one.rounds}
             for name in order if turn % 2 == 0 else reversed(order):
-                timed[name].append(self._time(name, setting, {"runs": runs, **words}))
+                timed[name].append(self._time(name, one.setting, {"runs": one.runs, **words}))
         return {
             name: Measured(
                 opened[name],
@@ -188,6 +202,14 @@ class Browser:
         """The page's answer, and whether the page was hidden while it worked on it."""
         answer = self.site.visitor.ask(command)
         return read(answer, kind, about=about), answer.get("hidden") is True
+
+
+def _passes(settings: Sequence[Setting], rounds: int, runs: int) -> list[Pass]:
+    """All settings once, then all again."""
+    share = 1 / (2 * max(1, len(settings)))
+    planned = [(1, rounds - rounds // 2, setting) for setting in settings]
+    planned += [(2, rounds // 2, setting) for setting in settings]
+    return [Pass(number, setting, part, runs, at * share, share) for at, (number, part, setting) in enumerate(planned)]
 
 
 def _about(name: str, setting: Setting | None) -> str:

@@ -83,7 +83,7 @@ class Site:
 @contextmanager
 def serving(site: Site, *, lan: bool) -> Iterator[str]:
     """The link to the page, with its token, while the site is served. Raises DeviceError without a network address."""
-    host = _lan_address() if lan else LOOPBACK
+    host = lan_address() if lan else LOOPBACK
     try:
         server = _Server((host, 0), _Exchange)
     except OSError as error:
@@ -102,7 +102,7 @@ def serving(site: Site, *, lan: bool) -> Iterator[str]:
         thread.join()
 
 
-def _lan_address() -> str:
+def lan_address() -> str:
     """This machine's address on the network that leads elsewhere. Nothing is sent: UDP connects by choosing a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,6 +1,6 @@
-// Claims the link, then does what the command on the other machine asks, one thing at a time: see ../visitor.py.
+// Claims the link, then does what the command asks, one thing at a time: see ../visitor.py.
 
-const GIVE_UP = 20_000; // milliseconds without the other machine
+const GIVE_UP = 20_000; // milliseconds without the command
 const AGAIN = 1_000;
 
 const workers = new Map();
@@ -25,7 +25,7 @@ function notice(words) {
   at("notices").append(line);
 }
 
-// -- talking to the other machine
+// -- talking to the command
 
 async function lasting(request) {
   for (let since = Date.now(); ; await sleep(AGAIN)) {
@@ -46,7 +46,7 @@ async function work() {
   while (!over) {
     const response = await lasting(() => fetch(inside(`next?after=${seen}`)));
     if (response.status === 204) continue;
-    if (!response.ok) throw new Error(`the other machine said ${response.status}`);
+    if (!response.ok) throw new Error(`it answered ${response.status}`);
     const command = await response.json();
     if (command.id <= seen) continue;
     seen = command.id;
@@ -74,7 +74,7 @@ function finish(words, kind = "") {
   dismiss();
   files.clear();
   lock?.release();
-  at("progress").hidden = true;
+  for (const id of ["progress", "keep", "notices"]) at(id).hidden = true;
   status(words, kind);
 }
 
@@ -187,7 +187,7 @@ function shown(facts) {
     Device: [facts.model, facts.system, facts.processor].filter(Boolean).join(", "),
     Cores: facts.cores || "not told",
     Threads: facts.isolated ? "allowed" : "one only",
-    Clock: `steps of ${facts.timer_ms.toPrecision(2)} ms`,
+    Clock: `steps of ${Number(facts.timer_ms.toPrecision(2))} ms`,
     GPU: facts.gpu,
   };
   for (const [name, value] of Object.entries(lines)) {
@@ -259,4 +259,4 @@ async function start() {
   await work();
 }
 
-start().catch((error) => finish(`The other machine is gone: ${error?.message ?? error}. Nothing runs here.`, "wrong"));
+start().catch((error) => finish(`The command is gone: ${error?.message ?? error}. Nothing runs here any more.`, "wrong"));
