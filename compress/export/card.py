@@ -71,7 +71,7 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
     from compress.export.session import UNFUSED_SKIP
 
     content = Card.parse(card)
-    page = Environment(undefined=StrictUndefined, finalize=_escaped, trim_blocks=True, keep_trailing_newline=True)
+    page = Environment(undefined=StrictUndefined, finalize=escaped, trim_blocks=True, keep_trailing_newline=True)
     return page.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         card=content,
         front_matter=Markup(_front_matter(content, manifest.task.kind)),
@@ -96,7 +96,7 @@ def _front_matter(card: Card, kind: Kind) -> str:
     return yaml.safe_dump({key: value for key, value in front.items() if value}, sort_keys=False, allow_unicode=True)
 
 
-def _escaped(value: object) -> str:
+def escaped(value: object) -> str:
     """Text as one line of Markdown that breaks no table cell, link or page; numbers to four significant digits.
 
     Applied to every expression of the template but those already marked as safe.
