@@ -28,7 +28,11 @@ OPTIONS = {
         "--allow-pickle --json"
     ),
     "predict": "bundle texts... --pair --precision --json",
-    "bench": "bundles... --threads --batch --seq --rounds --runs --json",
+    "bench": (
+        "bundles... --device --precision --threads --batch --seq --rounds --runs --sustain --affinity --lan --timeout "
+        "--python --native --out --json"
+    ),
+    "report": "inputs... --html --at --budget-ms --max-mb --min-score --json",
     "recipes": "name --json",
     "students": "teacher --json",
 }

@@ -40,7 +40,14 @@ class Device(Protocol):
 
 @contextmanager
 def open_device(
-    name: str, *, lan: bool = False, timeout: float = 60.0, say: Callable[[str], None] = print
+    name: str,
+    *,
+    lan: bool = False,
+    timeout: float = 60.0,
+    say: Callable[[str], None] = print,
+    affinity: tuple[int, ...] = (),
+    python: str = "python3",
+    native: Path | None = None,
 ) -> Iterator[Device]:
     """The device of that name, closed at the end, whatever happens.
 
@@ -48,16 +55,37 @@ def open_device(
     lan      browser: whether other machines of the network may open the page
     timeout  seconds until a device that does not answer is given up
     say      is told what the user must do or wait for
+    affinity the CPUs to run on, where the device can choose; none: wherever its system likes
+    python   ssh: the interpreter there that has onnxruntime
+    native   adb: the program that measures on the phone, instead of its browser
     """
-    kind, _, _where = name.partition(":")
-    if kind == "local":
-        from compress.bench.local import Local
+    kind, colon, where = name.partition(":")
+    _fitting(kind, affinity=bool(affinity), lan=lan, python=python != "python3", native=native is not None)
+    if kind == "local" and not colon:
+        from compress.bench.local import local
 
-        yield Local()
-    elif kind == "browser":
+        with local(affinity=affinity, say=say) as device:
+            yield device
+    elif kind == "ssh" and where:
+        from compress.bench.ssh import ssh
+
+        with ssh(where, python=python, affinity=affinity, timeout=timeout, say=say) as device:
+            yield device
+    elif kind == "browser" and not colon:
         from compress.bench.browser import browser
 
-        with browser(lan=lan, timeout=timeout, say=say) as device:
-            yield device
+        with browser(lan=lan, timeout=timeout, say=say) as page:
+            yield page
     else:
-        raise DeviceError(f"--device {name}: no such device.{did_you_mean(kind, KINDS)}")
+        raise DeviceError(
+            f"--device {name}: no such device; expected local, ssh:[user@]host[:port], browser, adb or adb:SERIAL."
+            + (did_you_mean(kind, KINDS) if kind not in KINDS else "")
+        )
+
+
+def _fitting(kind: str, **given: bool) -> None:
+    """Raises DeviceError for an option that was given and that this kind of device does not have."""
+    fits = {"affinity": ("local", "ssh", "adb"), "lan": ("browser",), "python": ("ssh",), "native": ("adb",)}
+    for option, kinds in fits.items():
+        if given[option] and kind in KINDS and kind not in kinds:
+            raise DeviceError(f"--{option}: means nothing to --device {kind}; it is for {', '.join(kinds)}")

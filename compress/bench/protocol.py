@@ -8,7 +8,11 @@ import numpy as np
 from compress.errors import CompressError
 
 NOISE_FACTOR = 1.15
-"""How much the medians of the first and of the last half of the rounds may differ before a measurement is flagged."""
+"""How much the medians of the two passes may differ before a measurement is flagged."""
+
+
+WARM_UP = 5
+"""Untimed runs after the first one."""
 
 
 class DeviceError(CompressError):
@@ -28,6 +32,10 @@ class Setting:
             if getattr(self, name) < 1:
                 raise DeviceError(f"setting: {name} is {getattr(self, name)}; expected a whole number of at least 1")
 
+    def __str__(self) -> str:
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"{threads}, batch {self.batch}, {self.seq} tokens"
+
 
 @dataclass(frozen=True)
 class Latency:
@@ -36,7 +44,11 @@ class Latency:
     runs         how many timed runs the percentiles are of
     *_ms         of one forward, in milliseconds; init_ms opens the file, first_ms is the first forward
     peak_rss_mb  the most memory its process held, runtime and file included, 10^6 bytes; None where it cannot be read
-    noisy        the machine changed speed during the measurement: do not quote the figures; `noise` says how much
+    noisy        the two passes disagree: the figures are of the faster one alone, and not to be quoted; `noise` says
+                 how far apart they are
+    passes       p50 of each pass
+    affinity     the CPUs it was kept on, as `0-3`; '' for wherever the system liked
+    celsius      the temperature at the end; None where the device shows none
     """
 
     name: str
@@ -51,6 +63,9 @@ class Latency:
     peak_rss_mb: float | None
     noisy: bool
     noise: str
+    passes: tuple[float, ...] = ()
+    affinity: str = ""
+    celsius: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,14 +92,26 @@ def summarise(
     init_ms: float,
     first_ms: float,
     peak_rss_mb: float | None,
+    affinity: str = "",
+    celsius: float | None = None,
 ) -> Latency:
-    """Percentiles over the runs of all rounds (at least two), and whether the halves of the rounds agree."""
-    times = np.concatenate([np.asarray(times) for times in rounds])
+    """The figures of at least two rounds of runs, of which the first half is the first pass, the rest the second.
+
+    Percentiles are over the runs of both passes where these agree. Where they do not, nothing is averaged: they are of
+    the faster pass, since what disturbs a machine makes it slower, and the measurement is flagged.
+    """
     half = len(rounds) // 2
-    early, late = (float(np.median(np.concatenate(part))) for part in (rounds[:half], rounds[half:]))
-    factor = max(early, late) / min(early, late)
+    passes = [np.concatenate([np.asarray(times) for times in part]) for part in (rounds[:half], rounds[half:])]
+    first, second = (float(np.median(times)) for times in passes)
+    factor = max(first, second) / min(first, second)
     noisy = factor > NOISE_FACTOR
+    faster, which = (passes[0], "first") if first <= second else (passes[1], "second")
+    times = faster if noisy else np.concatenate(passes)
     p50, p95, p99 = np.percentile(times, (50, 95, 99))
+    noise = (
+        f"p50 {first:.2f} ms in the first pass, {second:.2f} ms in the second (x{factor:.2f}); "
+        f"the figures are of the {which}"
+    )
     return Latency(
         name=name,
         setting=setting,
@@ -97,5 +124,8 @@ def summarise(
         first_ms=first_ms,
         peak_rss_mb=peak_rss_mb,
         noisy=noisy,
-        noise=f"p50 {early:.2f} ms in the first rounds, {late:.2f} ms in the last (x{factor:.2f})" if noisy else "",
+        noise=noise if noisy else "",
+        passes=(first, second),
+        affinity=affinity,
+        celsius=celsius,
     )

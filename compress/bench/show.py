@@ -1,48 +1,83 @@
-"""Latencies as a table and as JSON, and settings from the command line's lists."""
+"""Latencies and sustained curves as tables."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from itertools import product
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from compress.bench.protocol import DeviceError, Latency, Setting
+from compress.bench.protocol import Latency, Sustained
+from compress.bench.result import Result
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def settings(threads: str, batch: str, seq: str) -> list[Setting]:
-    """Every combination of three comma-separated lists. Raises DeviceError."""
-    lists = [_numbers(name, text) for name, text in (("threads", threads), ("batch", batch), ("seq", seq))]
-    return [Setting(*values) for values in product(*lists)]
+def tables(result: Result) -> "Iterator[Table]":
+    """What was measured on one device: what it is, the race at each setting, the curves where there are any."""
+    yield _facts(result)
+    for setting in dict.fromkeys(time.setting for time in result.latencies):
+        yield _race([time for time in result.latencies if time.setting == setting])
+    if result.sustained:
+        yield _curves(result.sustained)
 
 
-def _numbers(name: str, text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() for part in parts):
-        raise DeviceError(f"--{name} {text}: expected whole numbers separated by commas, as in 1,2,4")
-    return [int(part) for part in parts]
-
-
-def table(times: Sequence[Latency], machine: Mapping[str, str]) -> "Table":
-    """One line per file and setting; the ratio is to the first file at the same setting."""
+def _facts(result: Result) -> "Table":
     from rich.table import Table
 
-    shown = Table(title=", ".join(f"{name} {value}" for name, value in machine.items()), title_justify="left")
-    for name in ("file", "threads", "batch", "seq", "min ms", "p50", "p95", "p99", "ratio", "init ms", "first", "MB"):
-        shown.add_column(name, justify="left" if name == "file" else "right", overflow="fold")
-    first: dict[Setting, float] = {}
-    for time in times:
-        base = first.setdefault(time.setting, time.p50_ms)
-        setting = (str(value) for value in (time.setting.threads, time.setting.batch, time.setting.seq))
-        figures = (time.min_ms, time.p50_ms, time.p95_ms, time.p99_ms, time.p50_ms / base)
-        rest = (f"{time.init_ms:.0f}", f"{time.first_ms:.1f}", f"{time.peak_rss_mb:.0f}")
-        shown.add_row(time.name + (" (noisy)" if time.noisy else ""), *setting, *(f"{x:.2f}" for x in figures), *rest)
-    if any(time.noisy for time in times):
-        shown.caption = "noisy: the machine changed speed while this was measured; measure again before quoting it"
+    shown = Table.grid(padding=(0, 2))
+    for name, value in {"device": result.device, **result.machine}.items():
+        shown.add_row(name, value)
     return shown
 
 
-def as_json(times: Sequence[Latency], machine: Mapping[str, str]) -> str:
-    return json.dumps({"machine": dict(machine), "latencies": [asdict(time) for time in times]}, indent=1)
+def _race(times: Sequence[Latency]) -> "Table":
+    """One line per file; the ratio is to the first one."""
+    shown = _table(str(times[0].setting), "file", "min ms", "p50", "p95", "p99", "ratio", "init ms", "first", "MB")
+    for time in times:
+        figures = (time.min_ms, time.p50_ms, time.p95_ms, time.p99_ms, time.p50_ms / times[0].p50_ms)
+        memory = "" if time.peak_rss_mb is None else f"{time.peak_rss_mb:.0f}"
+        rest = (f"{time.init_ms:.0f}", f"{time.first_ms:.1f}", memory)
+        shown.add_row(time.name + (" (noisy)" if time.noisy else ""), *(f"{x:.2f}" for x in figures), *rest)
+    shown.caption = "\n".join(_notes(times)) or None
+    return shown
+
+
+def _table(title: str, *columns: str) -> "Table":
+    """The first column is text, the others are numbers."""
+    from rich import box
+    from rich.table import Table
+
+    shown = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE, padding=(0, 0, 0, 1))
+    for at, name in enumerate(columns):
+        shown.add_column(name, justify="right" if at else "left", overflow="fold", no_wrap=bool(at))
+    return shown
+
+
+def _notes(times: Sequence[Latency]) -> Iterator[str]:
+    if pinned := {time.affinity for time in times if time.affinity}:
+        yield f"kept on CPUs {', '.join(sorted(pinned))}"
+    if noisy := [time for time in times if time.noisy]:
+        yield "noisy: the two passes disagree; measure again before quoting it"
+        yield from (f"  {time.name}: {time.noise}" for time in noisy)
+
+
+def _curves(curves: Sequence[Sustained]) -> "Table":
+    """p50 of each minute, and the temperature at its end; files in the order in which they ran."""
+    minutes = range(1, max(len(curve.minutes) for curve in curves) + 1)
+    title = f"without pause, one file after another: {curves[0].setting}"
+    warmth = ["start"] if any(curve.started is not None for curve in curves) else []
+    shown = _table(title, "file", *warmth, *(f"min {each}" for each in minutes), "last / first")
+    for curve in curves:
+        cells = [
+            f"{p50:.2f} ms {_degrees(celsius)}".strip()
+            for p50, celsius in zip(curve.minutes, curve.temperatures, strict=True)
+        ]
+        shown.add_row(
+            curve.name,
+            *(_degrees(curve.started) for _ in warmth),
+            *cells,
+            f"{curve.minutes[-1] / curve.minutes[0]:.2f}",
+        )
+    return shown
+
+
+def _degrees(celsius: float | None) -> str:
+    return "" if celsius is None else f"{celsius:.0f} C"

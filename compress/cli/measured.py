@@ -1,4 +1,4 @@
-"""`compress bench`: figures, and how they are shown."""
+"""`compress bench` and `report`: figures, and how they are shown."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,23 +9,92 @@ from compress.cli.options import Json, console, told
 
 
 def bench(
-    bundles: Annotated[list[Path], typer.Argument(help="One or more bundles, raced against each other.")],
+    bundles: Annotated[list[Path], typer.Argument(help="Bundles, .onnx or .xml files, raced against each other.")],
+    device: Annotated[str, typer.Option(help="local, ssh:[user@]host[:port], browser, adb or adb:SERIAL.")] = "local",
+    precision: Annotated[str, typer.Option(help="Which files of the bundles, as in int8,fp32; all of them.")] = "",
     threads: Annotated[str, typer.Option(help="Thread counts, comma-separated.")] = "1",
     batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1",
     seq: Annotated[str, typer.Option(help="Lengths in tokens, comma-separated.")] = "128",
-    rounds: Annotated[int, typer.Option(help="Interleaved rounds per setting.")] = 8,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds per setting, half of them in each pass.")] = 8,
     runs: Annotated[int, typer.Option(help="Timed runs per round.")] = 15,
+    sustain: Annotated[str, typer.Option(help="Then each file without pause, as in 5m; at the first setting.")] = "",
+    affinity: Annotated[str, typer.Option(help="CPUs to keep it on, as in 0-3; not in a browser.")] = "",
+    lan: Annotated[
+        bool, typer.Option("--lan", help="browser: other machines of the network may open the page.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds until a silent device is given up.")] = 60.0,
+    python: Annotated[str, typer.Option(help="ssh: the interpreter there that has onnxruntime.")] = "python3",
+    native: Annotated[
+        Path | None, typer.Option(help="adb: an onnxruntime_perf_test or benchmark_model to run on the phone.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure latency on this machine: interleaved, warmed up, with a verdict on noise."""
+    """Measure latency on a device: interleaved, warmed up, in two passes, with a verdict on noise."""
     with told():
-        from compress.bench import show
-        from compress.bench.local import machine, race
-        from compress.export.bundle import Bundle
+        from compress.bench import asked, show
+        from compress.bench.device import open_device
+        from compress.bench.result import measure, save
 
-        files = {f"{path}:{which}": file for path in bundles for which, file in Bundle.load(path).files().items()}
-        times = race(files, show.settings(threads, batch, seq), rounds=rounds, runs=runs)
+        files, settings = asked.files(bundles, precision), asked.settings(threads, batch, seq)
+        seconds = asked.span(sustain) if sustain else None
+        asked.place(out)
+        talk = console(as_json)
+
+        def say(line: str) -> None:
+            talk.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        with open_device(
+            device,
+            lan=lan,
+            timeout=timeout,
+            say=say,
+            affinity=asked.cpus(affinity),
+            python=python,
+            native=native,
+        ) as opened:
+            result = measure(opened, files, settings, rounds=rounds, runs=runs, seconds=seconds)
+        if out is not None:
+            save(result, out)
         if as_json:
-            print(show.as_json(times, machine()))
+            print(result.to_json(), end="")
         else:
-            console().print(show.table(times, machine()))
+            for table in show.tables(result):
+                talk.print(table)
+
+
+def report(
+    inputs: Annotated[list[Path], typer.Argument(help="Runs, bundles, and files of `compress bench --out`.")],
+    html: Annotated[Path | None, typer.Option(help="Write one page that opens offline, to choose by.")] = None,
+    at: Annotated[
+        str | None, typer.Option(help="Where latency is read: a device, a setting, or both, as in browser, 32 tokens.")
+    ] = None,
+    budget_ms: Annotated[float | None, typer.Option(help="The median may take so many milliseconds there.")] = None,
+    max_mb: Annotated[float | None, typer.Option(help="The file may have so many MB.")] = None,
+    min_score: Annotated[float | None, typer.Option(help="The score must be at least this.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare the files of several bundles on every device they were measured on, and say which one to ship."""
+    with told():
+        from compress.report import compare, compare_table, verdict
+
+        choice = compare.compare(inputs, at)
+        limits = compare.Limits(budget_ms, max_mb, min_score)
+        chosen = compare.pick(choice, limits, choice.view)
+        talk = console(as_json)
+        if html is not None:
+            from compress.files import written
+            from compress.report.compare_page import html as page
+
+            with written(html) as partial:
+                partial.write_text(page(choice, limits, chosen), encoding="utf-8")
+        if as_json:
+            import json
+
+            print(json.dumps(compare_table.plain(choice, limits, chosen), ensure_ascii=False, indent=1))
+        else:
+            talk.print(compare_table.table(choice, chosen, talk.width))
+            for line in ("", verdict.headline(choice, limits, chosen), *verdict.remarks(choice, chosen)):
+                talk.print(line, markup=False, highlight=False)
+        if html is not None:
+            talk.print(f"page: {html}", markup=False, highlight=False)

@@ -1,29 +1,38 @@
 """The race measures what it says, and never leaves a process behind."""
 
+import ast
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from transformers import AutoModelForQuestionAnswering
 
-from compress.bench import local, runner
-from compress.bench.local import machine, race
+from compress.bench import runner, station
+from compress.bench.jobs import timing_job
+from compress.bench.link import Link
+from compress.bench.local import local, machine, race
 from compress.bench.protocol import DeviceError, Setting
 from compress.errors import ExportError
 from compress.export.int8 import quantize_dynamic
 from compress.export.onnx import to_onnx
+from compress.export.session import open_session
 from tests import tiny
 
 QUICK = {"rounds": 3, "runs": 5}
 
 
-def workers() -> list[str]:
+def living() -> list[str]:
+    """Processes of ours that measure, or keep those that do."""
     children = psutil.Process().children(recursive=True)
-    living = [child.cmdline() for child in children if child.status() != psutil.STATUS_ZOMBIE]
-    return [" ".join(words) for words in living if str(runner.__file__) in words]
+    words = [" ".join(child.cmdline()) for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return [each for each in words if str(runner.__file__) in each or str(station.__file__) in each]
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +54,10 @@ def test_race_orders_files_and_settings_sanely(folder: Path) -> None:
     assert fastest["deep", 1] > 1.5 * fastest["shallow", 1]
     assert fastest["deep", 4] > 1.5 * fastest["deep", 1]
     for latency in found:
-        assert latency.runs == 15
+        assert latency.runs in ({5, 10} if latency.noisy else {15}), "of the faster pass alone where they disagree"
         assert 0 < latency.min_ms <= latency.p50_ms <= latency.p95_ms <= latency.p99_ms
         assert latency.init_ms > 0 < latency.first_ms
-    assert workers() == []
+    assert living() == []
 
 
 def test_peak_memory_is_the_workers_own(folder: Path) -> None:
@@ -57,53 +66,147 @@ def test_peak_memory_is_the_workers_own(folder: Path) -> None:
     assert ballast.nbytes / 1e6 > 400 > latency.peak_rss_mb > 20
 
 
-def test_a_worker_that_dies_is_an_error_with_its_last_words(folder: Path) -> None:
+def test_a_runner_that_dies_is_an_error_with_its_last_words(folder: Path) -> None:
     files = {"shallow": folder / "shallow.onnx", "deep": folder / "deep.onnx"}
-    with pytest.raises(DeviceError, match=r"^shallow: .* code 1 at 1 threads, batch 2, 65 tokens: .*64 by 65\. Usual"):
+    with pytest.raises(DeviceError, match=r"^shallow: .* code 1 at 1 thread, batch 2, 65 tokens: .*64 by 65\. Usual"):
         race(files, [Setting(1, 2, 65)], **QUICK)  # the model has 64 positions
-    assert workers() == []
+    assert living() == []
 
 
-def test_a_killed_worker_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = local._Worker.ask
+def test_after_a_death_the_device_measures_on(folder: Path) -> None:
+    file = {"shallow": folder / "shallow.onnx"}
+    with local() as device:
+        with pytest.raises(DeviceError, match="65 tokens"):
+            device.race(file, [Setting(1, 2, 65)], **QUICK)
+        assert device.race(file, [Setting(1, 2, 64)], **QUICK)[0].p50_ms > 0
 
-    def killing(worker: local._Worker, runs: int) -> object:
-        worker.process.kill()
-        return ask(worker, runs)
 
-    monkeypatch.setattr(local._Worker, "ask", killing)
+def at_the_first_runs(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
+    """Runs are asked for, and then this happens."""
+    ask = Link.ask
+
+    def asking(link: Link, body: Path | None = None, **request: Any) -> dict[str, Any]:
+        if request["do"] == "ask":
+            happens()
+        return ask(link, body, **request)
+
+    monkeypatch.setattr(Link, "ask", asking)
+
+
+def ours(module: Any) -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if any(str(module.__file__) in word for word in child.cmdline())]
+
+
+def kill(module: Any) -> None:
+    for child in ours(module):
+        child.kill()
+
+
+def test_a_killed_runner_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_the_first_runs(monkeypatch, lambda: kill(runner))
     with pytest.raises(DeviceError, match=r"ended with code -9 .*: it said nothing\. .* too little memory"):
         race({"deep": folder / "deep.onnx"}, [Setting(1, 1, 8)], **QUICK)
-    assert workers() == []
+    assert living() == []
 
 
-def test_an_interrupt_leaves_no_worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(worker: local._Worker, runs: int) -> object:
-        assert len(workers()) == 2
+def test_a_killed_station_is_an_error_and_takes_its_runners_along(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_the_first_runs(monkeypatch, lambda: kill(station))
+    with pytest.raises(DeviceError, match=r"^local: .* ended with code -9"):
+        race({"deep": folder / "deep.onnx"}, [Setting(1, 1, 8)], **QUICK)
+    assert living() == []
+
+
+def test_an_interrupt_in_the_middle_of_a_run_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(process: Any, *_: Any) -> str:
+        assert len(living()) == 3, "two runners and the station"
+        process.stdin.flush()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(local._Worker, "ask", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        race({name: folder / f"{name}.onnx" for name in ("deep", "shallow")}, [Setting(1, 1, 8)], **QUICK)
-    assert workers() == []
+    at_the_first_runs(monkeypatch, lambda: monkeypatch.setattr("compress.bench.link._line", interrupted))
+    with local() as device, pytest.raises(KeyboardInterrupt):
+        device.race({name: folder / f"{name}.onnx" for name in ("deep", "shallow")}, [Setting(1, 1, 8)], **QUICK)
+    assert living() == []
 
 
-def test_a_worker_ends_when_its_parent_is_gone(folder: Path) -> None:
-    job = {"path": str(folder / "shallow.onnx"), "vocabulary": 45, "entries": {}, "warm_up": 1}
-    command = [sys.executable, str(runner.__file__), json.dumps({**job, "threads": 1, "batch": 1, "seq": 4})]
-    done = subprocess.run(command, input="2\n", capture_output=True, text=True, timeout=60, check=True)
-    start, answer = map(json.loads, done.stdout.splitlines())
-    assert start.keys() == {"init_ms", "first_ms"}
-    assert len(answer["ms"]) == 2
+def test_when_its_input_ends_a_station_ends_in_the_middle_of_a_run(folder: Path) -> None:
+    job = {**timing_job(folder / "shallow.onnx"), "path": str(folder / "shallow.onnx"), "affinity": []}
+    start = {"do": "start", "name": "x", "runner": str(runner.__file__), "job": {**job, "batch": 1, "seq": 4}}
+    command = [sys.executable, str(station.__file__)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin and process.stdout
+        process.stdin.write(json.dumps(start) + "\n")
+        process.stdin.flush()
+        assert process.stdout.readline().startswith(station.READY)
+        assert "init_ms" in process.stdout.readline()
+        process.stdin.write(json.dumps({"do": "ask", "name": "x", "line": {"seconds": 600}}) + "\n")
+        process.stdin.close()
+        assert process.wait(30) == 0
+    assert living() == []
 
 
-def test_runner_needs_onnxruntime_and_numpy_only() -> None:
+def test_affinity_holds_and_cpus_that_are_not_there_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = {"shallow": folder / "shallow.onnx"}
+    mine = min(os.sched_getaffinity(0))
+    seen: list[list[int] | None] = []
+    at_the_first_runs(monkeypatch, lambda: seen.extend(each.cpu_affinity() for each in ours(runner)))
+    with local(affinity=(mine,)) as device:
+        (latency,) = device.race(file, [Setting(1, 1, 8)], rounds=2, runs=1)
+    assert seen == [[mine], [mine]], "in each pass"
+    assert latency.affinity == str(mine)
+    with local(affinity=(4095,)) as device, pytest.raises(DeviceError, match=r"CPUs \[4095\] are not there"):
+        device.race(file, [Setting(1, 1, 8)], rounds=2, runs=1)
+
+
+def test_logits_are_those_of_prediction(folder: Path) -> None:
+    rows = [
+        {"input_ids": [2, *(5 + i % 40 for i in range(at)), 3], "attention_mask": [1] * (2 + at)}
+        for at in range(1, 70, 7)
+    ]
+    rows = [{**row, "token_type_ids": [0] * len(row["input_ids"])} for row in rows if len(row["input_ids"]) <= 64]
+    session = open_session(folder / "small.onnx", threads=1)
+    names = [node.name for node in session.get_inputs()]
+    expected = [session.run(None, {name: np.asarray([row[name]]) for name in names})[0][0] for row in rows]
+    with local() as device:
+        found = device.logits(folder / "small.onnx", rows)
+        assert device.logits(folder / "small.onnx", []) == []
+    np.testing.assert_array_equal(np.stack(found), np.stack(expected))
+    assert found[0].dtype == np.float32
+
+
+def test_logits_of_many_outputs_are_joined_and_rows_without_an_input_refused(tmp_path: Path) -> None:
+    to_onnx(tiny.model("bert", head=AutoModelForQuestionAnswering, labels=2), tmp_path / "spans.onnx")
+    row = {"input_ids": [2, 9, 3], "attention_mask": [1, 1, 1], "token_type_ids": [0, 0, 0]}
+    with local() as device:
+        (found,) = device.logits(tmp_path / "spans.onnx", [row])
+        assert found.shape == (3, 2)
+        with pytest.raises(DeviceError, match=r"a row has input_ids; expected attention_mask"):
+            device.logits(tmp_path / "spans.onnx", [{"input_ids": [2, 3]}])
+
+
+def test_a_sustained_run_has_a_median_for_each_minute(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.bench.stationed.MINUTE", 0.1)
+    files = {name: folder / f"{name}.onnx" for name in ("deep", "shallow")}
+    said: list[str] = []
+    with local(say=said.append) as device:
+        deep, shallow = device.sustain(files, Setting(1, 1, 64), seconds=0.25)
+    assert (deep.name, shallow.name, len(deep.minutes), len(deep.temperatures)) == ("deep", "shallow", 3, 3)
+    assert min(deep.minutes) > min(shallow.minutes)
+    assert len(said) == 6
+    assert said[0].startswith("local: deep, 1 thread, batch 1, 64 tokens: minute 1: p50 ")
+
+
+@pytest.mark.parametrize(("module", "absent"), [(runner, "compress onnx torch psutil"), (station, "numpy")])
+def test_what_goes_to_the_device_needs_no_more_than_is_promised(module: Any, absent: str) -> None:
+    source = Path(str(module.__file__)).read_text()
+    ast.parse(source, feature_version=(3, 8))
     program = (
-        f"import runpy, sys; runpy.run_path({str(runner.__file__)!r});"
-        "print(sorted({'compress', 'onnx', 'torch', 'psutil'} & set(sys.modules)))"
+        f"import runpy, sys; runpy.run_path({module.__file__!r}); print(*set({absent.split()!r}) & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == ""
 
 
 def test_wrong_questions_are_refused(folder: Path) -> None:

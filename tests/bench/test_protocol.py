@@ -17,12 +17,17 @@ def test_percentiles_are_over_every_run() -> None:
     assert (latency.noisy, latency.noise) == (False, "")
 
 
-def test_halves_that_disagree_are_flagged_and_single_outliers_are_not() -> None:
+def test_passes_that_disagree_are_flagged_not_averaged_and_single_outliers_are_not() -> None:
     noisy = summary([[1.0, 1.0], [1.0, 1.0], [1.2, 1.2], [1.2, 1.2]])
     assert noisy.noisy
-    assert noisy.noise == "p50 1.00 ms in the first rounds, 1.20 ms in the last (x1.20)"
+    assert noisy.noise == ("p50 1.00 ms in the first pass, 1.20 ms in the second (x1.20); the figures are of the first")
+    assert (noisy.runs, noisy.min_ms, noisy.p50_ms, noisy.p99_ms) == (4, 1.0, 1.0, 1.0)
+    assert noisy.passes == (1.0, 1.2)
     assert not summary([[1.0, 1.0], [1.0, 9.0], [1.1, 1.1], [1.1, 1.1]]).noisy
-    assert summary([[1.2, 1.2], [1.0, 1.0]]).noisy
+    later = summary([[1.2, 1.2], [1.0, 1.0]])
+    assert later.noisy
+    assert later.p50_ms == 1.0
+    assert later.noise.endswith("of the second")
 
 
 @pytest.mark.parametrize("name", ["threads", "batch", "seq"])

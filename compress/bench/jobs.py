@@ -1,0 +1,65 @@
+"""What a runner is told of a file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from compress.bench.protocol import WARM_UP
+from compress.errors import ExportError
+from compress.export.session import declared_vocabulary, read_model, session_entries, vocabulary_size, weights_elsewhere
+
+SIDECAR = ".session.json"
+"""`model.xml` is opened with the properties in `model.session.json`, as {"INFERENCE_PRECISION_HINT": "f32"}."""
+
+
+def runtime_of(path: Path) -> str:
+    return "openvino" if path.suffix == ".xml" else "onnxruntime"
+
+
+def timing_job(path: Path) -> dict[str, Any]:
+    """The job of timing a file at some setting. Raises ExportError for what is no text encoder."""
+    return {**logits_job(path), "vocabulary": _vocabulary(path)}
+
+
+def logits_job(path: Path) -> dict[str, Any]:
+    """The job of answering rows."""
+    entries = _properties(path) if path.suffix == ".xml" else session_entries(read_model(path))
+    return {"runtime": runtime_of(path), "entries": entries, "warm_up": WARM_UP, "threads": 1}
+
+
+def parts(path: Path) -> list[Path]:
+    """The files that belong together, `path` first. Raises ExportError for an ONNX file with weights outside it."""
+    if path.suffix == ".xml":
+        return [path, path.with_suffix(".bin")]
+    if outside := weights_elsewhere(path):
+        raise ExportError(
+            f"{path}: keeps weights in other files ({', '.join(outside)}); expected one file to send. "
+            "Save it as one: onnx.save(onnx.load(path), target)"
+        )
+    return [path]
+
+
+def _vocabulary(path: Path) -> int:
+    if path.suffix != ".xml":
+        return vocabulary_size(read_model(path), path)
+    if size := declared_vocabulary(path):
+        return size
+    raise ExportError(f"{path}: no config.json beside it gives vocab_size. Put the model's config.json into the folder")
+
+
+def _properties(path: Path) -> dict[str, str]:
+    for part in parts(path):
+        if not part.is_file():
+            raise ExportError(f"{part}: no such file; expected an OpenVINO model, an .xml with a .bin beside it")
+    sidecar = path.with_suffix(SIDECAR)
+    if not sidecar.is_file():
+        return {}
+    try:
+        found = json.loads(sidecar.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ExportError(f"{sidecar}: not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ExportError(
+            f'{sidecar}: expected an object of OpenVINO properties, as {{"INFERENCE_PRECISION_HINT": "f32"}}'
+        )
+    return {str(key): str(value) for key, value in found.items()}

@@ -1,0 +1,56 @@
+"""What the words of `compress bench` mean, and which mean nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from compress.bench import asked
+from compress.bench.protocol import DeviceError, Setting
+
+
+def test_settings_are_every_combination() -> None:
+    assert asked.settings("1, 2", "1", "16,64") == [
+        Setting(1, 1, 16),
+        Setting(1, 1, 64),
+        Setting(2, 1, 16),
+        Setting(2, 1, 64),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "two", "1,", "1.5", "-1", "²"])
+def test_what_is_no_list_of_numbers_is_refused(text: str) -> None:
+    with pytest.raises(DeviceError, match=r"--seq .*expected whole numbers separated by commas"):
+        asked.settings("1", "1", text)
+
+
+def test_spans_of_time_are_seconds() -> None:
+    assert [asked.span(text) for text in ("90s", "5m", "0.5h")] == [90.0, 300.0, 1800.0]
+    for text in ("5", "0m", "-1m", "5 minutes", ""):
+        with pytest.raises(DeviceError, match=f"--sustain {text}: expected a span of time, as in 90s, 5m or 1h"):
+            asked.span(text)
+
+
+def test_cpus_are_read_and_written_as_taskset_does() -> None:
+    assert asked.cpus("0-3,6") == (0, 1, 2, 3, 6)
+    assert asked.cpus("") == ()
+    assert asked.cpu_list((0, 1, 2, 3, 6)) == "0-3,6"
+    assert asked.cpu_list((4,)) == "4"
+    assert asked.cpu_list(()) == ""
+    for text in ("a", "3-1", "1,,2", "f0", "-"):
+        with pytest.raises(DeviceError, match=r"expected CPUs, as in 0-3"):
+            asked.cpus(text)
+
+
+def test_lone_files_are_raced_under_their_own_path_and_only_once() -> None:
+    assert asked.files([Path("a/x.onnx"), Path("y.xml")]) == {"a/x.onnx": Path("a/x.onnx"), "y.xml": Path("y.xml")}
+    with pytest.raises(DeviceError, match=r"x\.onnx: given twice"):
+        asked.files([Path("x.onnx"), Path("x.onnx")])
+
+
+def test_where_nothing_can_be_written_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+    asked.place(None)
+    asked.place(tmp_path / "new.json")
+    with pytest.raises(DeviceError, match="is a folder; expected a file"):
+        asked.place(tmp_path)
+    with pytest.raises(DeviceError, match="there is no folder"):
+        asked.place(tmp_path / "absent" / "x.json")

@@ -1,0 +1,69 @@
+"""A result says what was measured where, survives its file, and fits a terminal."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from compress.bench import show
+from compress.bench.protocol import DeviceError, Latency, Setting, Sustained, summarise
+from compress.bench.result import Result, save
+
+
+def latency(name: str, setting: Setting, *passes: float) -> Latency:
+    rounds = [[each] * 3 for each in passes]
+    return summarise(name, setting, rounds, init_ms=30, first_ms=9, peak_rss_mb=None, affinity="0-3", celsius=51.5)
+
+
+RESULT = Result(
+    device="ssh:pi",
+    machine={"cpu": "a processor", "load": "0.10"},
+    date="2026-01-01T00:00:00+00:00",
+    command="compress bench a b",
+    latencies=(
+        latency("a:int8", Setting(), 2.0, 2.0),
+        latency("b:int8", Setting(), 1.0, 1.5),
+        latency("a:int8", Setting(seq=16), 0.5, 0.5),
+    ),
+    sustained=(
+        Sustained("a:int8", Setting(), (2.0, 3.0), (50.0, 61.2), 40.0),
+        Sustained("b:int8", Setting(), (1.0, 1.0), (None, None)),
+    ),
+)
+
+
+def test_a_result_survives_its_file(tmp_path: Path) -> None:
+    save(RESULT, tmp_path / "x.json")
+    assert Result.from_json(tmp_path / "x.json") == RESULT
+    assert (tmp_path / "x.json").read_text().startswith('{\n "format": 1,\n "device": "ssh:pi"')
+    assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "Invalid JSON"),
+        ('{"format": 2}', "format: Input should be 1"),
+        ('{"format": 1}', "device: .*latencies: "),
+    ],
+)
+def test_what_is_no_result_is_refused_with_every_field_in_error(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(DeviceError, match=rf"x\.json: not a result of `compress bench --out` \(.*{said}"):
+        Result.from_json(tmp_path / "x.json")
+
+
+def test_tables_have_a_ratio_a_verdict_and_the_curve_and_fit_80_columns() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    for table in show.tables(RESULT):
+        console.print(table)
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert "cpu a processor" in lines
+    assert "a:int8 2.00 2.00 2.00 2.00 1.00 30 9.0" in lines
+    assert "b:int8 (noisy) 1.00 1.00 1.00 1.00 0.50 30 9.0" in lines
+    assert "kept on CPUs 0-3" in lines
+    assert "p50 1.00 ms in the first pass, 1.50 ms in the second (x1.50)" in " ".join(lines)
+    assert "1 thread, batch 1, 16 tokens" in lines
+    assert "a:int8 40 C 2.00 ms 50 C 3.00 ms 61 C 1.50" in lines
+    assert "b:int8 1.00 ms 1.00 ms 1.00" in lines
