@@ -67,8 +67,6 @@ def encoder(name: str, folder: Path, *, allow_pickle: bool) -> Parts:
     if len(missing) < len(found["missing_keys"]):  # filled with random numbers, that nothing here reads
         model.pooler = None
     same_vocabulary(folder, tokenizer, model)
-    if model.config.is_encoder_decoder:
-        raise ExportError(f"{name}: {type(model).__name__} is no encoder; export it with its language model's head")
     return model.eval().requires_grad_(False), tokenizer
 
 

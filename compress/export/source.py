@@ -147,7 +147,7 @@ def source(
     from compress.export import loaded
 
     folder = checkpoints.resolve(name, allow_pickle=allow_pickle)
-    kind = _architecture(folder)
+    kind, two_stacks = _architecture(folder)
     if kind in WRITERS:
         _unused("it writes text", pair=pair, pool=pool, normalise=normalise)
         model, tokenizer = loaded.writer(name, folder, kind, allow_pickle=allow_pickle)
@@ -161,6 +161,8 @@ def source(
         model, tokenizer = loaded.headed(name, folder, task, allow_pickle=allow_pickle)
         return Headed(name, model, tokenizer, task, loaded.length(name, model, tokenizer, max_length))
     _unused("it has no head", pair=pair)
+    if two_stacks or kind.endswith("EncoderModel"):  # as T5's, which AutoModel gives a decoder of random numbers
+        raise ExportError(f"{name}: {kind}: is no encoder alone; expected one of {', '.join(WRITERS)}")
     if not kind.endswith(HEADLESS):
         raise ExportError(
             f"{name}: {kind}: cannot be exported; expected an encoder, alone or with a head for "
@@ -186,8 +188,8 @@ def _bundle(folder: Path) -> Bundle | None:
     return None
 
 
-def _architecture(folder: Path) -> str:
-    """The class that was saved, as the config says."""
+def _architecture(folder: Path) -> tuple[str, bool]:
+    """The class that was saved, as the config says, and whether its family has an encoder and a decoder."""
     path = folder / checkpoints.CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -198,7 +200,7 @@ def _architecture(folder: Path) -> str:
         raise ExportError(
             f"{path}: the model brings code of its own (auto_map), which is never run; it is not exported"
         )
-    return str(names[0])
+    return str(names[0]), bool(config.get("is_encoder_decoder"))
 
 
 def _known(pool: str) -> Pool:

@@ -1,0 +1,202 @@
+"""What `compress export` is given becomes what it is: a bundle, a checkpoint with its head, an encoder, a writer."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForTokenClassification,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    GPT2Config,
+    GPT2LMHeadModel,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+    T5Config,
+    T5EncoderModel,
+)
+
+from compress.data.task import Kind, Task
+from compress.errors import BundleError, CompressError, ExportError, TeacherError
+from compress.export.bundle import Bundle
+from compress.export.pooling import Reading
+from compress.export.source import Encoder, Headed, Shipped, Writer, source
+from tests import tiny
+
+VOCABULARY = len(tiny.SPECIAL) + len(tiny.WORDS)
+
+
+PAIR = ("text", "text_pair")
+MANY = {"problem_type": "multi_label_classification"}
+
+
+def told(kind: Kind, label: str, labels: tuple[str, ...], metric: str, text: tuple[str, ...] = ("text",)) -> Task:
+    return Task(kind, text, label, labels, metric)
+
+
+def bundle_of(found: Any, out: Path) -> Bundle:
+    assert isinstance(found, Headed)
+    return found.write(out)
+
+
+@pytest.mark.parametrize(
+    ("labels", "config", "pair", "task"),
+    [
+        (2, {"id2label": {0: "bad", 1: "good"}}, False, told("classification", "label", ("bad", "good"), "accuracy")),
+        (3, {}, True, told("classification", "label", ("LABEL_0", "LABEL_1", "LABEL_2"), "accuracy", PAIR)),
+        (1, {}, True, told("regression", "score", (), "pearson", PAIR)),
+        (1, {"id2label": {0: "stars"}}, False, told("regression", "stars", (), "pearson")),
+        (2, {"id2label": {0: "a", 1: "b"}, **MANY}, False, told("multilabel", "labels", ("a", "b"), "f1")),
+    ],
+)
+def test_a_sequence_classifier_says_its_own_task(
+    labels: int, config: dict[str, Any], pair: bool, task: Task, tmp_path: Path
+) -> None:
+    model = tiny.bert(labels, **config)
+    found = source(tiny.checkpoint(tmp_path / "model", model), pair=pair)
+    assert isinstance(found, Headed)
+    assert (found.task, found.max_length) == (task, 64)
+    bundle = found.write(tmp_path / "bundle")
+    assert bundle.task == task
+    assert bundle.manifest.max_length == 64
+    stored = load_file(bundle.path / "model.safetensors")
+    assert all(torch.equal(stored[name], weight) for name, weight in model.state_dict().items())
+    (answer,) = bundle.predict([("good film", "bad film")] if pair else ["good film"], precision="fp32")
+    with torch.no_grad():
+        rows = tiny.tokenizer()(*(("good film", "bad film") if pair else ("good film",)), return_tensors="pt")
+        logits = model(**rows).logits[0]
+    expected = {"classification": logits.softmax(0), "multilabel": logits.sigmoid(), "regression": logits}[task.kind]
+    assert answer.score == pytest.approx(expected.max().item(), abs=1e-5)
+
+
+def test_a_tagger_and_a_reader_become_bundles(tmp_path: Path) -> None:
+    names = {0: "O", 1: "B-film", 2: "I-film"}
+    tagger = AutoModelForTokenClassification.from_config(tiny.config("distilbert", id2label=names))
+    tags = bundle_of(source(tiny.checkpoint(tmp_path / "tagger", tagger)), tmp_path / "tags")
+    assert (tags.task.kind, tags.task.text, tags.task.labels) == ("tagging", ("words",), tuple(names.values()))
+    assert tags.predict(["a good film"])
+    reader = AutoModelForQuestionAnswering.from_config(tiny.config("bert", labels=2))
+    spans = bundle_of(source(tiny.checkpoint(tmp_path / "reader", reader), max_length=32), tmp_path / "spans")
+    assert (spans.task.kind, spans.task.text, spans.manifest.max_length) == ("qa", ("question", "context"), 32)
+    (answer,) = spans.predict([("a film", "the plot was good and the actor was sad")])
+    assert answer.text
+
+
+def test_a_family_that_begins_to_count_late_has_fewer_positions(tmp_path: Path) -> None:
+    config = RobertaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
+        max_position_embeddings=40, pad_token_id=0, type_vocab_size=1,
+    )  # fmt: skip
+    found = source(tiny.checkpoint(tmp_path / "model", RobertaForSequenceClassification(config)))
+    assert isinstance(found, Headed)
+    assert found.max_length == 39
+    with pytest.raises(ExportError, match="max_length 40; this model has 39 positions"):
+        source(str(tmp_path / "model"), max_length=40)
+
+
+def test_a_bundle_and_a_run_are_their_bundle(tmp_path: Path) -> None:
+    written = bundle_of(source(tiny.checkpoint(tmp_path / "model", tiny.bert())), tmp_path / "run" / "bundle")
+    for name in (str(written.path), str(tmp_path / "run")):
+        found = source(name)
+        assert isinstance(found, Shipped)
+        assert found.bundle == written
+        copied = found.write(tmp_path / "copy")
+        assert copied.manifest == written.manifest
+    with pytest.raises(ExportError, match="pair, max_length: does not apply: a bundle has that written in it"):
+        source(name, pair=True, max_length=8)
+    (written.path / "config.json").write_text("{}")
+    with pytest.raises(BundleError, match=r"config\.json"):
+        source(name)
+    shutil.rmtree(written.path)
+    (tmp_path / "run" / "recipe.yaml").write_text("")
+    with pytest.raises(ExportError, match="a run without a bundle"):
+        source(str(tmp_path / "run"))
+
+
+def test_an_encoder_comes_without_what_was_never_trained(tmp_path: Path) -> None:
+    bare = source(tiny.checkpoint(tmp_path / "bare"))
+    assert isinstance(bare, Encoder)
+    assert bare.reading == Reading(None)
+    assert bare.model.pooler is not None
+    masked = source(
+        tiny.checkpoint(tmp_path / "masked", BertForMaskedLM(tiny.bert().config)), pool="cls", normalise=True
+    )
+    assert isinstance(masked, Encoder)
+    assert (masked.reading, masked.max_length) == (Reading("cls", True), 64)
+    assert masked.model.pooler is None
+
+
+def test_writers_are_known(tmp_path: Path) -> None:
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, n_positions=24, bos_token_id=2, eos_token_id=3
+        )
+    )
+    found = source(tiny.checkpoint(tmp_path / "model", model))
+    assert isinstance(found, Writer)
+    assert found.max_length == 24
+    with pytest.raises(ExportError, match="pool: does not apply: it writes text"):
+        source(str(tmp_path / "model"), pool="mean")
+
+
+@pytest.mark.parametrize("lost", ["classifier.weight", "bert.encoder.layer.0.attention.self.query.weight"])
+def test_a_head_that_is_not_in_the_file_is_none(lost: str, tmp_path: Path) -> None:
+    folder = Path(tiny.checkpoint(tmp_path / "model", tiny.bert()))
+    weights = load_file(folder / "model.safetensors")
+    del weights[lost]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TeacherError, match=f"1 of its tensors are missing.*{lost}"):
+        source(str(folder))
+
+
+def test_an_encoder_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
+    folder = Path(tiny.checkpoint(tmp_path / "model"))
+    weights = load_file(folder / "model.safetensors")
+    del weights["encoder.layer.0.attention.self.query.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TeacherError, match="1 of its tensors are missing"):
+        source(str(folder))
+
+
+def changed(folder: Path, **values: Any) -> str:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+    return str(folder)
+
+
+def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
+    folder = Path(tiny.checkpoint(tmp_path / "model", tiny.bert()))
+    choice = tiny.checkpoint(tmp_path / "choice", BertForMultipleChoice(tiny.bert().config))
+    t5 = T5EncoderModel(T5Config(vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
+    refusals: list[tuple[str, dict[str, Any], str]] = [
+        (choice, {}, "BertForMultipleChoice: cannot be exported; expected an encoder"),
+        (tiny.checkpoint(tmp_path / "t5", t5), {}, "T5EncoderModel: is no encoder alone"),
+        (str(folder), {"pool": "mean"}, "pool: does not apply: its head is ForSequenceClassification"),
+        (str(tmp_path / "absent"), {}, "no such folder"),
+        ("no-such-model", {}, "no teacher 'no-such-model'"),
+    ]
+    for name, options, message in refusals:
+        with pytest.raises(CompressError, match=message):
+            source(name, **options)
+    with pytest.raises(ExportError, match="a regression of 2 numbers"):
+        source(changed(folder, problem_type="regression", id2label={"0": "x", "1": "y"}))
+    with pytest.raises(ExportError, match="code of its own"):
+        source(changed(folder, auto_map={"AutoModel": "evil.Model"}))
+    with pytest.raises(ExportError, match=r"config\.json: cannot be read"):
+        (folder / "config.json").write_text("[")
+        source(str(folder))
+
+
+def test_pickled_weights_are_asked_about(tmp_path: Path) -> None:
+    model = tiny.bert()
+    folder = Path(tiny.checkpoint(tmp_path / "model", model))
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(TeacherError, match="only pickled weights"):
+        source(str(folder))
+    assert isinstance(source(str(folder), allow_pickle=True), Headed)
