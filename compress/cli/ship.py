@@ -1,5 +1,6 @@
 """`compress export` and `predict`: what a bundle is made into, and what it says."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -38,7 +39,6 @@ def export(
         from compress.export.formats.calibration import calibration_rows
         from compress.export.formats.outcome import show
         from compress.export.source import source
-        from compress.ship import command_line
 
         found = source(
             model, pair=pair, pool=pool, normalise=normalise, max_length=max_length, allow_pickle=allow_pickle
@@ -46,7 +46,13 @@ def export(
         rows = partial(calibration_rows, data=data, text=text, label=label) if data is not None else None
         precisions = [each.strip() for each in precision.split(",")] if precision else []
         made = formats.export(
-            found, out, to=to, precisions=precisions, opset=opset, calibrate=rows, command=command_line()
+            found,
+            out,
+            to=to,
+            precisions=precisions,
+            opset=opset,
+            calibrate=rows,
+            command=shlex.join(["compress", *sys.argv[1:]]),
         )
         if as_json:
             print((made.path / formats.NAME).read_text(encoding="utf-8"), end="")

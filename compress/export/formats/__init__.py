@@ -87,8 +87,8 @@ def export(
     if isinstance(source, Writer):
         if to != "onnx" or precisions or out is None:
             raise ExportError(
-                f"{source.name}: writes text, and is exported as ONNX in fp32 and int8 only; expected --for onnx, --out "
-                "and no --precision"
+                f"{source.name}: writes text, and is exported as ONNX in fp32 and int8 only; expected --for onnx, "
+                "--out and no --precision"
             )
         return _generative(source, out, opset, command)
     with Subject.opened(source, opset=opset, calibrate=calibrate) as subject:

@@ -9,6 +9,7 @@ could not be taken back.
 
 import logging
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,7 +77,7 @@ def _run(path: Path) -> Run:
 def _list_operators(folder: Path, made: Sequence[Made]) -> None:
     from onnxruntime.tools.ort_format_model import create_config_from_models
 
-    with _quiet_logging():
+    with _quiet_logging(), warnings.catch_warnings(action="ignore", category=ResourceWarning):  # it closes no file
         create_config_from_models([folder / each.file for each in made], folder / OPERATORS, True)
     target = folder / OPERATORS
     lines = target.read_text(encoding="utf-8").splitlines()  # which name the folder on this machine

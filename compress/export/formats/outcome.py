@@ -99,7 +99,7 @@ def table(exported: "Exported") -> "Table":
 
     shown = Table(box=None, pad_edge=False)
     for name, side in (("file", "left"), ("precision", "left"), ("MB", "right"), ("differs by", "right"), ("", "left")):
-        shown.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
+        shown.add_column(name, justify=side, overflow="fold", no_wrap=name != "")  # type: ignore[arg-type]
     for made in exported.files:
         size = sum(exported.sizes[name] for name in (made.file, *made.with_files)) / 1e6
         apart = "" if made.difference is None else f"{made.difference.largest:.1e} of {made.difference.logit:.2g}"

@@ -1,0 +1,295 @@
+"""A bundle for another runtime: the files are what that runtime loads, their answers are ours, the folder is whole."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from compress.data.task import Task
+from compress.errors import CompressError, ExportError
+from compress.evidence import Certificate
+from compress.export import formats
+from compress.export.bundle import FILES, Bundle
+from compress.export.formats import export
+from compress.export.formats.subject import OPSETS
+from compress.export.session import read_model
+from compress.export.source import Shipped, source
+from compress.report.evidence import keep, report_of
+from tests import command, tiny
+
+SENTIMENT = Task("classification", ("sentence",), "label", ("negative", "positive"), "accuracy")
+TAGGING = Task("tagging", ("words",), "tags", ("O", "B-X", "I-X"), "f1")
+QA = Task("qa", ("question", "context"), "answers", (), "f1")
+LENGTH = 48
+BESIDE = {"config.json", "tokenizer.json", "tokenizer_config.json", "export.json"}
+
+
+def bundle(folder: Path, model: Any = None, task: Task = SENTIMENT) -> Bundle:
+    made = tiny.bert(hidden=64, vocab_size=300) if model is None else model
+    card = {"name": "tiny"}
+    return Bundle.write(
+        folder, model=made, tokenizer=tiny.tokenizer(), task=task, max_length=LENGTH, recipe="stages: []\n", card=card
+    )
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that tests only read."""
+    return bundle(tmp_path_factory.mktemp("written") / "bundle").path
+
+
+def given(path: Path) -> Shipped:
+    return Shipped(str(path), Bundle.load(path))
+
+
+def names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def record(folder: Path) -> Any:
+    return json.loads((folder / "export.json").read_text())
+
+
+def rows(text: str = "a very good film !") -> Mapping[str, Any]:
+    return {name: np.array(value)[None] for name, value in tiny.tokenizer()(text).items()}
+
+
+def test_onnx_is_the_bundle_with_more_precisions(written: Path, tmp_path: Path) -> None:
+    made = export(given(written), tmp_path / "out", precisions=("fp16", "w8", "q4"))
+    found = Bundle.load(tmp_path / "out")
+    assert list(found.files()) == list(FILES)
+    assert found.predict(["a good film"], precision="fp32") == Bundle.load(written).predict(
+        ["a good film"], precision="fp32"
+    )
+    sizes = [made.sizes[FILES[precision]] for precision in ("fp32", "fp16", "w8", "q4")]
+    assert sizes == sorted(sizes, reverse=True)
+    apart = {each.precision: each.difference for each in made.files}
+    assert apart["fp32"] is not None and apart["fp32"].largest == 0
+    assert all(each is not None and each.relative < (0.6 if key == "q4" else 0.1) for key, each in apart.items())
+    for precision in FILES:
+        assert len(found.logits([tiny.tokenizer()("a film")], precision=precision)) == 1
+    assert any("on an x86 CPU it saves space, not time" in verdict for verdict in made.verdicts)
+
+
+def test_the_record_says_what_is_there_and_can_be_checked(written: Path, tmp_path: Path) -> None:
+    export(given(written), tmp_path / "out", to="web", command="compress export x")
+    told = record(tmp_path / "out")
+    assert (told["format"], told["for"], told["source"], told["command"]) == (1, "web", "bundle", "compress export x")
+    assert {"compress", "torch", "onnx", "onnxruntime"} <= told["versions"].keys()
+    assert [each["file"] for each in told["files"]] == [FILES["int8"], FILES["fp16"]]
+    for each in told["files"]:
+        data = (tmp_path / "out" / each["file"]).read_bytes()
+        assert (each["bytes"], each["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
+        assert each["difference"].keys() == {"largest", "logit", "rows"}
+    assert str(written) not in (tmp_path / "out" / "export.json").read_text()
+
+
+def test_without_out_new_precisions_go_into_the_bundle(written: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(written, tmp_path / "bundle"))
+    before = (path / FILES["int8"]).read_bytes()
+    told = command.run("export", str(path), "--precision", "w8")
+    assert told.code == 0, told.err
+    assert set(Bundle.load(path).files()) == {"fp32", "int8", "w8"}
+    assert (path / FILES["int8"]).read_bytes() == before
+    assert record(path)["for"] == "onnx"
+    again = command.run("export", str(path), "--precision", "w8,q4", "--json")
+    assert [each["precision"] for each in json.loads(again.out)["files"]] == ["fp32", "int8", "w8", "q4"]
+    assert command.partial(tmp_path) == []
+
+
+@pytest.mark.parametrize("opset", [OPSETS[0], 16, OPSETS[-1]])
+def test_an_opset_is_exported_anew_from_the_weights(written: Path, tmp_path: Path, opset: int) -> None:
+    made = export(given(written), tmp_path / "out", precisions=("q4",), opset=opset)
+    found = Bundle.load(tmp_path / "out")
+    for path in found.files().values():
+        assert {each.domain: each.version for each in read_model(path).opset_import}[""] == opset
+    given_rows = [tiny.tokenizer()("a very good film !")]
+    one, two = (each.logits(given_rows, precision="fp32") for each in (found, Bundle.load(written)))
+    assert abs(one - two).max() < 1e-5
+    assert any("LayerNormalization" in warning for warning in made.warnings) == (opset < 17)
+
+
+def test_another_opset_keeps_what_int8_left_in_float_and_drops_its_certificate(tmp_path: Path) -> None:
+    product = "/model/bert/encoder/layer.0/output/dense/MatMul"
+    path = Bundle.write(
+        tmp_path / "bundle", model=tiny.bert(), tokenizer=tiny.tokenizer(), task=SENTIMENT, max_length=LENGTH,
+        recipe="", card={"name": "tiny"}, keep=[product],
+    ).path  # fmt: skip
+    proof = Certificate(
+        FILES["int8"], "dynamic int8", "accuracy", 1.0, 1.0, 0.01, 1.0, 0.0, 4, "dev", "x", "local", "y", True, "", ""
+    )
+    keep(Bundle.load(path), certificates=[proof])
+    export(given(path), tmp_path / "out", opset=18)
+    nodes = read_model(tmp_path / "out" / FILES["int8"]).graph.node
+    assert [node.name for node in nodes if node.op_type == "MatMul" and "dense" in node.name] == [product]
+    assert report_of(Bundle.load(tmp_path / "out")).certificates == ()
+
+
+def test_ort_files_run_with_the_same_answers(written: Path, tmp_path: Path) -> None:
+    made = export(given(written), tmp_path / "out", to="ort")
+    models = {f"{name}{style}" for name in ("model", "model_quantized") for style in (".ort", ".with_runtime_opt.ort")}
+    assert names(tmp_path / "out") == {*models, "required_operators_and_types.config", *BESIDE}
+    for precision, name in (("fp32", "model.ort"), ("int8", "model_quantized.ort")):
+        (found,) = onnxruntime.InferenceSession(tmp_path / "out" / name).run(None, dict(rows()))
+        expected = Bundle.load(written).logits([tiny.tokenizer()("a very good film !")], precision=precision)  # type: ignore[arg-type]
+        assert abs(found - expected).max() < 1e-4
+    operators = (tmp_path / "out" / "required_operators_and_types.config").read_text()
+    assert "LayerNormalization" in operators
+    assert "MatMulInteger" in operators
+    assert "SkipLayerNormalization" not in operators, "an optimiser that the file wants off was on"
+    assert str(tmp_path) not in operators
+    said = [verdict for verdict in made.verdicts if verdict.startswith("int8: NNAPI")]
+    assert "MatMulInteger" in said[0] and said[0].endswith("use the CPU provider")
+
+
+def test_web_is_the_layout_of_transformers_js(written: Path, tmp_path: Path) -> None:
+    made = export(given(written), tmp_path / "out", to="web", precisions=("int8", "fp16", "q4"))
+    assert names(tmp_path / "out") == {FILES["int8"], FILES["fp16"], FILES["q4"], *BESIDE}
+    assert [each.note for each in made.files] == [f'transformers.js: dtype "{name}"' for name in ("q8", "fp16", "q4")]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"] == {"0": "negative", "1": "positive"}
+
+
+def test_the_certificate_of_a_file_comes_along(written: Path, tmp_path: Path) -> None:
+    import onnx
+
+    path = Path(shutil.copytree(written, tmp_path / "bundle"))
+    model = read_model(path / FILES["int8"])
+    model.metadata_props.append(onnx.StringStringEntryProto(key="compress.certificate", value='{"certified": true}'))
+    onnx.save_model(model, tmp_path / "certified.onnx")
+    Bundle.load(path).put("int8", tmp_path / "certified.onnx")
+    export(given(path), tmp_path / "out", to="ort", precisions=("int8",))
+    assert record(tmp_path / "out")["files"][0]["certificate"] == {"certified": True}
+
+
+@pytest.mark.parametrize(
+    ("task", "head"), [(TAGGING, AutoModelForTokenClassification), (QA, AutoModelForQuestionAnswering)]
+)
+def test_heads_that_answer_per_token(tmp_path: Path, task: Task, head: Any) -> None:
+    model = tiny.model("bert", head=head, labels=task.outputs, hidden=64)
+    made = export(given(bundle(tmp_path / "bundle", model, task).path), tmp_path / "out", to="ort", precisions=("w8",))
+    assert made.files[0].difference is not None and made.files[0].difference.relative < 0.1
+
+
+@pytest.mark.parametrize("family", ["distilbert", "roberta", "electra", "albert", "mobilebert", "deberta-v2"])
+def test_families(family: str, tmp_path: Path) -> None:
+    model = tiny.model(family, head=AutoModelForSequenceClassification, labels=2, hidden=64)
+    path = bundle(tmp_path / "bundle", model).path
+    made = export(given(path), tmp_path / "out", precisions=("fp16", "w8"))
+    assert [each.precision for each in made.files] == ["fp32", "int8", "fp16", "w8"]
+    for each in made.files:
+        assert each.difference is not None and (each.precision == "int8" or each.difference.relative < 0.1), each
+
+
+def test_a_checkpoint_is_exported_without_a_bundle(tmp_path: Path) -> None:
+    model = tiny.bert(2, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1}, hidden=64)
+    path = tiny.checkpoint(tmp_path / "checkpoint", model)
+    made = export(source(path), tmp_path / "out", to="ort", opset=18)
+    assert {each.precision for each in made.files} == {"fp32", "int8", ""}
+    assert export(source(path), tmp_path / "onnx", precisions=("w8",)).sizes[FILES["w8"]] > 0
+    assert Bundle.load(tmp_path / "onnx").task.labels == ("no", "yes")
+
+
+REFUSED = {
+    "--precision int7": "--precision int7: --for onnx writes fp32, int8, fp16, w8, q4",
+    "--for ort --precision fp32,": "--precision : --for ort writes",
+    "--for executorch --precision q4": "--for executorch writes fp32, int8",
+    "--opset 11": "--opset 11: expected 12 to 23",
+    "--opset 99": "--opset 99: expected 12 to 23",
+    "--for openvino --precision int8": "expected --data",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_is_refused_and_nothing_is_left(written: Path, tmp_path: Path, words: str) -> None:
+    if "openvino" in words:
+        pytest.importorskip("openvino", reason="the extra is not installed")
+    told = command.run("export", str(written), "--out", str(tmp_path / "out"), *words.split())
+    assert command.refused(told, tmp_path, REFUSED[words])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_precisions_go_into_a_bundle(written: Path) -> None:
+    for words in (("--for", "ort"), ("--opset", "18")):
+        told = command.run("export", str(written), *words)
+        assert told.code == 2
+        assert "expected --out with the folder to write" in told.err
+
+
+def test_a_missing_extra_is_named(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for extra, module in (("openvino", "openvino"), ("executorch", "executorch"), ("litert", "litert_torch")):
+        monkeypatch.setitem(__import__("sys").modules, module, None)
+        for loaded in [name for name in __import__("sys").modules if name.startswith(f"{module}.")]:
+            monkeypatch.delitem(__import__("sys").modules, loaded)
+        told = command.run("export", str(written), "--for", extra, "--out", str(tmp_path / "out"))
+        assert command.refused(told, tmp_path, f"{module} is not installed", f"pip install 'compress[{extra}]'")
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_something_else_is_not_replaced(written: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ExportError, match="exists and is no export"):
+        export(given(written), tmp_path / "mine", to="web")
+    assert names(tmp_path / "mine") == {"thesis.txt"}
+    export(given(written), tmp_path / "out", to="ort", precisions=("int8",))
+    export(given(written), tmp_path / "out", to="web", precisions=("int8",))
+    assert names(tmp_path / "out") == {FILES["int8"], *BESIDE}, "an export is replaced as a whole"
+
+
+def test_a_failure_midway_leaves_nothing(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(formats, "copy_tokenizer", full)
+    with pytest.raises(OSError, match="No space left"):
+        export(given(written), tmp_path / "out", to="ort", precisions=("int8",))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_without_tokenizer_and_a_broken_model_are_refused(written: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(written, tmp_path / "bundle"))
+    (path / "tokenizer.json").unlink()
+    with pytest.raises(CompressError, match=r"tokenizer.json: missing"):
+        Bundle.load(path)
+    made = Bundle.load(written)
+    unlisted = {name: stamp for name, stamp in made.manifest.files.items() if name != "tokenizer.json"}
+    loose = Bundle(path, replace(made.manifest, files=unlisted))
+    with pytest.raises(ExportError, match=r"has no tokenizer.json"):
+        export(Shipped("x", loose), tmp_path / "out", to="ort", precisions=("int8",))
+    (path / FILES["fp32"]).write_bytes(b"\x08\x07broken")
+    with pytest.raises(ExportError, match="not an ONNX model"):
+        export(Shipped("x", loose), tmp_path / "out", to="web", precisions=("fp16",))
+    assert [each.name for each in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_far_answers_are_warned_of(tmp_path: Path) -> None:
+    """Four bits for weights of which one in each block is thirty times the others: little is left of the rest."""
+    model = tiny.bert(hidden=64)
+    import torch
+
+    with torch.no_grad():
+        for layer in model.bert.encoder.layer:
+            for weight in (layer.intermediate.dense.weight, layer.attention.self.value.weight):
+                weight[:, ::32] *= 30
+    made = export(given(bundle(tmp_path / "bundle", model).path), tmp_path / "out", precisions=("q4",))
+    assert any("model_q4.onnx: logits differ from fp32's" in warning for warning in made.warnings)
+    assert record(tmp_path / "out")["warnings"] == list(made.warnings)
+
+
+def test_what_is_printed_names_every_file(written: Path, tmp_path: Path) -> None:
+    told = command.run("export", str(written), "--for", "web", "--out", str(tmp_path / "out"), "--precision", "int8")
+    assert told.code == 0
+    assert "onnx/model_quantized.onnx" in told.out
+    assert "certify it there" in " ".join(told.out.split())
