@@ -30,7 +30,7 @@ OPTIONS = {
     "predict": "bundle texts... --pair --precision --json",
     "bench": (
         "bundles... --device --precision --threads --batch --seq --rounds --runs --sustain --affinity --lan --timeout "
-        "--python --native --out --json"
+        "--python --native --assets --webgpu --out --json"
     ),
     "report": "inputs... --html --at --budget-ms --max-mb --min-score --json",
     "recipes": "name --json",

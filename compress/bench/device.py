@@ -48,6 +48,8 @@ def open_device(
     affinity: tuple[int, ...] = (),
     python: str = "python3",
     native: Path | None = None,
+    assets: Path | None = None,
+    webgpu: bool = False,
 ) -> Iterator[Device]:
     """The device of that name, closed at the end, whatever happens.
 
@@ -58,9 +60,12 @@ def open_device(
     affinity the CPUs to run on, where the device can choose; none: wherever its system likes
     python   ssh: the interpreter there that has onnxruntime
     native   adb: the program that measures on the phone, instead of its browser
+    assets   browser: onnxruntime-web's tarball or folder, where npm cannot get it
+    webgpu   browser: whether to run on the GPU what it has kernels for
     """
     kind, colon, where = name.partition(":")
-    _fitting(kind, affinity=bool(affinity), lan=lan, python=python != "python3", native=native is not None)
+    given = {"affinity": bool(affinity), "lan": lan, "python": python != "python3", "native": native is not None}
+    _fitting(kind, **given, assets=assets is not None, webgpu=webgpu)
     if kind == "local" and not colon:
         from compress.bench.local import local
 
@@ -74,7 +79,7 @@ def open_device(
     elif kind == "browser" and not colon:
         from compress.bench.browser import browser
 
-        with browser(lan=lan, timeout=timeout, say=say) as page:
+        with browser(lan=lan, timeout=timeout, say=say, assets=assets, webgpu=webgpu) as page:
             yield page
     else:
         raise DeviceError(
@@ -85,7 +90,14 @@ def open_device(
 
 def _fitting(kind: str, **given: bool) -> None:
     """Raises DeviceError for an option that was given and that this kind of device does not have."""
-    fits = {"affinity": ("local", "ssh", "adb"), "lan": ("browser",), "python": ("ssh",), "native": ("adb",)}
+    fits = {
+        "affinity": ("local", "ssh", "adb"),
+        "lan": ("browser",),
+        "python": ("ssh",),
+        "native": ("adb",),
+        "assets": ("browser", "adb"),
+        "webgpu": ("browser", "adb"),
+    }
     for option, kinds in fits.items():
         if given[option] and kind in KINDS and kind not in kinds:
             raise DeviceError(f"--{option}: means nothing to --device {kind}; it is for {', '.join(kinds)}")

@@ -27,6 +27,10 @@ def bench(
     native: Annotated[
         Path | None, typer.Option(help="adb: an onnxruntime_perf_test or benchmark_model to run on the phone.")
     ] = None,
+    assets: Annotated[
+        Path | None, typer.Option(help="browser, adb: onnxruntime-web's tarball or folder, where npm cannot get it.")
+    ] = None,
+    webgpu: Annotated[bool, typer.Option("--webgpu", help="browser, adb: on the GPU what it has kernels for.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -52,6 +56,8 @@ def bench(
             affinity=asked.cpus(affinity),
             python=python,
             native=native,
+            assets=assets,
+            webgpu=webgpu,
         ) as opened:
             result = measure(opened, files, settings, rounds=rounds, runs=runs, seconds=seconds)
         if out is not None:
