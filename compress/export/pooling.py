@@ -82,7 +82,7 @@ def _pool(path: Path) -> Pool:
     names = [found] if isinstance(found, str) else list(found)
     if len(names) != 1 or names[0] not in POOLS:
         raise ExportError(
-            f"{path}: pooling {' and '.join(map(str, names)) or 'unknown'}; expected {' or '.join(POOLS)}"
+            f"{path}: pooling is {' and '.join(map(str, names)) or 'unknown'}; expected {' or '.join(POOLS)}"
         )
     return names[0]
 

