@@ -16,6 +16,7 @@ for command in (
     ship.export,
     ship.predict,
     measured.bench,
+    measured.report,
     listed.recipes,
     listed.students,
 ):

@@ -1,6 +1,6 @@
 """What the page's tables and key figures say, cell by cell."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from compress.report import units
@@ -10,10 +10,11 @@ from compress.report.report import Latency, Report, Row
 
 @dataclass(frozen=True)
 class Cell:
-    """One measure of one row; `detail` is what it is beside the teacher's."""
+    """One measure of one row; `detail` in small print, as what it is beside the teacher's; tone: a class, `bad`."""
 
     text: str
     detail: str = ""
+    tone: str = ""
 
     @property
     def missing(self) -> bool:
@@ -27,6 +28,27 @@ class Column:
     group: str
     heading: str
     cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a table: its name, the class of its colour, and where pictures call it by a number, that."""
+
+    name: str
+    role: str
+    number: int | None = None
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The rows of a table under its columns; those in which no row has anything are left out."""
+
+    rows: tuple[Line, ...]
+    columns: list[Column]
+
+    @staticmethod
+    def of(rows: Iterable[Line], columns: Iterable[Column]) -> "Sheet":
+        return Sheet(tuple(rows), [one for one in columns if not all(cell.missing for cell in one.cells)])
 
 
 @dataclass(frozen=True)
@@ -119,6 +141,13 @@ def small_tables(report: Report) -> list[Small]:
         caption = "Latency at every setting, p50 / p95 in ms"
         found.append(Small(caption, "Setting", tuple(row.name for row in timed), times))
     return found
+
+
+def verdict_cell(certified: bool | None, reason: str) -> Cell:
+    """Whether a file is certified, and why or why not."""
+    if certified is None:
+        return Cell(units.MISSING)
+    return Cell("yes", reason) if certified else Cell("no", reason, "bad")
 
 
 def _score(report: Report, row: Row, beside: Comparison | None) -> Cell:

@@ -18,11 +18,12 @@ CROWD = 5
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: what it is of, how much, and the class of its colour."""
+    """One bar: what it is of, how much, the class of its colour, and the number beside it where it is another one."""
 
     name: str
     value: float
     style: str
+    text: str = ""
 
 
 def placeable(report: Report) -> tuple[Row, ...]:
@@ -62,13 +63,13 @@ def bars(items: Sequence[Bar], key: str, width: float, words: tuple[str, str]) -
     marks = []
     for index, item in enumerate(items):
         top = index * 38.0
-        number = units.measure(item.value, unit)
+        number = item.text or units.measure(item.value, unit)
         room = int((width - svg.text_width(number, 13) - 16) / (13 * svg.ADVANCE))
         marks.append(svg.text(0, top + 13, svg.shortened(item.name, room), "name"))
         marks.append(svg.text(width, top + 13, number, "number", "end"))
         marks.append(svg.bar(Box(0, top + 20, width, top + 28), "track"))
         marks.append(svg.bar(Box(0, top + 20, max(1.5, width * item.value / longest), top + 28), f"bar {item.style}"))
-    told = "; ".join(f"{item.name} {units.measure(item.value, unit)}" for item in items)
+    told = "; ".join(f"{item.name} {item.text or units.measure(item.value, unit)}" for item in items)
     return svg.canvas(key, (width, 38 * len(items) - 6), (title, told), marks)
 
 

@@ -1,10 +1,10 @@
 """The result in words: computed from the rows, and as plain about a loss as about a gain."""
 
-import math
 from dataclasses import dataclass
 
 from compress.report import units
 from compress.report.report import Report, Row, finite
+from compress.report.significance import wilson
 
 # More students than these are left to the table.
 MOST_OTHERS = 3
@@ -63,14 +63,6 @@ def remarks(report: Report) -> tuple[str, ...]:
         said.append("Some of the timing was disturbed: take the speeds as approximate.")
     said.append(_uncertainty(report))
     return tuple(sentence for sentence in said if sentence)
-
-
-def wilson(share: float, rows: int) -> tuple[float, float]:
-    """The 95{units.GAP}% interval of a share seen over `rows` independent rows (Wilson 1927)."""
-    z = 1.959964
-    centre = (share + z * z / (2 * rows)) / (1 + z * z / rows)
-    half = z / (1 + z * z / rows) * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows))
-    return centre - half, centre + half
 
 
 def capitalised(name: str) -> str:

@@ -5,23 +5,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from compress.report import cells, charts, headline, training, units
+from compress.report import cells, charts, evidence_view, headline, training, units
+from compress.report.figures import MAIN, SIDE, WHOLE, Figure, drawn
 from compress.report.report import Report, Row, finite
 from compress.report.templates import render
-
-# Widths in pixels of the page's columns: the wider and the narrower of two, both together, and a phone's only one.
-MAIN, SIDE, WHOLE, PHONE = 690, 350, 1088, 342
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A picture at two widths, with its heading and caption, and a legend of (line class, name, last value)."""
-
-    heading: str
-    wide: Markup
-    narrow: Markup
-    caption: str = ""
-    legend: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,7 +22,6 @@ class Stage:
 
 def html(report: Report) -> str:
     """The report as one page of HTML: styles and pictures inside, no script, no request, all text escaped."""
-    columns = cells.columns(report)
     return render(
         "page.html.j2",
         title=report.title,
@@ -45,27 +31,24 @@ def html(report: Report) -> str:
         headline=headline.headline(report),
         remarks=headline.remarks(report),
         key_figures=cells.key_figures(report),
-        columns=columns,
-        groups=cells.groups(columns),
+        columns=cells.columns(report),
         small_tables=cells.small_tables(report),
         trade_off=_trade_off(report),
         bars=_bars(report),
         crowded=_crowded(report),
         stages=_stages(report),
+        proofs=evidence_view.proofs([(one.artefact, one) for one in report.certificates]),
+        races=evidence_view.races(report.tuning, "race"),
+        heats=[("", evidence_view.heat(report.sensitivity))] if report.sensitivity else [],
         provenance=_provenance(report),
     )
-
-
-def _drawn(draw: Callable[[str, float], Markup], key: str, width: float) -> tuple[Markup, Markup]:
-    """The same picture for a wide window and for a phone; the style sheet shows one of them."""
-    return draw(f"{key}-wide", width), draw(f"{key}-phone", PHONE)
 
 
 def _trade_off(report: Report) -> Figure | None:
     if not charts.placeable(report):
         return None
     room = WHOLE if _crowded(report) else MAIN
-    wide, narrow = _drawn(lambda key, width: charts.trade_off(report, key, width), "trade-off", room)
+    wide, narrow = drawn(lambda key, width: charts.trade_off(report, key, width), "trade-off", room)
     caption = (
         f"One forward: {report.settings[0]}. Left is faster, up is better; a thin line reaches to the 95th percentile. "
         "The vertical scale shows only the range of these scores."
@@ -90,7 +73,7 @@ def _bars(report: Report) -> list[Figure]:
             charts.Bar(row.name, number, row.role) for row in report.rows if (number := finite(value(row))) is not None
         ]
         if items:
-            found.append(Figure(name, *_drawn(_bar_drawing(items, name, unit), f"bars-{index}", SIDE)))
+            found.append(Figure(name, *drawn(_bar_drawing(items, name, unit), f"bars-{index}", SIDE)))
     return found
 
 
@@ -108,18 +91,18 @@ def _stage(report: Report, index: int, name: str) -> Stage:
     losses, scores = training.loss_lines(points), training.score_lines(points, report.metric)
     figures = []
     if losses:
-        drawn = _drawn(
+        pictures = drawn(
             lambda key, width: training.losses(points, key, width, name), f"loss-{index}", MAIN if scores else WHOLE
         )
-        figures.append(Figure("Loss", *drawn, training.reading(losses), training.legend(losses)))
+        figures.append(Figure("Loss", *pictures, training.reading(losses), training.legend(losses)))
     if scores:
-        drawn = _drawn(
+        pictures = drawn(
             lambda key, width: training.progress(report, points, key, width),
             f"score-{index}",
             SIDE if losses else WHOLE,
         )
         dashed = "Dashed: the teacher." if training.teacher_line(report) is not None else ""
-        figures.append(Figure("Score on validation", *drawn, dashed, training.legend(scores)))
+        figures.append(Figure("Score on validation", *pictures, dashed, training.legend(scores)))
     steps = max((step for line in (*losses.values(), *scores.values()) for step, _ in line), default=None)
     facts = [f"{steps:,.0f} steps"] if steps is not None else []
     if name in report.stage_seconds:

@@ -53,10 +53,10 @@ def score_axis(scores: Sequence[float], levels: Sequence[float], plot: Box) -> A
     return padded(low, high, plot)
 
 
-def cost_axis(costs: Sequence[float], reaches: Sequence[float], plot: Box) -> Axis:
-    """From zero to the farthest reach (never beyond twice its cost); logarithmic beyond a factor of 20."""
+def cost_axis(costs: Sequence[float], reaches: Sequence[float], plot: Box, *, log_from: float = 20) -> Axis:
+    """From zero to the farthest reach (never beyond twice its cost); logarithmic beyond a factor of `log_from`."""
     farthest = max(min(reach, 2 * cost) for cost, reach in zip(costs, reaches, strict=True))
-    if max(costs) > 20 * min(costs):
+    if max(costs) > log_from * min(costs):
         return Axis(min(costs) / 1.6, farthest * 1.3, plot.left, plot.right, log=True)
     return Axis(0, farthest * 1.08, plot.left, plot.right)
 

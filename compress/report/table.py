@@ -1,6 +1,6 @@
 """The comparison as a terminal table that fits: what is least telling goes first, and the caption says what went."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -35,14 +35,25 @@ class Column:
 
 def table(report: Report, width: int) -> Table:
     """The rows of `report`, not wider than `width` columns."""
-    measured = [column for column in _columns(report) if not column.empty]
+    styles = {"baseline": "dim", "teacher": "", "student": "bold"}
+    rows = [(row.name, styles[row.role]) for row in report.rows]
+    return fitted(_columns(report), rows, width=width, title=report.title, caption=_caption(report))
+
+
+def fitted(
+    columns: Sequence[Column], rows: Sequence[tuple[str, str]], *, width: int, title: str, caption: Sequence[str]
+) -> Table:
+    """The columns that have something to say and find room; `rows`: (name, style). The caption says which did not."""
+    measured = [column for column in columns if not column.empty]
     shown = list(measured)
-    names = min(NAME_WIDTH, max([len(row.name) for row in report.rows], default=0))
+    names = min(NAME_WIDTH, max([len(name) for name, _ in rows], default=0))
     while len(shown) > 1 and names + 1 + sum(column.width + 2 for column in shown) > width:
         shown.remove(max(shown, key=lambda column: column.rank))
+    left_out = [column.heading.replace("\n", " ") for column in measured if column not in shown]
+    words = [*caption, f"not shown here: {', '.join(left_out)}"] if left_out else caption
     result = Table(
-        title=Text(report.title, style="bold"),
-        caption=Text(_caption(report, [column for column in measured if column not in shown]), style="dim"),
+        title=Text(title, style="bold"),
+        caption=Text("; ".join(words), style="dim"),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -54,9 +65,8 @@ def table(report: Report, width: int) -> Table:
     result.add_column("", max_width=NAME_WIDTH, overflow="fold")
     for column in shown:
         result.add_column(Text(column.heading), justify="right", no_wrap=True)
-    for index, row in enumerate(report.rows):
-        style = {"baseline": "dim", "teacher": "", "student": "bold"}[row.role]
-        result.add_row(Text(row.name), *(Text(column.cells[index]) for column in shown), style=style)
+    for index, (name, style) in enumerate(rows):
+        result.add_row(Text(name), *(Text(column.cells[index]) for column in shown), style=style)
     return result
 
 
@@ -91,7 +101,7 @@ def _times(report: Report, row: Row) -> str:
     return f"~{times}" if found["noisy"] else times
 
 
-def _caption(report: Report, dropped: list[Column]) -> str:
+def _caption(report: Report) -> list[str]:
     parts = [f"{units.metric(report.metric)} on {report.split}, {report.split_rows:,} rows"]
     if report.settings:
         parts.append(f"latency of one forward: {report.settings[0]}")
@@ -99,6 +109,4 @@ def _caption(report: Report, dropped: list[Column]) -> str:
         parts.append(f"~ noisy: {report.noise or 'the machine was disturbed while timing'}")
     elif report.noise:
         parts.append(f"timing: {report.noise}")
-    if dropped:
-        parts.append(f"not shown here: {', '.join(column.heading.replace(chr(10), ' ') for column in dropped)}")
-    return "; ".join(parts)
+    return parts

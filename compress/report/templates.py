@@ -5,6 +5,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from compress.report.cells import groups
+
 
 def render(name: str, **shown: Any) -> str:
     """The template `name` of this folder with these values; one that it lacks is an error of ours."""
@@ -15,4 +17,5 @@ def render(name: str, **shown: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["groups"] = groups
     return environment.get_template(name).render(**shown)

@@ -47,12 +47,19 @@ def progress(report: Report, points: Sequence[Point], key: str, width: float) ->
     marks = [*grid(x, y, plot), *titles(plot, "step", "")]
     if teacher is not None:
         marks.append(svg.line((plot.left, y.at(teacher)), (plot.right, y.at(teacher)), "reference"))
-    for index, line in enumerate(found.values()):
-        style, at = line_style(index, list(found)), [(x.at(step), y.at(value)) for step, value in thinned(line)]
-        marks.append(svg.path(at, f"curve {style}"))
-        marks += [svg.path([one], f"knot {style}") for one in at if len(at) <= 40]
+    marks += knotted(found, x, y)
     ends = ", ".join(f"{part} from {line[0][1]:.3f} to {line[-1][1]:.3f}" for part, line in found.items())
     return svg.canvas(key, (width, 290), (f"{units.metric(report.metric)} during training", ends), marks)
+
+
+def knotted(lines: dict[str, Line], x: Axis, y: Axis) -> list[Markup]:
+    """The lines, with a dot at each value where they are few."""
+    marks = []
+    for index, line in enumerate(lines.values()):
+        style, at = line_style(index, list(lines)), [(x.at(step), y.at(value)) for step, value in thinned(line)]
+        marks.append(svg.path(at, f"curve {style}"))
+        marks += [svg.path([one], f"knot {style}") for one in at if len(at) <= 40]
+    return marks
 
 
 def teacher_line(report: Report) -> float | None:

@@ -1,6 +1,7 @@
 """Numbers as people read them. None, and what is not finite, is an em dash everywhere."""
 
 import math
+from collections.abc import Sequence
 from typing import TypeGuard
 
 MISSING = "—"
@@ -17,9 +18,19 @@ def score(value: float | None) -> str:
     return f"{value:.3f}".replace("-", "−") if known(value) else MISSING
 
 
+def change(drop: float | None) -> str:
+    """A drop of 0.004 -> `−0.004`, what was gained with a plus; nothing worth three decimals is 0.000."""
+    if not known(drop):
+        return MISSING
+    return "0.000" if abs(drop) < 0.0005 else f"{-drop:+.3f}".replace("-", "−")
+
+
 def share(value: float | None) -> str:
     """0.984 -> `98.4 %`."""
-    return f"{100 * value:.1f}{GAP}%" if known(value) else MISSING
+    if not known(value):
+        return MISSING
+    rounded = round(100 * value, 1) or 0.0  # no minus before nothing
+    return f"{rounded:.1f}{GAP}%".replace("-", "−")
 
 
 def magnitude(value: float | None) -> str:
@@ -41,6 +52,15 @@ def three_digits(value: float | None) -> str:
     value = float(f"{value:.3g}") if abs(value) < 1000 else value
     decimals = max(0, 2 - math.floor(math.log10(abs(value)) + 1e-9))
     return f"{value:.{min(decimals, 6)}f}".replace("-", "−")
+
+
+def small(value: float | None) -> str:
+    """What may be tiny: 0.0123 as it is, 0.00000123 -> `1.2·10⁻⁶`."""
+    if not known(value) or value == 0 or abs(value) >= 0.001:
+        return three_digits(value)
+    digits, _, power = f"{value:.1e}".partition("e")
+    raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{digits}·10{raised}".replace("-", "−")
 
 
 def measure(value: float | None, unit: str) -> str:
@@ -71,6 +91,15 @@ def times(ratio: float) -> str:
 def percent(ratio: float) -> str:
     """0.0812 -> `8 %`; what is under one per cent keeps a decimal."""
     return f"{100 * ratio:.{0 if ratio >= 0.0095 else 1}f}{GAP}%"
+
+
+def telling(names: Sequence[str]) -> list[str]:
+    """Names of settings without the parts that are the same in all: `64 tokens`, `16 tokens`. One alone stays whole."""
+    parts = [name.split(", ") for name in names]
+    if len(names) < 2 or len({len(each) for each in parts}) > 1:
+        return list(names)
+    kept = [index for index, same in enumerate(zip(*parts, strict=True)) if len(set(same)) > 1]
+    return [", ".join(each[index] for index in kept) for each in parts]
 
 
 def metric(name: str) -> str:

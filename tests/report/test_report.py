@@ -8,7 +8,8 @@ import pytest
 
 from compress.errors import BundleError
 from compress.report import Report, Row, setting_name, units
-from compress.report.headline import headline, remarks, wilson
+from compress.report.headline import headline, remarks
+from compress.report.significance import wilson
 from tests.report.sample import ROWS, latency, regression, report
 
 

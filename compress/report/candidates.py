@@ -1,0 +1,240 @@
+"""The candidates: every file of every bundle, with its score, its proof, its size and its times on every device."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import Literal
+
+from compress.bench.protocol import Latency, Setting, Sustained
+from compress.bench.result import Result
+from compress.evidence import Certificate
+from compress.export.bundle import FILES
+from compress.report import report as reports
+from compress.report.inputs import Inputs, Shipped, called
+from compress.report.report import Report, Row, finite
+
+OWN = "own races"
+"""The place of the times that reports hold: files of one run were raced against each other, those of two were not."""
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The rows that a score is of; scores of two are not compared."""
+
+    data: str
+    split: str
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.data}, {self.split} split, {self.rows:,} rows"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of one forward in milliseconds; None: not told there. See `bench.protocol.Latency`."""
+
+    min_ms: float
+    p50_ms: float
+    p95_ms: float
+    noisy: bool
+    p99_ms: float | None = None
+    init_ms: float | None = None
+    first_ms: float | None = None
+    peak_rss_mb: float | None = None
+
+    @staticmethod
+    def of(one: Latency) -> "Timing":
+        return Timing(
+            one.min_ms, one.p50_ms, one.p95_ms, one.noisy, one.p99_ms, one.init_ms, one.first_ms, one.peak_rss_mb
+        )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One file that can be shipped, or (`teacher`) what it was made from.
+
+    name          `<bundle> <precision>`, or the teacher's
+    scores        of the report's metric, by the rows they are of; on several devices, the lowest
+    certificates  what was proved of the file, on each device
+    times         place -> setting -> times
+    """
+
+    name: str
+    bundle: str
+    precision: str
+    role: Literal["student", "teacher"]
+    size_mb: float | None
+    parameters: int | None
+    scores: Mapping[Basis, float]
+    certificates: tuple[Certificate, ...] = ()
+    times: Mapping[str, Mapping[Setting, Timing]] = field(default_factory=dict)
+
+    @property
+    def certified(self) -> bool | None:
+        """Whether every certificate says so; None without one."""
+        return all(one.certified for one in self.certificates) if self.certificates else None
+
+    @property
+    def reason(self) -> str:
+        """Of the verdict: the first certificate that is none, else the first."""
+        telling = sorted(self.certificates, key=lambda one: one.certified)
+        return telling[0].reason if telling else ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device, and what was measured on it.
+
+    sources    (command, date) of every measurement; own: times are of the reports, each run by itself
+    sustained  (candidate's name, its minutes)
+    """
+
+    name: str
+    machine: Mapping[str, str]
+    sources: tuple[tuple[str, str], ...] = ()
+    sustained: tuple[tuple[str, Sustained], ...] = ()
+    own: bool = False
+
+
+def of_bundle(bundle: Shipped) -> list[Candidate]:
+    """The files of one bundle, with what its report says of them.
+
+    Where a file was certified after the report was written, it is another file than the report's row speaks of: then
+    its score is the certificate's, and the row's times are not its.
+    """
+    report = bundle.report
+    certificates = report.certificates if report else ()
+    found = []
+    for precision, file in FILES.items():
+        if file not in bundle.manifest.files:
+            continue
+        own = tuple(one for one in certificates if one.artefact == file)
+        row = _row(report, precision) if report else None
+        if report and any(moment(one.date) > moment(report.date) for one in own):
+            row = None
+        scores = dict(_row_score(report, row))
+        for one in own if precision != "fp32" else certificates:
+            value = finite(one.before if precision == "fp32" else one.after)
+            if report and one.metric == report.metric and value is not None:
+                basis = Basis(one.data, one.split, one.rows)
+                scores[basis] = min(value, scores.get(basis, value))
+        found.append(
+            Candidate(
+                name=f"{bundle.name} {precision}",
+                bundle=bundle.name,
+                precision=precision,
+                role="student",
+                size_mb=bundle.manifest.files[file].bytes / 1e6,
+                parameters=bundle.manifest.parameters,
+                scores=scores,
+                certificates=own,
+                times=_own_times(report, row),
+            )
+        )
+    return found
+
+
+def teachers(bundles: Sequence[Shipped]) -> list[Candidate]:
+    """Every teacher once: two are one when name and scores agree; of its times the first quiet ones."""
+    found: dict[tuple[str, Basis], Candidate] = {}
+    for report in (bundle.report for bundle in bundles if bundle.report):
+        for row in report.of_role("teacher"):
+            scores = dict(_row_score(report, row))
+            name, times = f"{PurePath(row.name).name} (teacher)", _own_times(report, row)
+            for basis in scores:
+                one = Candidate(
+                    name=name,
+                    bundle="",
+                    precision="",
+                    role="teacher",
+                    size_mb=row.file_mb,
+                    parameters=row.parameters,
+                    scores=scores,
+                    times=times,
+                )
+                old = found.setdefault((name, basis), one)
+                quieter = _noisy(old) and not _noisy(one)
+                if quieter:
+                    found[name, basis] = replace(old, times=times)
+    return list(found.values())
+
+
+def places(inputs: Inputs, candidates: Sequence[Candidate]) -> tuple[list[Place], list[Candidate], list[str]]:
+    """The devices, the candidates with their times on them, and which names of result files are of no bundle here.
+
+    Results of the same device and processor are of one place; of the same file and setting, the later ones count.
+    """
+    known = {(one.bundle, one.precision): one for one in candidates}
+    groups: dict[tuple[str, str], list[tuple[Path, Result]]] = {}
+    for path, measured in sorted(inputs.benches, key=lambda one: moment(one[1].date)):
+        groups.setdefault((measured.device, measured.machine.get("cpu", "")), []).append((path, measured))
+    found: list[Place] = []
+    unmatched: list[str] = []
+    for (device, cpu), group in groups.items():
+        alone = [name for name, _ in groups].count(device) == 1
+        place = Place(device if alone else f"{device}, {cpu or 'unnamed processor'}", group[-1][1].machine)
+        for path, measured in group:
+            names = dict.fromkeys([one.name for one in measured.latencies] + [one.name for one in measured.sustained])
+            meant = {name: file for name in names if (file := _meant(name, inputs.bundles, path)) in known}
+            unmatched += [f"{path}: {name}" for name in names if name not in meant]
+            for one in measured.latencies:
+                if one.name in meant:
+                    known[meant[one.name]] = _timed(known[meant[one.name]], place.name, one)
+            runs = [(known[meant[one.name]].name, one) for one in measured.sustained if one.name in meant]
+            place = replace(
+                place,
+                sources=(*place.sources, (measured.command, measured.date)),
+                sustained=(*place.sustained, *runs),
+            )
+        found.append(place)
+    return found, list(known.values()), list(dict.fromkeys(unmatched))
+
+
+def moment(date: str) -> datetime:
+    """An ISO 8601 date; what is none is before all others."""
+    try:
+        found = datetime.fromisoformat(date)
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _meant(name: str, bundles: Sequence[Shipped], file: Path) -> tuple[str, str]:
+    """(bundle, precision) that a name in a result file means; the bundle is '' where none given is meant."""
+    folder, _, precision = name.rpartition(":")
+    bundle = called(folder, bundles, file)
+    return (bundle.name if bundle else "", precision)
+
+
+def _row(report: Report, precision: str) -> Row | None:
+    return next((row for row in report.of_role("student") if row.name.rpartition(" ")[2] == precision), None)
+
+
+def _row_score(report: Report | None, row: Row | None) -> Iterator[tuple[Basis, float]]:
+    score = report.score(row) if report and row else None
+    if report and score is not None:
+        yield Basis(report.data, report.split, report.split_rows), score
+
+
+def _own_times(report: Report | None, row: Row | None) -> dict[str, dict[Setting, Timing]]:
+    if report is None or row is None or not row.latency:
+        return {}
+    return {OWN: {_setting(one): _timing(one, row.peak_rss_mb) for one in row.latency.values()}}
+
+
+def _setting(one: reports.Latency) -> Setting:
+    return Setting(one["threads"], one["batch"], one["seq"])
+
+
+def _timing(one: reports.Latency, memory: float | None) -> Timing:
+    return Timing(one["min_ms"], one["p50_ms"], one["p95_ms"], one["noisy"], peak_rss_mb=memory)
+
+
+def _timed(candidate: Candidate, place: str, one: Latency) -> Candidate:
+    there = {**candidate.times.get(place, {}), one.setting: Timing.of(one)}
+    return replace(candidate, times={**candidate.times, place: there})
+
+
+def _noisy(candidate: Candidate) -> bool:
+    return any(one.noisy for there in candidate.times.values() for one in there.values())

@@ -1,0 +1,101 @@
+"""Bundles and result files of the sample report, on disk: manifests and reports, no models. No number was measured."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from compress.bench.protocol import Latency, Setting
+from compress.data.task import Task
+from compress.evidence import Certificate, Sensitivity, Tried
+from compress.export.bundle import FILES
+from compress.export.manifest import Manifest, Stamp
+from compress.report import Report
+from tests.report.sample import ROWS, latency, report
+
+TASK = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
+LATER = "2026-11-22T00:00:00+00:00"
+
+
+def student(score: float, p50: float, **changes: Any) -> Report:
+    """Teacher, fp32 and int8 students: int8 has this score and median, fp32 0.01 more and twice as long."""
+    fp32 = replace(ROWS[3], score={"accuracy": score + 0.01}, latency=latency(2 * p50))
+    int8 = replace(ROWS[4], score={"accuracy": score}, latency=latency(p50))
+    return report(**{"rows": (*ROWS[:3], fp32, int8), **changes})
+
+
+def bundle(
+    folder: Path, told: Report | None, *, task: Task = TASK, sizes: dict[str, float] | None = None, inner: bool = True
+) -> Path:
+    """A run with this report in its bundle (`inner`), or the bundle alone; `sizes`: precision -> MB."""
+    path = folder / "bundle" if inner else folder
+    path.mkdir(parents=True)
+    files = {
+        FILES[precision]: Stamp(int(mb * 1e6), "0" * 64)  # type: ignore[index]
+        for precision, mb in (sizes or {"fp32": 57.0, "int8": 14.4}).items()
+    }
+    Manifest(task, 128, "bert", 14_000_000, {"torch": "2.13.0"}, files).write(path)
+    if told is not None:
+        (path / "report.json").write_text(told.to_json(), encoding="utf-8")
+    return folder
+
+
+def bench(path: Path, times: dict[str, float], **changes: Any) -> Path:
+    """A result file: name -> median at 1 thread, batch 1, 128 tokens."""
+    made = [
+        Latency(name, Setting(1, 1, 128), 20, p50 * 0.9, p50, p50 * 1.2, p50 * 1.3, 40.0, p50 * 3, 90.0, False, "")
+        for name, p50 in times.items()
+    ]
+    told = {
+        "format": 1,
+        "device": "local",
+        "machine": {"cpu": "invented"},
+        "date": LATER,
+        "command": "compress bench a b",
+        "latencies": [asdict(one) for one in made],
+        "sustained": [],
+        **changes,
+    }
+    path.write_text(json.dumps(told), encoding="utf-8")
+    return path
+
+
+def certificate(after: float, *, certified: bool = True, **changes: Any) -> Certificate:
+    whole = Certificate(
+        artefact=FILES["int8"],
+        method="static int8",
+        metric="accuracy",
+        before=0.89,
+        after=after,
+        max_drop=0.005,
+        agreement=0.98,
+        max_logit_difference=0.02,
+        rows=872,
+        split="validation",
+        data="sst2",
+        device="local",
+        runtime="onnxruntime 1.31.1",
+        certified=certified,
+        reason="the drop is within 0.005" if certified else "the drop of 0.020 is more than 0.005",
+        date=LATER,
+    )
+    return replace(whole, **changes)
+
+
+def proved(**changes: Any) -> Report:
+    """A report with every kind of evidence."""
+    at = "1 thread, batch 1, 128 tokens"
+    race = (
+        Tried("raw, fp32", "local", {at: 6.0}, {at: 1.0}, 1e-7, 57.0, True, False),
+        Tried("merged, int8", "local", {at: 3.0}, {at: 0.5}, 0.02, 14.0, True, True, fused={"Gelu": 4}, agreement=0.98),
+        Tried("bad, int8", "local", {at: 2.0}, {at: 0.33}, 9.0, 14.0, False, False, reason="logits differ by 9"),
+    )
+    found = (
+        Sensitivity("/a", "layer 0, output", 1e-3, 0.5, True),
+        Sensitivity("/b", "layer 0, intermediate", 1e-4, -0.01, False),
+        Sensitivity("/c", "layer 1, output", 1e-5, 0.1, False),
+        Sensitivity("/d", "pooler", 1e-5, 0.0, False),
+    )
+    return student(
+        0.88, 3.0, **{"certificates": (certificate(0.888),), "sensitivity": found, "tuning": race, **changes}
+    )

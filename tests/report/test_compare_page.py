@@ -1,0 +1,263 @@
+"""The page to choose by: self-contained, escaped, one script that its policy names, and whole whatever is missing."""
+
+import base64
+import hashlib
+import math
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html import unescape
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress.report import compare, compare_charts, evidence_view, units
+from compress.report.compare import Choice, Limits
+from compress.report.compare_charts import Against
+from compress.report.compare_page import html
+from tests.report.sample import ROWS, report
+from tests.report.shelf import bench, bundle, certificate, proved, student
+from tests.report.test_page import HOSTILE, Elements, boxes
+
+FREE = Limits()
+LOAD = {"setting": {"threads": 1, "batch": 1, "seq": 128}, "minutes": [3.0, 3.5, 4.0]}
+
+
+def page(choice: Choice, limits: Limits = FREE) -> str:
+    return html(choice, limits, compare.pick(choice, limits, choice.view))
+
+
+def text(whole: str) -> str:
+    """What a reader sees: no style, no script, no tags."""
+    bare = re.sub(r"<(style|script)>.*?</\1>", "", whole, flags=re.S)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", bare)).replace(units.GAP, " ").split())
+
+
+def many(folder: Path, count: int) -> Choice:
+    """Bundles of two files each, all but coinciding."""
+    paths = [bundle(folder / f"student-{n}", student(0.88 + 0.001 * (n % 4), 3 + 0.2 * n)) for n in range(count)]
+    return compare.compare(paths)
+
+
+def sustained(**changes: Any) -> list[dict[str, Any]]:
+    return [{"name": "whole:int8", **LOAD, "temperatures": [30.0, 35.0, 40.0], **changes}]
+
+
+@pytest.fixture
+def choices(tmp_path: Path) -> dict[str, Choice]:
+    whole = bundle(tmp_path / "whole", proved())
+    local = bench(tmp_path / "local.json", {"whole:int8": 3.0, "whole:fp32": 6.0})
+    browser = bench(tmp_path / "browser.json", {"whole:int8": 9.0}, device="browser", sustained=sustained())
+    cold = bench(tmp_path / "cold.json", {}, device="ssh:pi", sustained=sustained(temperatures=[None] * 3))
+    nothing = report(rows=(), curves={}, versions={}, machine={}, data="", split="", split_rows=0)
+    undefined = replace(ROWS[4], score={"accuracy": math.nan}, file_mb=math.inf)
+    return {
+        "whole": compare.compare([whole, local, browser, cold]),
+        "no report": compare.compare([bundle(tmp_path / "bare", None)]),
+        "nothing measured": compare.compare([bundle(tmp_path / "nothing", nothing)]),
+        "nothing finite": compare.compare([bundle(tmp_path / "unreal", report(rows=(ROWS[2], undefined)))]),
+        "no candidates": compare.compare([bundle(tmp_path / "empty", report(), sizes={})]),
+        "one candidate": compare.compare([bundle(tmp_path / "one", student(0.9, 3.0), sizes={"int8": 14.0})]),
+        "no latency": compare.compare(
+            [bundle(tmp_path / "untimed", report(rows=tuple(replace(row, latency=None) for row in ROWS)))]
+        ),
+        "thirty": many(tmp_path / "thirty", 15),
+        "all equal": compare.compare([bundle(tmp_path / f"e{n}", student(0.5, 1.0)) for n in range(3)]),
+    }
+
+
+NAMES = (
+    "whole", "no report", "nothing measured", "nothing finite", "no candidates", "one candidate", "no latency",
+    "thirty", "all equal",
+)  # fmt: skip
+
+
+def test_any_choice_makes_a_whole_page(choices: dict[str, Choice]) -> None:
+    assert tuple(choices) == NAMES
+    for name, choice in choices.items():
+        found = page(choice)
+        elements = Elements(found).found
+        assert not re.search(r"\bnan\b|\binf\b|\bNone\b|undefined", text(found)), name
+        identifiers = [attrs["id"] for _, attrs in elements if "id" in attrs]
+        assert len(identifiers) == len(set(identifiers)), name
+        for _, attrs in elements:
+            for key in ("aria-labelledby", "for"):
+                assert set((attrs.get(key) or "").split()) <= set(identifiers), (name, key)
+
+
+def test_the_page_asks_for_nothing_and_runs_only_the_script_its_policy_names(choices: dict[str, Choice]) -> None:
+    for choice in choices.values():
+        found = page(choice)
+        assert not re.search(r"https?:|@import|url\(", found)
+        scripts = re.findall(r"<script>(.*?)</script>", found, flags=re.S)
+        assert len(scripts) == 1
+        named = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
+        elements = Elements(found).found
+        (policy,) = (attrs["content"] for tag, attrs in elements if tag == "meta" and "http-equiv" in attrs)
+        assert policy == f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{named}'"
+        for tag, attrs in elements:
+            assert tag not in ("iframe", "object", "embed", "img", "base", "form")
+            assert not any(key.startswith("on") or key == "src" for key in attrs)
+            assert attrs.get("href", "data:,") == "data:,"
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    odd = "<script>alert(1)<b>\"'&{{ 7*7 }}" + "y" * 120  # a folder's name has no slash
+    told = proved(
+        title=HOSTILE, recipe=HOSTILE, teacher=HOSTILE, data=HOSTILE, split=HOSTILE, command=HOSTILE, date=HOSTILE,
+        versions={HOSTILE: HOSTILE}, machine={HOSTILE: HOSTILE, "cpu": HOSTILE},
+    )  # fmt: skip
+    rows = (replace(ROWS[0], name=HOSTILE), replace(ROWS[2], name=HOSTILE), *told.rows[3:])
+    proof = certificate(
+        0.88, certified=False, method=HOSTILE, reason=HOSTILE, split=HOSTILE, data=HOSTILE, device=HOSTILE,
+        runtime=HOSTILE, kept=(HOSTILE,),
+    )  # fmt: skip
+    tried = tuple(replace(one, variant=HOSTILE, reason=HOSTILE, fused={HOSTILE: 1}) for one in told.tuning)
+    found = tuple(replace(one, layer=HOSTILE + str(n), product=HOSTILE) for n, one in enumerate(told.sensitivity))
+    told = replace(told, rows=rows, certificates=(proof,), tuning=tried, sensitivity=found)
+    path = bundle(tmp_path / odd, told)
+    facts = {"device": HOSTILE, "machine": {HOSTILE: HOSTILE, "cpu": HOSTILE}, "command": HOSTILE, "date": HOSTILE}
+    runs = [{"name": f"{path}:int8", **LOAD, "temperatures": [None] * 3}]
+    results = bench(tmp_path / "b.json", {f"{path}:int8": 3.0, HOSTILE: 1.0}, sustained=runs, **facts)
+    for choice in (compare.compare([path, results]), compare.compare([path, results], at=HOSTILE)):
+        shown = page(choice)
+        tags = [tag for tag, _ in Elements(shown).found]
+        assert tags.count("script") == 1 and not {"img", "b"} & set(tags)
+        assert "49" not in re.findall(r"&#34;&#39;&amp;(\S*)", shown)
+        assert shown.count("&lt;/script&gt;") > 20
+    single = Elements(told.html()).found
+    assert not {"script", "img"} & {tag for tag, _ in single}
+
+
+def test_every_candidate_is_a_point_in_both_widths_and_a_row(choices: dict[str, Choice]) -> None:
+    found = page(choices["thirty"])
+    rows = re.findall(r'<tr class="\w+" role="row" data-n="(\d+)">', found)
+    assert rows == [str(n) for n in range(1, 31)]
+    views = found.split('<div class="view ')[1:]
+    assert len(views) == 3, "two settings and the size"
+    for view in views:
+        assert len(re.findall(r'class="point student', view)) == 2 * 30
+        assert len(re.findall(r"<li data-n=", view)) == 30
+
+
+def test_what_is_missing_leaves_no_heading(choices: dict[str, Choice]) -> None:
+    headings = {
+        "Certificates",
+        "Race of the variants",
+        "Sensitivity by layer",
+        "Without pause",
+        "Latency on every device",
+    }
+    shown = {name: set(re.findall(r"<h2 [^>]*>([^<]+)</h2>", page(choice))) for name, choice in choices.items()}
+    assert headings < shown["whole"]
+    for name in ("no report", "nothing measured", "no latency"):
+        assert not headings & shown[name], name
+    assert shown["thirty"] & headings == {"Latency on every device"}
+    assert "no candidate has both a score" in text(page(choices["no report"]))
+
+
+def test_without_a_script_the_ladder_says_what_is_best_within_each_budget(tmp_path: Path) -> None:
+    paths = [bundle(tmp_path / name, student(score, p50)) for name, score, p50 in (("a", 0.9, 6.0), ("b", 0.88, 2.0))]
+    found = page(compare.compare(paths))
+    (view,) = (part for part in found.split('<div class="view ')[1:] if "128 tokens</h3>" in part)
+    rungs = re.findall(r"<tr data-n[^>]*><td>([^<]+)</td><th scope=\"row\">([^<]+)</th><td>([^<]+)</td></tr>", view)
+    assert [(name, score) for _, name, score in rungs] == [
+        ("b int8", "0.880"), ("b fp32", "0.890"), ("a int8", "0.900"), ("a fp32", "0.910"),
+    ]  # fmt: skip
+    assert [cost.replace(units.GAP, " ") for cost, _, _ in rungs] == ["2.00 ms", "4.00 ms", "6.00 ms", "12.0 ms"]
+
+
+def test_what_was_not_timed_together_is_said_in_its_place(choices: dict[str, Choice]) -> None:
+    assert "Nothing was timed on browser, 1 thread, batch 1, 32 tokens." in text(page(choices["whole"]))
+
+
+def test_figures_of_the_pick_and_of_every_proof_are_on_the_page(choices: dict[str, Choice]) -> None:
+    shown = text(page(choices["whole"], Limits(max_mb=20)))
+    for said in (
+        "Within 20 MB, whole int8 scores best: accuracy 0.888 at 3.00 ms and 14.4 MB.",
+        "certified yes the drop is within 0.005",
+        "static int8", "onnxruntime 1.31.1", "98.0 %", "0.0200",
+        "merged, int8 chosen", "bad, int8 failed logits differ by 9", "0.50×", "4 Gelu", "1.0·10⁻⁷",
+        "layer 0 50.0 % ● −1.0 %", "pooler 0.0 %",
+        "3.00 / 3.60 / 2.70", "40.0 9.00 3.90 90.0",
+        "whole int8 4.00 ms", "whole int8 40.0 °C",
+        "compress bench a b", "2026-11-22T00:00:00+00:00", "invented",
+    ):  # fmt: skip
+        assert said in shown, said
+
+
+def test_the_page_of_one_run_shows_its_proofs_too() -> None:
+    headings = ("Certificates", "Race of the variants", "Sensitivity by layer")
+    shown, without = text(proved().html()), text(report().html())
+    for said in (*headings, "the drop is within 0.005", "merged, int8 chosen", "pooler 0.0 %"):
+        assert said in shown
+    assert not [said for said in headings if said in without]
+
+
+@pytest.mark.parametrize("width", [342, 690])
+@pytest.mark.parametrize("count", [1, 3, 8, 15])
+def test_names_in_a_picture_do_not_overlap(tmp_path: Path, width: float, count: int) -> None:
+    choice = many(tmp_path, count)
+    against = Against(choice, choice.view, None)
+    placed = boxes(str(compare_charts.pareto(against, "key", width)))
+    assert len(placed) == 2 * count + 1
+    assert max((one.overlap(other) for one, other in combinations(placed, 2)), default=0.0) < 20, "at most they graze"
+    assert all(box.left >= 0 and box.right <= width for box in placed)
+
+
+def test_the_front_is_drawn_as_stairs_that_never_fall_to_the_right(choices: dict[str, Choice]) -> None:
+    choice = choices["thirty"]
+    drawn = str(compare_charts.pareto(Against(choice, choice.view, None), "key", 690))
+    (path,) = re.findall(r'<path d="M([^"]+)" class="edge"/>', drawn)
+    corners = [tuple(map(float, point.split(","))) for point in path.split()]
+    assert len(corners) == 2 * len(choice.front(lambda one: compare.median(one, choice.view)))
+    assert all(a[0] <= b[0] and a[1] >= b[1] and (a[0] == b[0] or a[1] == b[1]) for a, b in pairwise(corners))
+
+
+def test_a_score_far_below_is_off_the_scale_and_said(tmp_path: Path) -> None:
+    paths = [bundle(tmp_path / f"s{n}", student(0.88 + 0.005 * n, 3.0 + n)) for n in range(4)]
+    choice = compare.compare([*paths, bundle(tmp_path / "hopeless", student(0.55, 4.0))])
+    against = Against(choice, choice.view, None)
+    assert {one.name for one in against.off()} == {"hopeless int8", "hopeless fp32"}
+    assert "Below this scale: hopeless fp32 0.560, hopeless int8 0.550." in text(page(choice))
+
+
+def test_heat_is_stronger_where_more_of_the_error_is() -> None:
+    found = evidence_view.heat(proved().sensitivity)
+    assert found.headings == ("output", "intermediate")
+    fields = {layer: [field and (field.strength, field.kept) for field in row] for layer, row in found.rows}
+    assert fields == {"layer 0": [(8, True), (0, False)], "layer 1": [(2, False), None]}
+    assert [(name, field.strength) for name, field in found.alone] == [("pooler", 0)]
+    assert evidence_view.heat(()).rows == ()
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium, which runs the page's script")
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (None, "Any budget: a fp32, accuracy 0.910 at 12.0 ms"),
+        (5.0, "Within 4.00 ms: b fp32, accuracy 0.890 at 4.00 ms"),
+    ],
+)
+def test_in_a_browser_the_script_runs_under_its_policy(tmp_path: Path, limit: float | None, said: str) -> None:
+    paths = [bundle(tmp_path / name, student(score, p50)) for name, score, p50 in (("a", 0.9, 6.0), ("b", 0.88, 2.0))]
+    file = tmp_path / "page.html"
+    file.write_text(page(compare.compare(paths), Limits(budget_ms=limit)), encoding="utf-8")
+    words = (
+        "chromium --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+        f"--disable-component-update --disable-sync --user-data-dir={tmp_path / 'profile'} --dump-dom {file.as_uri()}"
+    )
+    shown = subprocess.run(words.split(), capture_output=True, text=True, timeout=120, check=True).stdout
+    (view,) = (part for part in shown.split('<div class="view ')[1:] if "128 tokens</h3>" in part)
+    assert said in text(view)
+    assert 'class="budget-box" hidden' not in view
+    over = re.findall(r'<tr class="\w+ over" role="row" data-n="(\d)"', shown)
+    assert over == ([] if limit is None else ["1", "2"])
+
+
+def test_the_data_a_script_reads_are_numbers_in_full(tmp_path: Path) -> None:
+    choice = compare.compare([bundle(tmp_path / "a", student(0.87654321, 3.123456))])
+    assert ("3.123456", "0.87654321") in re.findall(r'data-cost="([^"]+)" data-score="([^"]+)"', page(choice))
