@@ -5,17 +5,20 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from compress.bench.device import open_device
 from compress.exam import Exam
 from compress.export.bundle import Bundle
 from compress.files import written
 from compress.measure import card, measure
-from compress.quantize import products_to_keep
+from compress.quantize.certify import carried, certify
+from compress.quantize.methods import as_written
+from compress.quantize.pipeline import keep_score
 from compress.recipe import Recipe
+from compress.report.evidence import report_of
 from compress.run import Run
 from compress.stages import Material
 from compress.teachers import Teacher
@@ -36,22 +39,21 @@ def ship(
 ) -> Bundle:
     """Write `bundle/` and `report.html` into the run's directory and print the comparison.
 
-    int8 leaves in float32 what it must to stay within INT8_LIMIT of fp32. `started`: time.time() of the run's start.
+    int8 leaves in float32 what it must to stay within INT8_LIMIT of fp32, and is certified on the validation split that
+    decided so. `started`: time.time() of the run's start.
     """
     data, length = material.data, recipe.stages[-1].max_length
-    write = partial(
-        Bundle.write, run.path / "bundle", model=student.cpu(), tokenizer=tutor.tokenizer, task=data.task,
-        max_length=length, recipe=recipe.to_yaml(), card={"name": f"{recipe.name} student of {tutor.name}"},
+    bundle = Bundle.write(
+        run.path / "bundle", model=student.cpu(), tokenizer=tutor.tokenizer, task=data.task, max_length=length,
+        recipe=recipe.to_yaml(), card={"name": f"{recipe.name} student of {tutor.name}"},
     )  # fmt: skip
-    bundle = write()
     exam = Exam.of(data.task, data.validation, tutor.tokenizer, length)
-    keep = products_to_keep(bundle, exam, limit=INT8_LIMIT, threads=os.cpu_count() or 1)
-    if keep:
-        bundle = write(keep=keep)
+    bundle, mixed = keep_score(bundle, exam, limit=INT8_LIMIT, threads=os.cpu_count() or 1)
+    if mixed.keep:
         notes = [
             *notes,
-            f"int8 leaves {len(keep)} of its matrix products in float32, to change at most {INT8_LIMIT:.1%} of the "
-            f"answers on the validation split: {', '.join(keep)}.",
+            f"int8 leaves {len(mixed.keep)} of its matrix products in float32, to change at most {INT8_LIMIT:.1%} of "
+            f"the answers on the validation split: {', '.join(mixed.keep)}.",
         ]
     if data.task.unanswerable:
         bundle = bundle.with_threshold(exam.threshold(bundle.logits(exam.rows, threads=os.cpu_count() or 1)))
@@ -60,6 +62,13 @@ def ship(
         recipe=recipe, run=run, notes=notes, command=command_line(), seconds=time.time() - started,
     )  # fmt: skip
     bundle = bundle.attach("report.json", report.to_json())
+    with open_device("local") as here:
+        proof = certify(
+            bundle, "int8", exam, max_drop=INT8_LIMIT, device=here, method=as_written(bundle).method,
+            split="validation", data=data.name, kept=mixed.keep,
+        )  # fmt: skip
+    bundle = carried(bundle, "int8", proof, mixed.sensitivity)
+    report = report_of(bundle)
     if tutor.asked is not None:
         bundle = bundle.attach("prompt.yaml", tutor.asked.prompt)
     bundle = bundle.attach("README.md", bundle.card(card(report, recipe, tutor.name)))

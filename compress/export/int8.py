@@ -43,7 +43,7 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, ke
                     raw,
                     partial,
                     per_channel=per_channel,
-                    nodes_to_exclude=list(keep),
+                    nodes_to_exclude=[*keep, *(f"{name}_MatMul" for name in keep)],  # that is what becomes of a Gemm
                     extra_options={"MatMulConstBOnly": True},
                 )
         except (RuntimeError, ValueError) as error:
@@ -56,14 +56,6 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, ke
             )
         onnx.helper.set_model_props(small, {**properties, PRECISION_KEY: "int8"})
         onnx.save_model(small, partial)
-
-
-def contracting_products(source: Path) -> list[str]:
-    """Products whose weight has more rows than columns, in graph order: they read a feed-forward's inner layer."""
-    graph = read_model(source).graph
-    shapes = {weight.name: weight.dims for weight in graph.initializer}
-    weights = [(node.name, shapes.get(node.input[1], ())) for node in graph.node if node.op_type == "MatMul"]
-    return [name for name, shape in weights if len(shape) == 2 and shape[0] > shape[1]]
 
 
 @contextmanager

@@ -1,12 +1,16 @@
 """Graphs that tests quantise: a model's export, a chain of products in a few lines, and rows that they read."""
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from compress.bench.device import Row
+from compress.bench.protocol import Latency, Setting, Sustained, summarise
 from compress.export.onnx import to_onnx
 from compress.export.session import open_session
 from tests import learning, tiny
@@ -49,3 +53,30 @@ def one_product(path: Path, matrix: Array, bias: Array | None) -> Path:
 
 def operators(path: Path) -> list[str]:
     return [node.op_type for node in onnx.load_model(path).graph.node]
+
+
+class Stopwatch:
+    """A device that times files by a rule, so that what is made of latencies can be told."""
+
+    name = "stopwatch"
+
+    def __init__(self, p50: Callable[[Path], float]) -> None:
+        self.p50, self.settings = p50, list[Setting]()
+
+    def facts(self) -> dict[str, str]:
+        return {"cpu": "a rule", "runtime": "none"}
+
+    def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
+        self.settings += settings
+        rest = {"init_ms": 1.0, "first_ms": 1.0, "peak_rss_mb": 1.0}
+        return [
+            summarise(name, setting, [[self.p50(file)] * runs] * rounds, **rest)
+            for setting in settings
+            for name, file in files.items()
+        ]
+
+    def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
+        raise NotImplementedError
+
+    def logits(self, file: Path, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        raise NotImplementedError

@@ -1,0 +1,99 @@
+"""The proof of what a file of a bundle lost, run on the device that is to run it, and carried by the file itself."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from compress.bench.device import Device
+from compress.evidence import Certificate, Sensitivity
+from compress.exam import Exam
+from compress.export.bundle import FILES, Bundle, Precision
+from compress.export.session import metadata, read_model
+from compress.quantize.judge import Outcome, compared
+from compress.report import evidence
+
+ROUNDING = 1e-9
+"""The difference of two scores is not exact."""
+KEY = "compress.certificate"
+"""The ONNX metadata property that holds the certificate, as a JSON object."""
+
+
+def certify(
+    bundle: Bundle,
+    precision: Precision,
+    exam: Exam,
+    *,
+    max_drop: float,
+    device: Device,
+    method: str,
+    split: str,
+    data: str,
+    kept: Sequence[str] = (),
+) -> Certificate:
+    """The bundle's file of this precision against its fp32 file, both run on the device, on every row of the exam.
+
+    max_drop  of the score, in its own unit: 0.005 is half a point
+    method, split, data, kept   as the certificate tells them
+    Raises DeviceError where the device fails, CompressError for logits that are not finite.
+    """
+    exact, other = (_logits(device, bundle.path / FILES[each], exam) for each in ("fp32", precision))
+    threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
+    outcome = compared(exam, exact, other, threshold=threshold)
+    facts = device.facts()
+    certified, reason = verdict(outcome, max_drop)
+    return Certificate(
+        artefact=FILES[precision],
+        method=method,
+        metric=bundle.task.metric,
+        before=outcome.before,
+        after=outcome.after,
+        max_drop=max_drop,
+        agreement=outcome.agreement,
+        max_logit_difference=outcome.difference,
+        rows=len(exam),
+        split=split,
+        data=data,
+        device=", ".join(filter(None, (device.name, facts.get("cpu", ""), facts.get("instructions", "")))),
+        runtime=facts.get("runtime", ""),
+        certified=certified,
+        reason=reason,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        kept=tuple(kept),
+    )
+
+
+def verdict(outcome: Outcome, max_drop: float) -> tuple[bool, str]:
+    """Whether the drop is within the limit, and a sentence."""
+    lost, limit = 100 * outcome.drop, 100 * max_drop
+    change = f"gains {-lost:.2f}" if lost < 0 else f"loses {lost:.2f}"
+    if outcome.drop <= max_drop + ROUNDING:
+        return True, f"{change} points where {limit:g} are allowed"
+    return False, f"{change} points, {lost - limit:.2f} more than the {limit:g} allowed"
+
+
+def carried(
+    bundle: Bundle, precision: Precision, proof: Certificate, sensitivity: Sequence[Sensitivity] = ()
+) -> Bundle:
+    """The bundle with the certificate in the file's own metadata and in report.json."""
+    model = read_model(bundle.path / FILES[precision])
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "certified.onnx"
+        onnx.helper.set_model_props(model, {**metadata(model), KEY: json.dumps(asdict(proof))})
+        onnx.save_model(model, file)
+        bundle = bundle.put(precision, file)
+    return evidence.keep(bundle, certificates=(proof,), sensitivity=sensitivity)
+
+
+def _logits(device: Device, file: Path, exam: Exam) -> NDArray[np.float32]:
+    """As `Predictor.logits` joins them."""
+    names = {each.name for each in read_model(file).graph.input}
+    columns = [name for name in exam.rows.column_names if name in names]
+    answers = device.logits(file, list(exam.rows.select_columns(columns)))
+    return np.concatenate(answers) if exam.task.tokenwise else np.stack(answers)

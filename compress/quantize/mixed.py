@@ -1,0 +1,163 @@
+"""Which matrix products an int8 file must leave in float32 to keep its score, and what that costs.
+
+int8 gives all activations of a tensor one scale, and a few large values in a feed-forward layer's inner activations
+coarsen the rest: the products that read them lose most, the first layer's more than all others together (docs/LOG.md).
+So where the score falls on real rows, every product is tried, and those stay in float32 that hurt most per millisecond.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from compress.evidence import Sensitivity
+from compress.quantize.judge import Judge, Outcome
+from compress.quantize.products import Product, layer
+
+Make = Callable[[Path, Sequence[str]], None]
+"""Writes the int8 file with these products left in float32."""
+
+Costs = Callable[[], Mapping[str, float]]
+"""Product -> what leaving it in float32 costs, in milliseconds, or in proportion to them; all above 0."""
+
+WORTH = 0.05
+"""Of the mean squared error of the logits, that a product must carry to be left in float32 for the answers' sake; for
+the score's sake less will do."""
+STEP = 10
+"""Products between two words of progress."""
+HEAD = 0.01
+"""What a head's layer costs beside one of the same size that reads every token: it reads one row."""
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What stays in float32, what that comes to, whether it is near enough, and every product's sensitivity: none
+    where all-int8 was near enough."""
+
+    keep: tuple[str, ...]
+    outcome: Outcome
+    near: bool
+    sensitivity: tuple[Sensitivity, ...] = ()
+
+
+def mix(
+    make: Make,
+    products: Sequence[Product],
+    judge: Judge,
+    *,
+    limit: float,
+    costs: Costs,
+    worth: float = WORTH,
+    whatever_it_takes: bool = True,
+    say: Callable[[str], None] = lambda _: None,
+) -> Mixed:
+    """The cheapest choice of products to leave in float32 that brings int8 near enough to fp32 (see `Outcome.near`).
+
+    Nothing, where all-int8 is near enough. Otherwise those that carry at least `worth` of the error, most error per
+    cost first, as many as it takes, less those that turn out not to be needed. Where these do not bring the score
+    itself within `limit`, and `whatever_it_takes`, the others follow in the same order; where nothing does, the least
+    drop wins.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        trials = _Trials(make, judge, Path(scratch) / "trial.onnx")
+        whole = trials.outcome(())
+        if whole.near(limit):
+            return Mixed((), whole, True)
+        say(
+            f"all-int8 loses {100 * whole.drop:.2f} points and changes {1 - whole.agreement:.2%} of the answers; "
+            f"trying each of its {len(products)} products"
+        )
+        found = _sensitivities(trials, products, say)
+        price = costs()
+        order = sorted(
+            (each for each in found if each.share > 0), key=lambda each: each.share / price[each.product], reverse=True
+        )
+        worthy = tuple(each.product for each in order if each.share >= worth)
+        others = tuple(each.product for each in order if each.share < worth) if whatever_it_takes else ()
+        keep = _chosen(trials, worthy, others, limit)
+        outcome = trials.outcome(keep)
+        say(f"{len(keep)} products stay in float32: {100 * outcome.drop:.2f} points, {1 - outcome.agreement:.2%}")
+        marked = tuple(replace(each, kept=each.product in keep) for each in found)
+        return Mixed(keep, outcome, outcome.near(limit), marked)
+
+
+def by_size(products: Sequence[Product], graph: onnx.GraphProto) -> dict[str, float]:
+    """Multiplications per token as the cost: right in proportion on most machines, and free to know."""
+    shapes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
+    return {each.name: shapes[each.weight] * (HEAD if each.gemm else 1.0) for each in products}
+
+
+class _Trials:
+    """Files made and judged one after another, in one place; outcomes are remembered."""
+
+    def __init__(self, make: Make, judge: Judge, file: Path) -> None:
+        self.make, self.judge, self.file = make, judge, file
+        self.known: dict[tuple[str, ...], Outcome] = {}
+
+    def outcome(self, keep: tuple[str, ...]) -> Outcome:
+        if keep not in self.known:
+            self.make(self.file, keep)
+            self.known[keep] = self.judge.outcome(self.file)
+        return self.known[keep]
+
+    def error(self, keep: Sequence[str]) -> float:
+        self.make(self.file, keep)
+        return self.judge.error(self.file)
+
+
+def _sensitivities(trials: _Trials, products: Sequence[Product], say: Callable[[str], None]) -> list[Sensitivity]:
+    names = [product.name for product in products]
+    whole = trials.error(())
+    found = []
+    for at, name in enumerate(names):
+        if at and at % STEP == 0:
+            say(f"  {at} of {len(names)} products tried")
+        alone = trials.error([other for other in names if other != name])
+        share = 1 - trials.error([name]) / whole
+        found.append(Sensitivity(name, layer(name), alone, share, kept=False))
+    return found
+
+
+def _chosen(trials: _Trials, worthy: tuple[str, ...], others: tuple[str, ...], limit: float) -> tuple[str, ...]:
+    def near(outcome: Outcome) -> bool:
+        return outcome.near(limit)
+
+    def met(outcome: Outcome) -> bool:
+        return outcome.drop <= limit
+
+    if (keep := _fewest(trials, (), worthy, near)) is not None:
+        return _needed(trials, keep, near)
+    if met(trials.outcome(worthy)):
+        return worthy
+    if (keep := _fewest(trials, worthy, others, met)) is not None:
+        return _needed(trials, keep, met)
+    return min(trials.known, key=lambda each: (trials.known[each].drop, len(each)))
+
+
+def _fewest(
+    trials: _Trials, before: tuple[str, ...], order: tuple[str, ...], enough: Callable[[Outcome], bool]
+) -> tuple[str, ...] | None:
+    """`before` and as few of `order`, from its front, as are enough; None where all of them are not. By bisection: what
+    is enough with some is taken to be enough with more."""
+    if not order or not enough(trials.outcome(before + order)):
+        return None
+    too_few, plenty = 0, len(order)
+    while plenty - too_few > 1:
+        middle = (too_few + plenty) // 2
+        if enough(trials.outcome(before + order[:middle])):
+            plenty = middle
+        else:
+            too_few = middle
+    return before + order[:plenty]
+
+
+def _needed(trials: _Trials, keep: tuple[str, ...], enough: Callable[[Outcome], bool]) -> tuple[str, ...]:
+    """`keep` without those that it is enough without, the least worth first."""
+    for name in reversed(keep):
+        fewer = tuple(each for each in keep if each != name)
+        if enough(trials.outcome(fewer)):
+            keep = fewer
+    return keep

@@ -1,0 +1,182 @@
+"""`compress quantize`, from a bundle and its data to a certified int8 file."""
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compress.bench.device import open_device
+from compress.data import load_task
+from compress.data.task import TaskData
+from compress.errors import BundleError
+from compress.evidence import Certificate
+from compress.exam import Exam
+from compress.export.bundle import Bundle
+from compress.export.session import read_model
+from compress.quantize.certify import carried, certify
+from compress.quantize.costs import raced
+from compress.quantize.histogram import Method as Calibration
+from compress.quantize.judge import Judge
+from compress.quantize.methods import PERCENTILE, Attempt, Calibrated, Name, as_written, dynamic
+from compress.quantize.mixed import Mixed, by_size, mix
+from compress.quantize.products import products
+from compress.quantize.static import Form
+from compress.report.evidence import NAME as REPORT
+
+CALIBRATION_ROWS = 512
+SHIPPED_WORTH = 0.2
+"""Of the error, that a product must carry to be left in float32 where nobody asked what the answers are worth."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """The bundle with its new int8 file, the proof, and how products were chosen."""
+
+    bundle: Bundle
+    proof: Certificate
+    mixed: Mixed
+
+
+def quantize(
+    bundle: Bundle,
+    data: str,
+    *,
+    method: Name = "smoothquant",
+    out: Path | None = None,
+    calibration: Calibration | None = None,
+    percentile: float = PERCENTILE,
+    rows: int = CALIBRATION_ROWS,
+    max_drop: float = 0.005,
+    form: Form = "fused",
+    reduce_range: bool = False,
+    device: str = "local",
+    lan: bool = False,
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    seed: int = 0,
+    overrides: Sequence[str] = (),
+    say: Say = lambda _: None,
+) -> Quantized:
+    """The bundle, in place or in a new folder `out`, with an int8 file made by `method` and certified on `device`.
+
+    method       dynamic, static, smoothquant; qat trains the model again, so it needs `out`
+    calibration  static, smoothquant: minmax, percentile (with `percentile`) or entropy, of `rows` rows of the train
+                 split; the one that comes nearest where none is given (of smoothquant: minmax)
+    max_drop     of the score, in its own unit. Products stay in float32 until the validation split says that it is
+                 met; the certificate is of the test split, or of the validation split where there is none with labels
+    form         fused for onnxruntime on CPUs, qdq for other runtimes
+    seed, text, label   of the data, as in `distill`; overrides: of the recipe q8bert, for qat
+
+    A target that is missed is in the certificate, and the file that came nearest is there. The bundle is untouched
+    until that is done. Raises BundleError for data of another task, and whatever its parts raise.
+    """
+    found = load_task(data, text=text, label=label, kind=bundle.task.kind, metric=bundle.task.metric, seed=seed)
+    check(bundle, found, data)
+    if method == "qat":
+        from compress.quantize.qat import trained_for_int8
+
+        if out is None:
+            raise BundleError(
+                f"{bundle.path}: --method qat trains the weights, which makes another bundle: give --out a folder"
+            )
+        say("training for int8")
+        bundle = trained_for_int8(bundle, data, out=out, text=text, label=label, seed=seed, overrides=overrides)
+        out = None
+    threads = os.cpu_count() or 1
+    source = bundle.files()["fp32"]
+    graph = read_model(source).graph
+    parts = products(graph)
+    examined = _examined(bundle, found)
+    with tempfile.TemporaryDirectory() as scratch, open_device(device, lan=lan, say=say) as there:
+        judge = Judge.of(bundle, examined("validation"), threads=threads, products=len(parts))
+        settings = Calibrated(
+            examined("train").spread(rows).rows, judge, Path(scratch), calibration, percentile, form, reduce_range
+        )
+        attempt = _attempt(method, bundle, settings, say)
+        say(f"{attempt.method}: judged on {len(judge.exam):,} validation rows")
+        length = bundle.manifest.max_length
+        mixed = mix(
+            attempt.make, parts, judge, limit=max_drop, say=say,
+            costs=lambda: raced(attempt.make, parts, graph, there, max_length=length),
+        )  # fmt: skip
+        file = Path(scratch) / "int8.onnx"
+        attempt.make(file, mixed.keep)
+        split = "validation" if found.test is None else "test"
+        exam = examined(split)
+        say(f"certifying on {len(exam):,} {split} rows, {there.name}")
+        candidate = bundle.copied(Path(scratch) / "candidate" / bundle.path.name).put("int8", file)
+        proof = certify(
+            candidate, "int8", exam, max_drop=max_drop, device=there, method=attempt.method, split=split,
+            data=found.name, kept=mixed.keep,
+        )  # fmt: skip
+        candidate = carried(candidate, "int8", proof, mixed.sensitivity)
+        return Quantized(_taken(bundle, candidate, out), proof, mixed)
+
+
+def keep_score(bundle: Bundle, exam: Exam, *, limit: float, threads: int) -> tuple[Bundle, Mixed]:
+    """The bundle with an int8 file that leaves in float32 what it must to stay near fp32 on the exam's rows: see `mix`.
+
+    For a bundle just written: what carries little of the error is not worth its time in float32, so where those that
+    do carry it do not suffice, int8 stays as near as it is.
+    """
+    graph = read_model(bundle.files()["fp32"]).graph
+    parts, attempt = products(graph), as_written(bundle)
+    judge = Judge.of(bundle, exam, threads=threads, products=len(parts))
+    mixed = mix(
+        attempt.make, parts, judge, limit=limit, worth=SHIPPED_WORTH, whatever_it_takes=False,
+        costs=lambda: by_size(parts, graph),
+    )  # fmt: skip
+    if mixed.keep:
+        with tempfile.TemporaryDirectory() as scratch:
+            attempt.make(Path(scratch) / "int8.onnx", mixed.keep)
+            bundle = bundle.put("int8", Path(scratch) / "int8.onnx")
+    return bundle, mixed
+
+
+def check(bundle: Bundle, found: TaskData, data: str) -> None:
+    """Raises BundleError for data that hold another task than the bundle's."""
+    mine, other = bundle.task, found.task
+    if (mine.kind, mine.labels, len(mine.text)) != (other.kind, other.labels, len(other.text)):
+        raise BundleError(
+            f"{data}: {_described(other.kind, other.labels, len(other.text))}; {bundle.path} does "
+            f"{_described(mine.kind, mine.labels, len(mine.text))}. Give the data that the bundle was made from"
+        )
+
+
+def _described(kind: str, labels: Sequence[str], texts: int) -> str:
+    of = f" of {len(labels)} labels ({', '.join(labels[:4])}{', ...' if len(labels) > 4 else ''})" if labels else ""
+    return f"{kind}{of} over {'pairs of texts' if texts > 1 else 'single texts'}"
+
+
+def _examined(bundle: Bundle, found: TaskData) -> Callable[[str], Exam]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(bundle.path)
+    splits = {"train": found.train, "validation": found.validation, "test": found.test}
+
+    def exam(split: str) -> Exam:
+        rows = splits[split]
+        assert rows is not None
+        return Exam.of(bundle.task, rows, tokenizer, bundle.manifest.max_length)
+
+    return exam
+
+
+def _attempt(method: Name, bundle: Bundle, settings: Calibrated, say: Say) -> Attempt:
+    source = bundle.files()["fp32"]
+    if method == "static":
+        return settings.static(source, say)
+    if method == "smoothquant":
+        return settings.smoothquant(source, say)
+    return as_written(bundle) if method == "qat" else dynamic(source)
+
+
+def _taken(bundle: Bundle, candidate: Bundle, out: Path | None) -> Bundle:
+    """What was proved becomes the bundle, or another one in `out`."""
+    if out is not None:
+        return candidate.copied(out)
+    report = (candidate.path / REPORT).read_text(encoding="utf-8")
+    return bundle.put("int8", candidate.files()["int8"]).attach(REPORT, report)
