@@ -57,7 +57,8 @@ def test_a_race_interleaves_in_two_passes(files: dict[str, Path], said: list[str
     assert {(each.runs, each.p50_ms, each.init_ms, each.first_ms, each.peak_rss_mb) for each in latencies} == {
         (20, 2.0, 30.0, 9.0, 50.0)
     }
-    assert len(visitor.said("clear")) == 4  # a pass begins with new workers
+    kept = [each["keep"] for each in visitor.said("clear")]  # a pass begins with new workers, and the files it has
+    assert kept == [["files/0.onnx", "files/1.onnx"]] * 4
     assert said == [
         "Measuring in Stand-in 1.0",
         *(f"browser: pass {number} of 2, {setting}" for number in (1, 2) for setting in settings),
@@ -137,6 +138,7 @@ def test_facts_are_what_the_browser_tells() -> None:
             "device": "Phone",
             "cpu": "arm 64 bit",
             "cores": "8",
+            "instructions": "simd",
             "memory": "4 GB or more",
             "system": "Android 15",
             "browser": "Stand-in 1.0",

@@ -59,7 +59,7 @@ def test_two_who_claim_at_once_are_one_in(link: str) -> None:
 def test_the_page_is_public_and_all_else_is_not(link: str, base: str) -> None:
     for path in ("/", "/page.js", "/style.css"):
         assert request(link, path).status == 200
-    for name in ("worker.js", "files/1.onnx", "next?after=0"):
+    for name in ("worker.js", "files/0.onnx", "next?after=0"):
         assert request(link, f"/{name}").status == 403
         assert request(link, f"/{'x' * 43}/{name}").status == 403
         assert request(link, f"//{name}").status == 403
@@ -76,10 +76,18 @@ def test_a_file_comes_whole_and_under_one_name(link: str, base: str, site: Site,
     assert reply.headers["Content-Type"] == "application/octet-stream"
 
 
+def test_a_file_that_is_written_anew_is_another_one(link: str, base: str, site: Site, tmp_path: Path) -> None:
+    before = site.offer(tmp_path / "model.onnx")
+    (tmp_path / "model.onnx").write_bytes(b"other weights")
+    after = site.offer(tmp_path / "model.onnx")
+    assert after != before
+    assert request(link, base + after).body == b"other weights"
+
+
 @pytest.mark.parametrize(
     "path",
     ["ours.onnx", "../page.js", "files/../ours.onnx", "files/../../../../etc/passwd", "%2e%2e/page.js", "..%2fpage.js",
-     "", "files", "files/", "/etc/passwd", "files/1.onnx/", "files/1.onnx%00", "\\..\\page.js"],
+     "", "files", "files/", "/etc/passwd", "files/0.onnx/", "files/0.onnx%00", "\\..\\page.js"],
 )  # fmt: skip
 def test_nothing_but_what_is_offered_is_there(link: str, base: str, path: str) -> None:
     assert request(link, base + path).status == 404

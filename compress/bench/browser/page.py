@@ -79,6 +79,7 @@ class Browser:
             "device": known.model,
             "cpu": known.processor,
             "cores": str(known.cores or ""),
+            "instructions": "simd" if known.simd else "",
             "threads": "" if known.isolated else "one only: the page is not isolated",
             "memory": f"{known.memory_gb:g} GB or more" if known.memory_gb else "",
             "gpu": known.gpu,
@@ -124,7 +125,7 @@ class Browser:
     def logits(self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[NDArray[np.float32]]:
         """The file's outputs there, each row by itself: (outputs,), or (tokens, outputs) of a tokenwise task."""
         name, fed, found = file.name, Fed.of(file), list[NDArray[np.float32]]()
-        self._ask({"do": "clear"}, Done)
+        self._clear(fed)
         self._open(name, fed, None)
         for start in range(0, len(rows), ROWS_AT_ONCE):
             asked = [fed.row(row) for row in rows[start : start + ROWS_AT_ONCE]]
@@ -147,7 +148,7 @@ class Browser:
 
     def _pass(self, fed: Mapping[str, Fed], one: Pass) -> dict[str, Measured]:
         order = list(fed) if one.number == 1 else list(fed)[::-1]
-        self._ask({"do": "clear"}, Done)
+        self._clear(*fed.values())
         opened = {name: self._open(name, fed[name], one.setting) for name in order}
         timed: dict[str, list[tuple[Timed, bool]]] = {name: [] for name in order}
         for turn in range(one.rounds):
@@ -165,7 +166,7 @@ class Browser:
         }
 
     def _sustained(self, name: str, fed: Fed, setting: Setting, seconds: float) -> Sustained:
-        self._ask({"do": "clear"}, Done)
+        self._clear(fed)
         self._open(name, fed, setting)
         minutes: dict[int, list[float]] = {}
         begin = time.monotonic()
@@ -177,6 +178,10 @@ class Browser:
             minutes.setdefault(int(passed // 60), []).extend(found.ms)
         medians = tuple(float(np.median(times)) for _, times in sorted(minutes.items()))
         return Sustained(name, setting, medians, (None,) * len(medians))
+
+    def _clear(self, *coming: Fed) -> None:
+        """Ends all workers, and has the page forget the files it will not need next: a phone's memory is small."""
+        self._ask({"do": "clear", "keep": [self.site.offer(fed.path) for fed in coming]}, Done)
 
     def _open(self, name: str, fed: Fed, setting: Setting | None) -> Opened:
         """A worker of that name opens the file and warms up at the setting; without one, for logits, it only opens."""

@@ -68,16 +68,16 @@ class Site:
 
     visitor: Visitor
     offers: dict[str, Path | bytes] = field(default_factory=dict)
+    named: dict[tuple[Path, int, int], str] = field(default_factory=dict)
 
     def offer(self, file: Path) -> str:
-        """The name under which the page finds the file: the same one for the same file."""
-        known = {content: name for name, content in self.offers.items()}
-        return known.get(file) or self._new(file)
-
-    def _new(self, file: Path) -> str:
-        name = f"files/{len(self.offers)}{file.suffix}"
-        self.offers[name] = file
-        return name
+        """The name under which the page finds the file: the same one until the file is written anew."""
+        stat = file.stat()
+        identity = (file.resolve(), stat.st_mtime_ns, stat.st_size)
+        if identity not in self.named:
+            self.named[identity] = f"files/{len(self.named)}{file.suffix}"
+            self.offers[self.named[identity]] = file
+        return self.named[identity]
 
 
 @contextmanager

@@ -135,8 +135,9 @@ const DOES = {
   time: (command) => ask(worker(command.worker), command),
   logits: (command) => ask(worker(command.worker), command),
   known: (command) => known(command),
-  async clear() {
+  async clear({ keep }) {
     dismiss();
+    for (const name of [...files.keys()]) if (!keep.includes(name)) files.delete(name);
     return {};
   },
   async show({ tables }) {
@@ -248,7 +249,7 @@ addEventListener("pagehide", () => {
 async function start() {
   const token = location.hash.slice(1);
   history.replaceState(null, "", "/"); // the used token is of no use in the address bar
-  if (!token) return status("This link is not whole: copy all of it, with what follows the # sign.", "wrong");
+  if (!token) return status("This address has no key: open the whole link that the command printed. A reloaded page needs a new one.", "wrong");
   const claim = await fetch("/claim", { method: "POST", body: JSON.stringify({ token }) });
   if (!claim.ok) {
     return status("This link has been used, or is out of date. Run the command again for a new one.", "wrong");
