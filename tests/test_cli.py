@@ -27,6 +27,10 @@ OPTIONS = {
         "model --out --for --precision --opset --data --text --label --pair --pool --normalise --max-length "
         "--allow-pickle --json"
     ),
+    "quantize": (
+        "bundle --data --out --method --calibration --percentile --rows --max-drop --form --reduce-range --device --lan "
+        "--text --label --set --seed --json"
+    ),
     "predict": "bundle texts... --pair --precision --json",
     "bench": (
         "bundles... --device --precision --threads --batch --seq --rounds --runs --sustain --affinity --lan --timeout "

@@ -14,6 +14,7 @@ for command in (
     learn.pretrain,
     learn.label,
     ship.export,
+    ship.quantize,
     ship.predict,
     measured.bench,
     measured.report,

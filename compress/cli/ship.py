@@ -1,13 +1,17 @@
-"""`compress export` and `predict`: what a bundle is made into, and what it says."""
+"""`compress export`, `quantize` and `predict`: what a bundle is made into, and what it says."""
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from compress.cli.options import AllowPickle, Json, console, told
+
+UNCERTIFIED = 3
+"""Exit code of a file that was made, and loses more than it may."""
 
 
 def export(
@@ -33,8 +37,6 @@ def export(
 ) -> None:
     """Write a model for another runtime, compare its answers there with ours, and say where it will run well."""
     with told():
-        from functools import partial
-
         from compress.export import formats
         from compress.export.formats.calibration import calibration_rows
         from compress.export.formats.outcome import show
@@ -58,6 +60,68 @@ def export(
             print((made.path / formats.NAME).read_text(encoding="utf-8"), end="")
         else:
             show(made, console())
+
+
+def quantize(
+    bundle: Annotated[Path, typer.Argument(help="A bundle's folder.")],
+    data: Annotated[str, typer.Option(help="What the bundle was made from; as for distill.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the new bundle; without it, in place.")] = None,
+    method: Annotated[
+        Literal["dynamic", "static", "smoothquant", "qat"], typer.Option(help="How int8 is made; qat trains again.")
+    ] = "smoothquant",
+    calibration: Annotated[
+        Literal["minmax", "percentile", "entropy"] | None, typer.Option(help="Default: what comes nearest to fp32.")
+    ] = None,
+    percentile: Annotated[float, typer.Option(help="For --calibration percentile.")] = 99.99,
+    rows: Annotated[int, typer.Option(help="Rows of the train split to calibrate on.")] = 512,
+    max_drop: Annotated[float, typer.Option(help="Points of the score that int8 may lose.")] = 0.5,
+    form: Annotated[
+        Literal["fused", "qdq"], typer.Option(help="For onnxruntime on CPUs, or for other runtimes.")
+    ] = "fused",
+    reduce_range: Annotated[
+        bool, typer.Option("--reduce-range", help="7-bit weights, for x86 processors without VNNI.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="Where it is certified: local, ssh:HOST, browser, adb.")] = "local",
+    lan: Annotated[bool, typer.Option("--lan", help="browser: reachable from other machines, as a phone.")] = False,
+    text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="qat: as in stages.0.epochs=1.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the rows held out where the data has no validation split.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Make the int8 file anew and certify what it loses. Exit code 3: more than --max-drop; the nearest is kept."""
+    with told(hint="The bundle is as it was."):
+        from compress.export.bundle import Bundle
+        from compress.quantize import pipeline, show
+
+        shown = console(as_json)
+        done = pipeline.quantize(
+            Bundle.load(bundle),
+            data,
+            method=method,
+            out=out,
+            calibration=calibration,
+            percentile=percentile,
+            rows=rows,
+            max_drop=max_drop / 100,
+            form=form,
+            reduce_range=reduce_range,
+            device=device,
+            lan=lan,
+            text=text,
+            label=label,
+            seed=seed,
+            overrides=overrides or [],
+            say=partial(shown.print, highlight=False, markup=False),
+        )
+        if as_json:
+            print(show.as_json(done))
+        else:
+            shown.print(show.table(done))
+            shown.print(show.words(done), highlight=False, markup=False)
+            shown.print(f"bundle: {done.bundle.path}", highlight=False)
+    if not done.proof.certified:
+        raise typer.Exit(UNCERTIFIED)
 
 
 def predict(

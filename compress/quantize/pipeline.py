@@ -2,11 +2,12 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from compress.bench.device import open_device
+from compress.bench.protocol import Latency, Setting
 from compress.data import load_task
 from compress.data.task import TaskData
 from compress.errors import BundleError
@@ -25,6 +26,9 @@ from compress.quantize.static import Form
 from compress.report.evidence import NAME as REPORT
 
 CALIBRATION_ROWS = 512
+BEFORE = "int8 before"
+TOKENS, ROUNDS, RUNS = 64, 6, 10
+"""Of the race of the files before and after."""
 SHIPPED_WORTH = 0.2
 """Of the error, that a product must carry to be left in float32 where nobody asked what the answers are worth."""
 
@@ -33,11 +37,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Quantized:
-    """The bundle with its new int8 file, the proof, and how products were chosen."""
+    """The bundle with its new int8 file, the proof, and how products were chosen.
+
+    times, sizes   of fp32, the int8 file until now, and int8: latency on the device, 10^6 bytes
+    """
 
     bundle: Bundle
     proof: Certificate
     mixed: Mixed
+    times: tuple[Latency, ...]
+    sizes: Mapping[str, float]
 
 
 def quantize(
@@ -113,7 +122,10 @@ def quantize(
             data=found.name, kept=mixed.keep,
         )  # fmt: skip
         candidate = carried(candidate, "int8", proof, mixed.sensitivity)
-        return Quantized(_taken(bundle, candidate, out), proof, mixed)
+        files = {"fp32": source, BEFORE: bundle.files()["int8"], "int8": candidate.files()["int8"]}
+        sizes = {name: path.stat().st_size / 1e6 for name, path in files.items()}
+        times = there.race(files, [Setting(1, 1, min(TOKENS, length))], rounds=ROUNDS, runs=RUNS)
+        return Quantized(_taken(bundle, candidate, out), proof, mixed, tuple(times), sizes)
 
 
 def keep_score(bundle: Bundle, exam: Exam, *, limit: float, threads: int) -> tuple[Bundle, Mixed]:
