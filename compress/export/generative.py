@@ -176,12 +176,12 @@ def write(path: Path, *, model: Any, tokenizer: Any, max_length: int, name: str,
         save(folder, plain, tokenizer, max_length)
         raw = folder / "raw"
         graphs = _traced(plain, raw, opset)
+        _finished(raw, folder / "onnx", "")
+        check(plain, folder)
         for graph in graphs:
             quantize_dynamic(raw / graph, raw / graph.replace(".onnx", "_quantized.onnx"))
-        for suffix in ("", "_quantized"):
-            _finished(raw, folder / "onnx", suffix)
+        _finished(raw, folder / "onnx", "_quantized")
         shutil.rmtree(raw)
-        check(plain, folder)
         (folder / "README.md").write_text(
             CARD.format(name=escaped(Path(name).name or name), kind=plain.config.model_type), encoding="utf-8"
         )
@@ -224,7 +224,8 @@ def _finished(raw: Path, target: Path, suffix: str) -> None:
 
 
 def check(model: Any, folder: Path) -> float:
-    """The largest difference between the folder's fp32 logits and the model's, read at once and token by token.
+    """The largest difference between the folder's fp32 logits, token by token, and the model's, all at once; relative
+    to the largest logit (or to 1).
 
     Raises ExportError when that is more than float32's noise.
     """
@@ -246,7 +247,7 @@ def check(model: Any, folder: Path) -> float:
             f"{type(model).__name__}: the ONNX files' logits differ from the model's by {difference:.2g} where the "
             f"largest is {largest:.2g}; the weights may hold NaN, or this architecture cannot be traced"
         )
-    return difference
+    return difference / max(1.0, largest)
 
 
 CARD = """---

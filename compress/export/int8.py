@@ -46,7 +46,7 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, ke
                     nodes_to_exclude=[*keep, *(f"{name}_MatMul" for name in keep)],  # that is what becomes of a Gemm
                     extra_options={"MatMulConstBOnly": True},
                 )
-        except (RuntimeError, ValueError) as error:
+        except (AssertionError, RuntimeError, ValueError) as error:  # onnxruntime asserts that weights are numbers
             raise ExportError(f"{source}: cannot be quantised ({type(error).__name__}: {error})") from error
         small = onnx.load_model(partial)
         if not any(node.op_type == "MatMulInteger" for node in small.graph.node):

@@ -85,7 +85,7 @@ def tied(model: onnx.ModelProto, *, smallest: int = 2**16) -> onnx.ModelProto:
     arrays = {each.name: numpy_helper.to_array(each) for each in tables}
     known = {_digest(array): name for name, array in arrays.items()}
     turned: dict[str, str] = {}
-    for name, array in arrays.items():
+    for name, array in reversed(arrays.items()):  # the table comes before the head that is made of it
         other = known.get(_digest(array.T))
         if other is not None and other != name and other not in turned:
             turned[name] = other

@@ -1,0 +1,188 @@
+"""What GPT-2 and T5 write from the files is what transformers writes."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+
+from compress.errors import BundleError, ExportError
+from compress.export.generative import Generative, Speaker, check, write
+from compress.export.merged import tied
+from compress.export.session import open_session, read_model
+from compress.export.source import Writer, source
+from tests import tiny
+
+VOCABULARY, END = len(tiny.SPECIAL) + len(tiny.WORDS), 3
+
+
+def gpt2(**changed: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    tokens = {"bos_token_id": 2, "eos_token_id": END, "pad_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(**{**sizes, **tokens, "initializer_range": 0.3, **changed})).eval()
+
+
+def t5(**changed: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 12, "d_ff": 64, "num_layers": 3, "num_decoder_layers": 2}
+    tokens = {"decoder_start_token_id": 0, "eos_token_id": END, "pad_token_id": 0, "relative_attention_num_buckets": 8}
+    shape = {"num_heads": 4, "relative_attention_max_distance": 16, "initializer_factor": 3.0}
+    return T5ForConditionalGeneration(T5Config(**{**sizes, **tokens, **shape, **changed})).eval()
+
+
+MODELS = {
+    "gpt2": gpt2,
+    "gpt2, scaled by layer": lambda: gpt2(scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True),
+    "gpt2, own head": lambda: gpt2(tie_word_embeddings=False),
+    "t5": t5,
+    "t5, gated, own head": lambda: t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+}
+
+
+def written(model: Any, folder: Path) -> Generative:
+    return write(folder, model=model, tokenizer=tiny.tokenizer(), max_length=32, name="tiny")
+
+
+def expected(model: Any, ids: Sequence[int], new: int) -> list[int]:
+    """What transformers writes: the likeliest token each time."""
+    settings = {"max_new_tokens": new, "do_sample": False, "num_beams": 1}
+    given = torch.tensor([ids])
+    found = model.generate(given, attention_mask=torch.ones_like(given), **settings)[0].tolist()
+    return found[1:] if model.config.is_encoder_decoder else found[len(ids) :]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_it_writes_what_transformers_writes(kind: str, tmp_path: Path) -> None:
+    model = MODELS[kind]()
+    speaker = written(model, tmp_path / "made").open("fp32")
+    prompts = [[7], [7, 20, 9, 31, 8], list(range(5, 40))]
+    answers = [speaker.continued(ids, new=20) for ids in prompts]
+    assert answers == [expected(model, ids, 20) for ids in prompts]
+    assert len({tuple(answer) for answer in answers}) == 3
+    assert check(model, tmp_path / "made") < 1e-5
+
+
+def test_it_ends_where_the_model_ends(tmp_path: Path) -> None:
+    model = gpt2()
+    likely = expected(model, [7, 8], 8)
+    for ends in (likely[3], [VOCABULARY + 5, likely[3]]):
+        model.config.eos_token_id = model.generation_config.eos_token_id = ends
+        found = written(model, tmp_path / "made").open("fp32").continued([7, 8], new=8)
+        assert found == likely[: likely.index(likely[3]) + 1]
+
+
+def test_padding_on_the_left_does_not_matter(tmp_path: Path) -> None:
+    session = written(gpt2(), tmp_path / "made").open("fp32").decoder
+    empty = {n.name: np.zeros((2, 4, 0, 8), np.float32) for n in session.get_inputs() if "past" in n.name}
+    mask = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    places = np.maximum(mask.cumsum(1) - 1, 0)
+    ids = np.array([[0, 0, 7, 8, 9], [5, 6, 7, 8, 9]])
+    (both,) = session.run(["logits"], {"input_ids": ids, "attention_mask": mask, "position_ids": places, **empty})
+    alone = {name: value[:1] for name, value in empty.items()}
+    feeds = {"input_ids": ids[:1, 2:], "attention_mask": mask[:1, 2:], "position_ids": places[:1, 2:]}
+    (one,) = session.run(["logits"], feeds | alone)
+    np.testing.assert_allclose(both[0, 2:], one[0], atol=1e-5)
+
+
+def test_names_are_those_that_are_looked_for(tmp_path: Path) -> None:
+    made = written(gpt2(), tmp_path / "gpt2").path
+    assert sorted(path.name for path in (made / "onnx").iterdir()) == ["model.onnx", "model_quantized.onnx"]
+    session = open_session(made / "onnx/model.onnx")
+    past = [f"{layer}.{part}" for layer in (0, 1) for part in ("key", "value")]
+    assert [each.name for each in session.get_inputs()] == [
+        "input_ids", "attention_mask", "position_ids", *(f"past_key_values.{name}" for name in past)
+    ]  # fmt: skip
+    assert [each.name for each in session.get_outputs()] == ["logits", *(f"present.{name}" for name in past)]
+    assert session.get_inputs()[3].shape == ["batch_size", 4, "past_sequence_length", 8]
+
+    made = written(t5(), tmp_path / "t5").path
+    names = ("decoder_model_merged", "decoder_model_merged_quantized", "encoder_model", "encoder_model_quantized")
+    assert sorted(path.stem for path in (made / "onnx").iterdir()) == list(names)
+    session = open_session(made / "onnx/decoder_model_merged.onnx")
+    past = [f"{n}.{kind}.{part}" for n in (0, 1) for kind in ("decoder", "encoder") for part in ("key", "value")]
+    assert {each.name for each in session.get_inputs()} == {
+        "encoder_attention_mask", "input_ids", "encoder_hidden_states", "use_cache_branch",
+        *(f"past_key_values.{name}" for name in past),
+    }  # fmt: skip
+    assert [each.name for each in session.get_outputs()] == ["logits", *(f"present.{name}" for name in past)]
+
+
+def weights(path: Path) -> int:
+    return sum(int(np.prod(each.dims)) for each in read_model(path).graph.initializer)
+
+
+def test_what_is_shared_is_held_once(tmp_path: Path) -> None:
+    model = t5(vocab_size=4096)
+    made = written(model, tmp_path / "made").path
+    decoder = sum(parameter.numel() for parameter in model.decoder.parameters())  # the head is its embedding
+    assert 0.99 * decoder < weights(made / "onnx/decoder_model_merged.onnx") < 1.02 * decoder
+    assert weights(made / "onnx/decoder_model_merged_quantized.onnx") < 2.1 * decoder  # a table and a head of int8
+
+
+def test_a_tied_matrix_is_read_turned() -> None:
+    table = np.arange(12, dtype=np.float32).reshape(4, 3)
+    tables = [onnx.numpy_helper.from_array(value, name) for value, name in ((table, "words"), (table.T, "head"))]
+    value = onnx.helper.make_tensor_value_info
+    node = onnx.helper.make_node("MatMul", ["x", "head"], ["y"])
+    ends = [value("x", 1, [1, 3])], [value("y", 1, [1, 4])]
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "graph", *ends, [*tables]))
+    assert [each.name for each in tied(model).graph.initializer] == ["words", "head"]  # small ones stay
+    found = tied(model, smallest=12)
+    assert [each.name for each in found.graph.initializer] == ["words"]
+    assert [node.op_type for node in found.graph.node] == ["Transpose", "MatMul"]
+    onnx.checker.check_model(found)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_int8_writes_too(kind: str, tmp_path: Path) -> None:
+    made = written(MODELS[kind](), tmp_path / "made")
+    exact, small = made.open("fp32"), made.open("int8")
+    pasts = [speaker.begin([7, 8, 9]) for speaker in (exact, small)]
+    one, other = (speaker.step(past, [5, 6])[0] for speaker, past in zip((exact, small), pasts, strict=True))
+    assert np.corrcoef(one.ravel(), other.ravel())[0, 1] > 0.95
+    assert abs(one - other).max() > 1e-4
+    (text,) = made.complete(["a good film"], new=5)
+    assert isinstance(text, str)
+    assert len(small.continued([7, 8], new=5)) <= 5
+
+
+def test_a_folder_comes_from_a_name_and_loads_again(tmp_path: Path) -> None:
+    found = source(tiny.checkpoint(tmp_path / "model", gpt2()))
+    assert isinstance(found, Writer)
+    made = found.write(tmp_path / "made", opset=18)
+    assert Generative.load(made.path) == made
+    assert made.contents.max_length == 64
+    assert {entry.version for entry in read_model(made.path / "onnx/model.onnx").opset_import if not entry.domain} == {
+        18
+    }
+    (made.path / "onnx/model.onnx").write_bytes(b"")
+    with pytest.raises(BundleError, match=r"onnx/model\.onnx: 0 bytes"):
+        Generative.load(made.path)
+
+
+def test_what_cannot_be_written_or_answered_is_said(tmp_path: Path) -> None:
+    speaker = written(gpt2(), tmp_path / "gpt2").open("fp32")
+    with pytest.raises(BundleError, match="60 tokens and 5 new ones; this model numbers 64 at most"):
+        speaker.continued([7] * 60, new=5)
+    with pytest.raises(BundleError, match="an empty text has no tokens"):
+        speaker.continued([], new=5)
+    other = BertLMHeadModel(BertConfig(vocab_size=VOCABULARY, hidden_size=16, num_attention_heads=2, is_decoder=True))
+    with pytest.raises(ExportError, match="BertLMHeadModel: cannot be exported to write text; expected GPT-2 or T5"):
+        written(other, tmp_path / "other")
+    broken = gpt2()
+    broken.transformer.h[0].mlp.c_fc.weight.data[0, 0] = float("nan")
+    with pytest.raises(ExportError, match="may hold NaN"):
+        written(broken, tmp_path / "broken")
+    assert [path.name for path in tmp_path.iterdir() if path.name != "home"] == ["gpt2"]
+    folder = written(t5(), tmp_path / "t5").path
+    for name in ("config.json", "generation_config.json"):
+        told = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({key: told[key] for key in told if key != "decoder_start_token_id"}))
+    with pytest.raises(BundleError, match="names no decoder_start_token_id"):
+        Speaker.of(folder, "fp32").continued([7], new=3)
