@@ -23,8 +23,8 @@ NO_FOLDER = 73
 """EX_CANTCREAT: what our command ends with when it cannot make its folder."""
 
 FAILURES = (
-    ("Host key verification failed", "its key is not known here. Connect once by hand (ssh {host}), compare the key"),
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its key is another than before. Find out why before you trust it"),
+    ("Host key verification failed", "its key is not known here. Connect once by hand (ssh {host}), compare the key"),
     ("Permission denied", "it does not let this user in without a password, and none is asked for. ssh-copy-id {host}"),
     ("Could not resolve hostname", "no machine of that name. Check it: ssh {host}"),
     ("Connection refused", "nothing listens for ssh there. Is sshd running, on this port? ssh:host:port names another"),
@@ -50,6 +50,11 @@ class Address:
         if not found:
             raise DeviceError(f"--device ssh:{text}: expected ssh:[user@]host[:port], as in ssh:pi@raspberry:22")
         return Address(found[1] + found[2].strip("[]"), found[3] or "")
+
+    @property
+    def by_hand(self) -> str:
+        """What follows `ssh` when a user types it."""
+        return f"-p {self.port} {self.host}" if self.port else self.host
 
     def command(self, far: str, timeout: float) -> list[str]:
         """ssh that asks nothing, opens nothing but this one connection, and notices within 45 s that it is lost."""
@@ -143,12 +148,12 @@ class Folder:
 
 def _reason(code: int | None, words: str, address: Address, python: str, timeout: float) -> str:
     """Why the connection ended, for whoever can mend it. `code`: of ssh, which is 255 for its own failures."""
-    last = words.splitlines()[-1] if words else "ssh said nothing"
+    last = words.splitlines()[-1].rstrip(".") if words else "ssh said nothing"
     if code is None:
         return f"no answer within {timeout:g} s ({last}); give it more time with --timeout"
     for found, meaning in FAILURES if code == SSH_FAILED else ():
         if found in words:
-            return f"{last}: {meaning.format(host=address.host)}"
+            return f"{last}: {meaning.format(host=address.by_hand)}"
     if code == SSH_FAILED:
         return f"the connection was lost ({last}). What ran there ends, and its folder goes, by itself"
     if code == NO_PYTHON:

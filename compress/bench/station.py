@@ -59,6 +59,8 @@ def main(folder: str = "") -> None:
     runners: Runners = {}
     threading.Thread(target=listen, args=(folder, requests, runners), daemon=True).start()
     free = shutil.disk_usage(folder).free if folder else 0
+    if folder:  # onnxruntime 1.31 leaves a file there when it is imported
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
     try:
         say({"station": 1, "folder": folder, "free": free, "facts": facts()})
         while True:
