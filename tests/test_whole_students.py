@@ -10,7 +10,7 @@ from compress.recipe import StudentSpec
 from compress.shape import Shape
 from compress.students import build, config_for
 from compress.students.whole import copy_whole
-from tests import generative
+from tests import generative, tiny
 
 HEADS: dict[str, Any] = {"gpt2": "causal_lm", "t5": "seq2seq"}
 
@@ -106,3 +106,18 @@ def test_another_head_stays_as_it_is() -> None:
     copy_whole(student, teacher, "even")
     assert torch.equal(student.score.weight, before)
     assert torch.equal(student.transformer.wte.weight, teacher.transformer.wte.weight)
+
+
+@pytest.mark.parametrize(
+    "family", ["bert", "distilbert", "mobilebert", "albert", "deberta", "deberta-v2", "xlnet", "modernbert"]
+)
+def test_a_student_without_sizes_is_its_teacher_whatever_the_family(family: str) -> None:
+    teacher, batch = tiny.model(family), tiny.batch()
+    student = build(StudentSpec(init="teacher"), teacher)
+    assert student.eval()(**batch).logits.equal(teacher(**batch).logits)
+
+
+@pytest.mark.parametrize("family", ["mobilebert", "xlnet"])
+def test_fewer_layers_of_families_whose_names_are_not_known_are_refused(family: str) -> None:
+    with pytest.raises(StudentError, match="or leave out every size"):
+        build(StudentSpec(init="teacher", layers=1), tiny.model(family))

@@ -178,13 +178,14 @@ def _from_checkpoint(folder: str, teacher: PreTrainedModel, auto: Any) -> PreTra
 def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel) -> None:
     """Copy every weight that both know, from the chosen layers, sliced to the student's width."""
     theirs, mine = Shape.of(teacher.config), Shape.of(student.config)
-    if mine.family == theirs.family and mine.family in WHOLE:
+    every_layer = mine.layers == theirs.layers and mine.family not in KNOWN
+    if mine.family == theirs.family and (mine.family in WHOLE or every_layer):
         return copy_whole(student, teacher, spec.copy_layers)
     source = _weights(teacher)
     if not any(weight.layer is not None for weight in source) or mine.family not in KNOWN:
         raise StudentError(
             f"student.init: teacher knows the weights of {', '.join((*KNOWN, *WHOLE))}, not of "
-            f"{theirs.family} -> {mine.family}; use init: scratch, or the folder of a checkpoint"
+            f"{theirs.family} -> {mine.family}; use init: scratch, the folder of a checkpoint, or leave out every size"
         )
     layers = copied_layers(spec.copy_layers, mine.layers, theirs.layers)
     kept = choose(source, theirs, mine)
