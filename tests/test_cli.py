@@ -31,6 +31,7 @@ OPTIONS = {
         "bundle --data --out --method --calibration --percentile --rows --max-drop --form --reduce-range --device --lan "
         "--text --label --set --seed --json"
     ),
+    "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --json",
     "predict": "bundle texts... --pair --precision --json",
     "bench": (
         "bundles... --device --precision --threads --batch --seq --rounds --runs --sustain --affinity --lan --timeout "

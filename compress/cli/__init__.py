@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from compress import __version__
-from compress.cli import learn, listed, measured, ship
+from compress.cli import learn, listed, measured, ship, trimming
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (
@@ -15,6 +15,7 @@ for command in (
     learn.label,
     ship.export,
     ship.quantize,
+    trimming.trim,
     ship.predict,
     measured.bench,
     measured.report,
