@@ -1,0 +1,214 @@
+"""A trimmed bundle beside the whole one, on a labelled split: score, agreement, and how many texts read alike."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from compress.bench.local import machine
+from compress.checkpoints import resolve
+from compress.data import load_task
+from compress.data.corpora import Corpus, load_corpus
+from compress.data.windows import plain
+from compress.errors import BundleError, CompressError
+from compress.evidence import Certificate
+from compress.exam import Exam
+from compress.export import manifest
+from compress.export.bundle import FILES, Bundle, Precision
+from compress.quantize.certify import carried, verdict
+from compress.quantize.judge import Outcome
+from compress.trim import Trimmed, trim_bundle, trim_checkpoint
+from compress.trim.cut import encoded_alike
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from compress.data.task import TaskData
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts of several sources, one source after another; can be gone through again and again."""
+
+    sources: tuple[Callable[[], Iterable[str]], ...]
+
+    def __iter__(self) -> Iterator[str]:
+        for source in self.sources:
+            yield from source()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A bundle that was trimmed, and what it cost.
+
+    certificates   one for each file, the file before trimming as what it is compared with; none without labelled data
+    alike          share of the split's texts encoded to the same tokens; rows: examples in the split
+    """
+
+    trimmed: Trimmed
+    certificates: tuple[Certificate, ...] = ()
+    alike: float | None = None
+    rows: int = 0
+
+
+def trim_measured(
+    model: str,
+    out: Path,
+    *,
+    data: str | None = None,
+    corpus: str | None = None,
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    min_count: int = 1,
+    keep: Sequence[str] = (),
+    max_drop: float = 0.005,
+    threads: int = 1,
+) -> Measured:
+    """Trims a bundle, or a checkpoint, for the training texts of `data` and for `corpus`. Every file of a bundle is
+    scored on the test split of `data`, or on the validation split where there is none: nothing is chosen by it.
+
+    max_drop  of the score, in its own unit; a file that loses more is marked as not certified, and kept.
+    Raises CompressError with neither data nor corpus, BundleError for data of another task, and as `trim_bundle`.
+    """
+    if data is None and corpus is None:
+        raise CompressError("trim: no texts; give --data, whose training texts say which tokens are used, or --corpus")
+    bundle = Bundle.load(Path(model)) if (Path(model) / manifest.NAME).is_file() else None
+    sources: list[Callable[[], Iterable[str]]] = []
+    if data is not None:
+        found = _task_data(bundle, data, text, label)
+        sources.append(partial(texts_of, found.train))
+    if corpus is not None:
+        sources.append(partial(_lines, load_corpus(corpus)))
+    texts = Texts(tuple(sources))
+    if bundle is None:
+        return Measured(trim_checkpoint(resolve(model), texts, out, min_count=min_count, keep=keep))
+    trimmed = trim_bundle(bundle, texts, out, min_count=min_count, keep=keep)
+    if data is None:
+        return Measured(trimmed)
+    split, name = (found.validation, "validation") if found.test is None else (found.test, "test")
+    method = f"vocabulary trimming, {trimmed.before} to {len(trimmed.kept)} tokens (min_count {min_count})"
+    made = Bundle.load(out)
+    proofs = certified(
+        bundle, made, split, max_drop=max_drop, method=method, name=name, data=found.name, threads=threads
+    )
+    for precision, proof in proofs.items():
+        made = carried(made, precision, proof)
+    before, after = (plain(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, made))
+    alike = float(np.mean([same for _, same in encoded_alike(before, after, texts_of(split))]))
+    return Measured(trimmed, tuple(proofs.values()), alike, len(split))
+
+
+def _task_data(bundle: Bundle | None, data: str, text: Sequence[str] | None, label: str | None) -> "TaskData":
+    """The data; of a bundle's task, where there is one."""
+    if bundle is None:
+        return load_task(data, text=text, label=label)
+    task = bundle.task
+    found = load_task(data, text=text, label=label, kind=task.kind, metric=task.metric)
+    if found.task.labels != task.labels:
+        raise BundleError(f"{data}: labels {', '.join(found.task.labels)}; {bundle.path} has {', '.join(task.labels)}")
+    return found
+
+
+def _lines(corpus: Corpus) -> Iterator[str]:
+    for document in corpus.documents():
+        yield from document.splitlines()
+
+
+def texts_of(split: "Dataset") -> Iterator[str]:
+    """Every text of a split, of whatever kind its task is."""
+    for row in split:
+        if "words" in row:
+            yield " ".join(row["words"])
+            yield from row["words"]
+        else:
+            yield from (row[name] for name in ("text", "text_pair", "question", "context") if name in row)
+
+
+def certified(
+    before: Bundle,
+    after: Bundle,
+    split: "Dataset",
+    *,
+    max_drop: float,
+    method: str,
+    name: str,
+    data: str,
+    threads: int = 1,
+) -> dict[Precision, Certificate]:
+    """For each ONNX file, what it scores before and after, each bundle reading the split with its own tokenizer.
+
+    `name` is the split's; method and data are as the certificate tells them.
+    """
+    exams = [
+        Exam.of(each.task, split, AutoTokenizer.from_pretrained(each.path), each.manifest.max_length)
+        for each in (before, after)
+    ]
+    facts, proofs = machine(), {}
+    for precision in FILES:
+        if precision not in after.files():
+            continue
+        logits = [
+            each.logits(exam.rows, precision=precision, threads=threads)
+            for each, exam in zip((before, after), exams, strict=True)
+        ]
+        outcome = _outcome(before, exams, logits)
+        good, reason = verdict(outcome, max_drop)
+        proofs[precision] = Certificate(
+            artefact=FILES[precision],
+            metric=before.task.metric,
+            before=outcome.before,
+            after=outcome.after,
+            max_drop=max_drop,
+            agreement=outcome.agreement,
+            max_logit_difference=outcome.difference,
+            rows=len(split),
+            device=", ".join(filter(None, ("local", facts.get("cpu", ""), facts.get("instructions", "")))),
+            runtime=f"onnxruntime {onnxruntime.__version__}",
+            certified=good,
+            reason=reason,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            method=method,
+            split=name,
+            data=data,
+        )
+    return proofs
+
+
+def _outcome(bundle: Bundle, exams: Sequence[Exam], logits: Sequence[Logits]) -> Outcome:
+    """Two bundles that cut texts differently have answers for the same examples, but not for the same tokens."""
+    threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
+    scored = zip(exams, logits, strict=True)
+    before, after = (exam.scores(each, threshold=threshold)[bundle.task.metric] for exam, each in scored)
+    if not bundle.task.tokenwise:
+        agreement = exams[0].agreement(logits[1], logits[0])
+        return Outcome(before, after, agreement, float(np.abs(logits[1] - logits[0]).max()))
+    answers = [_answers(exam, each, threshold) for exam, each in zip(exams, logits, strict=True)]
+    same = [one == other for one, other in zip(*answers, strict=True)]
+    return Outcome(before, after, float(np.mean(same)), _of_equal_rows(exams, logits))
+
+
+def _answers(exam: Exam, logits: Logits, threshold: float | None) -> list[Any]:
+    """The tag of every word, or the text that answers each question."""
+    if exam.task.kind == "tagging":
+        return [tag for sentence in exam.tags(logits) for tag in sentence]
+    return list(exam.texts(logits, threshold=threshold))
+
+
+def _of_equal_rows(exams: Sequence[Exam], logits: Sequence[Logits]) -> float:
+    """The largest |difference| of per-token logits in rows of as many tokens."""
+    parts = []
+    for exam, each in zip(exams, logits, strict=True):
+        ends = np.cumsum([len(ids) for ids in exam.rows["input_ids"]])
+        parts.append(np.split(each, ends[:-1]))
+    pairs = zip(*parts, strict=len(parts[0]) == len(parts[1]))
+    return max((float(np.abs(one - other).max()) for one, other in pairs if one.shape == other.shape), default=0.0)
