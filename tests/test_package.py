@@ -69,6 +69,7 @@ def test_the_wheel_is_the_package_and_the_recipes(wheel: Path) -> None:
         "compress/recipes/prompts/sentiment.yaml",
         "compress/report/page.html.j2",
         "compress/report/page.css",
+        "compress/report/compare.js",
         "compress/export/card.md.jinja",
         "compress/data/embedded/intents.yaml",
     } < found

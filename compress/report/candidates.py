@@ -141,7 +141,8 @@ def teachers(bundles: Sequence[Shipped]) -> list[Candidate]:
     for report in (bundle.report for bundle in bundles if bundle.report):
         for row in report.of_role("teacher"):
             scores = dict(_row_score(report, row))
-            name, times = f"{PurePath(row.name).name} (teacher)", _own_times(report, row)
+            name, times = PurePath(row.name).name, _own_times(report, row)
+            name = name if "teacher" in name else f"{name} (teacher)"
             for basis in scores:
                 one = Candidate(
                     name=name,
@@ -203,6 +204,9 @@ def moment(date: str) -> datetime:
 def _meant(name: str, bundles: Sequence[Shipped], file: Path) -> tuple[str, str]:
     """(bundle, precision) that a name in a result file means; the bundle is '' where none given is meant."""
     folder, _, precision = name.rpartition(":")
+    for which, inside in FILES.items():  # a lone file that is a bundle's
+        if name.endswith(f"/{inside}"):
+            folder, precision = name.removesuffix(f"/{inside}"), which
     bundle = called(folder, bundles, file)
     return (bundle.name if bundle else "", precision)
 

@@ -182,10 +182,8 @@ def pick(choice: Choice, limits: Limits, view: View | None) -> Pick:
     cheapest = limits.min_score is not None and limits.budget_ms is None and limits.max_mb is None
     best = min(within, key=lambda one: (cost(one), lost(one)) if cheapest else (lost(one), cost(one)))
     level = [one for one in within if one is not best and _level(choice, one, best)]
-    first, took = min(level, key=cost, default=None), median(best, view)
-    mine = median(first, view) if first else None
-    clearly = took is not None and mine is not None and took > NOISE_FACTOR * mine
-    return Pick(best, tuple(level), first if clearly else None)
+    first = min(level, key=cost, default=None)
+    return Pick(best, tuple(level), first if first and _clearly_faster(first, best, view) else None)
 
 
 def keeps(choice: Choice, one: Candidate, limits: Limits, view: View | None) -> bool:
@@ -197,6 +195,14 @@ def keeps(choice: Choice, one: Candidate, limits: Limits, view: View | None) -> 
         and (limits.max_mb is None or _or_last(one.size_mb) <= limits.max_mb)
         and (limits.budget_ms is None or _or_last(took) <= limits.budget_ms)
     )
+
+
+def _clearly_faster(one: Candidate, other: Candidate, view: View | None) -> bool:
+    """By more than noise makes, in times that are not noisy themselves."""
+    mine, theirs = timing(one, view), timing(other, view)
+    if mine is None or theirs is None or mine.noisy or theirs.noisy:
+        return False
+    return theirs.p50_ms > NOISE_FACTOR * mine.p50_ms
 
 
 def timing(one: Candidate, view: View | None) -> Timing | None:

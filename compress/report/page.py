@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from compress.export.bundle import FILES
 from compress.report import cells, charts, evidence_view, headline, training, units
 from compress.report.figures import MAIN, SIDE, WHOLE, Figure, drawn
 from compress.report.report import Report, Row, finite
@@ -37,11 +38,16 @@ def html(report: Report) -> str:
         bars=_bars(report),
         crowded=_crowded(report),
         stages=_stages(report),
-        proofs=evidence_view.proofs([(one.artefact, one) for one in report.certificates]),
+        proofs=evidence_view.proofs([(_named(one.artefact), one) for one in report.certificates]),
         races=evidence_view.races(report.tuning, "race"),
         heats=[("", evidence_view.heat(report.sensitivity))] if report.sensitivity else [],
         provenance=_provenance(report),
     )
+
+
+def _named(artefact: str) -> str:
+    """A file as the rows call it: `student int8`."""
+    return next((f"student {precision}" for precision, file in FILES.items() if file == artefact), artefact)
 
 
 def _trade_off(report: Report) -> Figure | None:

@@ -132,14 +132,14 @@ def _other_rows(choice: Choice) -> Iterator[str]:
 def _times(choice: Choice) -> Iterator[str]:
     view = choice.view
     if view is None:
-        yield "Nothing was timed: `compress bench` of these bundles, with --out, gives this page its latencies."
+        yield "Nothing was timed: give this the result files of `compress bench` too."
         return
-    if view.place == OWN:
+    if view.place == OWN and len({one.bundle for one in choice.timed(view)}) > 1:
         spread = _spread(choice, view)
         drift = f" The same teacher took {spread} in them." if spread else ""
         yield (
-            f"Latencies are of the runs’ own races, not of one race of all.{drift} `compress bench` of these bundles, "
-            "with --out, compares them fairly."
+            f"Latencies are of the runs’ own races, not of one race of all.{drift} `compress bench` of all these "
+            "bundles at once compares them fairly."
         )
     noisy = tuple(one for one in choice.candidates if (found := timing(one, view)) and found.noisy)
     if noisy:

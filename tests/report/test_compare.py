@@ -13,7 +13,7 @@ from compress.report.candidates import OWN
 from compress.report.compare import Choice, Limits, Pick, View
 from compress.report.significance import apart
 from tests.command import run
-from tests.report.sample import ROWS, report
+from tests.report.sample import ROWS, latency, report
 from tests.report.shelf import LATER, TASK, bench, bundle, certificate, proved, student
 
 FREE = Limits()
@@ -59,7 +59,7 @@ def test_the_best_score_is_first_and_scores_sizes_and_times_are_the_reports(thre
     assert compare.median(first, choice.view) == 12.0
     assert choice.drop(choice.candidates[1]) == pytest.approx(0.01)
     assert choice.drop(first) is None
-    assert [one.name for one in choice.teachers] == ["teacher (teacher)"]
+    assert [one.name for one in choice.teachers] == ["teacher"]
     assert choice.baselines == (("majority", 0.5), ("bag of words", 0.8))
 
 
@@ -127,6 +127,13 @@ def test_the_headline_says_what_was_picked_why_and_what_cannot_be_told_from_it(t
     assert told(choice, Limits(budget_ms=1))[0] == (
         "Within 1 ms, there is nothing: the best score is 0.910, the fastest takes 2.00 ms, the smallest has 14.4 MB."
     )
+
+
+def test_noisy_times_make_nothing_faster(tmp_path: Path) -> None:
+    told_of = student(0.89, 2.0)
+    noisy = (*told_of.rows[:4], replace(told_of.rows[4], latency=latency(2.0, noisy=True)))
+    said, _ = told(compare.compare([bundle(tmp_path / "a", replace(told_of, rows=noisy))]))
+    assert said == "a fp32 scores best: accuracy 0.900 at 4.00 ms and 57.0 MB."
 
 
 def test_the_pick_that_no_baseline_should_reach(tmp_path: Path) -> None:
@@ -209,8 +216,10 @@ def test_result_files_are_joined_by_path_or_by_the_end_of_it(
     tmp_path: Path, three: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = {"/elsewhere/runs/good:int8": 5.0, "somewhere/quick/bundle:int8": 1.5, str(three[2]) + ":int8": 2.5}
+    moved["runs/good/bundle/onnx/model.onnx"] = 8.0
     choice = compare.compare([*three, bench(tmp_path / "b.json", moved)], at="local")
     assert {one.name: compare.median(one, choice.view) for one in choice.timed(choice.view)} == {  # type: ignore[arg-type]
+        "good fp32": 8.0,
         "good int8": 5.0,
         "quick int8": 1.5,
         "poor int8": 2.5,
