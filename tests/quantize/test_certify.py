@@ -1,0 +1,79 @@
+"""A certificate says what was lost, of which rows, where; the file carries it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compress.bench.device import Device, open_device
+from compress.evidence import Certificate
+from compress.exam import Exam
+from compress.export.bundle import FILES, Bundle
+from compress.export.session import metadata, read_model
+from compress.quantize.certify import KEY, carried, certify, verdict
+from compress.quantize.judge import Outcome
+from compress.report.report import Report
+from tests.quantize.test_mixed import TASK, bundle
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Device]:
+    with open_device("local") as device:
+        yield device
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Exam]:
+    return bundle(tmp_path_factory.mktemp("certified") / "bundle", outlier_in=(0,))
+
+
+def proof(shipped: tuple[Bundle, Exam], here: Device, max_drop: float) -> Certificate:
+    return certify(
+        *(shipped[0], "int8", shipped[1]), max_drop=max_drop, device=here, method="dynamic int8", split="test",
+        data="d", kept=("x",),
+    )  # fmt: skip
+
+
+def test_it_says_what_the_files_answer_on_the_rows(shipped: tuple[Bundle, Exam], here: Device) -> None:
+    made, exam = shipped
+    found = proof(shipped, here, 1.0)
+    exact, small = (made.logits(exam.rows, precision=each) for each in ("fp32", "int8"))
+    assert found.before == exam.scores(exact)[TASK.metric] == 1.0
+    assert found.after == exam.scores(small)[TASK.metric] < 1.0
+    assert found.agreement == (exact.argmax(1) == small.argmax(1)).mean()
+    assert found.max_logit_difference == pytest.approx(float(np.abs(exact - small).max()))
+    assert (found.rows, found.split, found.artefact, found.kept) == (200, "test", FILES["int8"], ("x",))
+    assert found.device.startswith("local, ")
+    assert found.runtime.startswith("onnxruntime ")
+
+
+def test_the_verdict_is_about_the_drop(shipped: tuple[Bundle, Exam], here: Device) -> None:
+    drop = proof(shipped, here, 1.0).drop
+    assert proof(shipped, here, drop + 0.01).certified
+    assert proof(shipped, here, drop).certified, "what is allowed may be used up"
+    missed = proof(shipped, here, drop - 0.01)
+    assert not missed.certified
+    assert "1.00 more than" in missed.reason
+
+
+def test_a_gain_is_certified_and_told() -> None:
+    assert verdict(Outcome(0.9, 0.91, 0.99, 0.1), 0.0) == (True, "gains 1.00 points where 0 are allowed")
+    assert verdict(Outcome(0.9, 0.89, 0.99, 0.1), 0.005) == (False, "loses 1.00 points, 0.50 more than the 0.5 allowed")
+    assert verdict(Outcome(0.9, 0.9 - 0.1, 0.99, 0.1), 0.1)[0], "rounding is no loss"
+
+
+def test_the_file_and_the_report_carry_it(shipped: tuple[Bundle, Exam], here: Device, tmp_path: Path) -> None:
+    made, exam = shipped[0].copied(tmp_path / "bundle"), shipped[1]
+    before = made.logits(exam.rows)
+    found = proof(shipped, here, 1.0)
+    kept = carried(made, "int8", found)
+    assert (Bundle.load(kept.path).logits(exam.rows) == before).all()
+    written = metadata(read_model(kept.files()["int8"]))
+    assert json.loads(written[KEY]) == {**asdict(found), "kept": ["x"]}
+    assert written["compress.precision"] == "int8"
+    assert Report.from_json(kept.path / "report.json").certificates == (found,)
+    again = carried(kept, "int8", proof(shipped, here, 0.5))
+    assert [each.max_drop for each in Report.from_json(again.path / "report.json").certificates] == [0.5]

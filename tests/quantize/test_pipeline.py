@@ -1,0 +1,210 @@
+"""`compress quantize`: every kind of task, every method, in place or beside; and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compress.data import load_task
+from compress.export.bundle import Bundle
+from compress.export.session import metadata, read_model
+from compress.quantize import methods, pipeline
+from compress.quantize.certify import KEY
+from compress.report.report import Report
+from tests import command, tiny
+
+TEXTS = ["a film is good", "the story is bad", "this plot is dull and slow", "the scene was warm", "so fun"]
+
+
+def data(folder: Path, kind: str) -> str:
+    """A small set of this kind with train and dev files."""
+    if kind == "classification":
+        return tiny.reviews(folder)
+    folder.mkdir(parents=True)
+    for split, count in (("train", 40), ("dev", 24)):
+        if kind == "tagging":
+            words = "the\tO\nfilm\tB-x\nis\tO\ngood\tO\n\n"
+            (folder / f"{split}.conll").write_text(words * count, encoding="utf-8")
+        elif kind == "qa":
+            (folder / f"{split}-v1.1.json").write_text(
+                json.dumps({"version": "1.1", "data": squad()}), encoding="utf-8"
+            )
+        else:
+            lines = [f"{' '.join(tiny.WORDS[at % 20 : at % 20 + 3])}\t{at / 7:.3f}" for at in range(count)]
+            (folder / f"{split}.tsv").write_text("text\tlabel\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    return f"train={folder / 'train.conll'},validation={folder / 'dev.conll'}" if kind == "tagging" else str(folder)
+
+
+def squad() -> list[dict[str, object]]:
+    """A question on each text; its last word answers."""
+    paragraphs = []
+    for at, text in enumerate(TEXTS):
+        answer = {"text": text.split()[-1], "answer_start": text.rindex(" ") + 1}
+        paragraphs.append(
+            {"context": text, "qas": [{"id": f"{at}", "question": "is the film good ?", "answers": [answer]}]}
+        )
+    return [{"title": "t", "paragraphs": paragraphs}]
+
+
+def bundle(path: Path, source: str, kind: str) -> Bundle:
+    """A random model of the task that `source` holds."""
+    from transformers import (
+        AutoModelForQuestionAnswering,
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+    )
+
+    heads = {"tagging": AutoModelForTokenClassification, "qa": AutoModelForQuestionAnswering}
+    task = load_task(source, kind=kind).task
+    return Bundle.write(
+        path,
+        model=tiny.model("bert", labels=task.outputs, head=heads.get(kind, AutoModelForSequenceClassification)),
+        tokenizer=tiny.tokenizer(),
+        task=task,
+        max_length=32,
+        recipe="stages: []\n",
+        card={"name": "x"},
+    )
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "ROUNDS", 2)
+    monkeypatch.setattr(pipeline, "RUNS", 1)
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, str]:
+    folder = tmp_path_factory.mktemp("reviews")
+    source = data(folder / "data", "classification")
+    return bundle(folder / "bundle", source, "classification"), source
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "tagging", "qa"])
+def test_every_kind_of_task_is_quantised_and_certified(kind: str, tmp_path: Path) -> None:
+    source = data(tmp_path / "data", kind)
+    made = bundle(tmp_path / "bundle", source, kind)
+    before = sorted(path.read_bytes() for path in (tmp_path / "bundle").rglob("*") if path.is_file())
+    done = pipeline.quantize(made, source, out=tmp_path / "new", max_drop=1.0)
+    assert before == sorted(path.read_bytes() for path in (tmp_path / "bundle").rglob("*") if path.is_file())
+    assert done.proof.certified
+    assert (done.proof.metric, done.proof.split) == (made.task.metric, "validation")
+    assert Bundle.load(tmp_path / "new") == done.bundle
+    assert "MatMulIntegerToFloat" in {node.op_type for node in read_model(done.bundle.files()["int8"]).graph.node}
+    assert json.loads(metadata(read_model(done.bundle.files()["int8"]))[KEY])["certified"] is True
+    assert Report.from_json(done.bundle.path / "report.json").certificates == (done.proof,)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--method dynamic", "dynamic int8"),
+        ("--method static", "static int8, "),
+        ("--method static --calibration percentile --percentile 99", "static int8, percentile 99"),
+        ("--method static --form qdq --reduce-range", ", 7-bit weights, qdq"),
+        ("--method smoothquant", "SmoothQuant static int8, alpha 0."),
+    ],
+)
+def test_in_place_by_every_method(reviews: tuple[Bundle, str], words: str, said: str, tmp_path: Path) -> None:
+    made = reviews[0].copied(tmp_path / "bundle")
+    told = command.run("quantize", str(made.path), "--data", reviews[1], "--max-drop", "100", "--json", *words.split())
+    assert told.code == 0, told.err
+    found = json.loads(told.out)
+    assert said in found["certificate"]["method"]
+    after = Bundle.load(made.path)
+    assert after.manifest.files["onnx/model.onnx"] == made.manifest.files["onnx/model.onnx"]
+    assert metadata(read_model(after.files()["int8"]))["compress.precision"] == "int8"
+    assert Report.from_json(after.path / "report.json").certificates[0].method == found["certificate"]["method"]
+    assert command.partial(tmp_path) == []
+
+
+def test_what_it_prints(reviews: tuple[Bundle, str], tmp_path: Path) -> None:
+    told = command.run(
+        "quantize", str(reviews[0].path), "--data", reviews[1], "--max-drop", "100", "--out", str(tmp_path / "new")
+    )
+    assert told.code == 0
+    for word in (
+        "accuracy",
+        "agreement",
+        "int8 before",
+        "in float32: no product",
+        "certified: ",
+        str(tmp_path / "new"),
+    ):
+        assert word in told.out
+
+
+def test_a_target_that_is_missed_leaves_the_nearest_file_marked_so(reviews: tuple[Bundle, str], tmp_path: Path) -> None:
+    words = ("--data", reviews[1], "--method", "dynamic", "--max-drop", "-100", "--out", str(tmp_path / "new"))
+    told = command.run("quantize", str(reviews[0].path), *words)
+    assert told.code == 3
+    assert "NOT certified: " in told.out
+    made = Bundle.load(tmp_path / "new")
+    (proof,) = Report.from_json(made.path / "report.json").certificates
+    assert not proof.certified
+    assert "more than the -100 allowed" in proof.reason
+    assert json.loads(metadata(read_model(made.files()["int8"]))[KEY])["certified"] is False
+
+
+def test_data_of_another_task_are_refused_and_the_bundle_is_untouched(
+    reviews: tuple[Bundle, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for split in ("train", "dev"):
+        lines = [f"a film\t{label}" for label in ("good", "bad", "fine")] * 5
+        (folder / f"{split}.tsv").write_text("text\tlabel\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    stamps = reviews[0].manifest.files
+    told = command.run("quantize", str(reviews[0].path), "--data", str(folder))
+    assert told.code == 2
+    assert "classification of 3 labels (bad, fine, good)" in told.err
+    assert "2 labels (negative, positive)" in told.err
+    assert Bundle.load(reviews[0].path).manifest.files == stamps
+
+
+def test_training_for_int8_makes_another_bundle(reviews: tuple[Bundle, str]) -> None:
+    told = command.run("quantize", str(reviews[0].path), "--data", reviews[1], "--method", "qat")
+    assert told.code == 2
+    assert "--out" in told.err
+
+
+@pytest.mark.parametrize("moment", ["compress.quantize.pipeline.certify", "compress.quantize.pipeline.mix"])
+def test_an_interruption_leaves_the_bundle_as_it_was(
+    moment: str, reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = reviews[0].copied(tmp_path / "bundle")
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(moment, interrupt)
+    told = command.run("quantize", str(made.path), "--data", reviews[1], "--method", "dynamic")
+    assert told.code == 130
+    assert "as it was" in told.err
+    assert Bundle.load(made.path) == made
+    assert {path.name for path in tmp_path.iterdir()} <= {"bundle", "home"}
+
+
+def test_a_smoothed_graph_that_answers_differently_is_refused(
+    reviews: tuple[Bundle, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smooth = methods.smooth
+
+    def broken(source: Path, target: Path, seen: object, *, alpha: float) -> object:
+        found = smooth(source, target, seen, alpha=alpha)  # type: ignore[arg-type]
+        tiny_again = tiny.model("bert", labels=2, seed=9)
+        from compress.export.onnx import to_onnx
+
+        to_onnx(tiny_again, target)
+        return found
+
+    monkeypatch.setattr(methods, "smooth", broken)
+    told = command.run("quantize", str(reviews[0].path), "--data", reviews[1])
+    assert told.code == 2
+    assert "answers differently" in told.err
+
+
+def test_the_device_is_asked_for_by_name(reviews: tuple[Bundle, str]) -> None:
+    told = command.run("quantize", str(reviews[0].path), "--data", reviews[1], "--device", "lokal")
+    assert told.code == 2
+    assert "local" in told.err
