@@ -22,12 +22,13 @@ from compress.errors import CompressError, ExportError
 from compress.evidence import Certificate
 from compress.export import formats
 from compress.export.bundle import FILES, Bundle
+from compress.export.embeddings import Embeddings
 from compress.export.formats import export
 from compress.export.formats.subject import OPSETS
 from compress.export.session import read_model
 from compress.export.source import Shipped, source
 from compress.report.evidence import keep, report_of
-from tests import command, tiny
+from tests import command, generative, tiny
 
 SENTIMENT = Task("classification", ("sentence",), "label", ("negative", "positive"), "accuracy")
 TAGGING = Task("tagging", ("words",), "tags", ("O", "B-X", "I-X"), "f1")
@@ -199,6 +200,23 @@ def test_a_checkpoint_is_exported_without_a_bundle(tmp_path: Path) -> None:
     assert {each.precision for each in made.files} == {"fp32", "int8", ""}
     assert export(source(path), tmp_path / "onnx", precisions=("w8",)).sizes[FILES["w8"]] > 0
     assert Bundle.load(tmp_path / "onnx").task.labels == ("no", "yes")
+
+
+def test_an_encoder_and_a_model_that_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.export.source._sentences", lambda: ["a good film", "a bad film", "a dull plot"])
+    encoder = source(tiny.checkpoint(tmp_path / "encoder"), pool="mean", normalise=True)
+    made = export(encoder, tmp_path / "embeddings", precisions=("fp16",))
+    assert [each.precision for each in made.files] == ["fp32", "int8", "fp16"]
+    assert Embeddings.load(tmp_path / "embeddings").embed(["a good film"]).shape == (1, 32)
+    assert "certificate" in record(tmp_path / "embeddings")["files"][1]
+    assert all(each.difference for each in export(encoder, tmp_path / "ort", to="ort").files[:4])
+
+    saved = tiny.checkpoint(tmp_path / "writer", generative.gpt2())
+    generative.gpt2_tokenizer().save_pretrained(saved)
+    export(source(saved), tmp_path / "generative")
+    assert {each["file"] for each in record(tmp_path / "generative")["files"]} >= {FILES["fp32"], FILES["int8"]}
+    with pytest.raises(ExportError, match="writes text, and is exported as ONNX in fp32 and int8 only"):
+        export(source(saved), tmp_path / "out", to="ort")
 
 
 REFUSED = {

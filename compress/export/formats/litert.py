@@ -10,7 +10,6 @@ attention_mask 0. Inputs are int32, one row.
 """
 
 import shutil
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ def lengths(longest: int) -> list[int]:
 
 def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
     """Each precision as .tflite, run here in LiteRT's own interpreter."""
-    with quiet(), warnings.catch_warnings(action="ignore"):
+    with quiet():
         required("litert_torch", EXTRA)
         exact = _converted(subject)
         made = []
