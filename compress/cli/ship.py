@@ -67,8 +67,9 @@ def quantize(
     data: Annotated[str, typer.Option(help="What the bundle was made from; as for distill.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the new bundle; without it, in place.")] = None,
     method: Annotated[
-        Literal["dynamic", "static", "smoothquant", "qat"], typer.Option(help="How int8 is made; qat trains again.")
-    ] = "smoothquant",
+        Literal["auto", "dynamic", "static", "smoothquant", "qat"],
+        typer.Option(help="How int8 is made; auto: static, or smoothquant where that is nearer; qat trains again."),
+    ] = "auto",
     calibration: Annotated[
         Literal["minmax", "percentile", "entropy"] | None, typer.Option(help="Default: what comes nearest to fp32.")
     ] = None,

@@ -20,7 +20,8 @@ from compress.quantize.mixed import Make
 from compress.quantize.smooth import channels, smooth
 from compress.quantize.static import Form, Ranges, quantize_static
 
-Name = Literal["dynamic", "static", "smoothquant", "qat"]
+Name = Literal["auto", "dynamic", "static", "smoothquant", "qat"]
+"""auto: static where that is near enough, else smoothquant."""
 
 CALIBRATIONS: tuple[tuple[Calibration, float], ...] = (
     ("minmax", 100.0),
@@ -76,6 +77,12 @@ class Calibrated:
                 ranges = calibrate.cut(watched, self.calibration, self.percentile)
             found.append((f"alpha {alpha:g}, {told(self.calibration or 'minmax', self.percentile)}", file, ranges))
         return self._nearest(found, "SmoothQuant static int8", say)
+
+    def auto(self, source: Path, limit: float, say: Say) -> Attempt:
+        """Static where all of it is near enough at `limit`; else smoothquant, whose multiplications cost a little."""
+        attempt, file = self.static(source, say), self.scratch / "auto.onnx"
+        attempt.make(file, ())
+        return attempt if self.judge.outcome(file).near(limit) else self.smoothquant(source, say)
 
     def _nearest(self, ways: Sequence[tuple[str, Path, Ranges]], name: str, say: Say) -> Attempt:
         errors = []

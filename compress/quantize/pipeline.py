@@ -53,7 +53,7 @@ def quantize(
     bundle: Bundle,
     data: str,
     *,
-    method: Name = "smoothquant",
+    method: Name = "auto",
     out: Path | None = None,
     calibration: Calibration | None = None,
     percentile: float = PERCENTILE,
@@ -71,7 +71,8 @@ def quantize(
 ) -> Quantized:
     """The bundle, in place or in a new folder `out`, with an int8 file made by `method` and certified on `device`.
 
-    method       dynamic, static, smoothquant; qat trains the model again, so it needs `out`
+    method       dynamic, static, smoothquant; auto: static where that is near enough, else smoothquant; qat trains the
+                 model again, so it needs `out`
     calibration  static, smoothquant: minmax, percentile (with `percentile`) or entropy, of `rows` rows of the train
                  split; the one that comes nearest where none is given (of smoothquant: minmax)
     max_drop     of the score, in its own unit. Products stay in float32 until the validation split says that it is
@@ -104,7 +105,7 @@ def quantize(
         settings = Calibrated(
             examined("train").spread(rows).rows, judge, Path(scratch), calibration, percentile, form, reduce_range
         )
-        attempt = _attempt(method, bundle, settings, say)
+        attempt = _attempt(method, bundle, settings, max_drop, say)
         say(f"{attempt.method}: judged on {len(judge.exam):,} validation rows")
         length = bundle.manifest.max_length
         mixed = mix(
@@ -177,8 +178,10 @@ def _examined(bundle: Bundle, found: TaskData) -> Callable[[str], Exam]:
     return exam
 
 
-def _attempt(method: Name, bundle: Bundle, settings: Calibrated, say: Say) -> Attempt:
+def _attempt(method: Name, bundle: Bundle, settings: Calibrated, limit: float, say: Say) -> Attempt:
     source = bundle.files()["fp32"]
+    if method == "auto":
+        return settings.auto(source, limit, say)
     if method == "static":
         return settings.static(source, say)
     if method == "smoothquant":

@@ -103,6 +103,7 @@ def test_every_kind_of_task_is_quantised_and_certified(kind: str, tmp_path: Path
         ("--method static --calibration percentile --percentile 99", "static int8, percentile 99"),
         ("--method static --form qdq --reduce-range", ", 7-bit weights, qdq"),
         ("--method smoothquant", "SmoothQuant static int8, alpha 0."),
+        ("--method auto", "static int8, "),
     ],
 )
 def test_in_place_by_every_method(reviews: tuple[Bundle, str], words: str, said: str, tmp_path: Path) -> None:
@@ -116,6 +117,12 @@ def test_in_place_by_every_method(reviews: tuple[Bundle, str], words: str, said:
     assert metadata(read_model(after.files()["int8"]))["compress.precision"] == "int8"
     assert Report.from_json(after.path / "report.json").certificates[0].method == found["certificate"]["method"]
     assert command.partial(tmp_path) == []
+
+
+def test_auto_smooths_where_static_alone_is_not_near(reviews: tuple[Bundle, str], tmp_path: Path) -> None:
+    made = reviews[0].copied(tmp_path / "bundle")
+    told = command.run("quantize", str(made.path), "--data", reviews[1], "--max-drop", "-100", "--json")
+    assert json.loads(told.out)["certificate"]["method"].startswith("SmoothQuant")
 
 
 def test_what_it_prints(reviews: tuple[Bundle, str], tmp_path: Path) -> None:
