@@ -114,11 +114,10 @@ def of_bundle(bundle: Shipped) -> list[Candidate]:
         if report and any(moment(one.date) > moment(report.date) for one in own):
             row = None
         scores = dict(_row_score(report, row))
-        for one in own if precision != "fp32" else certificates:
-            value = finite(one.before if precision == "fp32" else one.after)
-            if report and one.metric == report.metric and value is not None:
-                basis = Basis(one.data, one.split, one.rows)
-                scores[basis] = min(value, scores.get(basis, value))
+        for basis, value in _proved(report, own, "after"):
+            scores[basis] = min(value, scores.get(basis, value))
+        if precision == "fp32":  # what the others were compared with, unless it has a certificate of its own
+            scores = dict(_proved(report, certificates, "before")) | scores
         found.append(
             Candidate(
                 name=f"{bundle.name} {precision}",
@@ -219,6 +218,16 @@ def _row_score(report: Report | None, row: Row | None) -> Iterator[tuple[Basis, 
     score = report.score(row) if report and row else None
     if report and score is not None:
         yield Basis(report.data, report.split, report.split_rows), score
+
+
+def _proved(
+    report: Report | None, certificates: Sequence[Certificate], which: Literal["before", "after"]
+) -> Iterator[tuple[Basis, float]]:
+    """The scores that certificates tell, of the report's own metric."""
+    for one in certificates:
+        value = finite(one.before if which == "before" else one.after)
+        if report and one.metric == report.metric and value is not None:
+            yield Basis(one.data, one.split, one.rows), value
 
 
 def _own_times(report: Report | None, row: Row | None) -> dict[str, dict[Setting, Timing]]:

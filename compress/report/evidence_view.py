@@ -68,7 +68,7 @@ def proofs(certificates: Sequence[tuple[str, Certificate]]) -> Sheet:
         column("Answers", "agreement", [Cell(units.share(one.agreement)) for one in found]),
         column("Answers", "logits differ by", [Cell(units.small(one.max_logit_difference)) for one in found]),
         column("Measured", "on", [Cell(f"{one.rows:,} rows", f"{one.data}, {one.split}") for one in found]),
-        column("Measured", "device", [Cell(one.device, one.runtime) for one in found]),
+        column("Measured", "device", [_device(one) for one in found]),
         column("Measured", "made by", [Cell(one.method, _kept(one.kept)) for one in found]),
     ]
     return Sheet.of((Line(name, "plain") for name, _ in certificates), columns)
@@ -141,6 +141,12 @@ def _heat(one: Sensitivity, strongest: float) -> Heat:
 
 def _bars(items: Sequence[Bar]) -> Callable[[str, float], Markup]:
     return lambda key, width: bars(items, key, width, ("Time beside the first variant’s", "×"))
+
+
+def _device(one: Certificate) -> Cell:
+    """`browser`, and in small print what it is made of and runs."""
+    name, _, more = one.device.partition(", ")
+    return Cell(name, "; ".join(part for part in (more, one.runtime) if part))
 
 
 def _kept(names: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ def bundle(
     path.mkdir(parents=True)
     files = {
         FILES[precision]: Stamp(int(mb * 1e6), "0" * 64)  # type: ignore[index]
-        for precision, mb in (sizes or {"fp32": 57.0, "int8": 14.4}).items()
+        for precision, mb in ({"fp32": 57.0, "int8": 14.4} if sizes is None else sizes).items()
     }
     Manifest(task, 128, "bert", 14_000_000, {"torch": "2.13.0"}, files).write(path)
     if told is not None:

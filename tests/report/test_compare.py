@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from compress.errors import CompressError
+from compress.export.bundle import FILES, Precision
 from compress.report import compare, compare_table, units, verdict
 from compress.report.candidates import OWN
 from compress.report.compare import Choice, Limits, Pick, View
@@ -17,6 +18,7 @@ from tests.report.sample import ROWS, latency, report
 from tests.report.shelf import LATER, TASK, bench, bundle, certificate, proved, student
 
 FREE = Limits()
+PROVED: tuple[tuple[Precision, float], ...] = (("fp32", 0.886), ("int8", 0.88))
 LOAD = {"name": "good:int8", "setting": {}, "minutes": [1.0, 2.0], "temperatures": [30.0, None]}
 
 
@@ -195,6 +197,14 @@ def test_a_file_is_as_good_as_on_the_device_where_it_does_worst(tmp_path: Path) 
     said, remarks = told(choice, Limits(max_mb=20))
     assert "a int8 scores best" in said
     assert "a int8 is not certified: the drop of 0.020 is more than 0.005." in remarks
+
+
+def test_an_fp32_file_with_a_certificate_of_its_own_is_not_what_the_others_began_from(tmp_path: Path) -> None:
+    # a trimmed bundle: both files were compared with the bundle it was trimmed from
+    proofs = tuple(certificate(after, before=0.89, artefact=FILES[which]) for which, after in PROVED)
+    choice = compare.compare([bundle(tmp_path / "a", student(0.80, 3.0, certificates=proofs))])
+    assert {one.precision: choice.score(one) for one in choice.candidates} == {"fp32": 0.886, "int8": 0.88}
+    assert choice.drop(choice.candidates[1]) == pytest.approx(0.006)
 
 
 def test_a_bundle_that_was_only_certified_is_compared_by_its_certificates(tmp_path: Path) -> None:
