@@ -55,16 +55,21 @@ def _show(found: "Measured", shown: "Console") -> None:
         f"{trimmed.before:,} tokens to {len(trimmed.kept):,} ({share:.0%} fewer); {trimmed.whole:.2%} of "
         f"{trimmed.texts:,} texts of the corpus are read as before", highlight=False,
     )  # fmt: skip
-    table = Table("file", "MB before", "MB after", "score before", "score after", "same answers", "verdict")
+    table = Table("file", "MB", "score", "same answers", "verdict", box=None)
     proofs = {proof.artefact: proof for proof in found.certificates}
     for name, (before, after) in trimmed.bytes.items():
-        cells = [name, f"{before / 1e6:.2f}", f"{after / 1e6:.2f}"]
+        cells = [Path(name).name, f"{before / 1e6:.2f} to {after / 1e6:.2f}"]
         if proof := proofs.get(name):
-            cells += [f"{proof.before:.4f}", f"{proof.after:.4f}", f"{proof.agreement:.2%}"]
-            cells.append("certified" if proof.certified else f"not certified: {proof.reason}")
+            cells += [f"{proof.before:.4f} to {proof.after:.4f}", f"{proof.agreement:.2%}", _verdict(proof.certified)]
         table.add_row(*cells)
     shown.print(table)
+    for proof in proofs.values():
+        shown.print(f"{proof.artefact}: {_verdict(proof.certified)}: {proof.reason}", markup=False, highlight=False)
     if found.alike is not None:
         split = found.certificates[0].split
         shown.print(f"{found.alike:.2%} of the texts of the {split} split ({found.rows:,} rows) are read as before")
     shown.print(f"{trimmed.path}", markup=False, highlight=False)
+
+
+def _verdict(certified: bool) -> str:
+    return "certified" if certified else "not certified"

@@ -32,7 +32,7 @@ def cut_model(model: Any, kept: Sequence[int]) -> None:
         tables += [table for table in (outputs.weight, bias) if table is not None and table is not words.weight]
     for table in tables:
         table.data[: len(rows)] = table.data[rows.to(table.device)]
-    model.resize_token_embeddings(len(rows), mean_resizing=False)
+    model.resize_token_embeddings(len(rows))
     model.get_input_embeddings().padding_idx = None if padding is None else new[padding]
     for config in (model.config, getattr(model, "generation_config", None)):
         for name, number in special_ids(config).items():

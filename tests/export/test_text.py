@@ -18,10 +18,10 @@ from compress.data.task import Task
 from compress.errors import ExportError
 from compress.export import text as texting
 from compress.export.bundle import TEXT, Bundle
-from compress.export.predictor import Text
+from compress.export.predictor import Prediction, Text
 from compress.export.session import open_session, read_model
+from compress.export.text import characters, run_text, text_model, trie, verdict_of, wordpiece
 from compress.export.text import frame as frames
-from compress.export.text import run_text, text_model, trie, verdict_of, wordpiece
 from compress.export.text.characters import Reading
 from compress.export.text.equal import Difference, differences, torture
 from compress.export.text.torture import TEXTS
@@ -134,9 +134,10 @@ def test_it_answers_as_the_bundle_does(name: str, tmp_path: Path) -> None:
         texts = [(one, other) for one, other in zip(TEXTS, reversed(TEXTS), strict=True)]
     found, expected = run_text(bundle.path / TEXT, texts), bundle.predict(texts)
     for mine, theirs in zip(found, expected, strict=True):
-        assert mine.label == theirs.label  # type: ignore[union-attr]
-        assert mine.score == pytest.approx(theirs.score, abs=1e-5)  # type: ignore[union-attr]
-        assert mine.scores == pytest.approx(theirs.scores, abs=1e-5)  # type: ignore[union-attr]
+        assert isinstance(theirs, Prediction)
+        assert mine.label == theirs.label
+        assert mine.score == pytest.approx(theirs.score, abs=1e-5)
+        assert mine.scores == pytest.approx(theirs.scores, abs=1e-5)
     assert len({mine.label for mine in found}) > 1 or name == "regression", "different texts, different answers"
     assert Bundle.load(bundle.path).manifest.files[TEXT].bytes == (bundle.path / TEXT).stat().st_size
 
@@ -178,7 +179,7 @@ def test_it_says_what_it_was_held_against(bundle: Bundle, tmp_path: Path) -> Non
 def test_a_graph_that_reads_otherwise_is_refused_with_what_differs(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = wordpiece.read_off
+    original = characters.read_off
 
     def keeps_accents(tokenizer: Tokenizer, known: frozenset[str]) -> Reading:
         reading = original(tokenizer, known)

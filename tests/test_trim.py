@@ -1,0 +1,346 @@
+"""Trimming leaves the corpus read and answered as before, everything else spelled, and says what it saved and cost."""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BertTokenizer,
+    PreTrainedTokenizerFast,
+)
+
+from compress import trim
+from compress.data.task import Task
+from compress.errors import BundleError, CompressError
+from compress.export.bundle import FILES, TEXT, Bundle
+from compress.export.half import to_float16
+from compress.export.text import text_model
+from compress.export.weight_only import quantize_weights
+from compress.report.report import Report
+from compress.trim import Trimmed, tables, trim_bundle, trim_checkpoint
+from compress.trim.cut import cut
+from compress.trim.measured import trim_measured
+from tests import command, tiny
+
+CORPUS = ("the film was good and the actor was warm", "a dull plot, never fun!", "slowly starring the actors")
+OTHER = "this story is quite sad but great; unseen words like zebra"
+LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
+
+
+def wordpiece(*more: str) -> BertTokenizer:
+    words = dict.fromkeys((*tiny.WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS), *more))
+    vocabulary = ("[PAD]", *(f"[unused{n}]" for n in range(9)), *tiny.SPECIAL[1:], *words)
+    return BertTokenizer(vocab={word: index for index, word in enumerate(vocabulary)}, do_lower_case=True)
+
+
+TEXTS = tuple(" ".join(random.Random(seed).choices(tiny.WORDS[:30], k=8)) for seed in range(200))
+
+
+def byte_bpe(*, special: Sequence[str] = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")) -> PreTrainedTokenizerFast:
+    """As RoBERTa's."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=list(special), initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", pad_token="<pad>", eos_token="</s>", unk_token="<unk>",
+        cls_token="<s>", sep_token="</s>", mask_token="<mask>",
+    )  # fmt: skip
+
+
+def unigram() -> PreTrainedTokenizerFast:
+    """As ALBERT's."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKD(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=special, unk_token="<unk>")
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", cls_token="[CLS]", sep_token="[SEP]",
+        mask_token="[MASK]",
+    )  # fmt: skip
+
+
+TOKENIZERS = {"wordpiece": wordpiece, "byte bpe": byte_bpe, "unigram": unigram}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_corpus_is_read_as_before_and_the_rest_is_spelled(kind: str, seed: int) -> None:
+    before = TOKENIZERS[kind]().backend_tokenizer  # type: ignore[operator]
+    draw = random.Random(seed)
+    corpus = ["".join(draw.choice((*tiny.WORDS, *LETTERS, " ", " ", " ")) for _ in range(20)) for _ in range(12)]
+    found = cut(before, corpus, min_count=1, keep=(), pinned=set())
+    after = found.tokenizer
+    assert [row.tokens for row in after.encode_batch(corpus)] == [row.tokens for row in before.encode_batch(corpus)]
+    assert after.get_vocab_size() < before.get_vocab_size()
+    assert sorted(after.get_vocab().values()) == list(range(after.get_vocab_size())), "no gaps between ids"
+    assert {before.token_to_id(token): number for token, number in after.get_vocab().items()} == {
+        old: new for new, old in enumerate(found.kept)
+    }
+    other, reference = (each.encode("the quick brown zebra was never so slow") for each in (after, before))
+    assert "".join(other.tokens).replace("##", "") == "".join(reference.tokens).replace("##", ""), "still spelled"
+    assert [other.ids[0], other.ids[-1]] == [after.token_to_id(token) for token in (other.tokens[0], other.tokens[-1])]
+
+
+def test_byte_bpe_keeps_what_its_merges_need_and_every_byte() -> None:
+    found = cut(byte_bpe().backend_tokenizer, ["the film"], min_count=1, keep=(), pinned=set())
+    vocabulary, merges = found.described["model"]["vocab"], found.described["model"]["merges"]
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+    assert pairs
+    assert all(one in vocabulary and other in vocabulary and one + other in vocabulary for one, other in pairs)
+    assert set(pre_tokenizers.ByteLevel.alphabet()) <= set(vocabulary)
+    text = "zebra 🙂 \x00 한국"
+    assert found.tokenizer.decode(found.tokenizer.encode(text).ids) == text
+
+
+def test_wordpiece_drops_what_is_unused_and_keeps_both_forms_of_letters() -> None:
+    tokens = cut(wordpiece().backend_tokenizer, ["good films"], min_count=1, keep=["zebra plot"], pinned=set())
+    kept = set(tokens.tokenizer.get_vocab())
+    assert kept == {*tiny.SPECIAL, "good", "film", "##s", "plot", *LETTERS, *(f"##{letter}" for letter in LETTERS)} | {
+        "!", ".", ",", "?",
+    }  # fmt: skip
+
+
+def test_min_count_drops_what_is_rare() -> None:
+    corpus = ["good film", "good plot", "good film"]
+    kept = cut(wordpiece().backend_tokenizer, corpus, min_count=2, keep=(), pinned=set()).tokenizer.get_vocab()
+    assert {"good", "film"} <= set(kept)
+    assert "plot" not in kept
+
+
+def test_a_word_that_was_unknown_stays_so() -> None:
+    """`abc` + ♥ was unknown as nothing goes on after `abc`; without `abc`, `ab` and `##c♥` would read it."""
+    before = wordpiece("abc", "ab", "##c♥").backend_tokenizer
+    corpus = ["abc♥", "ab xc♥ good"]
+    assert before.encode("abc♥", add_special_tokens=False).tokens == ["[UNK]"]
+    after = cut(before, corpus, min_count=1, keep=(), pinned=set()).tokenizer
+    assert [row.tokens for row in after.encode_batch(corpus)] == [row.tokens for row in before.encode_batch(corpus)]
+
+
+SENTIMENT = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
+
+
+def write(path: Path, tokenizer: Any = None, model: Any = None) -> Bundle:
+    chosen = wordpiece() if tokenizer is None else tokenizer
+    model = tiny.bert(vocab_size=len(chosen) + 3, hidden=64) if model is None else model
+    return Bundle.write(
+        path, model=model, tokenizer=chosen, task=SENTIMENT, max_length=32, recipe="stages: []\n", card={"name": "tiny"}
+    )
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """In five precisions, with a text file."""
+    folder = tmp_path_factory.mktemp("whole")
+    made = write(folder / "bundle")
+    made_of = made.files()["fp32"]
+    batches = [{name: np.array([ids]) for name, ids in row.items()} for row in rows(made, CORPUS)]
+    to_float16(made_of, folder / "fp16.onnx", batches)
+    quantize_weights(made_of, folder / "w8.onnx", bits=8)
+    quantize_weights(made_of, folder / "q4.onnx", bits=4)
+    for precision in ("fp16", "w8", "q4"):
+        made = made.put(precision, folder / f"{precision}.onnx")
+    return text_model(made)
+
+
+@pytest.fixture(scope="module")
+def trimmed(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Trimmed:
+    return trim_bundle(bundle, CORPUS, tmp_path_factory.mktemp("trimmed") / "bundle")
+
+
+def rows(bundle: Bundle, texts: Sequence[str]) -> list[dict[str, list[int]]]:
+    tokenizer = Tokenizer.from_file(str(bundle.path / "tokenizer.json"))
+    encoded = tokenizer.encode_batch(list(texts))
+    return [{"input_ids": e.ids, "attention_mask": e.attention_mask, "token_type_ids": e.type_ids} for e in encoded]
+
+
+@pytest.mark.parametrize("precision", FILES)
+def test_every_file_answers_the_corpus_with_the_same_logits(bundle: Bundle, trimmed: Trimmed, precision: Any) -> None:
+    small = Bundle.load(trimmed.path)
+    expected = bundle.logits(rows(bundle, CORPUS), precision=precision)
+    np.testing.assert_array_equal(small.logits(rows(small, CORPUS), precision=precision), expected)
+    before, after = (each.files()[precision].stat().st_size for each in (bundle, small))
+    assert trimmed.bytes[FILES[precision]] == (before, after)
+    assert after < before
+    onnx.checker.check_model(onnx.load_model(small.files()[precision]))
+
+
+def test_the_weights_answer_as_the_files_do(bundle: Bundle, trimmed: Trimmed) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(trimmed.path).eval()
+    tokenizer = AutoTokenizer.from_pretrained(trimmed.path)
+    small = Bundle.load(trimmed.path)
+    assert len(tokenizer) == len(trimmed.kept) == model.config.vocab_size
+    assert trimmed.before == len(wordpiece())
+    assert trimmed.whole == 1.0
+    assert model.config.pad_token_id == tokenizer.pad_token_id == model.get_input_embeddings().padding_idx
+    for text in (*CORPUS, OTHER):
+        with torch.no_grad():
+            logits = model(**tokenizer(text, return_tensors="pt"))["logits"].numpy()
+        np.testing.assert_allclose(logits, small.logits(rows(small, [text]), precision="fp32"), atol=1e-5)
+    assert small.manifest.parameters == sum(each.numel() for each in model.parameters()) < bundle.manifest.parameters
+
+
+def test_what_is_of_the_old_vocabulary_stays_behind(bundle: Bundle, trimmed: Trimmed) -> None:
+    small = Bundle.load(trimmed.path)
+    assert TEXT in bundle.manifest.files
+    assert set(small.manifest.files) == set(bundle.manifest.files) - {TEXT}
+    assert "trimmed from" in (small.path / "README.md").read_text()
+    assert text_model(small.copied(trimmed.path.parent / "again")).path.is_dir()
+
+
+def test_a_bundle_that_would_answer_otherwise_is_not_written(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_file = tables.cut_file
+
+    def shifted(source: Path, target: Path, kept: Sequence[int]) -> None:
+        cut_file(source, target, [*kept[1:], kept[0]])
+
+    monkeypatch.setattr(trim, "cut_file", shifted)
+    with pytest.raises(CompressError, match="logits change"):
+        trim_bundle(bundle, CORPUS, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+FAMILIES: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "bert masked": ("bert", AutoModelForMaskedLM, {}),
+    "electra": ("electra", AutoModelForSequenceClassification, {}),
+    "distilbert masked": ("distilbert", AutoModelForMaskedLM, {}),
+    "albert": ("albert", AutoModelForSequenceClassification, {}),
+    "mobilebert": ("mobilebert", AutoModelForSequenceClassification, {}),
+    "deberta-v2": ("deberta-v2", AutoModelForTokenClassification, {}),
+    "roberta masked": ("roberta", AutoModelForMaskedLM, {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_checkpoints_of_all_families(name: str, tmp_path: Path) -> None:
+    family, head, changes = FAMILIES[name]
+    tokenizer = byte_bpe() if family == "roberta" else wordpiece()
+    model = tiny.model(family, head=head, **{"vocab_size": len(tokenizer), **changes})
+    folder = tmp_path / "whole"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    told = trim_checkpoint(folder, CORPUS, tmp_path / "small")
+    small = head.from_pretrained(told.path).eval()
+    words = AutoTokenizer.from_pretrained(told.path)
+    assert small.config.vocab_size == len(words) == len(told.kept) < len(tokenizer)
+    assert words.convert_ids_to_tokens(small.config.pad_token_id) == words.pad_token
+    for text in CORPUS:
+        with torch.no_grad():
+            expected = model(**tokenizer(text, return_tensors="pt"))["logits"]
+            found = small(**words(text, return_tensors="pt"))["logits"]
+        expected = expected if expected.shape == found.shape else expected[..., list(told.kept)]
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    if head is AutoModelForMaskedLM:
+        assert small.get_output_embeddings().weight.shape[0] == len(told.kept)
+        assert small.get_output_embeddings().weight is small.get_input_embeddings().weight, "still tied"
+
+
+def test_a_table_that_transformers_does_not_name_is_noticed(tmp_path: Path) -> None:
+    """MobileBERT's language model has a second, untied part of its output layer."""
+    tokenizer = wordpiece()
+    model = tiny.model("mobilebert", head=AutoModelForMaskedLM, vocab_size=len(tokenizer))
+    model.save_pretrained(tmp_path / "whole")
+    tokenizer.save_pretrained(tmp_path / "whole")
+    with pytest.raises(CompressError, match="answers otherwise than before"):
+        trim_checkpoint(tmp_path / "whole", CORPUS, tmp_path / "small")
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+def test_bad_input_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    def once() -> Iterator[str]:
+        yield from CORPUS
+
+    with pytest.raises(CompressError, match="more than once"):
+        trim_bundle(bundle, once(), tmp_path / "out")
+    with pytest.raises(CompressError, match="no text in it"):
+        trim_bundle(bundle, [], tmp_path / "out")
+    with pytest.raises(CompressError, match="min_count 0"):
+        trim_bundle(bundle, CORPUS, tmp_path / "out", min_count=0)
+    with pytest.raises(BundleError, match="exists"):
+        trim_bundle(bundle, CORPUS, tmp_path)
+    with pytest.raises(CompressError, match="no texts; give --data"):
+        trim_measured(str(bundle.path), tmp_path / "out")
+    suffix = Tokenizer(models.BPE(vocab={"a</w>": 0}, merges=[], end_of_word_suffix="</w>"))
+    with pytest.raises(CompressError, match="BPE with marks inside words"):
+        cut(suffix, ["a"], min_count=1, keep=(), pinned=set())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_score_is_measured_before_and_after_and_kept_in_the_report(bundle: Bundle, tmp_path: Path) -> None:
+    data = tiny.reviews(tmp_path / "reviews")
+    found = trim_measured(str(bundle.path), tmp_path / "out", data=data)
+    small = Bundle.load(tmp_path / "out")
+    assert [proof.artefact for proof in found.certificates] == list(FILES.values())
+    for proof in found.certificates:
+        assert proof.before == proof.after
+        assert (proof.agreement, proof.max_logit_difference, proof.certified, proof.rows) == (1.0, 0.0, True, 40)
+        assert (
+            proof.method == f"vocabulary trimming, {len(wordpiece())} to {len(found.trimmed.kept)} tokens (min_count 1)"
+        )
+    assert found.alike == 1.0
+    assert Report.from_json(small.path / "report.json").certificates == found.certificates
+    metadata = {each.key: each.value for each in onnx.load_model(small.files()["int8"]).metadata_props}
+    assert json.loads(metadata["compress.certificate"])["method"] == found.certificates[1].method
+
+
+def test_a_loss_of_score_is_told_and_the_bundle_kept(bundle: Bundle, tmp_path: Path) -> None:
+    data = tiny.reviews(tmp_path / "reviews")
+    found = trim_measured(str(bundle.path), tmp_path / "out", data=data, min_count=10_000, max_drop=-1.0)
+    assert not any(proof.certified for proof in found.certificates)
+    assert found.alike == 0.0
+    assert Bundle.load(tmp_path / "out").path.is_dir()
+
+
+def test_data_of_another_task_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    data = Path(tiny.reviews(tmp_path / "reviews"))
+    for file in data.iterdir():
+        file.write_text(file.read_text().replace("positive", "good").replace("negative", "bad"))
+    with pytest.raises(BundleError, match="labels bad, good"):
+        trim_measured(str(bundle.path), tmp_path / "out", data=str(data))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_tells_sizes_and_scores(bundle: Bundle, tmp_path: Path) -> None:
+    data = tiny.reviews(tmp_path / "reviews")
+    told = command.run("trim", str(bundle.path), "--data", data, "--out", str(tmp_path / "a"), "--keep", "zebra")
+    assert told.code == 0, told.err
+    assert f"{len(wordpiece())} tokens to" in told.out
+    assert "100.00% of the texts of the" in told.out
+    told = command.run("trim", str(bundle.path), "--data", data, "--out", str(tmp_path / "b"), "--json")
+    facts = json.loads(told.out)
+    assert facts["trimmed"]["kept"] == len(Tokenizer.from_file(str(tmp_path / "b" / "tokenizer.json")).get_vocab())
+    assert len(facts["certificates"]) == len(FILES)
+    assert command.refused(
+        command.run("trim", str(bundle.path), "--data", data, "--out", str(tmp_path / "a")), tmp_path, "exists"
+    )
+
+
+def test_the_command_trims_checkpoints_for_a_corpus(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("\n\n".join(CORPUS))
+    checkpoint = tiny.checkpoint(tmp_path / "teacher")
+    told = command.run("trim", checkpoint, "--corpus", str(tmp_path / "corpus.txt"), "--out", str(tmp_path / "small"))
+    assert told.code == 0, told.err
+    small = AutoTokenizer.from_pretrained(tmp_path / "small")
+    assert small.tokenize(CORPUS[0]) == tiny.tokenizer().tokenize(CORPUS[0])
+    assert "great" not in small.get_vocab()
