@@ -9,7 +9,7 @@ from compress.bench.protocol import DeviceError, Setting
 from compress.errors import did_you_mean
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-LONE = (".onnx", ".xml")
+LONE = (".onnx", ".xml", ".tflite")
 """Files that are raced without a bundle around them."""
 
 
@@ -50,7 +50,7 @@ def cpu_list(chosen: Sequence[int]) -> str:
 
 
 def files(paths: Sequence[Path], precision: str = "") -> dict[str, Path]:
-    """Name -> file of every bundle's files, as `runs/sst2/bundle:int8`, and of lone .onnx and .xml files by their path.
+    """Name -> file: every bundle's files, as `runs/sst2/bundle:int8`, and lone ones, by their path.
 
     `precision`: those to keep, comma-separated; '' keeps all. Raises BundleError for what is no bundle, DeviceError for
     a precision that none has, or a path given twice.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -60,8 +61,8 @@ def open_device(
     affinity the CPUs to run on, where the device can choose; none: wherever its system likes
     python   ssh: the interpreter there that has onnxruntime
     native   adb: the program that measures on the phone, instead of its browser
-    assets   browser: onnxruntime-web's tarball or folder, where npm cannot get it
-    webgpu   browser: whether to run on the GPU what it has kernels for
+    assets   browser, adb: onnxruntime-web's tarball or folder, where npm cannot get it
+    webgpu   browser, adb: whether to run on the GPU what it has kernels for
     """
     kind, colon, where = name.partition(":")
     given = {"affinity": bool(affinity), "lan": lan, "python": python != "python3", "native": native is not None}
@@ -81,6 +82,13 @@ def open_device(
 
         with browser(lan=lan, timeout=timeout, say=say, assets=assets, webgpu=webgpu) as page:
             yield page
+    elif kind == "adb" and bool(where) == bool(colon):
+        from compress.bench.adb import adb
+        from compress.bench.browser import browser
+
+        visit = partial(browser, timeout=timeout, say=say, assets=assets, webgpu=webgpu)
+        with adb(where, page=visit, native=native, affinity=affinity, timeout=timeout, say=say) as phone:
+            yield phone
     else:
         raise DeviceError(
             f"--device {name}: no such device; expected local, ssh:[user@]host[:port], browser, adb or adb:SERIAL."

@@ -23,6 +23,8 @@ def timing_job(path: Path) -> dict[str, Any]:
 
 def logits_job(path: Path) -> dict[str, Any]:
     """The job of answering rows."""
+    if path.suffix == ".tflite":
+        raise ExportError(f"{path}: a .tflite file is measured by --device adb --native benchmark_model only")
     entries = _properties(path) if path.suffix == ".xml" else session_entries(read_model(path))
     return {"runtime": runtime_of(path), "entries": entries, "warm_up": WARM_UP, "threads": 1}
 

@@ -9,7 +9,7 @@ from compress.cli.options import Json, console, told
 
 
 def bench(
-    bundles: Annotated[list[Path], typer.Argument(help="Bundles, .onnx or .xml files, raced against each other.")],
+    bundles: Annotated[list[Path], typer.Argument(help="Bundles, .onnx, .xml or .tflite files: raced together.")],
     device: Annotated[str, typer.Option(help="local, ssh:[user@]host[:port], browser, adb or adb:SERIAL.")] = "local",
     precision: Annotated[str, typer.Option(help="Which files of the bundles, as in int8,fp32; all of them.")] = "",
     threads: Annotated[str, typer.Option(help="Thread counts, comma-separated.")] = "1",
