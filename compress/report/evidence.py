@@ -1,9 +1,11 @@
 """What was proved of a bundle's files goes into its report.json."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from math import isfinite
 
+from compress.errors import BundleError
 from compress.evidence import Certificate, Sensitivity, Tried
 from compress.export.bundle import Bundle
 from compress.report.report import Report
@@ -22,8 +24,13 @@ def keep(
 
     A certificate takes the place of an older one of the same file on the same device and runtime; a race takes the
     place of an older one on the same device; sensitivities, of all older ones. What is not given stays. A bundle
-    without a report, as one exported from a checkpoint, gets one that holds nothing else.
+    without a report, as one exported from a checkpoint, gets one that holds nothing else. Raises BundleError for a
+    figure that is not finite: JSON has no words for it.
     """
+    for each in (*certificates, *sensitivity, *tuning):
+        for name, value in asdict(each).items():
+            if isinstance(value, float) and not isfinite(value):
+                raise BundleError(f"{bundle.path}: {type(each).__name__.lower()}: {name} is {value}; nothing was kept")
     report = report_of(bundle)
     proved = {(each.artefact, each.device, each.runtime): each for each in (*report.certificates, *certificates)}
     raced = {each.device for each in tuning}

@@ -3,6 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from compress.errors import BundleError
 from compress.evidence import Certificate, Sensitivity, Tried
 from compress.export.bundle import Bundle
 from compress.report import Report
@@ -38,3 +41,10 @@ def test_evidence_replaces_what_it_proves_anew(tmp_path: Path) -> None:
     assert report.sensitivity == (hurt,)
     assert [(each.variant, each.device) for each in report.tuning] == [("raw", "browser"), ("merged", "local")]
     assert report.rows == report_of(bundle).rows != ()
+
+
+def test_figures_that_are_none_are_refused_and_nothing_is_kept(tmp_path: Path) -> None:
+    bundle = write(tmp_path / "bundle")
+    with pytest.raises(BundleError, match="certificate: after is nan"):
+        keep(bundle, certificates=[replace(HERE, after=float("nan"))])
+    assert Bundle.load(bundle.path) == bundle
