@@ -68,7 +68,8 @@ class Tried:
 
     variant      `raw, dynamic int8`; entries: session settings it ran with
     p50_ms       setting name (`1 thread, batch 1, 128 tokens`) -> median; ratio: setting -> p50 / p50 of the first one
-    difference   the largest |logit difference| from the model; agreement: of answers with fp32's, where rows were given
+    difference   the largest |logit difference| from the model; None where it does not run, or answers no numbers
+    agreement    of answers with fp32's, where rows were given
     fused        operator -> how many of it onnxruntime runs
     passed       parity held; reason: why not, or a warning, as a fusion that should have been there and was not
     """
@@ -77,7 +78,7 @@ class Tried:
     device: str
     p50_ms: Mapping[str, float]
     ratio: Mapping[str, float]
-    difference: float
+    difference: float | None
     file_mb: float
     passed: bool
     chosen: bool

@@ -1,0 +1,200 @@
+"""The files one model can be: forms of its graph, session settings, ways to int8. Built here, raced by `tune`."""
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+import onnxruntime
+from onnx import ModelProto
+
+from compress.bench.runner import session_options
+from compress.export.graphs import PLAIN, Form, rewritten
+from compress.export.graphs.fused import attention_fused
+from compress.export.int8 import quantize_dynamic
+from compress.export.session import (
+    SESSION_KEY,
+    SESSION_WHY_KEY,
+    UNFUSED_SKIP,
+    UNFUSED_SKIP_WHY,
+    UNOPENED,
+    metadata,
+    read_model,
+    session_entries,
+)
+from compress.quantize.calibrate import cut, observe
+from compress.quantize.learned import quantize_learned
+from compress.quantize.products import products
+from compress.quantize.static import quantize_static
+
+if TYPE_CHECKING:
+    from compress.export.predictor import Row
+
+FUSED = (
+    "Attention",
+    "BiasGelu",
+    "DynamicQuantizeMatMul",
+    "EmbedLayerNormalization",
+    "FusedMatMul",
+    "Gelu",
+    "MatMulIntegerToFloat",
+    "QAttention",
+    "SkipLayerNormalization",
+)
+"""Operators that onnxruntime makes of several of a file's, or that are made for it."""
+
+INTEGER = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
+
+FORMS = (Form(tokens_first=False), Form(merged=True), PLAIN)
+PERCENTILE = 99.99
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One file of the race.
+
+    expects  operators of which onnxruntime should run some, when it opens the file: one of each group
+    fused    those of FUSED that it runs, and how many
+    warning  what should have been there and is not; '' where all is as expected
+    form     how the graph was rewritten; None: it is as exported
+    quantise whether int8 is made of it too
+    """
+
+    name: str
+    path: Path
+    expects: tuple[tuple[str, ...], ...] = ()
+    fused: Mapping[str, int] = field(default_factory=dict)
+    warning: str = ""
+    form: Form | None = None
+    quantise: bool = True
+
+    @property
+    def entries(self) -> dict[str, str]:
+        return session_entries(read_model(self.path), self.path)
+
+    def counted(self) -> "Variant":
+        """With what onnxruntime, on this machine, makes of the file."""
+        found = fused_operators(self.path)
+        missing = [" or ".join(group) for group in self.expects if not any(found.get(name) for name in group)]
+        told = [f"onnxruntime should run {name} here, and does not" for name in missing]
+        return replace(self, fused=found, warning="; ".join(told))
+
+
+def fused_operators(path: Path) -> dict[str, int]:
+    """Of the graph that onnxruntime really runs, the fused operators and their number. {} for a file it cannot open."""
+    options = session_options(1, session_entries(read_model(path), path))
+    with tempfile.TemporaryDirectory() as scratch:
+        options.optimized_model_filepath = str(Path(scratch) / "optimised.onnx")
+        try:
+            onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except UNOPENED:
+            return {}
+        graph = onnx.load_model(options.optimized_model_filepath).graph
+    run = Counter(node.op_type for node in graph.node)
+    return {name: run[name] for name in FUSED if run[name]}
+
+
+def fp32_variants(source: Path, folder: Path) -> list[Variant]:
+    """Forms of the fp32 file `source`, as `to_onnx` writes it, each in `folder`; the first is `source` as it is."""
+    raw = read_model(source)
+    made = [_saved("fp32", raw, folder), _with_norms("fp32", raw, folder)]
+    for norms in (False, True):
+        if (found := attention_fused(raw, norms=norms)) is not None:
+            put = _with_norms if norms else _saved
+            fused = put("fp32, onnxruntime's fused attention", found, folder, ("Attention",))
+            made.append(replace(fused, quantise=False))  # QAttention was slower wherever it was measured
+    for form in FORMS:
+        new = rewritten(raw, form)
+        if (form.tokens_first and not new.turned) or (form.merged and not new.merged):
+            continue  # the same graph as of the form before
+        left = f"attention of {new.softmaxes - new.attentions} of {new.softmaxes} layers is of no known form"
+        for put in (_saved, _with_norms) if form == PLAIN else (_saved,):
+            one = put(f"fp32, {form}", new.model, folder, ("FusedMatMul",) if new.turned else ())
+            told = [left] if new.attentions < new.softmaxes else []
+            made.append(replace(one, form=form, warning="; ".join((*told, *filter(None, [one.warning])))))
+    return made
+
+
+def int8_variants(
+    sources: Sequence[Variant],
+    folder: Path,
+    *,
+    keep: Sequence[str] = (),
+    calibration: "Sequence[Row]" = (),
+    learned: Mapping[str, Sequence[float]] | None = None,
+) -> list[Variant]:
+    """int8 of fp32 files: dynamic of each, with one scale per matrix of the fastest form, and static of it where there
+    are rows to calibrate on. Of a model trained for int8, static of each with the `learned` ranges instead.
+
+    Products named in `keep` stay float32; a file in which one of them was merged with others is passed over.
+    """
+    able = [
+        source
+        for source in sources
+        if source.quantise and set(keep) <= {each.name for each in products(read_model(source.path).graph)}
+    ]
+    if learned:
+        way = partial(quantize_learned, learned=learned, keep=keep)
+        unmerged = [source for source in able if source.form is None or not source.form.merged]
+        return [_quantised(source, "static int8, ranges learned in training", folder, way) for source in unmerged]
+    made = [_quantised(source, "dynamic int8", folder, partial(quantize_dynamic, keep=keep)) for source in able]
+    for source in able:
+        if source.form == PLAIN and source.entries:
+            per_matrix = partial(quantize_dynamic, keep=keep, per_channel=False)
+            made.append(_quantised(source, "dynamic int8 per matrix", folder, per_matrix))
+            made += _static(source, folder, keep, calibration)
+    return made
+
+
+def _static(source: Variant, folder: Path, keep: Sequence[str], calibration: "Sequence[Row]") -> list[Variant]:
+    if not calibration:
+        return []
+    seen = observe(source.path, calibration)
+    extremes, most = cut(seen, "minmax"), cut(seen, "percentile", PERCENTILE)
+    ways = {
+        "static int8, minmax": partial(quantize_static, ranges=extremes, keep=keep),
+        f"static int8, percentile {PERCENTILE:g}": partial(quantize_static, ranges=most, keep=keep),
+        "static int8, minmax, qdq": partial(quantize_static, ranges=extremes, keep=keep, form="qdq"),
+    }
+    return [_quantised(source, name, folder, way) for name, way in ways.items()]
+
+
+def _quantised(source: Variant, way: str, folder: Path, quantise: Callable[[Path, Path], None]) -> Variant:
+    target = _next(folder)
+    quantise(source.path, target)
+    return replace(
+        source, name=source.name.replace("fp32", way, 1), path=target, expects=(*source.expects, INTEGER)
+    ).counted()
+
+
+def _saved(
+    name: str,
+    model: ModelProto,
+    folder: Path,
+    expects: Sequence[str] = (),
+    *,
+    entries: Mapping[str, str] = UNFUSED_SKIP,
+    why: str = UNFUSED_SKIP_WHY,
+) -> Variant:
+    """The model as a file that asks for these session settings."""
+    target, made = _next(folder), ModelProto()
+    made.CopyFrom(model)
+    told = {**metadata(model), SESSION_KEY: json.dumps(dict(entries)), SESSION_WHY_KEY: why}
+    onnx.helper.set_model_props(made, told)
+    onnx.save_model(made, target)
+    return Variant(name, target, tuple((each,) for each in expects)).counted()
+
+
+def _with_norms(name: str, model: ModelProto, folder: Path, expects: Sequence[str] = ()) -> Variant:
+    """The same, with onnxruntime's SkipLayerNormalization."""
+    why = "Fused norms were the fastest of all variants where this file was tuned."
+    return _saved(f"{name}, fused norms", model, folder, (*expects, "SkipLayerNormalization"), entries={}, why=why)
+
+
+def _next(folder: Path) -> Path:
+    return folder / f"{len(list(folder.iterdir()))}.onnx"
