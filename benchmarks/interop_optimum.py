@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""Do bundles written under transformers 5 load where optimum lives? (optimum-onnx needs transformers < 4.58.)
+"""Do folders exported under transformers 5 load where optimum lives? (optimum-onnx needs transformers < 4.58.)
 
 Run by the python of a venv of its own, without compress in it:
 
     python3 -m venv optimum
     optimum/bin/pip install torch==2.13.0
     optimum/bin/pip install transformers==4.57.6 optimum==2.1.0 optimum-onnx==0.1.0 onnxruntime==1.31.1 onnx==1.23.2
-    optimum/bin/python benchmarks/interop_optimum.py runs/sst2/bundle ...
+    optimum/bin/pip install sentence-transformers==6.2.0
+    optimum/bin/python benchmarks/interop_optimum.py runs/sst2/bundle embeddings/ gpt2/ ...
 
-For every bundle: AutoTokenizer and AutoModelForSequenceClassification load it as it is, with its labels and the tokens
-of its tokenizer.json; ORTModelForSequenceClassification loads both ONNX files, and gives torch's logits from the
-float32 one and plain onnxruntime's from the int8 one. Prints one line per bundle; exits with 1 if any fails.
+A bundle: AutoTokenizer and the Auto class of its head load it as it is, with its labels and the tokens of its
+tokenizer.json; the ORTModel of its head loads both ONNX files, and gives torch's logits from the float32 one and plain
+onnxruntime's from the int8 one. Embeddings: the same with ORTModelForFeatureExtraction, and sentence-transformers gives
+the same vectors with backend="onnx" as with torch. A model that writes text: ORTModelForCausalLM or
+ORTModelForSeq2SeqLM writes what transformers writes, greedily and with beams. Prints one line per folder; exits with 1
+if any fails.
 """
 
 import argparse
@@ -19,60 +23,123 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnxruntime
 import torch
-from optimum.onnxruntime import ORTModelForSequenceClassification
+import transformers
+from optimum import onnxruntime as optimum
 from tokenizers import Tokenizer
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BatchEncoding
+from transformers import AutoTokenizer, BatchEncoding
 
 TEXTS = ["a good film, and never dull!", "The plot is very poor; it was sad", "a dull scene and " * 30]
 TOLERANCE = 1e-4
+HEADS = {
+    "classification": "ModelForSequenceClassification",
+    "multilabel": "ModelForSequenceClassification",
+    "regression": "ModelForSequenceClassification",
+    "tagging": "ModelForTokenClassification",
+    "qa": "ModelForQuestionAnswering",
+    "embeddings": "Model",
+}
+ORT_HEADS = {**HEADS, "embeddings": "ModelForFeatureExtraction"}
+OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
+FILES = ("model.onnx", "model_quantized.onnx")
 
 
 def check(folder: Path) -> str:
     """The measured differences in words; raises AssertionError, or what the libraries raise."""
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    task = manifest["task"]
+    if (folder / "manifest.json").is_file():
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        return check_outputs(folder, manifest["task"]["kind"], manifest["max_length"], manifest["task"])
+    contents = json.loads((folder / "contents.json").read_text(encoding="utf-8"))
+    if contents["kind"] == "generative":
+        return check_writer(folder)
+    words = check_outputs(folder, "embeddings", contents["max_length"], {"labels": [], "text": ["text"]})
+    return f"{words}, {check_vectors(folder)}" if (folder / "modules.json").is_file() else words
+
+
+def check_outputs(folder: Path, kind: str, max_length: int, task: dict[str, Any]) -> str:
     pairs = (TEXTS, TEXTS[::-1]) if len(task["text"]) == 2 else (TEXTS,)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.model_max_length == manifest["max_length"], "tokenizer: other length"
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    assert tokenizer.model_max_length == max_length, "tokenizer: other length"
+    model = getattr(transformers, f"Auto{HEADS[kind]}").from_pretrained(folder).eval()
     if task["labels"]:
         assert list(model.config.id2label.values()) == task["labels"], "config.json: other labels"
 
     plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    plain.enable_truncation(manifest["max_length"])
+    plain.enable_truncation(max_length)
     for row in zip(*pairs, strict=True):
         assert tokenizer(*row, truncation=True)["input_ids"] == plain.encode(*row).ids, "tokenizer: other tokens"
 
     # Row by row: an int8 graph scales its activations by the whole batch.
     rows = [tokenizer(*row, truncation=True, return_tensors="pt") for row in zip(*pairs, strict=True)]
     with torch.no_grad():
-        expected = torch.cat([model(**row).logits for row in rows])
+        expected = flat([model(**row) for row in rows])
     words = []
-    for name in ("model.onnx", "model_quantized.onnx"):
-        runtime = ORTModelForSequenceClassification.from_pretrained(folder, subfolder="onnx", file_name=name)
-        logits = torch.cat([runtime(**row).logits for row in rows])
-        reference = expected if name == "model.onnx" else plain_logits(folder / "onnx" / name, rows)
-        difference = (logits - reference).abs().max().item()
-        assert difference <= TOLERANCE, f"{name}: logits differ by {difference:.2g}"
+    for name in FILES:
+        head = getattr(optimum, f"ORT{ORT_HEADS[kind]}")
+        runtime = head.from_pretrained(folder, subfolder="onnx", file_name=name)
+        found = flat([runtime(**row) for row in rows])
+        reference = expected if name == FILES[0] else plain_outputs(folder / "onnx" / name, rows)
+        difference = (found - reference).abs().max().item()
+        assert difference <= TOLERANCE, f"{name}: outputs differ by {difference:.2g}"
         words.append(f"{name} {difference:.1e}")
-    return ", ".join(words) + f" (int8 from fp32 {(logits - expected).abs().max():.1e})"
+    return ", ".join(words) + f" (int8 from fp32 {(found - expected).abs().max():.1e})"
 
 
-def plain_logits(path: Path, rows: list[BatchEncoding]) -> torch.Tensor:
+def flat(outputs: list[Any]) -> torch.Tensor:
+    return torch.cat([output[name].flatten() for output in outputs for name in OUTPUTS if name in output])
+
+
+def plain_outputs(path: Path, rows: list[BatchEncoding]) -> torch.Tensor:
     session = onnxruntime.InferenceSession(path)
     names = [node.name for node in session.get_inputs()]
+    wanted = [node.name for node in session.get_outputs() if node.name in OUTPUTS]
     feeds = [{name: row[name].numpy() for name in names} for row in rows]
-    return torch.cat([torch.from_numpy(session.run(["logits"], feed)[0]) for feed in feeds])
+    return flat([dict(zip(wanted, map(torch.from_numpy, session.run(wanted, feed)), strict=True)) for feed in feeds])
+
+
+def check_vectors(folder: Path) -> str:
+    """sentence-transformers with torch, with ONNX, and what the file itself calls sentence_embedding."""
+    from sentence_transformers import SentenceTransformer
+
+    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS, batch_size=1)
+    words = []
+    for name in FILES:
+        settings = {"file_name": f"onnx/{name}", "provider": "CPUExecutionProvider"}
+        model = SentenceTransformer(str(folder), device="cpu", backend="onnx", model_kwargs=settings)
+        found = model.encode(TEXTS, batch_size=1)
+        cosine = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+        if name == FILES[0]:
+            assert np.abs(found - expected).max() <= TOLERANCE, f"{name}: other vectors: {cosine}"
+        words.append(f"{name} cosine {cosine.min():.4f}")
+    return "sentence-transformers " + ", ".join(words)
+
+
+def check_writer(folder: Path) -> str:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    pair = (folder / "onnx/encoder_model.onnx").is_file()
+    kind = "ModelForSeq2SeqLM" if pair else "ModelForCausalLM"
+    model = getattr(transformers, f"Auto{kind}").from_pretrained(folder).eval()
+    names = {} if pair else {"file_name": FILES[0]}
+    runtime = getattr(optimum, f"ORT{kind}").from_pretrained(folder, subfolder="onnx", **names)
+    for text in TEXTS[:2]:
+        row = dict(tokenizer(text, return_tensors="pt"))
+        row.pop("token_type_ids", None)
+        for beams in (1, 3):
+            settings = {"max_new_tokens": 12, "do_sample": False, "num_beams": beams, "pad_token_id": 0}
+            expected, found = (each.generate(**row, **settings).tolist() for each in (model, runtime))
+            assert found == expected, f"{beams} beams: {found}, expected {expected}"
+    return f"{kind} writes the same, greedily and with 3 beams"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bundles", nargs="+", type=Path)
+    parser.add_argument("folders", nargs="+", type=Path)
     failed = False
-    for folder in parser.parse_args().bundles:
+    for folder in parser.parse_args().folders:
         with warnings.catch_warnings(record=True):
             try:
                 print(f"ok      {folder}: {check(folder)}")

@@ -1,6 +1,7 @@
 """Weights, config and tokenizer on disk, as every version of transformers from 4 on loads them."""
 
 import copy
+import inspect
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,8 @@ from typing import Any
 
 
 def save(folder: Path, model: Any, tokenizer: Any, max_length: int) -> None:
-    """Model and tokenizer, which stay as they are; the tokenizer's file cuts texts to `max_length` tokens."""
+    """Model and tokenizer, which stay as they are; the tokenizer's file cuts texts to `max_length` tokens, and makes
+    what this model reads: a student may be of another family than the teacher whose tokenizer it has."""
     words = copy.deepcopy(tokenizer)  # the backend carries the padding and truncation of its last call into the file
     words.backend_tokenizer.no_padding()
     words.backend_tokenizer.no_truncation()
@@ -17,12 +19,13 @@ def save(folder: Path, model: Any, tokenizer: Any, max_length: int) -> None:
     with _no_progress_bars():
         model.save_pretrained(folder)
         words.save_pretrained(folder)
-    _as_transformers_4_reads(folder / "tokenizer_config.json")
+    read = [name for name in words.model_input_names if name in inspect.signature(model.forward).parameters]
+    _as_transformers_4_reads(folder / "tokenizer_config.json", read)
 
 
-def _as_transformers_4_reads(path: Path) -> None:
+def _as_transformers_4_reads(path: Path, inputs: list[str]) -> None:
     """Words of transformers 5 that 4.x fails on, in the words that both read; and no trace of the machine."""
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = json.loads(path.read_text(encoding="utf-8")) | {"model_input_names": inputs}
     if config["tokenizer_class"] == "TokenizersBackend":
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     if isinstance(config.get("extra_special_tokens"), list):

@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Do exported folders say the same in transformers.js as in Python?
+
+    python benchmarks/interop_js.py runs/sst2/bundle embeddings/ gpt2/ ... [--modules DIR]
+
+For every folder, a bundle, embeddings or a model that writes text, and for its fp32 and its int8 file: the tokens are
+those of tokenizer.json, the outputs those of onnxruntime in Python, the label the one `Bundle.predict` gives, and
+greedy generation writes the same tokens. `--modules` is a folder in whose node_modules @huggingface/transformers is;
+without it, npm installs it into a folder that goes away. Prints one line per file; exits with 1 if any fails.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.data.windows import plain
+from compress.errors import CompressError
+from compress.export.bundle import Bundle
+from compress.export.contents import NAME, Contents
+from compress.export.embeddings import FILES
+from compress.export.generative import ENCODER, Generative
+from compress.export.predictor import open_tokenizer
+from compress.export.session import open_session
+
+PACKAGE = "@huggingface/transformers@4.3.1"
+SCRIPT = Path(__file__).with_suffix(".mjs")
+DTYPES = {"fp32": "fp32", "int8": "q8"}
+TEXTS = (
+    "a good film, and never dull!",
+    "The plot is very poor; it was sad",
+    "Café Zürich, 東京 and naïve 🙂 people",
+    "a dull scene and " * 7,
+)
+"""None is cut: transformers.js cuts a text that is too long without its closing [SEP]."""
+
+TOLERANCE = {"fp32": 1e-5, "int8": 0.05}
+"""Largest difference relative to the largest output. transformers.js does not read a file's session settings: its
+graph is fused otherwise, rounds otherwise, and in int8 a value on the edge falls into the next step."""
+
+
+class MismatchError(AssertionError):
+    """transformers.js says something else."""
+
+
+def kind_of(folder: Path) -> str:
+    """`causal`, `seq2seq`, `embeddings`, or the kind of a bundle's task."""
+    if not (folder / NAME).is_file():
+        return Bundle.load(folder).task.kind
+    if json.loads((folder / NAME).read_text(encoding="utf-8"))["kind"] == "embeddings":
+        return "embeddings"
+    return "seq2seq" if (folder / ENCODER["fp32"]).is_file() else "causal"
+
+
+def rows_for(folder: Path, kind: str) -> list[list[str]]:
+    pairs = kind in ("classification", "multilabel", "regression", "qa") and Bundle.load(folder).task.pair
+    return [[text, other] for text, other in zip(TEXTS, TEXTS[::-1], strict=True)] if pairs else [[t] for t in TEXTS]
+
+
+def compared(folder: Path, kind: str, precision: str, answers: Sequence[Mapping[str, Any]]) -> str:
+    """The measured difference in words. Raises MismatchError."""
+    rows = rows_for(folder, kind)
+    if kind in ("causal", "seq2seq"):
+        made = Generative.load(folder)
+        speaker = made.open(precision)  # type: ignore[arg-type]
+        for answer in answers:
+            ids = [int(each) for each in answer["ids"]]
+            begun = len(ids) if kind == "causal" else 1
+            same(answer["written"][begun:], speaker.continued(ids, new=12), f"{precision}: other text")
+        return f"{len(rows)} texts continued alike"
+    tokenizer: Any = plain(open_tokenizer(folder))
+    if kind == "embeddings":
+        file, length = folder / FILES[precision], Contents.read(folder, "embeddings").max_length
+    else:
+        bundle = Bundle.load(folder)
+        file, length = bundle.files()[precision], bundle.manifest.max_length
+    tokenizer.enable_truncation(length, strategy="longest_first")
+    session = open_session(file)
+    names = [node.name for node in session.get_outputs()]
+    worst = largest = 0.0
+    for row, answer in zip(rows, answers, strict=True):
+        encoding = tokenizer.encode(*row)
+        same(answer["ids"], encoding.ids, f"{row}: other tokens")
+        columns = {
+            "input_ids": encoding.ids, "attention_mask": encoding.attention_mask, "token_type_ids": encoding.type_ids,
+        }  # fmt: skip
+        found = session.run(names, {node.name: np.array([columns[node.name]]) for node in session.get_inputs()})
+        for name, array in zip(names, found, strict=True):
+            largest = max(largest, float(np.abs(array).max()))
+            worst = max(worst, float(np.abs(array.ravel() - np.array(answer["outputs"][name], np.float32)).max()))
+        if kind == "classification":
+            (said,) = bundle.predict([tuple(row) if len(row) == 2 else row[0]], precision=precision)  # type: ignore[arg-type]
+            same(answer["label"], said.label, f"{row}: other label")  # type: ignore[union-attr]
+    if worst > TOLERANCE[precision] * largest:
+        raise MismatchError(f"{precision}: outputs differ by {worst:.2g} where the largest is {largest:.2g}")
+    return f"{len(rows)} texts, {', '.join(names)} within {worst:.1e} of {largest:.3g}"
+
+
+def same(found: object, expected: object, what: str) -> None:
+    if found != expected:
+        raise MismatchError(f"{what}: {found}, expected {expected}")
+
+
+def run(modules: Path, folders: Sequence[Path]) -> bool:
+    """Whether all folders say the same; prints a line for each file."""
+    jobs = [(folder.resolve(), kind_of(folder), precision) for folder in folders for precision in DTYPES]
+    lines = [
+        json.dumps({"folder": str(folder), "kind": kind, "dtype": DTYPES[precision], "rows": rows_for(folder, kind)})
+        for folder, kind, precision in jobs
+    ]
+    command = ["node", str(SCRIPT), str(modules)]
+    told = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=False)
+    if told.returncode:
+        print(told.stderr, file=sys.stderr)
+    answers = [json.loads(line) for line in told.stdout.splitlines() if line.startswith("[{")]
+    good = len(answers) == len(jobs)
+    for (folder, kind, precision), answer in zip(jobs, answers, strict=False):
+        try:
+            print(f"ok      {folder} {precision}: {compared(folder, kind, precision, answer)}")
+        except (MismatchError, CompressError) as error:
+            good = False
+            print(f"FAILED  {folder} {precision}: {error}")
+    return good
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--modules", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        modules = given.modules or Path(scratch)
+        if given.modules is None:
+            # Scripts of the packages fetch what a CPU does not need.
+            command = ["npm", "install", "--ignore-scripts", "--no-save", "--prefix", scratch, PACKAGE]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        sys.exit(0 if run(modules, given.folders) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What is exported says the same elsewhere: in transformers here, in optimum, sentence-transformers and transformers.js
+where they are. These live in environments of their own, which two variables name:
+
+COMPRESS_OPTIMUM_PYTHON   a python with optimum-onnx and sentence-transformers (see benchmarks/interop_optimum.py)
+COMPRESS_NODE_MODULES     a folder in whose node_modules @huggingface/transformers is (see benchmarks/interop_js.py)
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import (
+    AutoModel,
+    AutoModelForQuestionAnswering,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from compress.data.task import Task
+from compress.export import embeddings, generative
+from compress.export.bundle import Bundle
+from compress.export.pooling import Reading
+from compress.heads import CLASSES
+from tests import tiny
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+PAIR = ("text", "text_pair")
+TASKS = {
+    "labels": Task("classification", ("text",), "label", ("no", "yes", "maybe"), "accuracy"),
+    "pairs": Task("classification", PAIR, "label", ("no", "yes", "maybe"), "accuracy"),
+    "number": Task("regression", PAIR, "score", (), "pearson"),
+    "tags": Task("tagging", ("words",), "tags", ("O", "B-film", "I-film"), "f1"),
+    "spans": Task("qa", ("question", "context"), "answers", (), "f1"),
+}
+TOKENS = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0, "decoder_start_token_id": 0}
+VOCABULARY = len(tiny.SPECIAL) + len(tiny.WORDS)
+
+
+def headed(task: Task) -> Any:
+    """A model for the task: DistilBERT, which has no segments, for tags; BERT otherwise."""
+    heads = {"tagging": AutoModelForTokenClassification, "qa": AutoModelForQuestionAnswering}
+    if task.kind in heads:
+        return tiny.model(
+            "distilbert" if task.kind == "tagging" else "bert", head=heads[task.kind], labels=task.outputs
+        )
+    return tiny.bert(task.outputs)
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A folder of everything that is exported."""
+    place = tmp_path_factory.mktemp("shipped")
+    for name, task in TASKS.items():
+        Bundle.write(
+            place / name, model=headed(task), tokenizer=tiny.tokenizer(), task=task, max_length=64, recipe="",
+            card={"name": name},
+        )  # fmt: skip
+    parts = {"tokenizer": tiny.tokenizer(), "max_length": 64}
+    encoder = tiny.model("bert", head=AutoModel)
+    embeddings.write(place / "vectors", encoder=encoder, reading=Reading("mean", True), name="vectors", **parts)
+    torch.manual_seed(0)
+    gpt2 = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=96, **TOKENS)
+    generative.write(place / "gpt2", model=GPT2LMHeadModel(gpt2).eval(), name="gpt2", **parts)
+    t5 = T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, **TOKENS)
+    generative.write(place / "t5", model=T5ForConditionalGeneration(t5).eval(), name="t5", **parts)
+    return sorted(place.iterdir())
+
+
+def test_transformers_loads_each_and_says_the_same(shipped: list[Path]) -> None:
+    for folder in shipped:
+        if folder.name not in TASKS:
+            continue
+        bundle = Bundle.load(folder)
+        model = getattr(transformers, CLASSES[bundle.task.kind]).from_pretrained(folder).eval()
+        texts = ("a good film", "the plot was dull") if bundle.task.pair else ("a good film",)
+        row = AutoTokenizer.from_pretrained(folder)(*texts, return_tensors="pt")
+        with torch.no_grad():
+            out = model(**row)
+        expected = torch.stack([out.start_logits, out.end_logits], -1) if "start_logits" in out else out.logits
+        plain = {name: tensor[0].tolist() for name, tensor in row.items()}
+        found = bundle.logits([plain], precision="fp32")
+        np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=1e-5)
+
+
+def said(command: list[str], count: int) -> None:
+    told = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert told.stdout.count("ok ") == count
+    assert "FAILED" not in told.stdout
+
+
+@pytest.mark.slow
+def test_optimum_and_sentence_transformers_say_the_same(shipped: list[Path]) -> None:
+    python = os.environ.get("COMPRESS_OPTIMUM_PYTHON")
+    if not python:
+        pytest.skip("COMPRESS_OPTIMUM_PYTHON names no python with optimum-onnx, which needs an environment of its own")
+    said([python, str(BENCHMARKS / "interop_optimum.py"), *map(str, shipped)], len(shipped))
+
+
+@pytest.mark.slow
+def test_transformers_js_says_the_same(shipped: list[Path]) -> None:
+    modules = os.environ.get("COMPRESS_NODE_MODULES")
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    if not modules:
+        pytest.skip("COMPRESS_NODE_MODULES names no folder with @huggingface/transformers")
+    command = [sys.executable, str(BENCHMARKS / "interop_js.py"), "--modules", modules, *map(str, shipped)]
+    said(command, 2 * len(shipped))
+
+
+def test_what_transformers_js_is_compared_with_can_differ(shipped: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison itself: other labels, tokens and numbers are found."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import interop_js
+
+    folder = next(each for each in shipped if each.name == "labels")
+    bundle, rows = Bundle.load(folder), interop_js.rows_for(folder, "classification")
+    tokenizer = interop_js.plain(interop_js.open_tokenizer(folder))
+    answers = []
+    for (text,) in rows:
+        encoding = tokenizer.encode(text)
+        row = {
+            "input_ids": encoding.ids,
+            "attention_mask": encoding.attention_mask,
+            "token_type_ids": encoding.type_ids,
+        }
+        logits = bundle.logits([row], precision="fp32")[0].tolist()
+        label = bundle.task.labels[int(np.argmax(logits))]
+        answers.append({"ids": encoding.ids, "outputs": {"logits": logits}, "label": label})
+    assert "within 0.0e+00" in interop_js.compared(folder, "classification", "fp32", answers)
+    changes: list[dict[str, Any]] = [{"ids": [1]}, {"label": "perhaps"}, {"outputs": {"logits": [9.0, 0.0, 0.0]}}]
+    for change, message in zip(changes, ("other tokens", "other label", "outputs differ by"), strict=True):
+        with pytest.raises(interop_js.MismatchError, match=message):
+            interop_js.compared(folder, "classification", "fp32", [answers[0] | change, *answers[1:]])
+
+
+def test_a_tokenizer_makes_what_the_model_reads(shipped: list[Path]) -> None:
+    """DistilBERT with BERT's tokenizer: `model(**tokenizer(text))` is what everybody writes."""
+    reads = {folder.name: AutoTokenizer.from_pretrained(folder).model_input_names for folder in shipped}
+    assert reads["tags"] == ["input_ids", "attention_mask"]
+    assert reads["labels"] == ["input_ids", "token_type_ids", "attention_mask"]
+    assert reads["t5"] == ["input_ids", "attention_mask"]
