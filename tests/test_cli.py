@@ -140,6 +140,12 @@ def test_distill_as_json_prints_the_report_and_nothing_else(distilled: tuple[com
     assert "bundle:" in told.err
 
 
+def test_the_int8_file_of_distill_comes_with_its_certificate(distilled: tuple[command.Told, Path]) -> None:
+    (found,) = json.loads(distilled[0].out)["certificates"]
+    assert (found["artefact"], found["split"], found["max_drop"]) == ("onnx/model_quantized.onnx", "validation", 0.002)
+    assert "certificate" in (distilled[1] / "report.html").read_text().lower()
+
+
 def test_set_overrides_what_the_recipe_says(distilled: tuple[command.Told, Path]) -> None:
     resolved = yaml.safe_load((distilled[1] / "recipe.yaml").read_text())
     assert resolved["stages"][0]["steps"] == 2
