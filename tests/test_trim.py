@@ -56,7 +56,7 @@ def byte_bpe(*, special: Sequence[str] = ("<s>", "<pad>", "</s>", "<unk>", "<mas
     trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=list(special), initial_alphabet=alphabet)
     tokenizer.train_from_iterator(TEXTS, trainer)
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, bos_token="<s>", pad_token="<pad>", eos_token="</s>", unk_token="<unk>",
         cls_token="<s>", sep_token="</s>", mask_token="<mask>",
     )  # fmt: skip
@@ -73,7 +73,7 @@ def unigram() -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", cls_token="[CLS]", sep_token="[SEP]",
         mask_token="[MASK]",
     )  # fmt: skip

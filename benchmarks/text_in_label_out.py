@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""Does a text file read all of Unicode as its tokenizer does, what does reading cost, and does JavaScript agree?
+
+    python benchmarks/text_in_label_out.py runs/sst2/bundle --data sst2/dev.tsv --out result.json [--node FOLDER]
+
+FOLDER holds a node_modules with onnxruntime-web and onnxruntime-node. Texts come from the first column of a TSV file
+with a header. Latencies are medians of interleaved rounds, one text and one thread at a time: the text file with a
+text, and the bundle's int8 file with the ids that `tokenizers` makes of it, its time included.
+"""
+
+import argparse
+import csv
+import datetime
+import json
+import random
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from tokenizers import Tokenizer
+
+from compress.bench.local import machine
+from compress.data.windows import plain
+from compress.export.bundle import TEXT, Bundle
+from compress.export.predictor import Text
+from compress.export.session import open_session, read_model
+from compress.export.text import frame, text_model
+from compress.export.text.equal import differences, feeds, torture
+from compress.export.text.torture import TEXTS
+from compress.export.text.whole import reader
+from compress.export.text.wordpiece import WordPiece
+
+CHARACTERS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+SCRIPTS = [*range(0x3100), *range(0xAC00, 0xAD00), *range(0xFE00, 0x10000), *range(0x1F300, 0x1F700)]
+
+
+def batched(characters: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [characters[at : at + size] for at in range(0, len(characters), size)]
+
+
+def all_characters() -> dict[str, list[str]]:
+    """Every character inside a word, every one between spaces, and random ones among each other."""
+    draw = random.Random(0)
+    low = [chr(code) for code in SCRIPTS]
+    return {
+        "inside words": ["".join(f"a{each}e " for each in some) for some in batched(CHARACTERS, 40)],
+        "between spaces": [" ".join(some) for some in batched(CHARACTERS, 100)],
+        "random": ["".join(draw.choices(low, k=draw.randint(0, 60))) for _ in range(10_000)],
+    }
+
+
+def equal(bundle: Bundle) -> dict[str, Any]:
+    """How many of these texts are read otherwise; rows are long enough to hold all of each."""
+    words = plain(Tokenizer.from_file(str(bundle.path / "tokenizer.json")))
+    made = frame.read_off(words, pair=False, max_length=512, padding=0)
+    started = time.perf_counter()
+    model = reader(WordPiece.of(words, json.loads(words.to_str())), made, read_model(bundle.files()["int8"]))
+    seconds = time.perf_counter() - started
+    with tempfile.TemporaryDirectory() as scratch:
+        onnx.save_model(model, Path(scratch) / "reader.onnx")
+        session = open_session(Path(scratch) / "reader.onnx", threads=1)
+        kinds: dict[str, Sequence[Text]] = {"hard": torture(made), **all_characters()}
+        told = {
+            kind: {"texts": len(texts), "different": len(differences(session, words, made, texts))}
+            for kind, texts in kinds.items()
+        }
+    return {"made_in_s": seconds, "reader_bytes": model.ByteSize(), "texts": told}
+
+
+def raced(bundle: Bundle, texts: Sequence[str], rounds: int) -> dict[str, float]:
+    """Median milliseconds a text."""
+    opened = open_session(bundle.path / TEXT, threads=1)
+    predictor = bundle.open("int8")
+    names = [node.name for node in predictor.session.get_inputs()]
+
+    def with_ids(text: str) -> None:
+        row = predictor.tokenizer.encode(text)
+        known = {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
+        predictor.session.run(None, {name: np.asarray([known[name]], np.int64) for name in names})
+
+    ways: dict[str, Callable[[str], Any]] = {
+        "text file": lambda text: opened.run(None, feeds([text])),
+        "tokenizers + int8 file": with_ids,
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, run in ways.items():
+            for text in texts:
+                started = time.perf_counter()
+                run(text)
+                times[name].append(1e3 * (time.perf_counter() - started))
+    return {name: statistics.median(each[len(texts) :]) for name, each in times.items()}
+
+
+def in_javascript(bundle: Bundle, texts: Sequence[str], folder: Path, package: str) -> dict[str, Any]:
+    """The largest logit difference from Python, and the labels that differ; without texts that hold U+0000, which in
+    JavaScript end there: the runtime is handed C strings."""
+    texts = [text for text in texts if "\0" not in text]
+    script = Path(__file__).with_suffix(".mjs")
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(list(texts), file)
+        file.flush()
+        command = ["node", str(script), str(folder.resolve()), package, str(bundle.path / TEXT), file.name]
+        told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    session = open_session(bundle.path / TEXT, threads=1)
+    found = [session.run(["label", "logits"], feeds([text])) for text in texts]
+    pairs = list(zip(found, told["answers"], strict=True))
+    return {
+        "version": told["version"],
+        "texts": len(texts),
+        "labels_different": sum(label[0] != other["label"] for (label, _), other in pairs),
+        "largest_logit_difference": max(
+            float(np.abs(logits[0] - other["logits"]).max()) for (_, logits), other in pairs
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--node", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    told = parser.parse_args()
+    with told.data.open(encoding="utf-8") as file:
+        texts = [row[0] for row in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)][1 : told.rows + 1]
+    with tempfile.TemporaryDirectory() as scratch:
+        bundle = text_model(Bundle.load(told.bundle).copied(Path(scratch) / "int8"), texts=texts)
+        whole = text_model(bundle.copied(Path(scratch) / "fp32"), precision="fp32")
+        result = {
+            "command": shlex.join(["python", "benchmarks/text_in_label_out.py", *sys.argv[1:]]),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "machine": machine(),
+            "versions": {name: version(name) for name in ("onnxruntime", "tokenizers", "onnx")},
+            "equal": equal(bundle),
+            "bytes": {"text file": (bundle.path / TEXT).stat().st_size, "int8": bundle.files()["int8"].stat().st_size},
+            "median_ms": raced(bundle, texts, told.rounds),
+        }
+        if told.node:
+            result["javascript"] = {
+                f"{package}, {name}": in_javascript(each, [*texts, *TEXTS], told.node, package)
+                for package in ("onnxruntime-web", "onnxruntime-node")
+                for name, each in (("fp32", whole), ("int8", bundle))
+            }
+    told.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
