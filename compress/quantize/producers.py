@@ -8,8 +8,9 @@ from onnx import numpy_helper
 
 from compress.quantize.products import Product, initializers, products
 
-HEADS_LAST = (0, 2, 1, 3)
-"""The transposition between (batch, tokens, heads, size) and (batch, heads, tokens, size); its own inverse."""
+SWAPS = ((0, 2, 1, 3), (1, 0, 2))
+"""Transpositions that bring heads before tokens, and back: (rows, tokens, heads, size), or (tokens, rows x heads, size)
+where tokens come first."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _turned(graph: _Graph, name: str) -> onnx.NodeProto | None:
     if node is None:
         return None
     perm = next((tuple(each.ints) for each in node.attribute if each.name == "perm"), ())
-    return node if perm == HEADS_LAST else None
+    return node if perm in SWAPS else None
 
 
 def _columns(graph: _Graph, product: Product) -> Producer | None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
+from compress.export.graphs import Form, rewritten
 from compress.export.onnx import to_onnx
 from compress.export.session import read_model
 from compress.quantize.calibrate import ranges
@@ -115,6 +116,21 @@ def test_norms_that_products_alone_read_and_relus_take_the_scales(tmp_path: Path
     }
     assert "layer 1, attn Wqkv" in folded["modernbert"], "a norm before its layer"
     assert "layer 0, output" in folded["mobilebert"], "a ReLU between"
+
+
+@pytest.mark.parametrize("form", [Form(tokens_first=False), Form(), Form(merged=True)], ids=str)
+def test_graphs_rewritten_to_be_faster_are_smoothed_and_quantised_too(form: Form, tmp_path: Path) -> None:
+    source, given, fast = uneven(tmp_path / "model.onnx"), graphs.rows(), tmp_path / "fast.onnx"
+    onnx.save_model(rewritten(read_model(source), form).model, fast)
+    found = smooth(fast, tmp_path / "smooth.onnx", channels(fast, given), alpha=0.6)
+    full = graphs.logits(source, given)
+    assert graphs.logits(tmp_path / "smooth.onnx", given) == pytest.approx(full, abs=2e-4)
+    folded = [
+        layer(each.name) for each in products(read_model(fast).graph) if each.reads in producers(read_model(fast).graph)
+    ]
+    assert ("layer 0, attention output" in folded) == (not form.merged), "merged, the values are a part of a product"
+    quantize_static(tmp_path / "smooth.onnx", tmp_path / "int8.onnx", found)
+    assert np.corrcoef(full.ravel(), graphs.logits(tmp_path / "int8.onnx", given).ravel())[0, 1] > 0.97
 
 
 def test_shared_layers_share_their_scales_and_store_their_weights_once(tmp_path: Path) -> None:
