@@ -13,6 +13,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+LAYER = re.compile(r"(?:\w*layers?|h|blocks?)\.(\d+)")
+REPEATED = re.compile(r"(.+?)_(\d+)")
+"""A module's name where the exporter meets the module again."""
+
 
 @dataclass(frozen=True)
 class Product:
@@ -74,15 +78,18 @@ def table_lookups(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def layer(name: str) -> str:
-    """A product's name as a reader says it: `/model/bert/encoder/layer.3/output/dense/MatMul` is `layer 3, output`.
-
-    What repeats a shared layer in ALBERT's exports, `attention_2`, is told too: it is the layer's third use.
+    """A product's name as a reader says it: `/model/bert/encoder/layer.3/output/dense/MatMul` is `layer 3, output`,
+    and ALBERT's `.../albert_layers.0/attention/query_2/MatMul`, the third use of a shared layer, is
+    `layer 0, attention query, use 3`.
     """
-    parts = [part for part in name.strip("/").split("/")[:-1] if part not in ("dense", "self")]
-    for at, part in enumerate(parts):
-        if match := re.fullmatch(r"(?:layers?|h|blocks?)\.(\d+)", part):
-            return f"layer {match[1]}, {' '.join(parts[at + 1 :]) or 'product'}"
-    return " ".join(parts[2:] if len(parts) > 2 else parts[1:] or parts) or name
+    *parts, last = name.strip("/").split("/")[:-1] or [name]
+    again = REPEATED.fullmatch(last)
+    use = f", use {int(again[2]) + 1}" if again else ""
+    parts = [part for part in (*parts, again[1] if again else last) if part not in ("dense", "self")]
+    for at in reversed(range(len(parts))):
+        if match := LAYER.fullmatch(parts[at]):
+            return f"layer {match[1]}, {' '.join(parts[at + 1 :]) or 'product'}{use}"
+    return (" ".join(parts[2:] if len(parts) > 2 else parts[1:] or parts) or name) + use
 
 
 def _with_bias(

@@ -59,6 +59,14 @@ def test_what_is_added_where_others_look_on_is_no_bias(tmp_path: Path) -> None:
         ("/model/bert/encoder/layer.11/attention/self/query/MatMul", "layer 11, attention query"),
         ("/model/bert/encoder/layer.0/attention/qkv/MatMul", "layer 0, attention qkv"),
         ("/model/distilbert/transformer/layer.2/ffn/lin1/MatMul", "layer 2, ffn lin1"),
+        (
+            "/model/albert/encoder/albert_layer_groups.0/albert_layers.0/attention/query/MatMul",
+            "layer 0, attention query",
+        ),
+        (
+            "/model/albert/encoder/albert_layer_groups.0/albert_layers.0/attention/dense_2/MatMul",
+            "layer 0, attention, use 3",
+        ),
         ("/model/classifier/Gemm", "classifier"),
         ("product", "product"),
     ],
