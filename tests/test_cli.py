@@ -24,8 +24,8 @@ OPTIONS = {
     "pretrain": "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle",
     "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle",
     "export": (
-        "model --out --for --precision --opset --data --text --label --pair --pool --normalise --max-length "
-        "--allow-pickle --json"
+        "model --out --for --precision --opset --tune --device --lan --threads --batch --seq --max-drop --data --text "
+        "--label --pair --pool --normalise --max-length --allow-pickle --json"
     ),
     "quantize": (
         "bundle --data --out --method --calibration --percentile --rows --max-drop --form --reduce-range --device --lan "

@@ -23,7 +23,16 @@ def export(
     ] = "onnx",
     precision: Annotated[str, typer.Option(help="fp32,int8,fp16,w8,q4, comma-separated; default: the format's.")] = "",
     opset: Annotated[int | None, typer.Option(help="ONNX anew from the weights, at this opset.")] = None,
-    data: Annotated[str | None, typer.Option(help="Calibrates static int8 (openvino); as for distill.")] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="First race all forms of the graph, and keep the fastest.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="Where they race: as for bench.")] = "local",
+    lan: Annotated[bool, typer.Option("--lan", help="A browser of another machine may be that device.")] = False,
+    threads: Annotated[str, typer.Option(help="Thread counts to race at, comma-separated.")] = "1",
+    batch: Annotated[str, typer.Option(help="Batch sizes to race at, comma-separated.")] = "1",
+    seq: Annotated[str, typer.Option(help="Lengths in tokens to race at, comma-separated.")] = "32",
+    max_drop: Annotated[float, typer.Option(help="Points of the score that a raced int8 file may lose.")] = 0.5,
+    data: Annotated[str | None, typer.Option(help="Judges int8 in the race, calibrates; as for distill.")] = None,
     text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
     label: Annotated[str | None, typer.Option(help="Label column.")] = None,
     pair: Annotated[bool, typer.Option("--pair", help="A checkpoint's classifier reads two texts.")] = False,
@@ -37,24 +46,25 @@ def export(
 ) -> None:
     """Write a model for another runtime, compare its answers there with ours, and say where it will run well."""
     with told():
+        from compress.bench import asked
         from compress.export import formats
-        from compress.export.formats.calibration import calibration_rows
         from compress.export.formats.outcome import show
+        from compress.export.formats.tuned import Race, RealRows
         from compress.export.source import source
 
         found = source(
             model, pair=pair, pool=pool, normalise=normalise, max_length=max_length, allow_pickle=allow_pickle
         )
-        rows = partial(calibration_rows, data=data, text=text, label=label) if data is not None else None
-        precisions = [each.strip() for each in precision.split(",")] if precision else []
         made = formats.export(
             found,
             out,
             to=to,
-            precisions=precisions,
+            precisions=[each.strip() for each in precision.split(",")] if precision else [],
             opset=opset,
-            calibrate=rows,
+            race=Race(device, asked.settings(threads, batch, seq), max_drop / 100, lan) if tune else None,
+            rows=RealRows(data, text, label) if data is not None else None,
             command=shlex.join(["compress", *sys.argv[1:]]),
+            say=lambda line: console(as_json).print(line, markup=False, highlight=False, soft_wrap=True),
         )
         if as_json:
             print((made.path / formats.NAME).read_text(encoding="utf-8"), end="")

@@ -1,9 +1,15 @@
-"""Weight-only int8 and int4: the file shrinks, the products stay float32. For size, where int8 costs too much score.
+"""Weight-only int8 and int4: what is stored shrinks, activations keep their range. For size, where int8 costs too
+much score.
 
 Weights are quantised in blocks along the inner dimension, each block with a scale (and, in 4 bits, a zero point) of
 its own, and expanded where they are used: matrix products by `MatMulNBits`, embedding tables by `GatherBlockQuantized`,
 both of onnxruntime's own operators (domain com.microsoft). A weight that several nodes read is stored once, and so is
 a table that is also, transposed, the weight of a product.
+
+4 bits are multiplied in float32. For 8 bits onnxruntime's float32 kernel takes twice the time of the fp32 file, so
+they let it round activations too, to int8 with a scale per block, which takes less (TinyBERT 4 x 312, 64 tokens, 1
+thread, x86-64 with VNNI, onnxruntime 1.31, fastest of 450 runs: fp32 3.0 ms, 8 bits 6.4 ms, with rounded activations
+2.4 ms, dynamic int8 1.3 ms; 4 bits 3.3 ms either way).
 """
 
 from collections.abc import Iterator
@@ -27,6 +33,9 @@ SMALL = 2**12
 
 BLOCKS = {8: (32, 64, 128), 4: (32,)}
 """Block sizes to choose from, by bits: of 8 bits the one that gives the smallest file, as any is exact enough."""
+
+ACCURACY = {8: 4, 4: 0}
+"""`accuracy_level` of MatMulNBits by bits; 4: activations may be int8, 0: they are as they come."""
 
 Bits = Literal[8, 4]
 
@@ -209,6 +218,7 @@ class _Graph:
             N=len(weight_NK),
             bits=self.bits,
             block_size=packed.block,
+            accuracy_level=ACCURACY[self.bits],
         )
         if bias:
             yield helper.make_node("Add", [product, bias], [node.output[0]], f"{node.name}.bias")

@@ -180,7 +180,7 @@ def test_the_certificate_of_a_file_comes_along(written: Path, tmp_path: Path) ->
 def test_heads_that_answer_per_token(tmp_path: Path, task: Task, head: Any) -> None:
     model = tiny.model("bert", head=head, labels=task.outputs, hidden=64)
     made = export(given(bundle(tmp_path / "bundle", model, task).path), tmp_path / "out", to="ort", precisions=("w8",))
-    assert made.files[0].difference is not None and made.files[0].difference.relative < 0.1
+    assert made.files[0].difference is not None and made.files[0].difference.relative < 0.2
 
 
 @pytest.mark.parametrize("family", ["distilbert", "roberta", "electra", "albert", "mobilebert", "deberta-v2"])
@@ -217,6 +217,26 @@ def test_an_encoder_and_a_model_that_writes(tmp_path: Path, monkeypatch: pytest.
     assert {each["file"] for each in record(tmp_path / "generative")["files"]} >= {FILES["fp32"], FILES["int8"]}
     with pytest.raises(ExportError, match="writes text, and is exported as ONNX in fp32 and int8 only"):
         export(source(saved), tmp_path / "out", to="ort")
+
+
+@pytest.mark.slow
+def test_a_race_comes_first(tmp_path: Path) -> None:
+    path = bundle(tmp_path / "bundle", tiny.bert(hidden=64)).path
+    words = ["--tune", "--seq", "8", "--data", tiny.reviews(tmp_path / "reviews"), "--max-drop", "1"]
+    told = command.run("export", str(path), *words, "--for", "ort", "--out", str(tmp_path / "out"))
+    assert told.code == 0, told.err
+    assert "kept" in told.out
+    assert record(tmp_path / "out")["source"] == "bundle"
+    assert not (path / "report.json").exists(), "with --out the bundle stays as it was"
+    assert command.run("export", str(path), *words, "--precision", "fp16").code == 0
+    assert report_of(Bundle.load(path)).tuning
+    assert "fp16" in Bundle.load(path).files()
+    for more, said in (
+        (("--opset", "18"), "--tune and --opset"),
+        (("--device", "toaster"), "toaster"),
+    ):
+        out = str(tmp_path / "other")
+        assert command.refused(command.run("export", str(path), *words, *more, "--out", out), tmp_path / "other", said)
 
 
 REFUSED = {

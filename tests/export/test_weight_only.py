@@ -60,7 +60,7 @@ def test_zero_is_exact_and_a_constant_block_survives() -> None:
 
 @pytest.mark.parametrize(("bits", "share"), [(8, 0.35), (4, 0.25)])
 def test_the_file_computes_with_the_stored_weights(wide: Path, tmp_path: Path, bits: Bits, share: float) -> None:
-    """Its logits are those of the model whose weights were rounded in torch: nothing else is approximated."""
+    """Its logits are those of the model whose weights were rounded in torch; of 8 bits activations are rounded too."""
     quantize_weights(wide, tmp_path / "small.onnx", bits=bits)
     model = tiny.bert(3, **WIDE)
     with torch.no_grad():
@@ -70,7 +70,7 @@ def test_the_file_computes_with_the_stored_weights(wide: Path, tmp_path: Path, b
     to_onnx(model, tmp_path / "rounded.onnx")
     rows = rows_for(wide, 64)
     exact, small = onnx_run(tmp_path / "rounded.onnx"), onnx_run(tmp_path / "small.onnx")
-    assert difference(exact, small, rows).relative < 1e-4
+    assert difference(exact, small, rows).relative < (1e-4 if bits == 4 else 0.05)
     assert difference(onnx_run(wide), small, rows).relative > 1e-3, "the weights are not those of the model"
     assert (tmp_path / "small.onnx").stat().st_size < share * wide.stat().st_size + 30_000
 
@@ -122,7 +122,7 @@ def test_a_tied_table_is_stored_once(tmp_path: Path, columns: int, folded: bool)
         given = np.array([[0, 7, 199]])
         rounded = unpack(pack(table, bits))  # type: ignore[arg-type]
         (found,) = session.run(None, {"input_ids": given})
-        assert np.allclose(found, rounded[given] @ rounded.T, atol=1e-4)
+        assert np.allclose(found, rounded[given] @ rounded.T, atol=1e-4 if bits == 4 else 0.3)
 
 
 def test_a_file_without_matrices_is_refused(tmp_path: Path) -> None:

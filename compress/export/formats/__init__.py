@@ -10,7 +10,7 @@ and this, which gives all of them the same frame: the folder is whole or not the
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -21,14 +21,13 @@ from compress.export import manifest as manifests
 from compress.export.formats import onnx
 from compress.export.formats.outcome import Made, Outcome, far_off, versions
 from compress.export.formats.subject import Subject, copy_tokenizer
+from compress.export.formats.tuned import Race, RealRows, tuned
 from compress.export.manifest import Stamp
-from compress.export.source import Shipped, Writer
+from compress.export.source import Shipped, Source, Writer
 from compress.files import filled
 
 if TYPE_CHECKING:
-    from compress.export.bundle import Bundle
-    from compress.export.predictor import Row
-    from compress.export.source import Source
+    from compress.evidence import Tried
 
 Format = Literal["onnx", "ort", "web", "openvino", "executorch", "litert"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -46,7 +45,7 @@ class About:
 
 @dataclass(frozen=True)
 class Exported:
-    """What is in the folder; `sizes` in bytes, by file."""
+    """What is in the folder; `sizes` in bytes, by file; `tried`: what was raced before."""
 
     path: Path
     to: Format
@@ -54,24 +53,29 @@ class Exported:
     sizes: Mapping[str, int]
     verdicts: tuple[str, ...]
     warnings: tuple[str, ...]
+    tried: "tuple[Tried, ...]" = ()
 
 
 def export(
-    source: "Source",
+    source: Source,
     out: Path | None,
     *,
     to: Format = "onnx",
     precisions: Sequence[str] = (),
     opset: int | None = None,
-    calibrate: "Callable[[Bundle], Sequence[Row]] | None" = None,
+    race: Race | None = None,
+    rows: RealRows | None = None,
     command: str = "",
+    say: Callable[[str], None] = lambda _: None,
 ) -> Exported:
     """Writes what `source` holds for another runtime into the folder `out`, or, for `onnx`, into the bundle itself.
 
     precisions   what the weights are held in; the format's own choice where none is given
     opset        ONNX anew from the weights, at this opset; none: the bundle's own files
-    calibrate    gives encoded examples of a bundle's task, to formats that calibrate
+    race         a bundle's files are first raced, and the fastest taken: see `tuned`
+    rows         examples of the task: int8 is calibrated on them, and judged in a race
     command      what is written down as the command that did it
+    say          is told what is being done
 
     Raises ExportError for a precision or opset that cannot be, a missing extra, a model that this format cannot hold,
     or a file whose answers are not the model's; nothing is left then.
@@ -84,6 +88,14 @@ def export(
         raise ExportError("expected --out with the folder to write: only new precisions go into a bundle itself")
     if out is not None:
         _free(out)
+    if race is not None:
+        if opset is not None:
+            raise ExportError(
+                "--tune and --opset: the race is between graphs at our own opset; expected one of the two"
+            )
+        with tuned(source, race, rows, in_place=out is None, say=say) as (fastest, tried):
+            made = export(fastest, out, to=to, precisions=precisions, rows=rows, command=command, say=say)
+            return replace(made, tried=tuple(tried))
     if isinstance(source, Writer):
         if to != "onnx" or precisions or out is None:
             raise ExportError(
@@ -91,7 +103,7 @@ def export(
                 "--out and no --precision"
             )
         return _generative(source, out, opset, command)
-    with Subject.opened(source, opset=opset, calibrate=calibrate) as subject:
+    with Subject.opened(source, opset=opset, rows=rows) as subject:
         if out is None:
             return _in_place(subject, chosen, command)
         with filled(out) as folder:

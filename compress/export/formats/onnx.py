@@ -24,8 +24,7 @@ NOTES = {"fp16": "for GPU and WebGPU", "w8": "for size", "q4": "for size"}
 VERDICTS = {
     "fp16": "fp16: onnxruntime's CPU provider computes most of it in float32, behind casts: on an x86 CPU it saves "
     "space, not time. It is for GPUs and WebGPU",
-    "w8": "w8, q4: products are computed in float32 from weights expanded on the fly; int8 is faster on a CPU, these "
-    "are for a smaller file where int8 activations cost too much score",
+    "w8": "w8, q4: for a smaller file where int8 activations cost too much score; int8 is faster on a CPU",
 }
 
 

@@ -84,7 +84,11 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def show(exported: "Exported", console: "Console") -> None:
-    """The files as a table, then the verdicts and warnings, each a line of its own."""
+    """What was raced and the files as tables, then the verdicts and warnings, each a line of its own."""
+    from compress.export.formats.tuned import table as raced
+
+    if exported.tried:
+        console.print(raced(exported.tried))
     console.print(table(exported))
     for verdict in exported.verdicts:
         console.print(verdict, markup=False, highlight=False)

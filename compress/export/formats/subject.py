@@ -14,6 +14,7 @@ from compress.export.session import metadata, read_model
 from compress.export.trial import Difference, Row, Run, difference, onnx_run, rows_for
 
 if TYPE_CHECKING:
+    from compress.export.formats.tuned import RealRows
     from compress.export.predictor import Row as Tokens
     from compress.export.source import Encoder, Headed, Shipped
 
@@ -36,7 +37,7 @@ class Subject:
     bundle     the folder as a bundle; none of embeddings
     files      its ONNX files by precision
     load       the torch model
-    calibrate  encoded examples for static int8, where there are data
+    real       examples of the task, where there are data
     scratch    a folder for files on the way, gone afterwards
     remade     ONNX files that take the place of all of the folder's: another opset
     warnings   what there is to say of it already
@@ -50,7 +51,7 @@ class Subject:
     model_type: str
     load: Callable[[], Any]
     scratch: Path
-    calibrate: "Callable[[Bundle], Sequence[Tokens]] | None" = None
+    real: "RealRows | None" = None
     remade: Mapping[str, Path] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -61,7 +62,7 @@ class Subject:
         source: "Shipped | Headed | Encoder",
         *,
         opset: int | None,
-        calibrate: "Callable[[Bundle], Sequence[Tokens]] | None",
+        rows: "RealRows | None" = None,
     ) -> Iterator["Subject"]:
         """A checkpoint is first written as what it becomes. Raises ExportError for an opset that cannot be."""
         from compress.export.source import Encoder, Shipped
@@ -88,7 +89,7 @@ class Subject:
                 made.model_type,
                 lambda: _loaded(bundle) if shipped else source.model,  # type: ignore[union-attr]
                 scratch,
-                calibrate,
+                rows,
             )
             yield subject if opset is None else subject._at(opset)
 
@@ -152,7 +153,7 @@ class Subject:
 
     def rows(self) -> "Sequence[Tokens]":
         """Encoded examples to calibrate on; none where there are no data."""
-        return () if self.calibrate is None or self.bundle is None else self.calibrate(self.bundle)
+        return () if self.real is None or self.bundle is None else self.real.calibration(self.bundle)
 
     def _at(self, opset: int) -> "Subject":
         """With fp32 and int8 exported from the weights anew; what the int8 file left in float32 stays so."""

@@ -1,0 +1,119 @@
+"""What an export does with real rows: calibrates on some, and races a bundle's files judged by others."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compress.errors import ExportError
+from compress.export.bundle import Bundle
+from compress.export.source import Encoder, Shipped, Source, Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from datasets import Dataset
+    from rich.table import Table
+
+    from compress.bench.protocol import Setting
+    from compress.evidence import Tried
+    from compress.exam import Exam
+
+ROWS = 256
+"""That ranges are taken from, spread evenly over the training split."""
+
+
+@dataclass(frozen=True)
+class RealRows:
+    """Examples of a task, as `compress distill` names them; read when they are needed.
+
+    data   source; text, label: its columns, where they are not found by themselves
+    """
+
+    data: str
+    text: Sequence[str] | None = None
+    label: str | None = None
+
+    def calibration(self, bundle: Bundle) -> "Dataset":
+        """Encoded examples of the training split. Raises BundleError for data of another task, DataError."""
+        return self._exam(bundle, "train").spread(ROWS).rows
+
+    def exam(self, bundle: Bundle) -> "Exam":
+        """The validation split."""
+        return self._exam(bundle, "validation")
+
+    def _exam(self, bundle: Bundle, split: str) -> "Exam":
+        from transformers import AutoTokenizer
+
+        from compress.data import load_task
+        from compress.exam import Exam
+        from compress.quantize.pipeline import check
+
+        task = bundle.task
+        found = load_task(self.data, text=self.text, label=self.label, kind=task.kind, metric=task.metric)
+        check(bundle, found, self.data)
+        tokenizer = AutoTokenizer.from_pretrained(bundle.path)
+        return Exam.of(task, getattr(found, split), tokenizer, bundle.manifest.max_length)
+
+
+@dataclass(frozen=True)
+class Race:
+    """Where and at what a bundle's files are raced; `max_drop`: of the score, that int8 may lose."""
+
+    device: str
+    settings: "Sequence[Setting]"
+    max_drop: float = 0.005
+    lan: bool = False
+
+
+@contextmanager
+def tuned(
+    source: Source, race: Race, rows: RealRows | None, *, in_place: bool, say: Callable[[str], None]
+) -> Iterator[tuple[Shipped, "Sequence[Tried]"]]:
+    """The bundle with the files that are fastest on the device, and all that were tried: see `compress.export.tune`.
+
+    `in_place`: it becomes the bundle's own; else it is gone afterwards. Raises ExportError for what is no bundle and
+    cannot become one, DeviceError where the device fails.
+    """
+    from compress.bench.device import open_device
+    from compress.export.tune import tune
+
+    if isinstance(source, Encoder | Writer):
+        raise ExportError(f"{source.name}: --tune races files of a model with a head for a task; this one has none")
+    with (
+        tempfile.TemporaryDirectory(prefix="compress-export.") as scratch,
+        open_device(race.device, lan=race.lan, say=say) as device,
+    ):
+        bundle = source.bundle if isinstance(source, Shipped) else source.write(Path(scratch) / "bundle")
+        options: Mapping[str, object] = {}
+        if rows is not None:
+            options = {"exam": rows.exam(bundle), "calibration": rows.calibration(bundle), "data": rows.data}
+        found = tune(
+            bundle,
+            device=device,
+            settings=race.settings,
+            max_drop=race.max_drop,
+            out=None if in_place else Path(scratch) / "tuned" / bundle.path.name,
+            say=say,
+            **options,  # type: ignore[arg-type]
+        )
+        yield Shipped(source.name, found.bundle), found.tried
+
+
+def table(tried: "Sequence[Tried]") -> "Table":
+    """Every variant: its time at each setting, and what became of it."""
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False)
+    settings = list(dict.fromkeys(name for each in tried for name in each.p50_ms))
+    shown.add_column("variant")
+    for name in settings:
+        shown.add_column(f"ms, {name}", justify="right")
+    shown.add_column("")
+    for each in tried:
+        times = [f"{each.p50_ms[name]:.2f}" if name in each.p50_ms else "" for name in settings]
+        became = "kept" if each.chosen else ("" if each.passed else "refused")
+        shown.add_row(each.variant, *times, ": ".join(filter(None, (became, each.reason))))
+    return shown
