@@ -12,13 +12,18 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import set_external_data
 
+from compress.bench.jobs import logits_job, parts
 from compress.data.task import Task
-from compress.errors import BundleError, CompressError, ExportError
+from compress.errors import BundleError, ExportError
 from compress.export.bundle import Bundle
+from compress.export.half import to_float16
 from compress.export.int8 import quantize_dynamic
 from compress.export.manifest import Stamp
 from compress.export.session import SESSION_KEY, open_session, read_model, session_entries, weights_elsewhere
-from tests import tiny
+from compress.export.weight_only import quantize_weights
+from compress.quantize.calibrate import ranges
+from compress.quantize.static import quantize_static
+from tests import command, tiny
 
 ROWS, WIDTH = 9, 4
 VALUES = np.arange(ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
@@ -26,7 +31,14 @@ OPENERS: dict[str, Callable[[Path], object]] = {
     "read": read_model,
     "open": open_session,
     "quantise": lambda path: quantize_dynamic(path, path.parent / "made" / "small.onnx"),
+    "calibrate": lambda path: ranges(path, [ROW]),
+    "static": lambda path: quantize_static(path, path.parent / "made" / "small.onnx", {}),
+    "half": lambda path: to_float16(path, path.parent / "made" / "small.onnx", []),
+    "weights": lambda path: quantize_weights(path, path.parent / "made" / "small.onnx", bits=8),
+    "bench": logits_job,
+    "send": parts,
 }
+ROW = {"input_ids": [1], "attention_mask": [1]}
 
 
 def reader(folder: Path, *, domain: str = "", opset: int = 17, operator: str = "Gather") -> Path:
@@ -176,7 +188,7 @@ def test_a_file_chooses_no_setting_but_how_to_compute(settings: str, message: st
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    task = Task("classification", ("text",), "label", ("no", "yes"), "accuracy")
+    task = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
     return Bundle.write(
         tmp_path_factory.mktemp("hostile") / "bundle",
         model=tiny.bert(), tokenizer=tiny.tokenizer(), task=task, max_length=16, recipe="", card={"name": "tiny"},
@@ -205,8 +217,34 @@ def test_a_bundle_without_a_tokenizer_is_refused(content: bytes | None, bundle: 
         Bundle.load(changed).predict(["good"])
 
 
-def test_a_bundles_onnx_file_is_held_to_the_same(bundle: Path, tmp_path: Path) -> None:
-    evil = pointing(reader(tmp_path / "evil"), "../../secret.bin").read_bytes()
-    changed = forged(bundle, tmp_path / "changed", "onnx/model_quantized.onnx", evil)
-    with pytest.raises(CompressError, match="outside its own folder"):
-        Bundle.load(changed).predict(["good"])
+@pytest.fixture
+def evil(bundle: Path, tmp_path: Path) -> Path:
+    """A bundle whose files keep a weight outside it."""
+    content = pointing(reader(tmp_path / "evil"), "../../secret.bin").read_bytes()
+    half = forged(bundle, tmp_path / "half", "onnx/model_quantized.onnx", content)
+    return forged(half, tmp_path / "whole", "onnx/model.onnx", content)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "{bundle}", "good"),
+        ("bench", "{bundle}", "--seq", "8", "--rounds", "2"),
+        ("bench", "{bundle}/onnx/model.onnx", "--seq", "8", "--rounds", "2"),
+        ("quantize", "{bundle}", "--data", "{data}"),
+        ("export", "{bundle}", "--precision", "fp16"),
+        ("export", "{bundle}", "--out", "{out}"),
+        ("export", "{bundle}", "--out", "{out}", "--for", "ort"),
+        ("export", "{bundle}", "--out", "{out}", "--for", "web"),
+        ("export", "{bundle}", "--out", "{out}", "--for", "openvino"),
+    ],
+)
+def test_every_command_refuses_such_a_bundle(words: tuple[str, ...], evil: Path, tmp_path: Path) -> None:
+    if "openvino" in words:
+        pytest.importorskip("openvino", reason="comes with the extra `openvino`")
+    data = tiny.reviews(tmp_path / "data")
+    told = command.run(*(word.format(bundle=evil, out=tmp_path / "out", data=data) for word in words))
+    assert "outside its own folder" in told.err
+    assert command.refused(told, tmp_path, "nothing was read from there")
+    assert not (tmp_path / "out").exists()
+    Bundle.load(evil)  # as it was
