@@ -27,7 +27,8 @@ def keep(
     without a report, as one exported from a checkpoint, gets one that holds nothing else. Raises BundleError for a
     figure that is not finite: JSON has no words for it.
     """
-    for each in (*certificates, *sensitivity, *tuning):
+    given: tuple[Certificate | Sensitivity | Tried, ...] = (*certificates, *sensitivity, *tuning)
+    for each in given:
         for name, value in asdict(each).items():
             if isinstance(value, float) and not isfinite(value):
                 raise BundleError(f"{bundle.path}: {type(each).__name__.lower()}: {name} is {value}; nothing was kept")
