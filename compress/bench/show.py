@@ -23,7 +23,7 @@ def _facts(result: Result) -> "Table":
     from rich.table import Table
 
     shown = Table.grid(padding=(0, 2))
-    for name, value in {"device": result.device, **result.machine}.items():
+    for name, value in {"measured on": result.device, **result.machine}.items():
         shown.add_row(name, value)
     return shown
 

@@ -172,7 +172,8 @@ def stop(name: str, runners: Runners) -> dict[str, Any]:
 def versions(packages: list[str]) -> dict[str, Any]:
     """Of packages, found by importing them: one for another processor is installed, too, but does not load."""
     names = ", ".join(packages)
-    program = f"import json, {names}; print(json.dumps({{each.__name__: each.__version__ for each in ({names},)}}))"
+    found = f"{{each.__name__: each.__version__.split('-')[0] for each in ({names},)}}"
+    program = f"import json, {names}; print(json.dumps({found}))"
     done = subprocess.run([sys.executable, "-c", program], check=False, stdin=subprocess.DEVNULL, capture_output=True)
     if done.returncode:
         words = done.stderr.decode(errors="replace").strip().splitlines()

@@ -4,12 +4,11 @@ It shows that we speak to adb as its manual says and read what it prints. It sho
 
 What it does is in the JSON file STAND_IN_ADB: `devices` (serial -> state), `gone_after` (calls until the phone is
 unplugged), `prints` (what the program on the phone prints), `times` (its file of runs), `log` (where calls are written
-down), `page` (a command to run with the link when the phone opens it).
+down).
 """
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,8 +43,6 @@ TIMES = "".join(f"0-1x8,{each},61865984,25,{at}\n" for at, each in enumerate(SEC
 
 def _shell(words: Sequence[str], known: Mapping[str, Any]) -> str:
     line = " ".join(words)
-    if known.get("page") and line.startswith("am start"):
-        subprocess.Popen([*known["page"], line.split()[-1].strip("'")])
     answers = {
         "getprop": GETPROP,
         "cat /sys": "schedutil\nschedutil\n",

@@ -1,0 +1,129 @@
+"""What a machine says of itself, and what is told to a runner of a file."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import onnx
+import psutil
+import pytest
+
+from compress.bench import jobs, runner, station
+from compress.bench.local import local
+from compress.bench.protocol import DeviceError, Setting
+from compress.errors import ExportError
+from compress.export.onnx import to_onnx
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model.onnx"
+    to_onnx(tiny.bert(layers=1), path)
+    (path.parent / "config.json").write_text('{"vocab_size": 45}')
+    return path
+
+
+def sensor(folder: Path, name: str, milli: str, *, hwmon: bool = False) -> None:
+    folder.mkdir(parents=True)
+    (folder / ("name" if hwmon else "type")).write_text(f"{name}\n")
+    (folder / ("temp1_input" if hwmon else "temp")).write_text(f"{milli}\n")
+
+
+def test_the_temperature_is_the_processors_where_one_is_named(tmp_path: Path) -> None:
+    assert station.temperature(tmp_path) is None
+    sensor(tmp_path / "thermal" / "thermal_zone0", "acpitz", "91000")
+    assert station.temperature(tmp_path) == 91.0
+    sensor(tmp_path / "thermal" / "thermal_zone1", "cpu-thermal", "48312")
+    sensor(tmp_path / "hwmon" / "hwmon0", "k10temp", "52500", hwmon=True)
+    sensor(tmp_path / "hwmon" / "hwmon1", "coretemp", "-128000", hwmon=True)
+    sensor(tmp_path / "thermal" / "thermal_zone2", "cpu-broken", "what")
+    assert station.temperature(tmp_path) == 52.5
+
+
+def test_which_cpus_are_the_fast_ones(tmp_path: Path) -> None:
+    assert station.clocks(tmp_path) == ""
+    for cpu in range(12):
+        folder = tmp_path / f"cpu{cpu}" / "cpufreq"
+        folder.mkdir(parents=True)
+        (folder / "cpuinfo_max_freq").write_text("1800000" if cpu < 10 else "2400000")
+    assert station.clocks(tmp_path) == "cpu 0-9 1.80 GHz, cpu 10-11 2.40 GHz"
+
+
+def test_openvino_files_race_onnx_files(model: Path, tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    (tmp_path / "config.json").write_text('{"vocab_size": 45}')
+    openvino.save_model(openvino.convert_model(model), tmp_path / "model.xml", compress_to_fp16=False)
+    (tmp_path / "model.session.json").write_text('{"INFERENCE_PRECISION_HINT": "f32"}')
+    assert jobs.timing_job(tmp_path / "model.xml")["entries"] == {"INFERENCE_PRECISION_HINT": "f32"}
+    row = {"input_ids": [2, 9, 3], "attention_mask": [1, 1, 1], "token_type_ids": [0, 0, 0]}
+    with local() as device:
+        files = {"onnx": model, "xml": tmp_path / "model.xml"}
+        found = device.race(files, [Setting(1, 1, 8)], rounds=2, runs=2)
+        (one,), (other,) = (device.logits(file, [row]) for file in files.values())
+        facts = device.facts()
+    assert [each.name for each in found] == ["onnx", "xml"]
+    assert abs(one - other).max() < 1e-5
+    assert "openvino 20" in facts["runtime"]
+    assert "onnxruntime 1." in facts["runtime"]
+
+
+def test_a_property_that_openvino_does_not_know_is_an_error(model: Path, tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    (tmp_path / "config.json").write_text('{"vocab_size": 45}')
+    openvino.save_model(openvino.convert_model(model), tmp_path / "model.xml")
+    (tmp_path / "model.session.json").write_text('{"NO_SUCH_HINT": "f32"}')
+    with local() as device, pytest.raises(DeviceError, match="NO_SUCH_HINT"):
+        device.race({"x": tmp_path / "model.xml"}, [Setting(1, 1, 8)], rounds=2, runs=1)
+
+
+def test_files_that_are_no_job_are_refused(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.xml").write_text("<net/>")
+    with pytest.raises(ExportError, match=r"a\.bin: no such file; expected an OpenVINO model"):
+        jobs.timing_job(tmp_path / "a.xml")
+    (tmp_path / "a.bin").write_bytes(b"")
+    with pytest.raises(ExportError, match=r"no config\.json beside it gives vocab_size"):
+        jobs.timing_job(tmp_path / "a.xml")
+    for content in ("{", "[]"):
+        (tmp_path / "a.session.json").write_text(content)
+        with pytest.raises(ExportError, match=r"a\.session\.json: (not JSON|expected an object)"):
+            jobs.timing_job(tmp_path / "a.xml")
+    with pytest.raises(ExportError, match=r"measured by --device adb --native benchmark_model only"):
+        jobs.logits_job(tmp_path / "a.tflite")
+    onnx.save_model(
+        onnx.load(model), tmp_path / "outside.onnx", save_as_external_data=True, location="weights", size_threshold=0
+    )
+    with pytest.raises(ExportError, match=r"keeps weights in other files .*; expected one file to send"):
+        jobs.parts(tmp_path / "outside.onnx")
+
+
+@pytest.mark.parametrize("stopped", [signal.SIGINT, signal.SIGKILL])
+def test_a_command_that_is_stopped_leaves_no_process_and_no_file(
+    model: Path, tmp_path: Path, stopped: signal.Signals
+) -> None:
+    words = ["bench", str(model), "--seq", "16", "--sustain", "1h", "--rounds", "2", "--runs", "1", "--out", "x.json"]
+    program = f"import sys; sys.argv = ['compress', *{words!r}]; from compress.cli import main; main()"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert "pass 2 of 2" in process.stdout.readline() + process.stdout.readline()
+        mine: list[psutil.Process] = []
+        while not any(str(runner.__file__) in word for each in mine for word in each.cmdline()):
+            mine = psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.3)  # in the middle of the hour
+        os.kill(process.pid, stopped)
+        assert process.wait(30) == (130 if stopped == signal.SIGINT else -signal.SIGKILL)
+    assert psutil.wait_procs(mine, timeout=20)[1] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_login_shell_says_is_passed_over(tmp_path: Path) -> None:
+    from compress.bench.link import connect
+
+    noisy = f'echo Welcome; echo "{{}}"; exec {sys.executable} -P {station.__file__}'
+    with connect(["sh", "-c", noisy], loss=lambda code, words: DeviceError(f"{code} {words}"), timeout=30) as link:
+        assert link.ask(do="temperature").keys() == {"celsius"}
+        assert json.dumps(link.hello["facts"])
