@@ -28,8 +28,8 @@ OPTIONS = {
         "--label --pair --pool --normalise --max-length --allow-pickle --json"
     ),
     "quantize": (
-        "bundle --data --out --method --calibration --percentile --rows --max-drop --form --reduce-range --device --lan "
-        "--text --label --set --seed --json"
+        "bundle --data --out --method --calibration --percentile --rows --max-drop --form --reduce-range --device "
+        "--lan --text --label --set --seed --json"
     ),
     "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --json",
     "predict": "bundle texts... --pair --precision --json",
