@@ -49,7 +49,7 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, ke
         except (AssertionError, RuntimeError, ValueError) as error:  # onnxruntime asserts that weights are numbers
             raise ExportError(f"{source}: cannot be quantised ({type(error).__name__}: {error})") from error
         small = onnx.load_model(partial)
-        if not any(node.op_type == "MatMulInteger" for node in small.graph.node):
+        if not keep and not any(node.op_type == "MatMulInteger" for node in small.graph.node):
             raise ExportError(
                 f"{source}: no matrix product with constant weights was found to quantise; "
                 "expected the fp32 file that to_onnx writes"

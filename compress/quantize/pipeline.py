@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.bench.device import open_device
+from compress.bench.device import Device, open_device
 from compress.bench.protocol import Latency, Setting
 from compress.data import load_task
 from compress.data.task import TaskData
@@ -86,14 +86,7 @@ def quantize(
     found = load_task(data, text=text, label=label, kind=bundle.task.kind, metric=bundle.task.metric, seed=seed)
     check(bundle, found, data)
     if method == "qat":
-        from compress.quantize.qat import trained_for_int8
-
-        if out is None:
-            raise BundleError(
-                f"{bundle.path}: --method qat trains the weights, which makes another bundle: give --out a folder"
-            )
-        say("training for int8")
-        bundle = trained_for_int8(bundle, data, out=out, text=text, label=label, seed=seed, overrides=overrides)
+        bundle = _trained(bundle, out, say, data=data, text=text, label=label, seed=seed, overrides=overrides)
         out = None
     threads = os.cpu_count() or 1
     source = bundle.files()["fp32"]
@@ -112,21 +105,19 @@ def quantize(
             attempt.make, parts, judge, limit=max_drop, say=say,
             costs=lambda: raced(attempt.make, parts, graph, there, max_length=length),
         )  # fmt: skip
-        file = Path(scratch) / "int8.onnx"
-        attempt.make(file, mixed.keep)
+        attempt.make(Path(scratch) / "int8.onnx", mixed.keep)
         split = "validation" if found.test is None else "test"
         exam = examined(split)
         say(f"certifying on {len(exam):,} {split} rows, {there.name}")
-        candidate = bundle.copied(Path(scratch) / "candidate" / bundle.path.name).put("int8", file)
+        candidate = bundle.copied(Path(scratch) / "candidate" / bundle.path.name)
+        candidate = candidate.put("int8", Path(scratch) / "int8.onnx")
         proof = certify(
             candidate, "int8", exam, max_drop=max_drop, device=there, method=attempt.method, split=split,
             data=found.name, kept=mixed.keep,
         )  # fmt: skip
         candidate = carried(candidate, "int8", proof, mixed.sensitivity)
-        files = {"fp32": source, BEFORE: bundle.files()["int8"], "int8": candidate.files()["int8"]}
-        sizes = {name: path.stat().st_size / 1e6 for name, path in files.items()}
-        times = there.race(files, [Setting(1, 1, min(TOKENS, length))], rounds=ROUNDS, runs=RUNS)
-        return Quantized(_taken(bundle, candidate, out), proof, mixed, tuple(times), sizes)
+        times, sizes = _beside(bundle, candidate, there)
+        return Quantized(_taken(bundle, candidate, out), proof, mixed, times, sizes)
 
 
 def keep_score(bundle: Bundle, exam: Exam, *, limit: float, threads: int) -> tuple[Bundle, Mixed]:
@@ -187,6 +178,35 @@ def _attempt(method: Name, bundle: Bundle, settings: Calibrated, limit: float, s
     if method == "smoothquant":
         return settings.smoothquant(source, say)
     return as_written(bundle) if method == "qat" else dynamic(source)
+
+
+def _trained(
+    bundle: Bundle,
+    out: Path | None,
+    say: Say,
+    *,
+    data: str,
+    text: Sequence[str] | None,
+    label: str | None,
+    seed: int,
+    overrides: Sequence[str],
+) -> Bundle:
+    from compress.quantize.qat import trained_for_int8
+
+    if out is None:
+        raise BundleError(
+            f"{bundle.path}: --method qat trains the weights, which makes another bundle: give --out a folder"
+        )
+    say("training for int8")
+    return trained_for_int8(bundle, data, out=out, text=text, label=label, seed=seed, overrides=overrides)
+
+
+def _beside(bundle: Bundle, candidate: Bundle, there: Device) -> tuple[tuple[Latency, ...], dict[str, float]]:
+    """Latencies and sizes of the files before and after."""
+    files = {"fp32": bundle.files()["fp32"], BEFORE: bundle.files()["int8"], "int8": candidate.files()["int8"]}
+    setting = Setting(1, 1, min(TOKENS, bundle.manifest.max_length))
+    times = there.race(files, [setting], rounds=ROUNDS, runs=RUNS)
+    return tuple(times), {name: path.stat().st_size / 1e6 for name, path in files.items()}
 
 
 def _taken(bundle: Bundle, candidate: Bundle, out: Path | None) -> Bundle:

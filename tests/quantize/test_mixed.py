@@ -143,3 +143,13 @@ def test_a_cost_is_what_a_race_of_few_files_shows(tmp_path: Path) -> None:
     assert device.settings[0].seq == 24
     # all-int8, three shapes of weight, pooler, classifier
     assert len(made) == 6
+
+
+@pytest.mark.parametrize("which", ["first", "head", "all"])
+def test_dynamic_int8_leaves_what_it_is_told_heads_too(which: str, tmp_path: Path) -> None:
+    shipped, _ = bundle(tmp_path / "bundle")
+    names = [each.name for each in parts(shipped)]
+    keep = {"first": names[:1], "head": names[-1:], "all": names}[which]
+    as_written(shipped).make(tmp_path / "int8.onnx", keep)
+    found = onnx.load(tmp_path / "int8.onnx").graph
+    assert [node.op_type for node in found.node].count("MatMulInteger") == len(names) - len(keep)
