@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import onnxruntime
+
 from compress.bench import runner, station
 from compress.bench.link import connect
 from compress.bench.protocol import DeviceError, Latency, Setting
@@ -33,8 +35,11 @@ def machine() -> dict[str, str]:
 def local(*, affinity: tuple[int, ...] = (), say: Callable[[str], None] = lambda _: None) -> Iterator[Stationed]:
     # -P: the station's neighbours in its folder must not pass for installed modules
     command = [sys.executable, "-P", str(station.__file__)]
+    loaded = {"onnxruntime": onnxruntime.__version__}
     with connect(command, loss=_lost, timeout=START) as link:
-        yield Stationed("local", link, lambda path: str(path.resolve()), str(runner.__file__), affinity, say, _missing)
+        yield Stationed(
+            "local", link, lambda path: str(path.resolve()), str(runner.__file__), affinity, say, _missing, loaded
+        )
 
 
 def _lost(code: int | None, words: str) -> DeviceError:

@@ -35,7 +35,7 @@ class Stationed:
     affinity  the CPUs that runners are kept on; none: wherever the system likes
     say       is told how far the measuring is
     missing   what to do about a runtime that does not load there: the runtime, why -> the error
-    loaded    runtime -> version, of those that did
+    loaded    runtime -> version, of those known to load there
     """
 
     name: str
@@ -48,7 +48,7 @@ class Stationed:
     loaded: dict[str, str] = field(default_factory=dict)
 
     def facts(self) -> dict[str, str]:
-        """Load and temperature are from before anything was measured; the runtime is what files ran on so far."""
+        """Load and temperature are from before anything was measured."""
         if not self.loaded:
             self._needs("onnxruntime")
         runtimes = ", ".join(f"{name} {version}" for name, version in self.loaded.items())
