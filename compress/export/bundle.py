@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from compress.export.predictor import Prediction, Predictor, Row, Text
 
 Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
-"""What the weights are held in; w8, q4: 8 and 4 bits with products in float32, for size."""
+"""What the weights are held in; w8, q4: weights alone in 8 and 4 bits, for size."""
 
 FILES: Mapping[Precision, str] = {
     "fp32": "onnx/model.onnx",

@@ -40,7 +40,11 @@ def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
     made = []
     for precision in precisions:
         target = folder / f"{STEMS[precision]}.xml"
-        model = openvino.convert_model(_source(subject, precision))
+        source = _source(subject, precision)
+        try:
+            model = openvino.convert_model(source)
+        except RuntimeError as error:
+            raise ExportError(f"{subject.name}: OpenVINO cannot read {source.name}: {str(error)[:500]}") from error
         if precision == "w8":
             _compress(model)
         openvino.save_model(model, target, compress_to_fp16=precision == "fp16")
