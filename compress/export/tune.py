@@ -95,7 +95,8 @@ def tune(
     with tempfile.TemporaryDirectory(prefix="compress-tune.") as scratch:
         folder = Path(scratch)
         say("building fp32 variants")
-        exact = fp32_variants(_exported(bundle, folder), _made(folder / "fp32"))
+        most = max(setting.threads for setting in settings)
+        exact = fp32_variants(_exported(bundle, folder), _made(folder / "fp32"), threads=most)
         checked = check_exact(bundle, device, exact)
         tried, taken = _raced(track, checked)
         chosen: dict[Precision, Path] = {"fp32": taken.variant.path} if not taken.own else {}

@@ -53,6 +53,10 @@ INTEGER = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
 FORMS = (Form(tokens_first=False), Form(merged=True), PLAIN)
 PERCENTILE = 99.99
 
+SLEEPING = {"session.intra_op.allow_spinning": "0"}
+"""On cores that other programs use too, threads that spin while they wait take turns with them: 2 threads took 20 ms
+instead of 2 (docs/export-speed.md). Not measured on a machine that does nothing else."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -99,8 +103,9 @@ def fused_operators(path: Path) -> dict[str, int]:
     return {name: run[name] for name in FUSED if run[name]}
 
 
-def fp32_variants(source: Path, folder: Path) -> list[Variant]:
-    """Forms of the fp32 file `source`, as `to_onnx` writes it, each in `folder`; the first is `source` as it is."""
+def fp32_variants(source: Path, folder: Path, *, threads: int = 1) -> list[Variant]:
+    """Forms of the fp32 file `source`, as `to_onnx` writes it, each in `folder`; the first is `source` as it is. For
+    more than one of `threads`, one whose threads sleep while they wait is among them."""
     raw = read_model(source)
     made = [_saved("fp32", raw, folder), _with_norms("fp32", raw, folder)]
     for norms in (False, True):
@@ -113,7 +118,8 @@ def fp32_variants(source: Path, folder: Path) -> list[Variant]:
         if (form.tokens_first and not new.turned) or (form.merged and not new.merged):
             continue  # the same graph as of the form before
         left = f"attention of {new.softmaxes - new.attentions} of {new.softmaxes} layers is of no known form"
-        for put in (_saved, _with_norms) if form == PLAIN else (_saved,):
+        ways = (_saved, _with_norms, *([_sleeping] if threads > 1 else [])) if form == PLAIN else (_saved,)
+        for put in ways:
             one = put(f"fp32, {form}", new.model, folder, ("FusedMatMul",) if new.turned else ())
             told = [left] if new.attentions < new.softmaxes else []
             made.append(replace(one, form=form, warning="; ".join((*told, *filter(None, [one.warning])))))
@@ -144,7 +150,7 @@ def int8_variants(
         return [_quantised(source, "static int8, ranges learned in training", folder, way) for source in unmerged]
     made = [_quantised(source, "dynamic int8", folder, partial(quantize_dynamic, keep=keep)) for source in able]
     for source in able:
-        if source.form == PLAIN and source.entries:
+        if source.form == PLAIN and source.entries == UNFUSED_SKIP:
             per_matrix = partial(quantize_dynamic, keep=keep, per_channel=False)
             made.append(_quantised(source, "dynamic int8 per matrix", folder, per_matrix))
             made += _static(source, folder, keep, calibration)
@@ -194,6 +200,12 @@ def _with_norms(name: str, model: ModelProto, folder: Path, expects: Sequence[st
     """The same, with onnxruntime's SkipLayerNormalization."""
     why = "Fused norms were the fastest of all variants where this file was tuned."
     return _saved(f"{name}, fused norms", model, folder, (*expects, "SkipLayerNormalization"), entries={}, why=why)
+
+
+def _sleeping(name: str, model: ModelProto, folder: Path, expects: Sequence[str] = ()) -> Variant:
+    """The same, with threads that sleep while they wait for work instead of spinning."""
+    why = f"{UNFUSED_SKIP_WHY} Threads that sleep while they wait were the fastest where this file was tuned."
+    return _saved(f"{name}, sleeping threads", model, folder, expects, entries={**UNFUSED_SKIP, **SLEEPING}, why=why)
 
 
 def _next(folder: Path) -> Path:

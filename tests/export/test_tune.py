@@ -117,6 +117,20 @@ def test_session_settings_that_won_travel_in_the_file(shipped: Bundle) -> None:
     assert "SkipLayerNormFusion" in json.loads(told[SESSION_KEY])["optimization.disable_specified_optimizers"]
 
 
+def test_threads_may_sleep_where_there_are_several(shipped: Bundle, exam: Exam) -> None:
+    name, small = f"{TURNED}, sleeping threads", f"{TURNED_INT8}, sleeping threads"
+    alone = tune(shipped, device=Rule(fastest()), settings=SETTINGS)
+    assert name not in [each.variant for each in alone.tried]
+    device, several = Rule(fastest(name, small)), [Setting(threads=2, seq=8)]
+    tuned = tune(Bundle.load(shipped.path), device=device, settings=several, exam=exam, max_drop=1.0)
+    assert [each.variant for each in tuned.chosen] == [name, small]
+    for precision in ("fp32", "int8"):
+        told = json.loads(metadata(read_model(shipped.path / FILES[precision]))[SESSION_KEY])
+        assert told["session.intra_op.allow_spinning"] == "0"
+        assert "optimization.disable_specified_optimizers" in told
+    assert Bundle.load(shipped.path).predict(["good film"])
+
+
 def test_what_answers_otherwise_is_neither_raced_nor_kept(shipped: Bundle) -> None:
     before = contents(shipped.path)
     device = Rule(
