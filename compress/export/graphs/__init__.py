@@ -57,7 +57,7 @@ class Rewritten:
     attentions  how many of the graph's softmaxes were attention of the known form; the rest stay as they were
     softmaxes   how many there are
     rows        nodes that compute one token instead of all
-    turned      whether tokens are first
+    turned      attentions that have tokens first
     merged      products that became one with others
     """
 
@@ -65,7 +65,7 @@ class Rewritten:
     attentions: int
     softmaxes: int
     rows: int
-    turned: bool
+    turned: int
     merged: int
 
 
@@ -80,7 +80,7 @@ def rewritten(model: ModelProto, form: Form = PLAIN) -> Rewritten:
     softmaxes = sum(node.op_type == "Softmax" for node in net.nodes)
     cores = collapse(net)
     rows = one_token(net) if form.one_token else 0
-    turned = tokens_first(net) if form.tokens_first else False
+    turned = tokens_first(net) if form.tokens_first else 0
     fold_scales(net, cores)
     mask_keys(net, cores)
     merged = merge(net) if form.merged else 0

@@ -7,34 +7,54 @@ from compress.export.graphs.attention import TURNED
 from compress.export.graphs.net import OURS, Net, attribute, set_attribute
 
 
-def tokens_first(net: Net) -> bool:
-    """Turns everything from the last tensor that all attention comes from; False where there is no such tensor."""
+def tokens_first(net: Net) -> int:
+    """Turns everything from the last tensor that all of the first attention comes from; how many attentions are."""
     net.prune()
     attentions = net.attentions()
     start = _start(net, attentions[0]) if attentions else None
     if start is None:
-        return False
-    turned = {start: net.add("Transpose", [start], f"{attentions[0].name}/tokens_first", perm=TURNED)}
-    net.nodes.insert(0, net.nodes.pop())
+        return 0
+    nodes, before = list(net.nodes), _before(net, start)
+    turned: dict[str, str] = {}
     back: dict[str, str] = {}
-    for node in list(net.nodes[1:]):
-        read = [name for name in net.varying(node) if name in turned]
-        if not read:
+    _turn_tensor(net, start, turned)
+    for node in nodes:
+        read = net.varying(node)
+        if not any(name in turned for name in read):
             continue
         if node.domain == OURS or net.tokenwise(node):
-            if all(name in turned for name in net.varying(node)):
+            if all(name in turned or name in before for name in read):
+                for name in read:
+                    _turn_tensor(net, name, turned)
                 _turn(net, node, turned)
                 continue
         elif _takes_tokens(net, node, turned):
             continue
         for name in read:  # what knows no other order gets the old one
-            if name not in back and name != start:
+            if name in turned and name not in back and name not in before:
                 back[name] = net.add("Transpose", [turned[name]], f"{node.name}/rows_first", perm=TURNED)
         node.input[:] = [back.get(name, name) for name in node.input]
     for name in net.outputs:
         if name in turned:
             net.add("Transpose", [turned[name]], f"{name}/rows_first", output=name, perm=TURNED)
-    return True
+    return sum(attribute(node, "tokens_first") for node in attentions)
+
+
+def _turn_tensor(net: Net, name: str, turned: dict[str, str]) -> None:
+    if name not in turned:
+        turned[name] = net.add("Transpose", [name], f"{name}/tokens_first", perm=TURNED)
+
+
+def _before(net: Net, start: str) -> set[str]:
+    """`start`, and the tensors that it comes from token by token: residuals begin there."""
+    writers, found, open_ = net.writers(), set[str](), [start]
+    while open_:
+        name = open_.pop()
+        found.add(name)
+        node = writers.get(name)
+        if node is not None and net.tokenwise(node):
+            open_ += [each for each in net.varying(node) if each not in found]
+    return found
 
 
 def _turn(net: Net, node: NodeProto, turned: dict[str, str]) -> None:

@@ -39,6 +39,7 @@ class Net:
         self.outputs = tuple(each.name for each in graph.output)
         self.kept: set[str] = set()
         inputs = (each.name for each in graph.input)
+        self._named = {node.name for node in self.nodes}
         self._taken = {*self.tensors, *inputs, *(name for node in self.nodes for name in node.output)}
 
     def model(self) -> ModelProto:
@@ -95,8 +96,9 @@ class Net:
 
     def add(self, operator: str, inputs: Sequence[str], name: str, *, output: str = "", **attributes: Any) -> str:
         """Adds a node and returns what it writes: `output`, or a name of its own."""
-        written = output or self._free(f"{name}_output_0")
-        self.nodes.append(onnx.helper.make_node(operator, inputs, [written], name=name, **attributes))
+        called = _unlike(name, self._named)
+        written = output or self._free(f"{called}_output_0")
+        self.nodes.append(onnx.helper.make_node(operator, inputs, [written], name=called, **attributes))
         return written
 
     def replace(self, node: NodeProto, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> None:
@@ -147,12 +149,17 @@ class Net:
         return ordered
 
     def _free(self, name: str) -> str:
-        chosen, count = name, 1
-        while chosen in self._taken:
-            count += 1
-            chosen = f"{name}.{count}"
-        self._taken.add(chosen)
-        return chosen
+        return _unlike(name, self._taken)
+
+
+def _unlike(name: str, taken: set[str]) -> str:
+    """`name`, or one like it that is not taken; taken from now on."""
+    chosen, count = name, 1
+    while chosen in taken:
+        count += 1
+        chosen = f"{name}.{count}"
+    taken.add(chosen)
+    return chosen
 
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
