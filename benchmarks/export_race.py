@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--batch", default="1,8")
     parser.add_argument("--seq", default="32,128")
-    parser.add_argument("--seconds", type=float, default=1.2, help="timed, for each figure")
+    parser.add_argument("--seconds", type=float, default=0.8, help="timed, for each figure")
     parser.add_argument("--trained", type=Path, action="append", default=[], help="bundle of a trained classifier")
     parser.add_argument("--data", help="its data, a folder that compress.load_task reads")
     parser.add_argument("--rows", type=int, default=2000, help="of the validation split, that it is scored on")
