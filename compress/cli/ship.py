@@ -18,8 +18,8 @@ def export(
     model: Annotated[str, typer.Argument(help="A bundle's or run's folder; or a checkpoint: alias, folder, hub id.")],
     out: Annotated[Path | None, typer.Option(help="Folder to write; without it, onnx goes into the bundle.")] = None,
     to: Annotated[
-        Literal["onnx", "ort", "web", "openvino", "executorch", "litert"],
-        typer.Option("--for", help="What is to run it."),
+        Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert"],
+        typer.Option("--for", help="What is to run it; text: the tokenizer is in the file."),
     ] = "onnx",
     precision: Annotated[str, typer.Option(help="fp32,int8,fp16,w8,q4, comma-separated; default: the format's.")] = "",
     opset: Annotated[int | None, typer.Option(help="ONNX anew from the weights, at this opset.")] = None,

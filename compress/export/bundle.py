@@ -111,15 +111,19 @@ class Bundle:
         """The ONNX files that read token ids, by precision: `fp32` and `int8`, and those that were made besides."""
         return {precision: self.path / name for precision, name in FILES.items() if name in self.manifest.files}
 
-    def open(self, precision: Precision = "int8", *, threads: int = 1) -> "Predictor":
-        """The tokenizer and an onnxruntime session, for many calls; `threads` rows run at a time."""
-        from compress.export.predictor import open_predictor
-
+    def check_has(self, precision: Precision) -> None:
+        """Raises BundleError, with what to do, where there is no file of this precision."""
         if FILES[precision] not in self.manifest.files:
             raise BundleError(
                 f"{self.path}: has no {precision} file; it has {', '.join(self.files())}. Make it with: "
                 f"compress export {self.path} --precision {precision}"
             )
+
+    def open(self, precision: Precision = "int8", *, threads: int = 1) -> "Predictor":
+        """The tokenizer and an onnxruntime session, for many calls; `threads` rows run at a time."""
+        from compress.export.predictor import open_predictor
+
+        self.check_has(precision)
         file, made = self.path / FILES[precision], self.manifest
         threshold = math.inf if made.threshold is None else made.threshold
         return open_predictor(

@@ -27,6 +27,7 @@ from compress.export.formats import export
 from compress.export.formats.subject import OPSETS
 from compress.export.session import read_model
 from compress.export.source import Shipped, source
+from compress.export.text import run_text
 from compress.report.evidence import keep, report_of
 from tests import command, generative, tiny
 
@@ -331,3 +332,24 @@ def test_what_is_printed_names_every_file(written: Path, tmp_path: Path) -> None
     assert told.code == 0
     assert "onnx/model_quantized.onnx" in told.out
     assert "certify it there" in " ".join(told.out.split())
+
+
+def test_one_file_takes_texts_and_gives_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
+    task = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
+    shipped, data = bundle(tmp_path / "bundle", task=task), tiny.reviews(tmp_path / "data")
+    out = tmp_path / "app"
+    told = command.run("export", str(shipped.path), "--for", "text", "--out", str(out), "--data", data)
+    assert told.code == 0
+    assert names(out) == {"model_text.onnx", "export.json"}
+    texts = ["a good film", "Dull!", ""]
+    assert [each.label for each in run_text(out / "model_text.onnx", texts)] == [
+        each.label for each in shipped.predict(texts)
+    ]
+    (verdict,) = json.loads((out / "export.json").read_text())["verdicts"]
+    assert "texts of the data as the tokenizer does" in verdict
+    export(given(shipped.path), tmp_path / "both", to="text", precisions=["fp32", "int8"])
+    assert names(tmp_path / "both") >= {"model_text.onnx", "model_text_fp32.onnx"}
+    with pytest.raises(ExportError, match="expected no --opset"):
+        export(given(shipped.path), tmp_path / "no", to="text", opset=18)
+    assert not (tmp_path / "no").exists()

@@ -29,7 +29,7 @@ from compress.files import filled
 if TYPE_CHECKING:
     from compress.evidence import Tried
 
-Format = Literal["onnx", "ort", "web", "openvino", "executorch", "litert"]
+Format = Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 NAME = "export.json"
 
@@ -108,7 +108,7 @@ def export(
             return _in_place(subject, chosen, command)
         with filled(out) as folder:
             outcome = writer.write(subject, folder, chosen)
-            if to != "onnx":  # which copies all there is
+            if to not in ("onnx", "text"):  # which copies all there is, and has it inside
                 copy_tokenizer(subject.folder, folder)
             exported = _exported(out, folder, to, outcome, subject.warnings)
             onnx.add(folder, NAME, _as_json(exported, outcome, folder, subject, command))

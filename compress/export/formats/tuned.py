@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from compress.bench.protocol import Setting
+    from compress.data.task import TaskData
     from compress.evidence import Tried
     from compress.exam import Exam
+    from compress.export.predictor import Text
 
 ROWS = 256
 """That ranges are taken from, spread evenly over the training split."""
@@ -44,18 +46,31 @@ class RealRows:
         """The validation split."""
         return self._exam(bundle, "validation")
 
+    def texts(self, bundle: Bundle) -> "list[Text]":
+        """All texts, or pairs, of validation and test."""
+        found = self._found(bundle)
+        columns = ("text", "text_pair") if bundle.task.pair else ("text",)
+        splits = [split for split in (found.validation, found.test) if split is not None]
+        rows = dict.fromkeys(row for split in splits for row in zip(*(split[name][:] for name in columns), strict=True))
+        return [row if bundle.task.pair else row[0] for row in rows]
+
     def _exam(self, bundle: Bundle, split: str) -> "Exam":
         from transformers import AutoTokenizer
 
-        from compress.data import load_task
         from compress.exam import Exam
+
+        tokenizer = AutoTokenizer.from_pretrained(bundle.path)
+        found = getattr(self._found(bundle), split)
+        return Exam.of(bundle.task, found, tokenizer, bundle.manifest.max_length)
+
+    def _found(self, bundle: Bundle) -> "TaskData":
+        from compress.data import load_task
         from compress.quantize.pipeline import check
 
         task = bundle.task
         found = load_task(self.data, text=self.text, label=self.label, kind=task.kind, metric=task.metric)
         check(bundle, found, self.data)
-        tokenizer = AutoTokenizer.from_pretrained(bundle.path)
-        return Exam.of(task, getattr(found, split), tokenizer, bundle.manifest.max_length)
+        return found
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from compress.export.text.equal import Difference, differences, feeds, torture
 from compress.export.text.frame import Frame
 from compress.export.text.whole import joined, reader
 from compress.export.text.wordpiece import WordPiece
+from compress.files import written
 
 TEXT_KEY: Final = "compress.text"
 """The metadata property that holds the file's `Verdict`, as a JSON object."""
@@ -61,13 +62,22 @@ class Verdict:
 
 
 def text_model(bundle: Bundle, *, precision: Precision = "int8", texts: Sequence[Text] = ()) -> Bundle:
-    """The bundle with `onnx/model_text.onnx`: `text` (batch,) strings, and `text_pair` for pairs -> label, score,
-    probabilities (see `answer.answer`) and logits; it answers as the bundle's file of `precision` does.
+    """The bundle with `onnx/model_text.onnx`, a `text_file` of its file of `precision`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "model_text.onnx"
+        text_file(bundle, file, precision=precision, texts=texts)
+        return bundle.put("text", file)
 
-    Raises ExportError, and leaves the bundle as it was, for a task that answers per token, for a tokenizer of another
-    kind than WordPiece, and where any of the hard texts, or of `texts`, is read otherwise than by the tokenizer.
+
+def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", texts: Sequence[Text] = ()) -> Verdict:
+    """Writes `target`: `text` (batch,) strings, and `text_pair` for pairs -> label, score, probabilities (see
+    `answer.answer`) and logits; it answers as the bundle's file of `precision` does.
+
+    Raises ExportError, and writes nothing, for a task that answers per token, for a tokenizer of another kind than
+    WordPiece, and where any of the hard texts, or of `texts`, is read otherwise than by the tokenizer.
     """
     words, frame = _read(bundle)
+    bundle.check_has(precision)
     model = read_model(bundle.files()[precision])
     read = reader(_taken_apart(bundle.path, words), frame, model)
     hard = torture(frame)
@@ -86,13 +96,14 @@ def text_model(bundle: Bundle, *, precision: Precision = "int8", texts: Sequence
     onnx.helper.set_model_props(whole, {**metadata(model), TEXT_KEY: json.dumps(asdict(verdict), ensure_ascii=False)})
     onnx.checker.check_model(whole)
     with tempfile.TemporaryDirectory() as scratch:
-        front, file = Path(scratch) / "front.onnx", Path(scratch) / "whole.onnx"
+        front = Path(scratch) / "front.onnx"
         onnx.save_model(read, front)
-        onnx.save_model(whole, file)
         if found := differences(open_session(front, threads=1), words, frame, [*hard, *texts]):
             raise ExportError(_refusal(bundle.path, found, len(hard) + len(texts)))
+    with written(target) as file:
+        onnx.save_model(whole, file)
         _check_logits(bundle, file, precision, [*texts, *hard][:ANSWERED])
-        return bundle.put("text", file)
+    return verdict
 
 
 def run_text(path: Path, texts: Sequence[Text], *, threads: int = 1) -> list[Prediction]:
