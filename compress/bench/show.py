@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from compress.bench.protocol import Latency, Sustained
+from compress.bench.protocol import NOISE_FACTOR, Latency
 from compress.bench.result import Result
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ def tables(result: Result) -> "Iterator[Table]":
     for setting in dict.fromkeys(time.setting for time in result.latencies):
         yield _race([time for time in result.latencies if time.setting == setting])
     if result.sustained:
-        yield _curves(result.sustained)
+        yield _curves(result)
 
 
 def _facts(result: Result) -> "Table":
@@ -59,8 +59,9 @@ def _notes(times: Sequence[Latency]) -> Iterator[str]:
         yield from (f"  {time.name}: {time.noise}" for time in noisy)
 
 
-def _curves(curves: Sequence[Sustained]) -> "Table":
+def _curves(result: Result) -> "Table":
     """p50 of each minute, and the temperature at its end; files in the order in which they ran."""
+    curves = result.sustained
     minutes = range(1, max(len(curve.minutes) for curve in curves) + 1)
     title = f"without pause, one file after another: {curves[0].setting}"
     warmth = ["start"] if any(curve.started is not None for curve in curves) else []
@@ -76,7 +77,20 @@ def _curves(curves: Sequence[Sustained]) -> "Table":
             *cells,
             f"{curve.minutes[-1] / curve.minutes[0]:.2f}",
         )
+    shown.caption = "\n".join(_disturbed(result)) or None
     return shown
+
+
+def _disturbed(result: Result) -> Iterator[str]:
+    """Curves that were slow before any heat could make them so: they were not interleaved, and have no second pass."""
+    raced = {(time.name, time.setting): time.p50_ms for time in result.latencies}
+    for curve in result.sustained:
+        beside = raced.get((curve.name, curve.setting))
+        if beside and curve.minutes[0] > NOISE_FACTOR * beside:
+            yield (
+                f"{curve.name}: {curve.minutes[0] / beside:.2f} times its p50 in the race from the first minute on: "
+                "something else used the machine, or it was hot already"
+            )
 
 
 def _degrees(celsius: float | None) -> str:

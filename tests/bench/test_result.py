@@ -28,7 +28,7 @@ RESULT = Result(
     ),
     sustained=(
         Sustained("a:int8", Setting(), (2.0, 3.0), (50.0, 61.2), 40.0),
-        Sustained("b:int8", Setting(), (1.0, 1.0), (None, None)),
+        Sustained("b:int8", Setting(), (1.5, 1.5), (None, None)),
     ),
 )
 
@@ -66,4 +66,6 @@ def test_tables_have_a_ratio_a_verdict_and_the_curve_and_fit_80_columns() -> Non
     assert "p50 1.00 ms in the first pass, 1.50 ms in the second (x1.50)" in " ".join(lines)
     assert "1 thread, batch 1, 16 tokens" in lines
     assert "a:int8 40 C 2.00 ms 50 C 3.00 ms 61 C 1.50" in lines
-    assert "b:int8 1.00 ms 1.00 ms 1.00" in lines
+    assert "b:int8 1.50 ms 1.50 ms 1.00" in lines
+    assert "b:int8: 1.50 times its p50 in the race from the first minute on" in " ".join(lines)
+    assert "a:int8: 1.00 times" not in " ".join(lines)
