@@ -83,7 +83,7 @@ class Histogram:
             last = BINS + min(half, int(np.ceil(self.high / width)))
             if last > first and (far := _divergence(self.counts, first, last)) < best:
                 best, cut = far, half * width
-        return max(self.low, -cut), min(self.high, cut)
+        return max(self.low, -float(cut)), min(self.high, float(cut))
 
 
 def _divergence(counts: NDArray[np.int64], first: int, last: int) -> float:
