@@ -123,7 +123,7 @@ def quantize(
             label=label,
             seed=seed,
             overrides=overrides or [],
-            say=partial(shown.print, highlight=False, markup=False),
+            say=partial(shown.print, highlight=False, markup=False, soft_wrap=True),
         )
         if as_json:
             print(show.as_json(done))
