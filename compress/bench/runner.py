@@ -83,7 +83,7 @@ def open_onnxruntime(job: Mapping[str, Any]) -> Opened:
 
 
 def open_openvino(job: Mapping[str, Any]) -> Opened:
-    import openvino  # type: ignore[import-untyped]  # ships no types
+    import openvino
 
     properties = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", **job["entries"]}
     if job["threads"]:
