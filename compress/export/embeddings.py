@@ -8,7 +8,7 @@ Loading and embedding import neither torch nor transformers.
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +21,6 @@ from compress.evidence import Certificate
 from compress.export import contents
 from compress.export.contents import Contents
 from compress.export.pooling import Reading
-from compress.files import written
 
 if TYPE_CHECKING:
     from compress.export.predictor import Row
@@ -30,7 +29,6 @@ Floats = NDArray[np.float32]
 FILES = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
 """The names that sentence-transformers, optimum and transformers.js look for."""
 
-CERTIFICATE_KEY = "compress.certificate"
 MAX_DROP = 0.01
 """How far the order of similarities may be from fp32's (1 - Spearman) for an int8 file to be certified."""
 
@@ -59,9 +57,9 @@ class Embeddings:
 
     def certificate(self) -> Certificate | None:
         """What was measured of the int8 file when it was written; None where it was not."""
-        from compress.export.session import metadata, read_model
+        from compress.export.changed import certificate
 
-        told = metadata(read_model(self.path / FILES["int8"])).get(CERTIFICATE_KEY)
+        told = certificate(self.path / FILES["int8"])
         return Certificate(**{**(found := json.loads(told)), "kept": tuple(found["kept"])}) if told else None
 
 
@@ -153,10 +151,9 @@ def write(
 
 
 def _certify(path: Path, exact: Floats, small: Floats, data: str) -> None:
-    import onnx
     import onnxruntime
 
-    from compress.export.session import metadata, read_model
+    from compress.export.changed import certified
 
     like = Likeness.of(exact, small)
     drop = 1.0 - like.spearman
@@ -178,10 +175,7 @@ def _certify(path: Path, exact: Floats, small: Floats, data: str) -> None:
         reason=f"mean cosine with fp32 {like.cosine:.4f}; the order of similarities changes by {drop:.4f}",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    file = read_model(path)
-    onnx.helper.set_model_props(file, {**metadata(file), CERTIFICATE_KEY: json.dumps(asdict(proof))})
-    with written(path) as partial:
-        onnx.save_model(file, partial)
+    certified(path, path, proof)
 
 
 def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:

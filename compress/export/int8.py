@@ -10,7 +10,8 @@ import onnx
 import onnxruntime.quantization
 
 from compress.errors import ExportError
-from compress.export.session import metadata, read_model
+from compress.export.changed import inherited
+from compress.export.session import read_model
 from compress.files import naming, written
 
 PRECISION_KEY = "compress.precision"
@@ -28,7 +29,7 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, ke
     quantise.
     """
     file = read_model(source)
-    properties = metadata(file)
+    properties = inherited(file)
     target.parent.mkdir(parents=True, exist_ok=True)
     # onnxruntime writes beside its input, and leaves that behind when it fails: hence a folder that goes away
     with (

@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from compress.errors import ExportError
+from compress.export.changed import MICROSOFT, declare_microsoft, save_changed
 from compress.export.int8 import PRECISION_KEY
-from compress.export.session import metadata, read_model
-from compress.files import written
+from compress.export.session import read_model
 
-DOMAIN = "com.microsoft"
 SMALL = 2**12
 """Weights with fewer numbers stay float32: token types, the outputs of a classifier decide much and weigh nothing."""
 
@@ -98,7 +97,6 @@ def quantize_weights(source: Path, target: Path, *, bits: Bits) -> None:
     Raises ExportError for a file that cannot be read or has no weights to quantise.
     """
     model = read_model(source)
-    properties = metadata(model)
     graph = _Graph(model.graph, bits)
     graph.rewrite()
     if not graph.packed:
@@ -106,12 +104,8 @@ def quantize_weights(source: Path, target: Path, *, bits: Bits) -> None:
             f"{source}: no constant matrix of {SMALL} numbers or more was found to quantise; expected the fp32 file "
             "that to_onnx writes"
         )
-    if all(each.domain != DOMAIN for each in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-    helper.set_model_props(model, {**properties, PRECISION_KEY: "w8" if bits == 8 else "q4"})
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with written(target) as partial:
-        onnx.save_model(model, partial)
+    declare_microsoft(model)
+    save_changed(model, target, {PRECISION_KEY: "w8" if bits == 8 else "q4"})
 
 
 @dataclass
@@ -183,7 +177,7 @@ class _Graph:
             [f"{table}.numbers", node.input[1], *self._of(table, packed)],
             [f"{output}.padded" if padded else output],
             node.name,
-            domain=DOMAIN,
+            domain=MICROSOFT,
             bits=self.bits,
             block_size=packed.block,
             gather_axis=0,
@@ -213,7 +207,7 @@ class _Graph:
             [node.input[0], numbers, *self._of(key, packed)],
             [product],
             node.name,
-            domain=DOMAIN,
+            domain=MICROSOFT,
             K=packed.columns,
             N=len(weight_NK),
             bits=self.bits,

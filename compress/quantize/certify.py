@@ -1,28 +1,26 @@
 """The proof of what a file of a bundle lost, run on the device that is to run it, and carried by the file itself."""
 
-import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from compress.bench.device import Device
 from compress.evidence import Certificate, Sensitivity
 from compress.exam import Exam
 from compress.export.bundle import FILES, Bundle, Precision
-from compress.export.session import metadata, read_model
+from compress.export.changed import CERTIFICATE_KEY
+from compress.export.changed import certified as file_certified
+from compress.export.session import read_model
 from compress.quantize.judge import Outcome, compared
 from compress.report import evidence
 
 ROUNDING = 1e-9
 """The difference of two scores is not exact."""
-KEY = "compress.certificate"
-"""The ONNX metadata property that holds the certificate, as a JSON object."""
+KEY = CERTIFICATE_KEY
 
 
 def certify(
@@ -82,11 +80,9 @@ def carried(
     bundle: Bundle, precision: Precision, proof: Certificate, sensitivity: Sequence[Sensitivity] = ()
 ) -> Bundle:
     """The bundle with the certificate in the file's own metadata and in report.json."""
-    model = read_model(bundle.path / FILES[precision])
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "certified.onnx"
-        onnx.helper.set_model_props(model, {**metadata(model), KEY: json.dumps(asdict(proof))})
-        onnx.save_model(model, file)
+        file_certified(bundle.path / FILES[precision], file, proof)
         bundle = bundle.put(precision, file)
     return evidence.keep(bundle, certificates=(proof,), sensitivity=sensitivity)
 

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from compress.errors import ExportError
+from compress.export.changed import save_changed
 from compress.export.session import read_model
-from compress.files import written
 from compress.quantize.calibrate import watch
 from compress.quantize.producers import Producer, producers
 from compress.quantize.products import Product, initializers, products
@@ -111,8 +111,7 @@ def smooth(
         smoother.weigh(group, scale_C)
         scales.update(dict.fromkeys(group.tensors, scale_C))
     smoother.finish()
-    with written(target) as partial:
-        onnx.save_model(model, partial)
+    save_changed(model, target)
     return {
         smoother.reads.get(name, name): _range(seen[name], scales.get(name, np.ones(1, np.float32)))
         for name in dict.fromkeys(product.reads for product in found)

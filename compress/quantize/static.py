@@ -19,15 +19,13 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from compress.errors import ExportError, did_you_mean
+from compress.export.changed import MICROSOFT, declare_microsoft, save_changed
 from compress.export.int8 import PRECISION_KEY
-from compress.export.session import metadata, read_model
-from compress.files import written
+from compress.export.session import read_model
 from compress.quantize.products import Product, initializers, products, table_lookups
 
 Form = Literal["fused", "qdq"]
 Ranges = Mapping[str, tuple[float, float]]
-
-MICROSOFT = "com.microsoft"
 
 
 def quantize_static(
@@ -54,11 +52,7 @@ def quantize_static(
     chosen = _chosen(model.graph, source, ranges, keep)
     writer = _Static(model, ranges, per_channel=per_channel, bits=7 if reduce_range else 8, form=form)
     writer.rewrite(chosen)
-    properties = {**metadata(model), PRECISION_KEY: "int8"}
-    helper.set_model_props(model, properties)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with written(target) as partial:
-        onnx.save_model(model, partial)
+    save_changed(model, target, {PRECISION_KEY: "int8"})
 
 
 def scale_and_zero(low: float, high: float) -> tuple[np.float32, np.uint8]:
@@ -122,8 +116,8 @@ class _Static:
         del graph.node[:], graph.initializer[:], graph.value_info[:]
         graph.node.extend(nodes)
         graph.initializer.extend([*kept, *self.constants.values()])
-        if self.form == "fused" and MICROSOFT not in {each.domain for each in self.model.opset_import}:
-            self.model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+        if self.form == "fused":
+            declare_microsoft(self.model)
 
     def _product(self, product: Product) -> list[onnx.NodeProto]:
         before, eight = self._activations(product.reads)

@@ -14,8 +14,8 @@ import torch
 from onnx import numpy_helper
 
 from compress.errors import ExportError
-from compress.export.session import metadata, read_model
-from compress.files import written
+from compress.export.changed import save_changed
+from compress.export.session import read_model
 
 
 @torch.no_grad()
@@ -78,10 +78,7 @@ def cut_file(source: Path, target: Path, kept: Sequence[int]) -> None:
             rows = numpy_helper.to_array(tensor)[np.asarray(kept)]
             tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(rows), tensor.name))
     del model.graph.value_info[:]  # shapes of before
-    onnx.helper.set_model_props(model, metadata(model))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with written(target) as partial:
-        onnx.save_model(model, partial)
+    save_changed(model, target)
 
 
 def _looked_up(graph: onnx.GraphProto) -> set[str]:

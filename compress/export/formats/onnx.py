@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from compress.export import contents, manifest
 from compress.export.bundle import FILES, Bundle
+from compress.export.changed import certificate
 from compress.export.contents import Contents
 from compress.export.formats.outcome import Made, Outcome
-from compress.export.formats.subject import OPSET, Subject, certificate, name_of
+from compress.export.formats.subject import OPSET, Subject, name_of
 from compress.export.trial import onnx_run
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ import onnxruntime
 from compress.bench.runner import session_options
 from compress.errors import ExportError
 from compress.export.bundle import FILES
+from compress.export.changed import certificate
 from compress.export.formats.outcome import Made, Outcome
-from compress.export.formats.subject import Subject, certificate, name_of
+from compress.export.formats.subject import Subject, name_of
 from compress.export.session import UNOPENED, read_model, session_entries
 from compress.export.trial import Run
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from compress.errors import ExportError
 from compress.export.bundle import FILES, Precision
+from compress.export.changed import certificate
 from compress.export.formats.outcome import Made, Outcome
-from compress.export.formats.subject import Subject, certificate
+from compress.export.formats.subject import Subject
 from compress.export.text import text_file
 
 PRECISIONS = tuple(FILES)

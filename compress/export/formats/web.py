@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compress.export.bundle import FILES
+from compress.export.changed import certificate
 from compress.export.formats.outcome import Made, Outcome
-from compress.export.formats.subject import Subject, certificate, name_of
+from compress.export.formats.subject import Subject, name_of
 from compress.export.trial import onnx_run
 
 PRECISIONS = tuple(FILES)

@@ -1,0 +1,89 @@
+"""What a file made of another one takes over, and what it must not: a certificate is of one file alone."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from compress.evidence import Certificate
+from compress.export.changed import CERTIFICATE_KEY, certificate, certified
+from compress.export.half import to_float16
+from compress.export.int8 import quantize_dynamic
+from compress.export.session import metadata, read_model
+from compress.export.weight_only import quantize_weights
+from compress.quantize import calibrate
+from compress.quantize.static import quantize_static
+from compress.trim.tables import cut_file
+
+PROOF = Certificate(
+    artefact="onnx/model.onnx", method="vocabulary trimming", metric="accuracy", before=0.9, after=0.9, max_drop=0.005,
+    agreement=1.0, max_logit_difference=0.0, rows=8, split="test", data="made up", device="local",
+    runtime="onnxruntime", certified=True, reason="loses 0.00 points", date="2026-11-20T00:00:00+00:00",
+)  # fmt: skip
+ROWS = [{"input_ids": np.arange(8)[None]}, {"input_ids": np.arange(64)[None]}]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A table of 64 tokens and a product, certified."""
+    draw = np.random.default_rng(0)
+    arrays = {"table": draw.normal(size=(64, 64)), "weight": draw.normal(size=(64, 64))}
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("Gather", ["table", "input_ids"], ["words"], "words"),
+            onnx.helper.make_node("MatMul", ["words", "weight"], ["logits"], "/model/layer.0/MatMul"),
+        ],
+        "tiny",
+        [onnx.helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, ["batch", "tokens"])],
+        [onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["batch", "tokens", 64])],
+        [onnx.numpy_helper.from_array(each.astype(np.float32), name) for name, each in arrays.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    onnx.helper.set_model_props(model, {"compress.model_type": "tiny"})
+    path = tmp_path / "model.onnx"
+    onnx.save_model(model, path)
+    certified(path, path, PROOF)
+    return path
+
+
+def _static(source: Path, target: Path) -> None:
+    rows = [{"input_ids": row["input_ids"][0].tolist()} for row in ROWS]
+    quantize_static(source, target, calibrate.ranges(source, rows))
+
+
+WAYS: dict[str, Callable[[Path, Path], object]] = {
+    "dynamic int8": quantize_dynamic,
+    "static int8": _static,
+    "fp16": lambda source, target: to_float16(source, target, ROWS),
+    "w8": lambda source, target: quantize_weights(source, target, bits=8),
+    "trimmed": lambda source, target: cut_file(source, target, range(32)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_made_of_a_certified_one_is_not_certified(way: str, file: Path, tmp_path: Path) -> None:
+    WAYS[way](file, tmp_path / "made" / "other.onnx")
+    told = metadata(read_model(tmp_path / "made" / "other.onnx"))
+    assert CERTIFICATE_KEY not in told
+    assert told["compress.model_type"] == "tiny"
+
+
+def test_a_certificate_is_in_the_file_beside_what_was_there(file: Path) -> None:
+    found = json.loads(certificate(file))
+    assert Certificate(**{**found, "kept": tuple(found["kept"])}) == PROOF
+    assert metadata(read_model(file))["compress.model_type"] == "tiny"
+
+
+def test_a_later_certificate_takes_the_place_of_the_first(file: Path, tmp_path: Path) -> None:
+    certified(file, tmp_path / "again.onnx", replace(PROOF, certified=False))
+    assert json.loads(certificate(tmp_path / "again.onnx"))["certified"] is False
+    assert json.loads(certificate(file))["certified"] is True
+
+
+def test_a_file_without_one_has_none(file: Path, tmp_path: Path) -> None:
+    quantize_dynamic(file, tmp_path / "small.onnx")
+    assert certificate(tmp_path / "small.onnx") == ""
