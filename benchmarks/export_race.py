@@ -131,7 +131,7 @@ def built(model: Model, peer: Path) -> dict[str, Path]:
 
     files = {PEER: peers(model, peer)}
     raw = model.work / "raw.onnx"
-    to_onnx(AutoModelForSequenceClassification.from_pretrained(model.folder), raw)
+    to_onnx(AutoModelForSequenceClassification.from_pretrained(model.folder), raw, form=None)
     forms = {"turned": Form(), "plain": Form(tokens_first=False)}
     for name, form in forms.items():
         onnx.save_model(rewritten(read_model(raw), form).model, model.work / f"{name}.onnx")

@@ -70,7 +70,7 @@ class Bundle:
         card: Mapping[str, Any],
         keep: Sequence[str] = (),
     ) -> "Bundle":
-        """Ships the model: weights in float32, tokenizer, ONNX in fp32 and int8, card and recipe.
+        """Ships the model: weights in float32, tokenizer, ONNX in fp32 and int8 (`graphs.SHIPPED`), card and recipe.
 
         The folder is built beside and renamed as a whole; a bundle already there is replaced, anything else there is
         refused. Model and tokenizer stay as they were. `recipe` is YAML text, `card` the fields of `card.Card`, `keep`
@@ -235,12 +235,17 @@ def _write_model(
         quantize_dynamic(folder / FILES["fp32"], folder / FILES["int8"], keep=keep)
 
 
-@contextmanager
-def _built(path: Path) -> Iterator[Path]:
-    """A folder beside `path` that takes its name, and its place, at the end; removed if anything fails."""
+def check_place(path: Path) -> None:
+    """Raises BundleError where something is that is no bundle."""
     foreign = path.is_dir() and any(path.iterdir()) and not (path / manifests.NAME).is_file()
     if foreign or (path.exists() and not path.is_dir()):
         raise BundleError(f"{path}: exists and is no bundle; expected a new folder, or a bundle to replace")
+
+
+@contextmanager
+def _built(path: Path) -> Iterator[Path]:
+    """A folder beside `path` that takes its name, and its place, at the end; removed if anything fails."""
+    check_place(path)
     try:
         with filled(path) as partial:
             yield partial

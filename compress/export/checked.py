@@ -13,8 +13,7 @@ from compress.bench.device import Device
 from compress.bench.protocol import DeviceError
 from compress.errors import CompressError
 from compress.export.bundle import Bundle
-from compress.export.graphs import FORM_KEY
-from compress.export.session import metadata, read_model
+from compress.export.session import read_model
 from compress.export.trial import difference, onnx_run, rows_for
 from compress.export.variants import Variant
 from compress.quantize.judge import Outcome, compared
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from compress.export.predictor import Row
 
 PARITY = 1e-4
-"""How far the logits of another form may be from the exported file's, relative to the largest logit (or to 1)."""
+"""How far the logits of another form may be from the traced graph's, relative to the largest logit (or to 1)."""
 ROWS = 400
 """Rows of the exam that judge an int8 file, spread evenly over it."""
 
@@ -46,26 +45,25 @@ class Checked:
 
 
 def check_exact(bundle: Bundle, device: Device, variants: Sequence[Variant]) -> list[Checked]:
-    """Each beside the first, the exported file: on the device row by row, and here in a padded batch."""
-    first, own = variants[0], bundle.files()["fp32"]
+    """The bundle's own file, then the variants, each beside the first of these, which is as traced: on the device row
+    by row, and here in a padded batch."""
+    first = variants[0]
+    own = Variant("fp32 of the bundle", bundle.files()["fp32"]).counted()
     rows = rows_for(first.path, bundle.manifest.max_length)
     lists: list[Row] = [{name: array[0].tolist() for name, array in row.items()} for row in rows]
     exact = device.logits(first.path, lists)
     largest = max(1.0, *(float(np.abs(each).max()) for each in exact))
-    anew = FORM_KEY in metadata(read_model(own))
-    given = [Variant("fp32 of the bundle", own).counted()] if anew else []
     found = []
-    for variant in (first, *given, *variants[1:]):
-        own_file = variant in given or (variant is first and not anew)
+    for variant in (own, *variants):
         try:
             there = _furthest(device.logits(variant.path, lists), exact) / largest
         except DeviceError as error:  # this form is not for this device; a device that is gone fails the race too
-            found.append(Checked(variant, None, str(error), own=own_file))
+            found.append(Checked(variant, None, str(error), own=variant is own))
             continue
         here = difference(onnx_run(first.path), onnx_run(variant.path), [_padded(rows)]).relative
         apart = float(np.max([there, here]))  # NaN stays NaN
         wrong = "" if apart <= PARITY else f"its logits differ by {apart:.2g} of the largest; at most {PARITY:g} may"
-        found.append(Checked(variant, apart if isfinite(apart) else None, wrong, own=own_file))
+        found.append(Checked(variant, apart if isfinite(apart) else None, wrong, own=variant is own))
     return found
 
 

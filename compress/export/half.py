@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from compress.errors import ExportError
@@ -22,7 +23,8 @@ from compress.export.session import UNOPENED, metadata, read_model
 from compress.export.trial import Difference, Row, Run, difference, onnx_run
 from compress.files import written
 
-LIMIT = 65504 / 4
+LARGEST = 65504
+LIMIT = LARGEST / 4
 """Numbers beyond it stay float32: a quarter of float16's largest, as real texts may go further than the trial rows."""
 
 TOLERANCE = 0.02
@@ -90,7 +92,7 @@ def _rounded(model: onnx.ModelProto, sizes: Mapping[str, float], kept: Sequence[
     free = {name for node in graph.node if node.name in stay for name in node.input}
     for weight in graph.initializer:
         if weight.data_type == TensorProto.FLOAT and weight.name not in free:
-            values = onnx.numpy_helper.to_array(weight).astype(np.float16).astype(np.float32)
+            values = _held(onnx.numpy_helper.to_array(weight)).astype(np.float16).astype(np.float32)
             weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
     outputs = {each.name for each in graph.output}
     nodes: list[onnx.NodeProto] = []
@@ -106,6 +108,11 @@ def _rounded(model: onnx.ModelProto, sizes: Mapping[str, float], kept: Sequence[
     del graph.node[:]
     graph.node.extend(nodes)
     return rounded
+
+
+def _held(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What the converter makes of numbers beyond float16: its largest, as of float32's lowest in a mask."""
+    return np.where(np.isfinite(values), np.clip(values, -LARGEST, LARGEST), values)
 
 
 def _run(model: onnx.ModelProto, source: Path) -> Run:

@@ -2,8 +2,9 @@
 
 The graph is left unfused, from the TorchScript exporter under eager attention: onnxruntime's own session optimiser
 makes that form the fastest on a CPU, and it is the one `quantize_dynamic` can read (graphs of the dynamo exporter
-fail its shape inference). The attention mask is computed by us, explicitly, so that no version of transformers puts
-its own mask code into the file.
+fail its shape inference). It is rewritten so that it computes only what the answer reads (`compress.export.graphs`).
+The attention mask is computed by us, explicitly, so that no version of transformers puts its own mask code into the
+file.
 """
 
 import copy
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import ExportError
+from compress.export.graphs import SHIPPED, Form, rewritten
 from compress.export.session import SESSION_KEY, SESSION_WHY_KEY, UNFUSED_SKIP, UNFUSED_SKIP_WHY, open_session
 from compress.files import written
 
@@ -47,12 +49,15 @@ PROBES = ((1, 2), (3, 7))
 """(rows, tokens) the graph is traced at, and the others that check the file."""
 
 
-def to_onnx(model: nn.Module, path: Path, *, opset: int = 17, segments: bool = True) -> None:
+def to_onnx(
+    model: nn.Module, path: Path, *, opset: int = 17, segments: bool = True, form: Form | None = SHIPPED
+) -> None:
     """Writes `path`: input_ids, attention_mask (and token_type_ids, where the model has segments and the tokenizer
     makes `segments`), each (batch_size, sequence_length) int64 -> logits float32 (batch_size, outputs), or (batch_size,
     sequence_length, outputs) of a head that answers per token; start_logits and end_logits (batch_size,
     sequence_length) of one that answers with spans; of an encoder last_hidden_state (batch_size, sequence_length,
-    hidden), and sentence_embedding (batch_size, hidden) where it is `pooled.Pooled`.
+    hidden), and sentence_embedding (batch_size, hidden) where it is `pooled.Pooled`. The graph is rewritten in this
+    `form` (`graphs.rewritten`, which needs opset 13); None: it stays as it was traced.
 
     The model stays as it was: mode, attention implementation, dtype, device. Raises ExportError when the model cannot
     be exported, is over 2 GB, or when the file's logits are not the model's (checked here at other shapes than
@@ -70,6 +75,8 @@ def to_onnx(model: nn.Module, path: Path, *, opset: int = 17, segments: bool = T
         _read_shared_weights(file.graph)
         file.producer_name, file.producer_version = "compress", version("compress")
         onnx.helper.set_model_props(file, _metadata(plain.config))
+        if form is not None:
+            file = rewritten(file, form).model
         onnx.save_model(file, partial)
         difference, largest = _compare(model, partial, probes[1:])
         if not difference <= TOLERANCE * max(1.0, largest):  # so that NaN fails too

@@ -42,6 +42,11 @@ UNOPENED = (
 """What onnxruntime raises for a file it cannot run; these have no parent in common."""
 
 
+def opset_of(model: onnx.ModelProto) -> int:
+    """Of ONNX's own operators."""
+    return next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+
+
 def read_model(path: Path) -> onnx.ModelProto:
     """The parsed file, with the weights that it keeps in other files of its folder.
 

@@ -18,8 +18,7 @@ from compress.errors import ExportError
 from compress.evidence import Tried
 from compress.export.bundle import Bundle, Precision
 from compress.export.checked import ROWS, Checked, check_exact, check_int8
-from compress.export.graphs import FORM_KEY
-from compress.export.session import metadata, read_model
+from compress.export.session import opset_of, read_model
 from compress.export.variants import fp32_variants, int8_variants
 from compress.quantize.certify import carried, certify
 from compress.quantize.learned import KEY as LEARNED
@@ -87,7 +86,8 @@ def tune(
     rounds, runs    turns that each file has at a setting, and timed forwards in each
 
     A file must be GAIN faster than the bundle's own to take its place. The bundle is untouched until all is measured.
-    Raises DeviceError where the device fails, ExportError for a model that cannot be exported anew.
+    Every form is made of the weights anew, however the bundle's own files are written. Ratios are to its own fp32 file.
+    Raises DeviceError where the device fails, ExportError for a model that cannot be exported.
     """
     if not settings:
         raise ExportError("tune: no settings to race at; expected at least one")
@@ -125,22 +125,20 @@ def tune(
 
 
 def _exported(bundle: Bundle, folder: Path) -> Path:
-    """The fp32 file as `to_onnx` writes it: the bundle's, or one made anew where that is rewritten already."""
-    own = bundle.files()["fp32"]
-    model = read_model(own)
-    if FORM_KEY not in metadata(model):
-        return own
+    """The fp32 file as it is traced from the weights, of the opset of the bundle's own: what every form is made of."""
     from compress.export.onnx import to_onnx
     from compress.heads import task_class
 
-    anew = task_class(bundle.task.kind).from_pretrained(bundle.path, use_safetensors=True)
-    segments = "token_type_ids" in [each.name for each in model.graph.input]
-    to_onnx(anew, folder / "anew.onnx", segments=segments)
-    return folder / "anew.onnx"
+    own = read_model(bundle.files()["fp32"])
+    model = task_class(bundle.task.kind).from_pretrained(bundle.path, use_safetensors=True)
+    segments = "token_type_ids" in [each.name for each in own.graph.input]
+    to_onnx(model, folder / "traced.onnx", opset=opset_of(own), segments=segments, form=None)
+    return folder / "traced.onnx"
 
 
 def _raced(track: Track, checked: Sequence[Checked], beside: Checked | None = None) -> tuple[list[Tried], Checked]:
-    """What each took, and the one to ship. `beside`: runs too, as what ratios are to; else that is the first."""
+    """What each took, and the one to ship. `beside`: runs too, as what ratios are to; else that is the first, the
+    bundle's own."""
     base = beside or checked[0]
     able = [each for each in checked if not each.wrong or each.own]
     runners = list({each.variant.name: each for each in (base, *able)}.values())

@@ -65,7 +65,7 @@ class Variant:
     expects  operators of which onnxruntime should run some, when it opens the file: one of each group
     fused    those of FUSED that it runs, and how many
     warning  what should have been there and is not; '' where all is as expected
-    form     how the graph was rewritten; None: it is as exported
+    form     how the graph was rewritten; None: it is as traced
     quantise whether int8 is made of it too
     """
 
@@ -104,8 +104,8 @@ def fused_operators(path: Path) -> dict[str, int]:
 
 
 def fp32_variants(source: Path, folder: Path, *, threads: int = 1) -> list[Variant]:
-    """Forms of the fp32 file `source`, as `to_onnx` writes it, each in `folder`; the first is `source` as it is. For
-    more than one of `threads`, one whose threads sleep while they wait is among them."""
+    """Forms of the fp32 file `source`, as `to_onnx(form=None)` writes it, each in `folder`; the first is `source` as it
+    is. For more than one of `threads`, one whose threads sleep while they wait is among them."""
     raw = read_model(source)
     made = [_saved("fp32", raw, folder), _with_norms("fp32", raw, folder)]
     for norms in (False, True):

@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForQuestionAnswering
+from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
 from compress.export.bundle import Bundle
 from compress.export.formats import Exported, export
+from compress.export.formats.tuned import RealRows
+from compress.export.graphs import FORM_KEY, SHIPPED, Form
+from compress.export.onnx import to_onnx
+from compress.export.session import metadata, read_model
 from compress.export.source import Shipped
 from tests import command, tiny
 from tests.export.test_formats import BESIDE, QA, bundle, given, names
@@ -66,6 +70,25 @@ def test_openvino(written: Path, tmp_path: Path) -> None:
     assert sizes[1] < 0.6 * sizes[0]
     assert sizes[2] < 0.4 * sizes[0]
     assert sizes[3] < 0.4 * sizes[0]
+
+
+def test_openvino_starts_from_rows_first_whatever_form_the_bundle_was_tuned_to(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
+    own = Bundle.load(written).copied(tmp_path / "bundle")
+    to_onnx(AutoModelForSequenceClassification.from_pretrained(written), tmp_path / "turned.onnx", form=Form())
+    tuned, seen, convert = own.put("fp32", tmp_path / "turned.onnx"), list[str](), openvino.convert_model
+
+    def converted(source: Path) -> Any:
+        seen.append(metadata(read_model(source))[FORM_KEY])
+        return convert(source)
+
+    monkeypatch.setattr(openvino, "convert_model", converted)
+    data = RealRows(tiny.reviews(tmp_path / "reviews"))
+    made = export(given(tuned.path), tmp_path / "out", to="openvino", precisions=("fp32", "int8"), rows=data)
+    assert seen == [str(SHIPPED)] * 2
+    assert near(made, fp32=1e-4, int8=0.4)
 
 
 def test_openvino_answers_questions(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from compress.bench.runner import session_options
 from compress.export.graphs import FORM_KEY, Form, Rewritten, rewritten
 from compress.export.int8 import quantize_dynamic
 from compress.export.onnx import parity, to_onnx
+from compress.export.pooled import Pooled
+from compress.export.pooling import Reading
 from compress.export.session import UNFUSED_SKIP, metadata, read_model
 from tests import tiny
 from tests.export.test_onnx import batches
@@ -32,7 +34,7 @@ FORMS = (
 
 
 def exported(model: Any, folder: Path) -> ModelProto:
-    to_onnx(model, folder / "raw.onnx")
+    to_onnx(model, folder / "raw.onnx", form=None)
     return read_model(folder / "raw.onnx")
 
 
@@ -105,6 +107,22 @@ def test_the_last_layer_computes_one_token_and_the_others_all(tmp_path: Path) ->
     assert shape_of(path, inner.format(0), 3, 7) == (3, 7, 64)
     assert shape_of(path, inner.format(1), 3, 7) == (3, 1, 64)
     assert shape_of(path, keys, 3, 7)[:2] == (3, 7)
+
+
+def test_what_is_an_output_too_is_computed_for_all_tokens(tmp_path: Path) -> None:
+    """Embeddings of the first token, with the hidden states they are taken of."""
+    model = Pooled(tiny.bert(layers=2).base_model, Reading("cls", False))
+    made = rewritten(exported(model, tmp_path))
+    assert (made.rows, made.turned) == (0, 2)
+    assert parity(model, saved(made, tmp_path), batches(model.config)) < 2e-5
+
+
+def test_an_opset_too_old_stays_as_it_was_traced(tmp_path: Path) -> None:
+    to_onnx(tiny.bert(layers=2), tmp_path / "old.onnx", opset=12)
+    old = read_model(tmp_path / "old.onnx")
+    made = rewritten(old)
+    assert made == Rewritten(old, 0, 2, 0, 0, 0)
+    assert FORM_KEY not in metadata(made.model)
 
 
 def test_residuals_that_begin_before_the_attention_are_turned_too(tmp_path: Path) -> None:

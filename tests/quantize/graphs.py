@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 
 from compress.bench.device import Row
 from compress.bench.protocol import Latency, Setting, Sustained, summarise
+from compress.export.graphs import SHIPPED, Form
 from compress.export.onnx import to_onnx
 from compress.export.session import open_session
 from tests import learning, tiny
@@ -18,8 +19,8 @@ from tests import learning, tiny
 Array = np.ndarray[Any, Any]
 
 
-def exported(path: Path, family: str = "bert", **changes: Any) -> Path:
-    to_onnx(tiny.model(family, **changes), path, segments=False)
+def exported(path: Path, family: str = "bert", *, form: Form | None = SHIPPED, **changes: Any) -> Path:
+    to_onnx(tiny.model(family, **changes), path, segments=False, form=form)
     return path
 
 

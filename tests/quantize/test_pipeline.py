@@ -206,7 +206,7 @@ def test_a_smoothed_graph_that_answers_differently_is_refused(
         return found
 
     monkeypatch.setattr(methods, "smooth", broken)
-    told = command.run("quantize", str(reviews[0].path), "--data", reviews[1])
+    told = command.run("quantize", str(reviews[0].path), "--data", reviews[1], "--method", "smoothquant")
     assert told.code == 2
     assert "answers differently" in told.err
 

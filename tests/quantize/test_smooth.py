@@ -25,7 +25,7 @@ BY_MODEL = ["bert", "distilbert", "roberta", "electra", "albert", "mobilebert", 
 
 def uneven(path: Path, family: str = "bert", **changes: Any) -> Path:
     """A model in which a few inner channels of the feed-forwards, and of the values, are far larger than the others;
-    what reads them makes up for it, so that the answers stay as tame as before."""
+    what reads them makes up for it, so that the answers stay as tame as before. As traced."""
     model = tiny.model(family, **changes)
     parameters = dict(model.named_parameters())
     pairs = {
@@ -43,7 +43,7 @@ def uneven(path: Path, family: str = "bert", **changes: Any) -> Path:
                 continue
             weight[::7] *= 20
             parameters[second][:, ::7] /= 20
-    to_onnx(model, path, segments=False)
+    to_onnx(model, path, segments=False, form=None)
     return path
 
 

@@ -5,7 +5,8 @@
     w8     weights int8, a scale per row; OpenVINO quantises activations itself, as they come, where that is faster
     int8   static: activations in ranges calibrated on data, the fastest; needs `--data`
 
-The dynamic int8 ONNX file of a bundle is of no use here: OpenVINO unfolds its weights to float and gets slower.
+The dynamic int8 ONNX file of a bundle is of no use here: OpenVINO unfolds its weights to float and gets slower. So does
+a form of the graph that `tune` chose for onnxruntime: the files start from rows first (docs/export-speed.md).
 """
 
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
 
 def _source(subject: Subject, precision: str) -> Path:
     if precision != "int8":
-        return subject.onnx("fp32")
+        return subject.as_written()
     rows = subject.rows()
     if not rows:
         raise ExportError(
@@ -66,7 +67,8 @@ def _source(subject: Subject, precision: str) -> Path:
     from compress.quantize.static import quantize_static
 
     target = subject.scratch / "qdq.onnx"
-    quantize_static(subject.onnx("fp32"), target, ranges(subject.onnx("fp32"), rows), form="qdq")
+    source = subject.as_written()
+    quantize_static(source, target, ranges(source, rows), form="qdq")
     return target
 
 

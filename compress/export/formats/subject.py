@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from compress.errors import ExportError
 from compress.export.bundle import FILES, Bundle
+from compress.export.graphs import FORM_KEY, SHIPPED
 from compress.export.session import metadata, read_model
 from compress.export.trial import Difference, Row, Run, difference, onnx_run, rows_for
 
@@ -155,14 +156,29 @@ class Subject:
         """Encoded examples to calibrate on; none where there are no data."""
         return () if self.real is None or self.bundle is None else self.real.calibration(self.bundle)
 
+    def as_written(self) -> Path:
+        """The fp32 ONNX file in the form that `to_onnx` writes: exported from the weights anew where tuning, or an
+        earlier version, left the folder's own in another one."""
+        own = self.onnx("fp32")
+        if self.remade or metadata(read_model(own)).get(FORM_KEY) == str(SHIPPED):
+            return own
+        made = self.scratch / "as_written.onnx"
+        if not made.is_file():
+            self._export(made, OPSET)
+        return made
+
+    def _export(self, target: Path, opset: int) -> None:
+        from compress.export.onnx import to_onnx
+
+        inputs = [each.name for each in read_model(self.onnx("fp32")).graph.input]
+        to_onnx(self.model(), target, opset=opset, segments="token_type_ids" in inputs)
+
     def _at(self, opset: int) -> "Subject":
         """With fp32 and int8 exported from the weights anew; what the int8 file left in float32 stays so."""
         from compress.export.int8 import quantize_dynamic
-        from compress.export.onnx import to_onnx
 
         fp32, int8 = (self.scratch / f"opset{opset}" / name for name in ("model.onnx", "model_quantized.onnx"))
-        inputs = [each.name for each in read_model(self.onnx("fp32")).graph.input]
-        to_onnx(self.model(), fp32, opset=opset, segments="token_type_ids" in inputs)
+        self._export(fp32, opset)
         quantize_dynamic(fp32, int8, keep=_kept(self.onnx("fp32"), self.onnx("int8")))
         warned = [*self.warnings]
         if not any(node.op_type == "DynamicQuantizeLinear" for node in read_model(self.onnx("int8")).graph.node):

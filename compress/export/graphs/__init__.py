@@ -19,7 +19,7 @@ from compress.export.graphs.layout import tokens_first
 from compress.export.graphs.net import Net
 from compress.export.graphs.rows import one_token
 from compress.export.graphs.weights import fold_scales, mask_keys, merge
-from compress.export.session import metadata
+from compress.export.session import metadata, opset_of
 
 FORM_KEY = "compress.graph"
 """The metadata property of a rewritten file: how it is written."""
@@ -49,6 +49,13 @@ class Form:
 
 PLAIN = Form()
 
+SHIPPED = Form(tokens_first=False)
+"""What `to_onnx` writes: less work for any runtime. Tokens first is faster in onnxruntime on x86, slower in OpenVINO:
+that is for `tune` to find out."""
+
+OLDEST = 13
+"""The first opset in which Squeeze and Unsqueeze read their axes as a tensor."""
+
 
 @dataclass(frozen=True)
 class Rewritten:
@@ -70,14 +77,16 @@ class Rewritten:
 
 
 def rewritten(model: ModelProto, form: Form = PLAIN) -> Rewritten:
-    """The float32 model that `to_onnx` writes, in another form; `model` stays as it was.
+    """A float32 model as it is traced (`to_onnx(form=None)`), in another form; `model` stays as it was.
 
     Of any attention that is recognised, by its structure, the scale goes into the weights of the queries and the mask
     into the keys. What is not recognised stays as it is. Weights that layers share stay shared. Computes what the model
-    computes, up to float32 rounding.
+    computes, up to float32 rounding. A model of an opset below OLDEST stays whole as it is, without a FORM_KEY.
     """
     net = Net(model)
     softmaxes = sum(node.op_type == "Softmax" for node in net.nodes)
+    if opset_of(model) < OLDEST:
+        return Rewritten(model, 0, softmaxes, 0, 0, 0)
     cores = collapse(net)
     rows = one_token(net) if form.one_token else 0
     turned = tokens_first(net) if form.tokens_first else 0

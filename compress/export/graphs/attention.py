@@ -166,6 +166,8 @@ def masks_keys(net: Net, name: str, writers: Writers) -> bool:
     while name in writers:
         node = writers[name]
         if node.op_type == "Unsqueeze":
+            if len(node.input) < 2:  # an opset below 13
+                return False
             value = net.value(node.input[1])
             axes = [*([-1] if value is None else value.reshape(-1).tolist()), *axes]
         elif node.op_type not in ("Add", "Cast", "Mul", "Sub"):

@@ -21,7 +21,7 @@ def _pushed_back(net: Net, last: NodeProto) -> int:
     if index is None or index.ndim != 0:
         return 0
     narrow = _narrow(net, last)
-    if not narrow:
+    if not any(last.input[0] in node.output for node in narrow):  # others read it whole
         return 0
     chosen = net.integers(int(index))
     inside = {name for node in narrow for name in node.output}
