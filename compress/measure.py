@@ -9,7 +9,7 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from compress.files import naming
 from compress.flops import flops_per_token, parameters
 from compress.journal import curves
 from compress.recipe import Recipe
-from compress.report import Report, Row, setting_name
+from compress.report import Report, Row
 from compress.run import Run
 from compress.stages import Material
 from compress.teachers import Teacher
@@ -255,9 +255,9 @@ def _latency(times: Sequence[Latency], name: str) -> dict[str, Any]:
     found = {}
     for time in times:
         if time.name == name:
-            setting = {"threads": time.setting.threads, "batch": time.setting.batch, "seq": time.setting.seq}
+            setting = asdict(time.setting)
             figures = {key: getattr(time, key) for key in ("min_ms", "p50_ms", "p95_ms", "noisy")}
-            found[setting_name(**setting)] = {**setting, **figures}
+            found[str(time.setting)] = {**setting, **figures}
     return found
 
 

@@ -4,9 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from compress.bench.protocol import WARM_UP
+import numpy as np
+from onnx import TensorProto
+
+from compress.bench.protocol import WARM_UP, DeviceError
 from compress.errors import ExportError
 from compress.export.session import declared_vocabulary, read_model, session_entries, vocabulary_size, weights_elsewhere
+
+ENCODER_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 SIDECAR = ".session.json"
 """`model.xml` is opened with the properties in `model.session.json`, as {"INFERENCE_PRECISION_HINT": "f32"}."""
@@ -27,6 +32,19 @@ def logits_job(path: Path) -> dict[str, Any]:
         raise ExportError(f"{path}: a .tflite file is measured by --device adb --native benchmark_model only")
     entries = _properties(path) if path.suffix == ".xml" else session_entries(read_model(path))
     return {"runtime": runtime_of(path), "entries": entries, "warm_up": WARM_UP, "threads": 1}
+
+
+def input_types(path: Path) -> dict[str, Any]:
+    """The numpy types of an ONNX file's inputs, by name. Raises DeviceError for the file of no text encoder."""
+    graph = read_model(path).graph
+    constant = {tensor.name for tensor in graph.initializer}  # old files list these among the inputs
+    kinds = {node.name: node.type.tensor_type.elem_type for node in graph.input if node.name not in constant}
+    if unknown := sorted(kinds.keys() - set(ENCODER_INPUTS)):
+        raise DeviceError(
+            f"{path}: inputs {', '.join(unknown)} are not among {', '.join(ENCODER_INPUTS)}; expected the ONNX file of "
+            "a text encoder"
+        )
+    return {name: np.int32 if kind == TensorProto.INT32 else np.int64 for name, kind in kinds.items()}
 
 
 def parts(path: Path) -> list[Path]:

@@ -15,10 +15,9 @@ from typing import Literal
 
 import numpy as np
 
-from compress.bench.jobs import timing_job
+from compress.bench.jobs import input_types, timing_job
 from compress.bench.protocol import WARM_UP, DeviceError, Setting
 from compress.errors import did_you_mean
-from compress.export.session import read_model
 
 Program = Literal["onnxruntime_perf_test", "benchmark_model"]
 SUFFIX: Mapping[Program, str] = {"onnxruntime_perf_test": ".onnx", "benchmark_model": ".tflite"}
@@ -69,17 +68,11 @@ def check(program: Program, files: Mapping[str, Path], settings: Sequence[Settin
 
 def inputs(path: Path, setting: Setting) -> dict[str, bytes]:
     """What onnxruntime_perf_test reads: input_N.pb -> content. The ids are those of the runner of other devices."""
-    from onnx import TensorProto, numpy_helper
+    from onnx import numpy_helper
 
     from compress.bench.runner import feeds
 
-    graph = read_model(path).graph
-    held = {tensor.name for tensor in graph.initializer}
-    wide = {TensorProto.INT32: np.int32, TensorProto.INT64: np.int64}
-    types = {each.name: wide.get(each.type.tensor_type.elem_type) for each in graph.input if each.name not in held}
-    if foreign := sorted(types.keys() - {"input_ids", "attention_mask", "token_type_ids"}):
-        raise DeviceError(f"{path}: inputs {', '.join(foreign)} are not those of a text encoder")
-    made = feeds(types, setting.batch, setting.seq, timing_job(path)["vocabulary"])
+    made = feeds(input_types(path), setting.batch, setting.seq, timing_job(path)["vocabulary"])
     tensors = (numpy_helper.from_array(value, name) for name, value in made.items())
     return {f"input_{at}.pb": tensor.SerializeToString() for at, tensor in enumerate(tensors)}
 

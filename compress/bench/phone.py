@@ -15,7 +15,7 @@ from compress.bench.adb import Adb, attempt
 from compress.bench.asked import cpu_list
 from compress.bench.device import Device, Row
 from compress.bench.jobs import logits_job
-from compress.bench.protocol import DeviceError, Latency, Setting, Sustained, summarise
+from compress.bench.protocol import DeviceError, Latency, Setting, Sustained, check_turns, summarise
 
 MINUTE = 60.0
 PLACE = "/data/local/tmp"
@@ -90,8 +90,7 @@ class Native:
 
     def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
         """Half of the rounds make the first pass over all settings, the rest the second, in the opposite order."""
-        if rounds < 2 or runs < 1:
-            raise DeviceError(f"race: {rounds} rounds of {runs} runs; expected at least 2 rounds, to compare, of 1 run")
+        check_turns(rounds, runs)
         native.check(self.program, files, settings)
         found: dict[tuple[str, Setting], list[native.Said]] = {(name, at): [] for at in settings for name in files}
         for turn in range(rounds):

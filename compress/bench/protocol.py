@@ -1,6 +1,6 @@
 """What a latency measurement is, whatever the device: the setting, the figures, the verdict on noise."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,6 +82,17 @@ class Sustained:
     minutes: tuple[float, ...]
     temperatures: tuple[float | None, ...]
     started: float | None = None
+
+
+def check_turns(rounds: int, runs: int) -> None:
+    """Raises DeviceError for a race whose two passes could not be compared."""
+    if rounds < 2 or runs < 1:
+        raise DeviceError(f"race: {rounds} rounds of {runs} runs; expected at least 2 rounds, to compare, of 1 run")
+
+
+def identity(name: str, facts: Mapping[str, str]) -> str:
+    """A device as evidence names it: name, processor and instruction sets, as far as it tells them."""
+    return ", ".join(filter(None, (name, facts.get("cpu", ""), facts.get("instructions", ""))))
 
 
 def summarise(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from compress.bench import jobs
 from compress.bench.asked import cpu_list
 from compress.bench.link import Link
-from compress.bench.protocol import DeviceError, Latency, Setting, Sustained, summarise
+from compress.bench.protocol import DeviceError, Latency, Setting, Sustained, check_turns, summarise
 from compress.bench.runner import REFUSED
 
 MINUTE = 60.0
@@ -60,8 +60,7 @@ class Stationed:
         """Per setting every file is timed for `rounds` x `runs` forwards, the files taking turns round by round, half
         of the rounds in each of two passes over all settings. Inputs are random ids of the file's own vocabulary with
         nothing masked."""
-        if rounds < 2 or runs < 1:
-            raise DeviceError(f"race: {rounds} rounds of {runs} runs; expected at least 2 rounds, to compare, of 1 run")
+        check_turns(rounds, runs)
         told = {name: self._sent(jobs.timing_job(path), path) for name, path in files.items()}
         passes = []
         for number, part in enumerate((rounds - rounds // 2, rounds // 2), start=1):

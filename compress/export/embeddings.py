@@ -68,7 +68,7 @@ def embedded(folder: Path, file: Path, texts: Sequence[str], max_length: int, th
     from concurrent.futures import ThreadPoolExecutor
 
     from compress.data.windows import plain
-    from compress.export.predictor import open_tokenizer
+    from compress.export.predictor import open_tokenizer, rows_of
     from compress.export.session import open_session
 
     tokenizer: Any = plain(open_tokenizer(folder))
@@ -81,12 +81,8 @@ def embedded(folder: Path, file: Path, texts: Sequence[str], max_length: int, th
         found: Floats = session.run(["sentence_embedding"], feeds)[0][0]
         return found
 
-    rows: list[Row] = [
-        {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
-        for row in tokenizer.encode_batch(list(texts))
-    ]
     with ThreadPoolExecutor(threads) as pool:
-        vectors = list(pool.map(vector, rows))
+        vectors = list(pool.map(vector, rows_of(tokenizer, texts)))
     return np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 
 

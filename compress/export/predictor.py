@@ -68,11 +68,7 @@ class Predictor:
         if self.task.kind == "tagging":
             lines = [text for text in given if isinstance(text, str)]
             return marked(lines, self.task.labels, self.tokenizer, self.logits, max_length=self.max_length)
-        encodings = self.tokenizer.encode_batch(given)
-        rows = [
-            {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
-            for row in encodings
-        ]
+        rows = rows_of(self.tokenizer, given)
         return [_prediction(self.task, *answer) for answer in zip(texts, self.logits(rows), strict=True)]
 
     def logits(self, rows: Iterable[Row]) -> NDArray[np.float32]:
@@ -109,6 +105,14 @@ def open_predictor(
     if not task.tokenwise:  # these read what is too long in several rows
         tokenizer.enable_truncation(max_length, strategy="longest_first")
     return Predictor(task, tokenizer, open_session(onnx_file, threads=1), max_length, threads, threshold)
+
+
+def rows_of(tokenizer: Tokenizer, texts: Sequence[Text]) -> list[Row]:
+    """Texts, or pairs of texts, as the tokenizer encodes them."""
+    return [
+        {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
+        for row in tokenizer.encode_batch(list(texts))
+    ]
 
 
 def open_tokenizer(folder: Path) -> Tokenizer:

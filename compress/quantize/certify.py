@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.bench.device import Device
+from compress.bench.protocol import identity
 from compress.evidence import Certificate, Sensitivity
 from compress.exam import Exam
 from compress.export.bundle import FILES, Bundle, Precision
@@ -58,7 +59,7 @@ def certify(
         rows=len(exam),
         split=split,
         data=data,
-        device=", ".join(filter(None, (device.name, facts.get("cpu", ""), facts.get("instructions", "")))),
+        device=identity(device.name, facts),
         runtime=facts.get("runtime", ""),
         certified=certified,
         reason=reason,

@@ -1,5 +1,5 @@
 """What was measured: the rows of the comparison, how training went, and with what; as a table, JSON or a page."""
 
-from compress.report.report import Latency, Report, Row, setting_name
+from compress.report.report import Latency, Report, Row
 
-__all__ = ["Latency", "Report", "Row", "setting_name"]
+__all__ = ["Latency", "Report", "Row"]

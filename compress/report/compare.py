@@ -11,7 +11,6 @@ from compress.report import candidates as made
 from compress.report import inputs
 from compress.report.candidates import OWN, Basis, Candidate, Place, Timing
 from compress.report.inputs import Shipped
-from compress.report.report import setting_name
 from compress.report.significance import apart
 
 Cost = Callable[[Candidate], float | None]
@@ -26,8 +25,7 @@ class View:
 
     @property
     def name(self) -> str:
-        at = self.setting
-        return f"{self.place}, {setting_name(at.threads, at.batch, at.seq)}"
+        return f"{self.place}, {self.setting}"
 
 
 @dataclass(frozen=True)

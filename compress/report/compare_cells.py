@@ -7,7 +7,6 @@ from compress.report import units
 from compress.report.candidates import Candidate, Place, Timing
 from compress.report.cells import Cell, Column, Line, Sheet, Small, verdict_cell
 from compress.report.compare import Choice, Pick, View, median, timing
-from compress.report.report import setting_name
 
 
 def key_figures(choice: Choice, chosen: Pick) -> list[tuple[str, str, str]]:
@@ -67,7 +66,7 @@ def times(choice: Choice) -> list[tuple[Place, tuple[Small, ...]]]:
         if not rows or not settings:
             continue
         cells = tuple((one.name, tuple(_three(timing(one, View(place.name, at))) for at in settings)) for one in rows)
-        names = tuple(setting_name(at.threads, at.batch, at.seq) for at in settings)
+        names = tuple(map(str, settings))
         tables = [Small("p50 / p95 / least of one forward, ms", "Model", names, cells)]
         first = View(place.name, settings[0])
         started = [(one, at) for one in rows if (at := timing(one, first)) and at.init_ms is not None]

@@ -13,7 +13,6 @@ from compress.report.candidates import Place
 from compress.report.compare import Choice, Limits, Pick, View
 from compress.report.compare_charts import Against
 from compress.report.figures import MAIN, SIDE, WHOLE, Figure, drawn
-from compress.report.report import setting_name
 from compress.report.templates import render
 
 SCRIPT = (Path(__file__).parent / "compare.js").read_text(encoding="utf-8")
@@ -67,7 +66,7 @@ def html(choice: Choice, limits: Limits, chosen: Pick) -> str:
         metric=units.metric(choice.task.metric),
         shown=_pictures(choice, limits, chosen),
         devices=devices,
-        settings=units.telling([setting_name(at.threads, at.batch, at.seq) for at in settings]),
+        settings=units.telling([str(at) for at in settings]),
         device=devices.index(choice.view.place) if choice.view else 0,
         setting=settings.index(choice.view.setting) if choice.view else 0,
         picked=choice.number(chosen.candidate) if chosen.candidate else None,

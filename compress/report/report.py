@@ -33,11 +33,6 @@ class Latency(TypedDict):
     noisy: bool
 
 
-def setting_name(threads: int, batch: int, seq: int) -> str:
-    """The key of a latency setting: `1 thread, batch 1, 128 tokens`."""
-    return f"{threads} thread{'s' if threads > 1 else ''}, batch {batch}, {seq} tokens"
-
-
 @dataclass(frozen=True)
 class Row:
     """One line of the comparison. None (or a missing or NaN score): not measured, or without meaning here.
@@ -45,7 +40,7 @@ class Row:
     score            metric name -> value; the report's own metric decides
     agreement        with the teacher, over the same rows: share, or Pearson's r
     flops_per_token  of the encoder, in one forward
-    latency          setting name -> times
+    latency          setting (`str` of a bench.protocol.Setting: `1 thread, batch 1, 128 tokens`) -> times
     file_mb, peak_rss_mb   10^6 bytes
     train_seconds    all that was spent to make this row, its stages together
     """

@@ -23,7 +23,7 @@ import numpy as np
 from compress.data.windows import plain
 from compress.errors import BundleError, CompressError
 from compress.export import manifest as manifests
-from compress.export.bundle import FILES, Bundle, Precision
+from compress.export.bundle import FILES, Bundle
 from compress.export.saved import save
 from compress.files import filled
 from compress.heads import task_class
@@ -77,8 +77,9 @@ def trim_bundle(
         for name in ("recipe.yaml", "prompt.yaml"):
             if name in bundle.manifest.files:
                 shutil.copyfile(bundle.path / name, folder / name)
-        for precision, file in _files(bundle).items():
-            cut_file(file, folder / FILES[precision], found.kept)
+        for name in FILES.values():
+            if name in bundle.manifest.files:
+                cut_file(bundle.path / name, folder / name, found.kept)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         made = replace(bundle.manifest, parameters=parameters, versions=manifests.versions(), files={})
         card = {"name": out.name, "limits": (LIMIT.format(before=trimmed.before, after=len(found.kept)),)}
@@ -155,10 +156,6 @@ def _loaded(old: Any, found: Cut) -> Any:
             "was kept. Please report it with the tokenizer.json"
         )
     return made
-
-
-def _files(bundle: Bundle) -> dict[Precision, Path]:
-    return {precision: bundle.path / name for precision, name in FILES.items() if name in bundle.manifest.files}
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from compress.data.windows import plain
 from compress.errors import CompressError
 from compress.export.bundle import FILES, Bundle
+from compress.export.predictor import rows_of as encoded
 from compress.trim.cut import Cut
 
 PROBED: Final = 32
@@ -24,10 +25,10 @@ def compare_files(before: Bundle, after: Bundle, found: Cut, texts: Iterable[str
     tokenizer = plain(Tokenizer.from_file(str(before.path / "tokenizer.json")))
     tokenizer.enable_truncation(before.manifest.max_length)
     known, renamed = [], []
-    for row in tokenizer.encode_batch(list(islice(texts, PROBED))):
-        if all(number in new for number in row.ids):
-            known.append({"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids})
-            renamed.append({**known[-1], "input_ids": [new[number] for number in row.ids]})
+    for row in encoded(tokenizer, list(islice(texts, PROBED))):
+        if all(number in new for number in row["input_ids"]):
+            known.append(row)
+            renamed.append({**row, "input_ids": [new[number] for number in row["input_ids"]]})
     for precision, name in FILES.items():
         if name not in before.manifest.files or not known:
             continue

@@ -42,7 +42,7 @@ def cut(tokenizer: Tokenizer, texts: Iterable[str], *, min_count: int, keep: Seq
             different = [text for text, same in encoded_alike(tokenizer, found.tokenizer, different) if not same]
     if different:
         raise CompressError(
-            f"the trimmed tokenizer reads {len(different)} texts of the corpus otherwise, as as {different[0]!r:.80}; "
+            f"the trimmed tokenizer reads {len(different)} texts of the corpus otherwise, as {different[0]!r:.80}; "
             "nothing was kept. Please report it with the tokenizer.json"
         )
     return found

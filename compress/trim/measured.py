@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from compress.bench.local import machine
+from compress.bench.protocol import identity
 from compress.checkpoints import resolve
 from compress.data import load_task
 from compress.data.corpora import Corpus, load_corpus
@@ -172,7 +173,7 @@ def certified(
             agreement=outcome.agreement,
             max_logit_difference=outcome.difference,
             rows=len(split),
-            device=", ".join(filter(None, ("local", facts.get("cpu", ""), facts.get("instructions", "")))),
+            device=identity("local", facts),
             runtime=f"onnxruntime {onnxruntime.__version__}",
             certified=good,
             reason=reason,

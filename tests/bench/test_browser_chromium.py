@@ -105,7 +105,7 @@ def test_it_races_files_on_one_thread_and_on_two(device: Browser, files: dict[st
 
 
 def test_it_answers_what_python_answers(device: Browser, files: dict[str, Path]) -> None:
-    for name, tolerance in (("fp32", 1e-5), ("int8", 2e-2)):  # int8 sums round differently with and without VNNI
+    for name, tolerance in (("fp32", 1e-5), ("int8", 3e-2)):  # int8 sums round differently with and without VNNI
         session = open_session(files[name])
         wanted = [session.run(None, {key: np.asarray([ids]) for key, ids in row.items()})[0][0] for row in ROWS]
         found = device.logits(files[name], ROWS)

@@ -4,13 +4,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from compress.report import Latency, Report, Row, setting_name
+from compress.bench.protocol import Setting
+from compress.report import Latency, Report, Row
 
 
 def latency(p50: float, *, noisy: bool = False) -> dict[str, Latency]:
     """Two settings, the second a third as slow."""
     return {
-        setting_name(1, 1, seq): Latency(
+        str(Setting(1, 1, seq)): Latency(
             threads=1, batch=1, seq=seq, min_ms=p50 * f * 0.95, p50_ms=p50 * f, p95_ms=p50 * f * 1.1, noisy=noisy
         )
         for seq, f in ((128, 1.0), (32, 0.3))

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from compress.bench.protocol import Setting
 from compress.errors import BundleError
-from compress.report import Report, Row, setting_name, units
+from compress.report import Report, Row, units
 from compress.report.headline import headline, remarks
 from compress.report.significance import wilson
 from tests.report.sample import ROWS, latency, regression, report
@@ -51,7 +52,7 @@ def test_json_errors_name_the_field() -> None:
 
 
 def test_settings_put_first_what_most_rows_have() -> None:
-    long, short = setting_name(1, 1, 128), setting_name(1, 1, 32)
+    long, short = str(Setting(1, 1, 128)), str(Setting(1, 1, 32))
     only_short = {short: latency(5.0)[short]}
     assert report().settings == (long, short)
     whole = report(rows=(*ROWS[:3], replace(ROWS[3], latency=only_short), replace(ROWS[4], latency=only_short)))

@@ -15,8 +15,6 @@ from compress.bench.protocol import DeviceError, Setting
 from compress.bench.runner import feeds
 from compress.export.session import read_model, vocabulary_size
 
-ENCODER_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-
 
 @dataclass(frozen=True)
 class Fed:
@@ -32,16 +30,7 @@ class Fed:
         if jobs.runtime_of(path) != "onnxruntime":
             raise DeviceError(f"{path}: a browser runs ONNX files only")
         (whole,) = jobs.parts(path)
-        graph = read_model(whole).graph
-        constant = {tensor.name for tensor in graph.initializer}  # old files list these among the inputs
-        kinds = {node.name: node.type.tensor_type.elem_type for node in graph.input if node.name not in constant}
-        if unknown := sorted(kinds.keys() - set(ENCODER_INPUTS)):
-            raise DeviceError(
-                f"{path}: inputs {', '.join(unknown)} are not among {', '.join(ENCODER_INPUTS)}; expected the ONNX "
-                "file of a text encoder"
-            )
-        types = {name: np.int32 if kind == TensorProto.INT32 else np.int64 for name, kind in kinds.items()}
-        return Fed(path, jobs.logits_job(path)["entries"], types)
+        return Fed(path, jobs.logits_job(path)["entries"], jobs.input_types(whole))
 
     @cached_property
     def vocabulary(self) -> int:

@@ -18,7 +18,7 @@ from compress.bench.browser.assets import VERSION
 from compress.bench.browser.feeding import Fed
 from compress.bench.browser.server import Site
 from compress.bench.browser.tables import tables
-from compress.bench.protocol import WARM_UP, DeviceError, Latency, Setting, Sustained, summarise
+from compress.bench.protocol import WARM_UP, DeviceError, Latency, Setting, Sustained, check_turns, summarise
 from compress.bench.runner import WARM_UP_PER_ROUND
 
 BURST = 5.0
@@ -99,8 +99,7 @@ class Browser:
         A sample that would be shorter than 100 steps of the browser's clock is the mean of several forwards. What was
         measured while the page was hidden is flagged as noisy.
         """
-        if rounds < 2 or runs < 1:
-            raise DeviceError(f"race: {rounds} rounds of {runs} runs; expected at least 2 rounds, to compare, of 1 run")
+        check_turns(rounds, runs)
         self._check(settings)
         fed = {name: Fed.of(path) for name, path in files.items()}
         first: dict[Setting, dict[str, Measured]] = {}

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from compress.data.windows import plain
 from compress.errors import ExportError
 from compress.export.bundle import Bundle, Precision
-from compress.export.predictor import Prediction, Text
+from compress.export.predictor import Prediction, Text, rows_of
 from compress.export.session import metadata, open_session, read_model
 from compress.export.text import frame as frames
 from compress.export.text.equal import Difference, differences, feeds, torture
@@ -176,11 +176,7 @@ def _run(session: Any, texts: Sequence[Text]) -> dict[str, Any]:
 def _check_logits(bundle: Bundle, file: Path, precision: Precision, texts: Sequence[Text]) -> None:
     """Raises ExportError where the file's logits are not those of the bundle's file for the same text."""
     predictor = bundle.open(precision)
-    rows = [
-        {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
-        for row in predictor.tokenizer.encode_batch(list(texts))
-    ]
-    expected = predictor.logits(rows)
+    expected = predictor.logits(rows_of(predictor.tokenizer, texts))
     session = open_session(file, threads=1)
     found = np.concatenate([_run(session, [text])["logits"] for text in texts])
     difference = float(np.abs(found - expected).max())
