@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal
 
 from compress.errors import BundleError, ExportError
@@ -45,9 +45,7 @@ class Contents:
             raise BundleError(f"{folder / NAME}: {first['loc']}: {first['msg']}; write or copy it again") from None
         if found.kind != kind:
             raise BundleError(f"{folder}: holds {found.kind}; expected {kind}")
-        for name in found.files:
-            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise BundleError(f"{folder / NAME}: lists {name!r}; expected paths inside the folder only")
+        manifest.check_inside(folder / NAME, found.files)
         manifest.check_files(folder, found.files)
         return found
 

@@ -118,48 +118,33 @@ class FirstDecoder(nn.Module):
 
     @property
     def past(self) -> list[str]:
-        kinds = [f"{kind}.{part}" for kind in ("decoder", "encoder") for part in ("key", "value")]
-        return [f"{layer}.{kind}" for layer in range(self.layers) for kind in kinds]
+        return _both(self.layers)
 
     def forward(self, encoder_attention_mask: Tensor, input_ids: Tensor, encoder_hidden_states: Tensor) -> Any:
-        return self.read(encoder_attention_mask, input_ids, encoder_hidden_states, [], [])
-
-    def read(
-        self, source_mask: Tensor, ids: Tensor, states: Tensor, mine: Sequence[Tensor], source: Sequence[Tensor]
-    ) -> Any:
-        total = ids.shape[1] + (mine[0].shape[2] if mine else 0)
-        seen_LM = _causal(ids.shape[1], total)
-        cache = EncoderDecoderCache(_cache(mine, self.layers), _cache(source, self.layers))
-        cache.is_updated = dict.fromkeys(range(self.layers), bool(source))
-        out = self.model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=states),
-            attention_mask=(1.0 - source_mask[:, None, None, :].float()) * MASKED,
-            decoder_input_ids=ids,
-            decoder_attention_mask=((1.0 - seen_LM.float()) * MASKED)[None, None].expand(ids.shape[0], -1, -1, -1),
-            past_key_values=cache,
-            use_cache=True,
-        )
-        own, others = _flat(cache.self_attention_cache), _flat(cache.cross_attention_cache)
-        pairs = [tensor for n in range(0, len(own), 2) for tensor in (*own[n : n + 2], *others[n : n + 2])]
-        return (out.logits, *pairs)
+        return _decoded(self.model, self.layers, encoder_attention_mask, input_ids, encoder_hidden_states)
 
     def example(self) -> dict[str, Tensor]:
-        return {
-            "encoder_attention_mask": torch.ones(BATCH, SOURCE, dtype=torch.long),
-            "input_ids": torch.ones(BATCH, LENGTH, dtype=torch.long),
-            "encoder_hidden_states": torch.randn(BATCH, SOURCE, self.model.config.d_model),
-        }
+        states = torch.randn(BATCH, SOURCE, self.model.config.d_model)
+        return {**_masked_source(), "encoder_hidden_states": states}
 
 
-class NextDecoder(FirstDecoder):
+class NextDecoder(nn.Module):
     """T5: further tokens -> logits, keys and values of the tokens with these; those of the source come back as they
     were."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.layers = model, Shape.of(model.config).stack("layers")
+
+    @property
+    def past(self) -> list[str]:
+        return _both(self.layers)
 
     def forward(self, encoder_attention_mask: Tensor, input_ids: Tensor, *past: Tensor) -> Any:
         mine = [tensor for n in range(0, len(past), 4) for tensor in past[n : n + 2]]
         source = [tensor for n in range(0, len(past), 4) for tensor in past[n + 2 : n + 4]]
         unread = torch.zeros(1, 1, self.model.config.d_model)  # there has to be a source; its keys are held already
-        return self.read(encoder_attention_mask, input_ids, unread, mine, source)
+        return _decoded(self.model, self.layers, encoder_attention_mask, input_ids, unread, mine=mine, source=source)
 
     def example(self) -> dict[str, Tensor]:
         shape = Shape.of(self.model.config)
@@ -168,8 +153,48 @@ class NextDecoder(FirstDecoder):
             f"past_key_values.{name}": torch.randn(BATCH, shape.heads, lengths[name.split(".")[1]], shape.head_size)
             for name in self.past
         }
-        whole = super().example()
-        return {name: whole[name] for name in ("encoder_attention_mask", "input_ids")} | past
+        return {**_masked_source(), **past}
+
+
+def _both(layers: int) -> list[str]:
+    """The names of T5's keys and values: of each layer the decoder's own, then those of the source."""
+    kinds = [f"{kind}.{part}" for kind in ("decoder", "encoder") for part in ("key", "value")]
+    return [f"{layer}.{kind}" for layer in range(layers) for kind in kinds]
+
+
+def _masked_source() -> dict[str, Tensor]:
+    return {
+        "encoder_attention_mask": torch.ones(BATCH, SOURCE, dtype=torch.long),
+        "input_ids": torch.ones(BATCH, LENGTH, dtype=torch.long),
+    }
+
+
+def _decoded(
+    model: Any,
+    layers: int,
+    source_mask: Tensor,
+    ids: Tensor,
+    states: Tensor,
+    *,
+    mine: Sequence[Tensor] = (),
+    source: Sequence[Tensor] = (),
+) -> Any:
+    """T5's logits, and keys and values in the order of `_both`; `mine`, `source`: those there are already."""
+    total = ids.shape[1] + (mine[0].shape[2] if mine else 0)
+    seen_LM = _causal(ids.shape[1], total)
+    cache = EncoderDecoderCache(_cache(mine, layers), _cache(source, layers))
+    cache.is_updated = dict.fromkeys(range(layers), bool(source))
+    out = model(
+        encoder_outputs=BaseModelOutput(last_hidden_state=states),
+        attention_mask=(1.0 - source_mask[:, None, None, :].float()) * MASKED,
+        decoder_input_ids=ids,
+        decoder_attention_mask=((1.0 - seen_LM.float()) * MASKED)[None, None].expand(ids.shape[0], -1, -1, -1),
+        past_key_values=cache,
+        use_cache=True,
+    )
+    own, others = _flat(cache.self_attention_cache), _flat(cache.cross_attention_cache)
+    pairs = [tensor for n in range(0, len(own), 2) for tensor in (*own[n : n + 2], *others[n : n + 2])]
+    return (out.logits, *pairs)
 
 
 def trace(module: nn.Module, path: Path, *, opset: int) -> None:

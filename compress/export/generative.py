@@ -83,7 +83,7 @@ class Speaker:
 
     @classmethod
     def of(cls, folder: Path, precision: str, threads: int = 1) -> "Speaker":
-        """Raises BundleError for a folder without config or without a file of this precision."""
+        """Raises ExportError for a folder without a file of this precision."""
         from compress.export.session import open_session
 
         told: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
@@ -68,9 +68,7 @@ class Manifest:
                 f"{path}: {where}: {first['msg']}; the bundle is damaged, or of another version of compress: "
                 "write or copy it again"
             ) from None
-        for name in manifest.files:
-            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise BundleError(f"{path}: lists {name!r}; expected paths inside the bundle only")
+        check_inside(path, manifest.files)
         return manifest
 
     def write(self, folder: Path) -> None:
@@ -82,6 +80,13 @@ class Manifest:
     def check(self, folder: Path) -> None:
         """Raises BundleError naming every file that is missing or is not the one that was written."""
         check_files(folder, self.files)
+
+
+def check_inside(path: Path, names: Iterable[str]) -> None:
+    """Raises BundleError for a name in the list at `path` that leads out of its folder."""
+    for name in names:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise BundleError(f"{path}: lists {name!r}; expected paths inside the bundle only")
 
 
 def check_files(folder: Path, files: Mapping[str, Stamp]) -> None:

@@ -77,20 +77,6 @@ def pack(weight_NK: NDArray[np.float32], bits: Bits) -> Packed:
     return Packed(_nibbles(numbers_NK), scales_NB, _nibbles(zeros_NB.astype(np.uint8)), columns, block, bits)
 
 
-def unpack(packed: Packed) -> NDArray[np.float32]:
-    """The matrix (rows N, columns K) that the file computes with."""
-    numbers, zeros = packed.numbers_NC, packed.zeros_NC
-    blocks = packed.scales_NB.shape[1]
-    if packed.bits == 4:
-        numbers = np.stack((numbers & 15, numbers >> 4), -1).reshape(len(numbers), -1)
-    middles: NDArray[np.uint8] | int = 128
-    if zeros is not None:
-        middles = np.stack((zeros & 15, zeros >> 4), -1).reshape(len(zeros), -1)[:, :blocks, None]
-    numbers_NBK = numbers.reshape(len(numbers), blocks, packed.block).astype(np.float32)
-    matrix_NBK = (numbers_NBK - middles) * packed.scales_NB[..., None]
-    return matrix_NBK.reshape(len(numbers), -1)[:, : packed.columns].astype(np.float32)
-
-
 def quantize_weights(source: Path, target: Path, *, bits: Bits) -> None:
     """Writes the fp32 ONNX file `source` with its weights in `bits` bits to `target`.
 

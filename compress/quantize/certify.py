@@ -13,15 +13,13 @@ from compress.bench.protocol import identity
 from compress.evidence import Certificate, Sensitivity
 from compress.exam import Exam
 from compress.export.bundle import FILES, Bundle, Precision
-from compress.export.changed import CERTIFICATE_KEY
-from compress.export.changed import certified as file_certified
+from compress.export.changed import certified
 from compress.export.session import read_model
 from compress.quantize.judge import Outcome, compared
 from compress.report import evidence
 
 ROUNDING = 1e-9
 """The difference of two scores is not exact."""
-KEY = CERTIFICATE_KEY
 
 
 def certify(
@@ -46,7 +44,7 @@ def certify(
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
     outcome = compared(exam, exact, other, threshold=threshold)
     facts = device.facts()
-    certified, reason = verdict(outcome, max_drop)
+    kept_to, reason = verdict(outcome, max_drop)
     return Certificate(
         artefact=FILES[precision],
         method=method,
@@ -61,7 +59,7 @@ def certify(
         data=data,
         device=identity(device.name, facts),
         runtime=facts.get("runtime", ""),
-        certified=certified,
+        certified=kept_to,
         reason=reason,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         kept=tuple(kept),
@@ -83,7 +81,7 @@ def carried(
     """The bundle with the certificate in the file's own metadata and in report.json."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "certified.onnx"
-        file_certified(bundle.path / FILES[precision], file, proof)
+        certified(bundle.path / FILES[precision], file, proof)
         bundle = bundle.put(precision, file)
     return evidence.keep(bundle, certificates=(proof,), sensitivity=sensitivity)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import numpy_helper
 
-from compress.quantize.products import Product, initializers, products
+from compress.quantize.products import Product, initializers, products, readers_of
 
 SWAPS = ((0, 2, 1, 3), (1, 0, 2))
 """Transpositions that bring heads before tokens, and back: (rows, tokens, heads, size), or (tokens, rows x heads, size)
@@ -50,10 +50,7 @@ class _Graph:
 def producers(graph: onnx.GraphProto) -> dict[str, Producer]:
     """The tensors read by products alone into whose making a scale per channel folds exactly, and how."""
     found = products(graph)
-    readers: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
+    readers = readers_of(graph)
     whole = _Graph(
         makers={node.output[0]: node for node in graph.node},
         readers=readers,

@@ -50,13 +50,19 @@ def initializers(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
     return {tensor.name: tensor for tensor in graph.initializer}
 
 
-def products(graph: onnx.GraphProto) -> list[Product]:
-    """The graph's products, in its order."""
-    weights = initializers(graph)
+def readers_of(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
+    """Tensor -> the nodes that read it, once for each time they do."""
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in node.input:
             readers.setdefault(name, []).append(node)
+    return readers
+
+
+def products(graph: onnx.GraphProto) -> list[Product]:
+    """The graph's products, in its order."""
+    weights = initializers(graph)
+    readers = readers_of(graph)
     shown = {value.name for value in graph.output}
     found = []
     for node in graph.node:

@@ -16,12 +16,12 @@ from compress.errors import ExportError
 from compress.evidence import Tried
 from compress.exam import Exam
 from compress.export.bundle import FILES, Bundle
+from compress.export.changed import CERTIFICATE_KEY as CERTIFICATE
 from compress.export.graphs import FORM_KEY, SHIPPED
 from compress.export.onnx import to_onnx
 from compress.export.session import SESSION_KEY, metadata, open_session, opset_of, read_model
 from compress.export.tune import Tuned, tune
 from compress.export.variants import fp32_variants
-from compress.quantize.certify import KEY as CERTIFICATE
 from compress.quantize.products import products
 from compress.report.report import Report
 from tests.quantize.graphs import exported

@@ -8,13 +8,14 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.errors import ExportError
 from compress.export.onnx import to_onnx
 from compress.export.session import metadata, read_model
 from compress.export.trial import Difference, difference, onnx_run, rows_for
-from compress.export.weight_only import SMALL, Bits, pack, quantize_weights, unpack
+from compress.export.weight_only import SMALL, Bits, Packed, pack, quantize_weights
 from tests import tiny
 
 WIDE = {"hidden": 64, "layers": 2, "vocab_size": 300}
@@ -22,6 +23,20 @@ WIDE = {"hidden": 64, "layers": 2, "vocab_size": 300}
 
 def weights(rows: int, columns: int) -> Any:
     return np.random.default_rng(0).normal(size=(rows, columns)).astype(np.float32)
+
+
+def unpack(packed: Packed) -> NDArray[np.float32]:
+    """The matrix (rows N, columns K) that the file computes with."""
+    numbers, zeros = packed.numbers_NC, packed.zeros_NC
+    blocks = packed.scales_NB.shape[1]
+    if packed.bits == 4:
+        numbers = np.stack((numbers & 15, numbers >> 4), -1).reshape(len(numbers), -1)
+    middles: NDArray[np.uint8] | int = 128
+    if zeros is not None:
+        middles = np.stack((zeros & 15, zeros >> 4), -1).reshape(len(zeros), -1)[:, :blocks, None]
+    numbers_NBK = numbers.reshape(len(numbers), blocks, packed.block).astype(np.float32)
+    matrix_NBK = (numbers_NBK - middles) * packed.scales_NB[..., None]
+    return matrix_NBK.reshape(len(numbers), -1)[:, : packed.columns].astype(np.float32)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,9 @@ from compress.bench.device import Device, open_device
 from compress.evidence import Certificate
 from compress.exam import Exam
 from compress.export.bundle import FILES, Bundle
+from compress.export.changed import CERTIFICATE_KEY as KEY
 from compress.export.session import metadata, read_model
-from compress.quantize.certify import KEY, carried, certify, verdict
+from compress.quantize.certify import carried, certify, verdict
 from compress.quantize.judge import Outcome
 from compress.report.report import Report
 from tests.quantize.test_mixed import TASK, bundle

@@ -7,9 +7,9 @@ import pytest
 
 from compress.data import load_task
 from compress.export.bundle import Bundle
+from compress.export.changed import CERTIFICATE_KEY as KEY
 from compress.export.session import metadata, read_model
 from compress.quantize import methods, pipeline
-from compress.quantize.certify import KEY
 from compress.report.report import Report
 from tests import command, tiny
 

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.errors import ExportError
-from compress.export.formats.outcome import Made, Outcome, required
+from compress.export.formats.outcome import Made, Outcome, converting, required
 from compress.export.formats.quiet import quiet
 from compress.export.formats.subject import Subject
 from compress.export.trial import Run
@@ -45,8 +44,6 @@ FREE = (
 
 SHORTEST = {"mobilebert": 3}
 """Tokens that a text must have, where it is not 2: MobileBERT's trigrams are put together otherwise for two."""
-
-FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
 
 
 class Int8Rows(nn.Module):
@@ -103,19 +100,13 @@ def _program(subject: Subject, names: Sequence[str], precision: str) -> tuple[by
     sample = tuple(torch.from_numpy(array) for array in subject.trial_rows()[-1].values())
     tokens = torch.export.Dim("tokens", min=SHORTEST.get(subject.model_type, 2), max=subject.max_length)
     shapes = tuple({1: tokens} for _ in names)
-    try:
+    with converting(subject.name, subject.model_type, "ExecuTorch"):
         program = torch.export.export(Exported(model).eval(), sample, dynamic_shapes=shapes, strict=False)
         if precision == "int8":
             program = _dynamic_int8(program, sample, shapes)
         edge = exir.to_edge_transform_and_lower(program, partitioner=[partition.XnnpackPartitioner()])
         left, taken = delegation(edge.exported_program().graph_module)
         return edge.to_executorch().buffer, left, taken
-    except FAILURES as error:
-        first = (str(error).splitlines() or [""])[0]
-        raise ExportError(
-            f"{subject.name}: {subject.model_type} cannot be exported to ExecuTorch "
-            f"({type(error).__name__}: {first}); --for onnx and --for ort take every family"
-        ) from error
 
 
 def _dynamic_int8(program: Any, sample: tuple[Tensor, ...], shapes: Any) -> Any:

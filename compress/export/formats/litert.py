@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from compress.errors import ExportError
-from compress.export.formats.outcome import Made, Outcome, required
+from compress.export.formats.outcome import Made, Outcome, converting, required
 from compress.export.formats.quiet import quiet
 from compress.export.formats.subject import Subject
 from compress.export.trial import Run
@@ -30,8 +29,6 @@ FILES = {"fp32": "model.tflite", "int8": "model_quantized.tflite", "w8": "model_
 RECIPES = {"int8": "dynamic_wi8_afp32", "w8": "weight_only_wi8_afp32"}
 SHORTEST, STEP = 32, 4
 """Lengths of the signatures: each costs a copy of the graph, and of the weights where the delegate lays them out."""
-
-FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
 
 
 def lengths(longest: int) -> list[int]:
@@ -72,18 +69,12 @@ def _converted(subject: Subject) -> Path:
     converter = required("litert_torch", EXTRA)
     wrapped = Exported(subject.model()).eval()
     target = subject.scratch / FILES["fp32"]
-    try:
+    with converting(subject.name, subject.model_type, "LiteRT"):
         signatures = converter
         for length in lengths(subject.max_length):
             sample = {name: torch.ones(1, length, dtype=torch.int64) for name in subject.trial_rows()[0]}
             signatures = signatures.signature(f"tokens_{length}", wrapped, sample_kwargs=sample)
         signatures.convert().export(str(target))
-    except FAILURES as error:
-        first = (str(error).splitlines() or [""])[0]
-        raise ExportError(
-            f"{subject.name}: {subject.model_type} cannot be exported to LiteRT "
-            f"({type(error).__name__}: {first}); --for onnx and --for ort take every family"
-        ) from error
     return target
 
 

@@ -1,7 +1,8 @@
 """What an export made: the files, how exact they are, and what there is to know of them."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,19 @@ def required(module: str, extra: str) -> Any:
             raise
         raise ExportError(
             f"{package} is not installed; expected it for this format: pip install 'compress[{extra}]'"
+        ) from error
+
+
+@contextmanager
+def converting(name: str, model_type: str, runtime: str) -> Iterator[None]:
+    """Whatever a runtime's converter fails with becomes an ExportError that says what takes every family."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError) as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise ExportError(
+            f"{name}: {model_type} cannot be exported to {runtime} ({type(error).__name__}: {first}); --for onnx and "
+            "--for ort take every family"
         ) from error
 
 
