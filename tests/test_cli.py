@@ -24,12 +24,12 @@ OPTIONS = {
     "pretrain": "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle",
     "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle",
     "export": (
-        "model --out --for --precision --opset --tune --device --lan --threads --batch --seq --max-drop --data --text "
-        "--label --pair --pool --normalise --max-length --allow-pickle --json"
+        "model --out --for --precision --opset --tune --device --lan --timeout --python --threads --batch --seq "
+        "--max-drop --data --text --label --pair --pool --normalise --max-length --allow-pickle --json"
     ),
     "quantize": (
         "bundle --data --out --method --calibration --percentile --rows --max-drop --form --reduce-range --device "
-        "--lan --text --label --set --seed --json"
+        "--lan --timeout --python --text --label --set --seed --json"
     ),
     "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --json",
     "predict": "bundle texts... --pair --precision --json",

@@ -63,6 +63,8 @@ def files(paths: Sequence[Path], precision: str = "") -> dict[str, Path]:
     for path in paths:
         if path.suffix in LONE:
             named = {str(path): path}
+        elif path.is_file():
+            raise DeviceError(f"{path}: expected a bundle's folder, or a file that ends in {', '.join(LONE)}")
         else:
             held = Bundle.load(path).files()
             known |= held.keys()

@@ -24,7 +24,10 @@ NO_FOLDER = 73
 
 FAILURES = (
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its key is another than before. Find out why before you trust it"),
-    ("Host key verification failed", "its key is not known here. Connect once by hand (ssh {host}), compare the key"),
+    (
+        "Host key verification failed",
+        "its key is not known here. Connect once by hand (ssh {host}), compare and accept the key",
+    ),
     ("Permission denied", "it does not let this user in without a password, and none is asked for. ssh-copy-id {host}"),
     ("Could not resolve hostname", "no machine of that name. Check it: ssh {host}"),
     ("Connection refused", "nothing listens for ssh there. Is sshd running, on this port? ssh:host:port names another"),

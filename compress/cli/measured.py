@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from compress.cli.options import Json, console, told
+from compress.cli.options import DevicePython, DeviceTimeout, Json, console, told
 
 
 def bench(
@@ -22,8 +22,8 @@ def bench(
     lan: Annotated[
         bool, typer.Option("--lan", help="browser: other machines of the network may open the page.")
     ] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds until a silent device is given up.")] = 60.0,
-    python: Annotated[str, typer.Option(help="ssh: the interpreter there that has onnxruntime.")] = "python3",
+    timeout: DeviceTimeout = 60.0,
+    python: DevicePython = "python3",
     native: Annotated[
         Path | None, typer.Option(help="adb: an onnxruntime_perf_test or benchmark_model to run on the phone.")
     ] = None,

@@ -24,6 +24,8 @@ AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Accept pickle
 OnWeakTeacher = Annotated[
     Literal["refuse", "warn"], typer.Option(help="What to do with a teacher no better than the majority.")
 ]
+DeviceTimeout = Annotated[float, typer.Option("--timeout", help="Seconds until a silent device is given up.")]
+DevicePython = Annotated[str, typer.Option("--python", help="ssh: the interpreter there that has onnxruntime.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 USER_ERROR, INTERRUPTED = 2, 130
 

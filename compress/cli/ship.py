@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from compress.cli.options import AllowPickle, Json, console, told
+from compress.cli.options import AllowPickle, DevicePython, DeviceTimeout, Json, console, told
 
 UNCERTIFIED = 3
 """Exit code of a file that was made, and loses more than it may."""
@@ -28,10 +28,12 @@ def export(
     ] = False,
     device: Annotated[str, typer.Option(help="Where they race: as for bench.")] = "local",
     lan: Annotated[bool, typer.Option("--lan", help="A browser of another machine may be that device.")] = False,
+    timeout: DeviceTimeout = 60.0,
+    python: DevicePython = "python3",
     threads: Annotated[str, typer.Option(help="Thread counts to race at, comma-separated.")] = "1",
     batch: Annotated[str, typer.Option(help="Batch sizes to race at, comma-separated.")] = "1",
     seq: Annotated[str, typer.Option(help="Lengths in tokens to race at, comma-separated.")] = "32",
-    max_drop: Annotated[float, typer.Option(help="Points of the score that a raced int8 file may lose.")] = 0.5,
+    max_drop: Annotated[float, typer.Option(min=0, help="Points that a raced int8 file may lose.")] = 0.5,
     data: Annotated[str | None, typer.Option(help="Judges int8 in the race, calibrates; as for distill.")] = None,
     text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
     label: Annotated[str | None, typer.Option(help="Label column.")] = None,
@@ -52,6 +54,8 @@ def export(
         from compress.export.formats.tuned import Race, RealRows
         from compress.export.source import source
 
+        if not tune:
+            _raced_only(device != "local", lan, threads != "1", batch != "1", seq != "32")
         found = source(
             model, pair=pair, pool=pool, normalise=normalise, max_length=max_length, allow_pickle=allow_pickle
         )
@@ -61,7 +65,9 @@ def export(
             to=to,
             precisions=[each.strip() for each in precision.split(",")] if precision else [],
             opset=opset,
-            race=Race(device, asked.settings(threads, batch, seq), max_drop / 100, lan) if tune else None,
+            race=Race(device, asked.settings(threads, batch, seq), max_drop / 100, lan, timeout, python)
+            if tune
+            else None,
             rows=RealRows(data, text, label) if data is not None else None,
             command=shlex.join(["compress", *sys.argv[1:]]),
             say=lambda line: console(as_json).print(line, markup=False, highlight=False, soft_wrap=True),
@@ -70,6 +76,15 @@ def export(
             print((made.path / formats.NAME).read_text(encoding="utf-8"), end="")
         else:
             show(made, console())
+
+
+def _raced_only(*given: bool) -> None:
+    """Raises ExportError for an option of the race where there is none."""
+    from compress.errors import ExportError
+
+    names = ("device", "lan", "threads", "batch", "seq")
+    if unused := [name for name, is_given in zip(names, given, strict=True) if is_given]:
+        raise ExportError(f"--{unused[0]}: is for the race, and nothing is raced; expected --tune with it")
 
 
 def quantize(
@@ -83,9 +98,9 @@ def quantize(
     calibration: Annotated[
         Literal["minmax", "percentile", "entropy"] | None, typer.Option(help="Default: what comes nearest to fp32.")
     ] = None,
-    percentile: Annotated[float, typer.Option(help="For --calibration percentile.")] = 99.99,
-    rows: Annotated[int, typer.Option(help="Rows of the train split to calibrate on.")] = 512,
-    max_drop: Annotated[float, typer.Option(help="Points of the score that int8 may lose.")] = 0.5,
+    percentile: Annotated[float, typer.Option(min=50, max=100, help="For --calibration percentile.")] = 99.99,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of the train split to calibrate on.")] = 512,
+    max_drop: Annotated[float, typer.Option(min=0, help="Points of the score that int8 may lose.")] = 0.5,
     form: Annotated[
         Literal["fused", "qdq"], typer.Option(help="For onnxruntime on CPUs, or for other runtimes.")
     ] = "fused",
@@ -94,6 +109,8 @@ def quantize(
     ] = False,
     device: Annotated[str, typer.Option(help="Where it is certified: local, ssh:HOST, browser, adb.")] = "local",
     lan: Annotated[bool, typer.Option("--lan", help="browser: reachable from other machines, as a phone.")] = False,
+    timeout: DeviceTimeout = 60.0,
+    python: DevicePython = "python3",
     text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
     label: Annotated[str | None, typer.Option(help="Label column.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="qat: as in stages.0.epochs=1.")] = None,
@@ -119,6 +136,8 @@ def quantize(
             reduce_range=reduce_range,
             device=device,
             lan=lan,
+            timeout=timeout,
+            python=python,
             text=text,
             label=label,
             seed=seed,

@@ -20,9 +20,9 @@ def trim(
         str | None, typer.Option(help="Its training texts count, its test split scores; as for distill.")
     ] = None,
     corpus: CorpusName = None,
-    min_count: Annotated[int, typer.Option(help="Tokens that occur less often are trimmed.")] = 1,
+    min_count: Annotated[int, typer.Option(min=1, help="Tokens that occur less often are trimmed.")] = 1,
     keep: Annotated[list[str] | None, typer.Option(help="Words whose tokens stay in any case; repeatable.")] = None,
-    max_drop: Annotated[float, typer.Option(help="Points of the score that may be lost.")] = 0.5,
+    max_drop: Annotated[float, typer.Option(min=0, help="Points of the score that may be lost.")] = 0.5,
     text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
     label: Annotated[str | None, typer.Option(help="Label column.")] = None,
     as_json: Json = False,
@@ -47,7 +47,7 @@ def trim(
 
 
 def _show(found: "Measured", shown: "Console") -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     trimmed = found.trimmed
     share = 1 - len(trimmed.kept) / trimmed.before
@@ -55,7 +55,7 @@ def _show(found: "Measured", shown: "Console") -> None:
         f"{trimmed.before:,} tokens to {len(trimmed.kept):,} ({share:.0%} fewer); {trimmed.whole:.2%} of "
         f"{trimmed.texts:,} texts of the corpus are read as before", highlight=False,
     )  # fmt: skip
-    table = Table("file", "MB", "score", "same answers", "verdict", box=None)
+    table = Table(Column("file", overflow="fold"), "MB", "score", "same answers", "verdict", box=None)
     proofs = {proof.artefact: proof for proof in found.certificates}
     for name, (before, after) in trimmed.bytes.items():
         cells = [Path(name).name, f"{before / 1e6:.2f} to {after / 1e6:.2f}"]

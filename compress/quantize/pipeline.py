@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from compress.bench.device import Device, open_device
@@ -13,7 +14,7 @@ from compress.data.task import TaskData
 from compress.errors import BundleError
 from compress.evidence import Certificate
 from compress.exam import Exam
-from compress.export.bundle import Bundle
+from compress.export.bundle import Bundle, check_place
 from compress.export.session import read_model
 from compress.quantize.certify import carried, certify
 from compress.quantize.costs import raced
@@ -63,6 +64,8 @@ def quantize(
     reduce_range: bool = False,
     device: str = "local",
     lan: bool = False,
+    timeout: float = 60.0,
+    python: str = "python3",
     text: Sequence[str] | None = None,
     label: str | None = None,
     seed: int = 0,
@@ -78,22 +81,26 @@ def quantize(
     max_drop     of the score, in its own unit. Products stay in float32 until the validation split says that it is
                  met; the certificate is of the test split, or of the validation split where there is none with labels
     form         fused for onnxruntime on CPUs, qdq for other runtimes
+    lan, timeout, python   of the device, as in `open_device`
     seed, text, label   of the data, as in `distill`; overrides: of the recipe q8bert, for qat
 
     A target that is missed is in the certificate, and the file that came nearest is there. The bundle is untouched
     until that is done. Raises BundleError for data of another task, and whatever its parts raise.
     """
+    if out is not None:
+        check_place(out)
     found = load_task(data, text=text, label=label, kind=bundle.task.kind, metric=bundle.task.metric, seed=seed)
     check(bundle, found, data)
     if method == "qat":
         bundle = _trained(bundle, out, say, data=data, text=text, label=label, seed=seed, overrides=overrides)
         out = None
     threads = os.cpu_count() or 1
+    reach = partial(open_device, device, lan=lan, timeout=timeout, python=python)
     source = bundle.files()["fp32"]
     graph = read_model(source).graph
     parts = products(graph)
     examined = _examined(bundle, found)
-    with tempfile.TemporaryDirectory() as scratch, open_device(device, lan=lan, say=say) as there:
+    with tempfile.TemporaryDirectory() as scratch, reach(say=say) as there:
         judge = Judge.of(bundle, examined("validation"), threads=threads, products=len(parts))
         settings = Calibrated(
             examined("train").spread(rows).rows, judge, Path(scratch), calibration, percentile, form, reduce_range

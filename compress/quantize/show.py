@@ -45,7 +45,7 @@ def words(done: Quantized) -> str:
     lines = [f"in float32: {'; '.join(kept[:MOST_SHOWN])}{more}" if kept else "in float32: no product"]
     lines.append(f"{'certified' if proof.certified else 'NOT certified'}: {proof.reason}")
     if not proof.certified:
-        lines.append("The nearest file found is in the bundle, marked uncertified. Try --method smoothquant or qat.")
+        lines.append(f"The nearest file found is in the bundle, marked uncertified.{_further(proof.method)}")
     return "\n".join(lines)
 
 
@@ -57,6 +57,13 @@ def as_json(done: Quantized) -> str:
         "latencies": [asdict(each) for each in done.times],
     }
     return json.dumps(found, ensure_ascii=False, indent=1)
+
+
+def _further(method: str) -> str:
+    """What may come nearer than `method`, as a certificate names it."""
+    if "learned in training" in method:
+        return ""
+    return " Try --method qat." if method.startswith("SmoothQuant") else " Try --method smoothquant or qat."
 
 
 def _timed(time: Latency, fp32: Latency) -> tuple[str, str]:

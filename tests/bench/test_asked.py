@@ -54,3 +54,9 @@ def test_where_nothing_can_be_written_is_said_before_anything_is_measured(tmp_pa
         asked.place(tmp_path)
     with pytest.raises(DeviceError, match="there is no folder"):
         asked.place(tmp_path / "absent" / "x.json")
+
+
+def test_a_file_of_another_kind_is_told_from_a_bundle(tmp_path: Path) -> None:
+    (tmp_path / "model.ort").write_bytes(b"")
+    with pytest.raises(DeviceError, match=r"model\.ort: expected a bundle's folder, or a file that ends in \.onnx"):
+        asked.files([tmp_path / "model.ort"])

@@ -87,7 +87,7 @@ def export(
     if out is None and not (to == "onnx" and opset is None and isinstance(source, Shipped)):
         raise ExportError("expected --out with the folder to write: only new precisions go into a bundle itself")
     if out is not None:
-        _free(out)
+        _free(out, to, source)
     if race is not None:
         if opset is not None:
             raise ExportError(
@@ -138,8 +138,15 @@ def _chosen(precisions: Sequence[str], known: Sequence[str], to: str) -> list[st
     return list(dict.fromkeys(precisions))
 
 
-def _free(out: Path) -> None:
-    """Raises ExportError where something is that is neither an export nor a bundle."""
+def _free(out: Path, to: Format, source: Source) -> None:
+    """Raises ExportError where something is that is no export, and that the export would take the place of."""
+    origin = source.bundle.path if isinstance(source, Shipped) else Path(source.name)
+    if origin.exists() and origin.resolve().is_relative_to(out.resolve()):
+        raise ExportError(
+            f"--out {out}: holds the model itself, which the export would replace; expected another folder"
+        )
+    if to != "onnx" and (out / manifests.NAME).is_file():
+        raise ExportError(f"--out {out}: is a bundle, and --for {to} writes none; expected a new folder")
     ours = any((out / name).is_file() for name in (NAME, manifests.NAME, contents.NAME))
     if (out.exists() and not out.is_dir()) or (out.is_dir() and any(out.iterdir()) and not ours):
         raise ExportError(f"{out}: exists and is no export; expected a new folder, or an export to replace")

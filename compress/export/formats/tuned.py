@@ -75,12 +75,15 @@ class RealRows:
 
 @dataclass(frozen=True)
 class Race:
-    """Where and at what a bundle's files are raced; `max_drop`: of the score, that int8 may lose."""
+    """Where and at what a bundle's files are raced; `max_drop`: of the score, that int8 may lose; `lan`, `timeout`,
+    `python`: of the device, as in `open_device`."""
 
     device: str
     settings: "Sequence[Setting]"
     max_drop: float = 0.005
     lan: bool = False
+    timeout: float = 60.0
+    python: str = "python3"
 
 
 @contextmanager
@@ -99,7 +102,7 @@ def tuned(
         raise ExportError(f"{source.name}: --tune races files of a model with a head for a task; this one has none")
     with (
         tempfile.TemporaryDirectory(prefix="compress-export.") as scratch,
-        open_device(race.device, lan=race.lan, say=say) as device,
+        open_device(race.device, lan=race.lan, timeout=race.timeout, python=race.python, say=say) as device,
     ):
         bundle = source.bundle if isinstance(source, Shipped) else source.write(Path(scratch) / "bundle")
         options: Mapping[str, object] = {}
