@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Certificate:
-    """One file against the exact fp32 file of the same bundle, on the same rows, on one device.
+    """One file against the fp32 file it came from, on the same rows, on one device.
+
+    That is the fp32 file of the same bundle; of a model trained again for int8, the one before that training.
 
     artefact     the file inside the bundle, as onnx/model_quantized.onnx
     method       how it was made: `dynamic int8`, `static int8, percentile 99.99`, ...

@@ -33,16 +33,19 @@ def certify(
     split: str,
     data: str,
     kept: Sequence[str] = (),
+    exact: Path | None = None,
 ) -> Certificate:
     """The bundle's file of this precision against its fp32 file, both run on the device, on every row of the exam.
 
+    exact     another fp32 file to hold it against: of a model that was trained again, the one before
     max_drop  of the score, in its own unit: 0.005 is half a point
     method, split, data, kept   as the certificate tells them
     Raises DeviceError where the device fails, CompressError for logits that are not finite.
     """
-    exact, other = (_logits(device, bundle.path / FILES[each], exam) for each in ("fp32", precision))
+    files = (exact or bundle.path / FILES["fp32"], bundle.path / FILES[precision])
+    before, after = (_logits(device, file, exam) for file in files)
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
-    outcome = compared(exam, exact, other, threshold=threshold)
+    outcome = compared(exam, before, after, threshold=threshold)
     facts = device.facts()
     kept_to, reason = verdict(outcome, max_drop)
     return Certificate(

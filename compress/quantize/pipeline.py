@@ -79,7 +79,8 @@ def quantize(
     calibration  static, smoothquant: minmax, percentile (with `percentile`) or entropy, of `rows` rows of the train
                  split; the one that comes nearest where none is given (of smoothquant: minmax)
     max_drop     of the score, in its own unit. Products stay in float32 until the validation split says that it is
-                 met; the certificate is of the test split, or of the validation split where there is none with labels
+                 met; the certificate is of the test split, or of the validation split where there is none with labels,
+                 and holds int8 against the fp32 file of the bundle that was given, before any training
     form         fused for onnxruntime on CPUs, qdq for other runtimes
     lan, timeout, python   of the device, as in `open_device`
     seed, text, label   of the data, as in `distill`; overrides: of the recipe q8bert, for qat
@@ -91,6 +92,7 @@ def quantize(
         check_place(out)
     found = load_task(data, text=text, label=label, kind=bundle.task.kind, metric=bundle.task.metric, seed=seed)
     check(bundle, found, data)
+    given = bundle
     if method == "qat":
         bundle = _trained(bundle, out, say, data=data, text=text, label=label, seed=seed, overrides=overrides)
         out = None
@@ -120,7 +122,7 @@ def quantize(
         candidate = candidate.put("int8", Path(scratch) / "int8.onnx")
         proof = certify(
             candidate, "int8", exam, max_drop=max_drop, device=there, method=attempt.method, split=split,
-            data=found.name, kept=mixed.keep,
+            data=found.name, kept=mixed.keep, exact=given.files()["fp32"],
         )  # fmt: skip
         candidate = carried(candidate, "int8", proof, mixed.sensitivity)
         times, sizes = _beside(bundle, candidate, there)
@@ -198,14 +200,19 @@ def _trained(
     seed: int,
     overrides: Sequence[str],
 ) -> Bundle:
+    from rich.console import Console
+
     from compress.quantize.qat import trained_for_int8
 
     if out is None:
         raise BundleError(
             f"{bundle.path}: --method qat trains the weights, which makes another bundle: give --out a folder"
         )
-    say("training for int8")
-    return trained_for_int8(bundle, data, out=out, text=text, label=label, seed=seed, overrides=overrides)
+    say("training for int8; interrupted, the same command goes on from its last checkpoint")
+    progress = Console(stderr=True)
+    return trained_for_int8(
+        bundle, data, out=out, text=text, label=label, seed=seed, overrides=overrides, console=progress
+    )
 
 
 def _beside(bundle: Bundle, candidate: Bundle, there: Device) -> tuple[tuple[Latency, ...], dict[str, float]]:

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from compress.data import load_task
+from compress.exam import Exam
 from compress.export.bundle import Bundle
 from compress.export.changed import CERTIFICATE_KEY as KEY
 from compress.export.session import metadata, read_model
@@ -173,6 +175,31 @@ def test_training_for_int8_makes_another_bundle(reviews: tuple[Bundle, str]) -> 
     told = command.run("quantize", str(reviews[0].path), "--data", reviews[1], "--method", "qat")
     assert told.code == 2
     assert "--out" in told.err
+
+
+def test_what_was_trained_is_held_against_the_model_before(
+    reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that moves the float model too is a loss that its own fp32 file would not show."""
+    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
+    words = ["--method", "qat", "--out", str(tmp_path / "trained"), "--max-drop", "100", "--json"]
+    for each in ("steps=20", "batch=8", "lr=0.05", "warmup=0"):
+        words += ["--set", f"stages.0.{each}"]
+    told = command.run("quantize", str(reviews[0].path), "--data", reviews[1], *words)
+    assert told.code == 0, told.err
+    made = Bundle.load(tmp_path / "trained")
+    proof = json.loads(metadata(read_model(made.files()["int8"]))[KEY])
+    assert "learned in training" in proof["method"]
+    exam = examined(made, reviews[1])
+    before, after = (exam.scores(each.logits(exam.rows, precision="fp32"))["accuracy"] for each in (reviews[0], made))
+    assert proof["before"] == pytest.approx(before)
+    assert before != after, "the float model moved, so that this test can fail"
+
+
+def examined(made: Bundle, source: str) -> Exam:
+    found = load_task(source)
+    split = found.validation if found.test is None else found.test
+    return Exam.of(made.task, split, AutoTokenizer.from_pretrained(made.path), made.manifest.max_length)
 
 
 @pytest.mark.parametrize("moment", ["compress.quantize.pipeline.certify", "compress.quantize.pipeline.mix"])
