@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from compress.export.predictor import Row as Tokens
     from compress.export.source import Encoder, Headed, Shipped
 
-CERTIFICATE_KEY = "compress.certificate"
 BESIDE = ("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER = ("tokenizer*.json", "tokenizer.model", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "spm.model")
 OPSETS = range(12, 24)
@@ -216,11 +215,6 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
     for pattern in (*BESIDE, *TOKENIZER):
         for path in source.glob(pattern):
             shutil.copyfile(path, folder / path.name)
-
-
-def certificate(path: Path) -> str:
-    """The certificate that an ONNX file carries, as JSON; '' for none."""
-    return metadata(read_model(path)).get(CERTIFICATE_KEY, "")
 
 
 def _kept(fp32: Path, int8: Path) -> list[str]:
