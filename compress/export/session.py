@@ -106,6 +106,14 @@ def _parsed(path: Path) -> onnx.ModelProto:
         raise ExportError(f"{path}: not an ONNX model, or a truncated one ({error})") from None
     if not model.ir_version or not model.opset_import:  # any bytes may happen to be a message without these
         raise ExportError(f"{path}: not an ONNX model, or a truncated one (it names no version of ONNX)")
+    newest = onnx.defs.onnx_opset_version()
+    if (
+        own := max((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), default=0)
+    ) > newest:
+        raise ExportError(
+            f"{path}: is of opset {own}, and onnx {onnx.__version__} knows none above {newest}; export it anew at an "
+            "older one (17 runs everywhere), or install newer versions of onnx and onnxruntime"
+        )
     return model
 
 

@@ -150,7 +150,7 @@ def test_what_is_no_onnx_file_is_refused(content: bytes, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"opset": 9999}, "9999"),
+        ({"opset": 9999}, "is of opset 9999, and onnx"),
         ({"opset": 0}, "cannot open it"),
         ({"domain": "com.example.evil"}, r"com\.example\.evil"),
         ({"operator": "Exfiltrate"}, "Exfiltrate"),
@@ -162,7 +162,7 @@ def test_operators_that_nobody_knows_are_named(changes: dict[str, int], message:
         open_session(path)
     with pytest.raises(ExportError):
         quantize_dynamic(path, path.parent / "made" / "small.onnx")
-    assert not list((path.parent / "made").iterdir())
+    assert not list(path.parent.glob("made/*"))
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_quantize_refuses_an_occupied_folder_before_it_reads_data(made: Bundle, 
 
 @pytest.mark.parametrize(
     "words",
-    [("--percentile", "300"), ("--percentile", "0.9999"), ("--rows", "0"), ("--max-drop", "-1")],
+    [("--percentile", "300"), ("--percentile", "0.9999"), ("--rows", "0")],
 )
 def test_quantize_refuses_numbers_that_mean_nothing(made: Bundle, words: tuple[str, str]) -> None:
     told = command.run("quantize", str(made.path), "--data", "absent", *words)
@@ -87,3 +87,19 @@ def test_the_interpreter_of_a_far_machine_reaches_the_device(made: Bundle, monke
 )
 def test_what_was_tried_is_not_advised_again(method: str, advice: str) -> None:
     assert show._further(method) == advice
+
+
+def test_a_disk_that_openvino_finds_full_is_one_message(
+    made: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
+
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("basic_ios::clear: iostream error")
+
+    monkeypatch.setattr(openvino, "save_model", full)
+    told = command.run("export", str(made.path), "--for", "openvino", "--out", str(tmp_path / "ov"))
+    assert (told.code, told.out) == (2, "")
+    assert "openvino_model_fp16.xml: OpenVINO cannot write it (basic_ios::clear: iostream error)" in told.err
+    assert "MB are free" in told.err
+    assert not (tmp_path / "ov").exists()

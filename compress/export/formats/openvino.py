@@ -9,6 +9,7 @@ The dynamic int8 ONNX file of a bundle is of no use here: OpenVINO unfolds its w
 a form of the graph that `tune` chose for onnxruntime: the files start from rows first (docs/export-speed.md).
 """
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,14 @@ def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
             raise ExportError(f"{subject.name}: OpenVINO cannot read {source.name}: {str(error)[:500]}") from error
         if precision == "w8":
             _compress(model)
-        openvino.save_model(model, target, compress_to_fp16=precision == "fp16")
+        try:
+            openvino.save_model(model, target, compress_to_fp16=precision == "fp16")
+        except RuntimeError as error:  # of C++ streams, which do not tell why
+            free = shutil.disk_usage(folder).free / 1e6
+            raise ExportError(
+                f"{target.name}: OpenVINO cannot write it ({error}); {free:.0f} MB are free in {folder.parent}. "
+                "Make room, or name another --out"
+            ) from error
         apart = subject.differs(_run(target))
         made.append(Made(target.name, precision, apart, NOTES.get(precision, ""), (f"{target.stem}.bin",)))
     return Outcome(tuple(made), _verdicts(openvino), packages=("onnx", "onnxruntime", "openvino"))
