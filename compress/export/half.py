@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from compress.errors import ExportError
+from compress.export.changed import inherited, save_changed
 from compress.export.int8 import PRECISION_KEY
-from compress.export.session import UNOPENED, metadata, read_model
+from compress.export.session import UNOPENED, read_model
 from compress.export.trial import Difference, Row, Run, difference, onnx_run
-from compress.files import written
 
 LARGEST = 65504
 LIMIT = LARGEST / 4
@@ -47,7 +47,6 @@ def to_float16(source: Path, target: Path, rows: Sequence[Row]) -> Halved:
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     model = read_model(source)
-    properties = metadata(model)
     sizes = _sizes(model, source, rows)
     kept = tuple(node.name for node in model.graph.node if _reaches(node, sizes) > LIMIT)
     found = difference(onnx_run(source), _run(_rounded(model, sizes, kept), source), rows)
@@ -58,10 +57,7 @@ def to_float16(source: Path, target: Path, rows: Sequence[Row]) -> Halved:
         )
     small = convert_float_to_float16(copy.deepcopy(model), keep_io_types=True, node_block_list=list(kept))
     del small.graph.value_info[:]  # of float32 where casts were put in
-    helper.set_model_props(small, {**properties, PRECISION_KEY: "fp16"})
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with written(target) as partial:
-        onnx.save_model(small, partial)
+    save_changed(small, target, {**inherited(model), PRECISION_KEY: "fp16"})
     return Halved(found, kept)
 
 

@@ -7,9 +7,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from compress.export.changed import MICROSOFT
+
 Attribute = int | float | str | Sequence[int] | Sequence[str]
 
-MICROSOFT = "com.microsoft"
 CLASSIC = "ai.onnx.ml"
 DOMAINS = {MICROSOFT: 1, CLASSIC: 2}
 """Operator sets beside ONNX's own that the graphs use; onnxruntime's standard builds have them all."""

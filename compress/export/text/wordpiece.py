@@ -16,9 +16,10 @@ import numpy as np
 from onnx import TensorProto
 from tokenizers import Tokenizer
 
+from compress.export.changed import MICROSOFT
 from compress.export.text import trie
 from compress.export.text.characters import BETWEEN, Reading, characters, read_off
-from compress.export.text.nodes import CLASSIC, EVERYTHING, MICROSOFT, Graph
+from compress.export.text.nodes import CLASSIC, EVERYTHING, Graph
 
 NOTHING: Final = 0
 END: Final = 1
