@@ -22,7 +22,7 @@ from compress.export.session import opset_of, read_model
 from compress.export.variants import fp32_variants, int8_variants
 from compress.quantize.certify import carried, certify
 from compress.quantize.learned import KEY as LEARNED
-from compress.quantize.products import products
+from compress.quantize.products import left_in_float
 from compress.report.evidence import NAME as REPORT
 from compress.report.evidence import keep as keep_evidence
 
@@ -91,7 +91,7 @@ def tune(
     """
     if not settings:
         raise ExportError("tune: no settings to race at; expected at least one")
-    track = Track(device, settings, rounds, runs, say)
+    track, own = Track(device, settings, rounds, runs, say), bundle.files()
     with tempfile.TemporaryDirectory(prefix="compress-tune.") as scratch:
         folder = Path(scratch)
         say("building fp32 variants")
@@ -102,8 +102,9 @@ def tune(
         chosen: dict[Precision, Path] = {"fp32": taken.variant.path} if not taken.own else {}
         if exam is not None:
             say("building int8 variants")
+            kept = left_in_float(own["fp32"], own["int8"])
             built = int8_variants(
-                exact, _made(folder / "int8"), keep=_kept(bundle), calibration=calibration, learned=_learned(bundle)
+                exact, _made(folder / "int8"), keep=kept, calibration=calibration, learned=_learned(bundle)
             )
             judged = check_int8(bundle, device, exact[0], built, exam=exam.spread(ROWS), max_drop=max_drop)
             more, taken = _raced(track, judged, beside=checked[0])
@@ -117,7 +118,7 @@ def tune(
             way = next(each.variant for each in reversed(tried) if each.chosen)
             proof = certify(
                 candidate, "int8", exam, max_drop=max_drop, device=device, method=way, split=split, data=data,
-                kept=_kept(bundle),
+                kept=kept,
             )  # fmt: skip
             candidate = carried(candidate, "int8", proof)
         candidate = keep_evidence(candidate, tuning=tried)
@@ -188,12 +189,6 @@ def _fastest(able: Sequence[Checked], ratios: Mapping[str, Mapping[str, float]])
     own = next(each for each in able if each.own)
     best = min((each for each in able if not each.wrong), key=mean, default=own)
     return best if mean(best) < (1 - GAIN) * mean(own) else own
-
-
-def _kept(bundle: Bundle) -> tuple[str, ...]:
-    """The products that the bundle's int8 file leaves in float32."""
-    names = {each.name for each in products(read_model(bundle.files()["fp32"]).graph)}
-    return tuple(each.name for each in products(read_model(bundle.files()["int8"]).graph) if each.name in names)
 
 
 def _learned(bundle: Bundle) -> Mapping[str, Sequence[float]]:

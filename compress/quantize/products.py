@@ -7,15 +7,22 @@ constant matrix on its right, or a Gemm that is one with a bias. Products of two
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from compress.export.session import read_model
+
 LAYER = re.compile(r"(?:\w*layers?|h|blocks?)\.(\d+)")
 REPEATED = re.compile(r"(.+?)_(\d+)")
 """A module's name where the exporter meets the module again."""
+
+
+OF_GEMM = "_MatMul"
+"""What onnxruntime's dynamic quantiser adds to the name of a Gemm, which it takes apart, quantised or not."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,13 @@ def products(graph: onnx.GraphProto) -> list[Product]:
         elif node.op_type == "Gemm" and _is_matrix(weights, node.input[1]) and (given := _gemm(node, weights)):
             found.append(given)
     return found
+
+
+def left_in_float(fp32: Path, int8: Path) -> tuple[str, ...]:
+    """Names of the products of the fp32 file that the int8 file made of it computes in float32."""
+    exact = {each.name for each in products(read_model(int8).graph)}
+    names = [each.name for each in products(read_model(fp32).graph)]
+    return tuple(name for name in names if name in exact or f"{name}{OF_GEMM}" in exact)
 
 
 def table_lookups(graph: onnx.GraphProto) -> list[onnx.NodeProto]:

@@ -6,7 +6,10 @@ import numpy as np
 import onnx
 import pytest
 
-from compress.quantize.products import initializers, layer, products, table_lookups
+from compress.export.int8 import quantize_dynamic
+from compress.export.onnx import to_onnx
+from compress.quantize.products import initializers, layer, left_in_float, products, table_lookups
+from tests import tiny
 from tests.quantize import graphs
 
 
@@ -73,3 +76,13 @@ def test_what_is_added_where_others_look_on_is_no_bias(tmp_path: Path) -> None:
 )
 def test_a_product_is_told_by_its_place(name: str, said: str) -> None:
     assert layer(name) == said
+
+
+@pytest.mark.parametrize("kept", ["/model/classifier/Gemm", "/model/bert/encoder/layer.0/output/dense/MatMul"])
+def test_what_stays_in_float_is_found_in_the_file(kept: str, tmp_path: Path) -> None:
+    """A head, too, which onnxruntime's quantiser takes apart under another name."""
+    to_onnx(tiny.bert(), tmp_path / "fp32.onnx")
+    quantize_dynamic(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", keep=[kept])
+    assert left_in_float(tmp_path / "fp32.onnx", tmp_path / "int8.onnx") == (kept,)
+    quantize_dynamic(tmp_path / "fp32.onnx", tmp_path / "all.onnx")
+    assert left_in_float(tmp_path / "fp32.onnx", tmp_path / "all.onnx") == ()

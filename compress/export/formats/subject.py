@@ -175,10 +175,11 @@ class Subject:
     def _at(self, opset: int) -> "Subject":
         """With fp32 and int8 exported from the weights anew; what the int8 file left in float32 stays so."""
         from compress.export.int8 import quantize_dynamic
+        from compress.quantize.products import left_in_float
 
         fp32, int8 = (self.scratch / f"opset{opset}" / name for name in ("model.onnx", "model_quantized.onnx"))
         self._export(fp32, opset)
-        quantize_dynamic(fp32, int8, keep=_kept(self.onnx("fp32"), self.onnx("int8")))
+        quantize_dynamic(fp32, int8, keep=left_in_float(self.onnx("fp32"), self.onnx("int8")))
         warned = [*self.warnings]
         if not any(node.op_type == "DynamicQuantizeLinear" for node in read_model(self.onnx("int8")).graph.node):
             warned.append(
@@ -215,11 +216,3 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
     for pattern in (*BESIDE, *TOKENIZER):
         for path in source.glob(pattern):
             shutil.copyfile(path, folder / path.name)
-
-
-def _kept(fp32: Path, int8: Path) -> list[str]:
-    """Products with constant weights that the int8 file computes in float32."""
-    graph = read_model(fp32).graph
-    weights = {each.name for each in graph.initializer}
-    exact = {node.name for node in read_model(int8).graph.node if node.op_type == "MatMul"}
-    return [node.name for node in graph.node if node.name in exact and node.input[1] in weights]
