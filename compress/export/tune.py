@@ -67,6 +67,7 @@ def tune(
     exam: "Exam | None" = None,
     calibration: "Sequence[Row]" = (),
     max_drop: float = 0.005,
+    proof: "Exam | None" = None,
     split: str = "validation",
     data: str = "",
     out: Path | None = None,
@@ -82,7 +83,8 @@ def tune(
     calibration  encoded rows, none of the exam's: with them static int8 is in the race
     max_drop     of the score, in its own unit, that an int8 file may lose; at most that share of the answers may
                  change. One that is no worse than the bundle's own passes as well
-    split, data  what the exam's rows are, for the certificate of a new int8 file
+    proof        rows that certify the int8 file, where those of the exam, which chose it, should not
+    split, data  what the certificate's rows are
     rounds, runs    turns that each file has at a setting, and timed forwards in each
 
     A file must be GAIN faster than the bundle's own to take its place. The bundle is untouched until all is measured.
@@ -114,13 +116,14 @@ def tune(
         for precision, path in chosen.items():
             candidate = candidate.put(precision, path)
         if "int8" in chosen and exam is not None:
-            say(f"certifying int8 on {len(exam):,} rows")
+            judges = proof or exam
+            say(f"certifying int8 on {len(judges):,} {split} rows")
             way = next(each.variant for each in reversed(tried) if each.chosen)
-            proof = certify(
-                candidate, "int8", exam, max_drop=max_drop, device=device, method=way, split=split, data=data,
+            certificate = certify(
+                candidate, "int8", judges, max_drop=max_drop, device=device, method=way, split=split, data=data,
                 kept=kept,
             )  # fmt: skip
-            candidate = carried(candidate, "int8", proof)
+            candidate = carried(candidate, "int8", certificate)
         candidate = keep_evidence(candidate, tuning=tried)
         return Tuned(_taken(bundle, candidate, tuple(chosen), out), tuple(tried))
 

@@ -69,7 +69,7 @@ def proofs(certificates: Sequence[tuple[str, Certificate]]) -> Sheet:
         column("Answers", "logits differ by", [Cell(units.small(one.max_logit_difference)) for one in found]),
         column("Measured", "on", [Cell(f"{one.rows:,} rows", f"{one.data}, {one.split}") for one in found]),
         column("Measured", "device", [_device(one) for one in found]),
-        column("Measured", "made by", [Cell(one.method, _kept(one.kept)) for one in found]),
+        column("Measured", "made by", [_made(one) for one in found]),
     ]
     return Sheet.of((Line(name, "plain") for name, _ in certificates), columns)
 
@@ -147,6 +147,12 @@ def _device(one: Certificate) -> Cell:
     """`browser`, and in small print what it is made of and runs."""
     name, _, more = one.device.partition(", ")
     return Cell(name, "; ".join(part for part in (more, one.runtime) if part))
+
+
+def _made(one: Certificate) -> Cell:
+    """The method in a word or two; the rest of it, which wraps, below."""
+    name, _, rest = one.method.partition(", ")
+    return Cell(name, "; ".join(filter(None, (rest, _kept(one.kept)))))
 
 
 def _kept(names: Sequence[str]) -> str:

@@ -175,6 +175,14 @@ def test_int8_is_judged_on_rows_and_certified(shipped: Bundle, exam: Exam) -> No
     assert json.loads(metadata(read_model(small))[CERTIFICATE])["method"] == STATIC
 
 
+def test_other_rows_than_those_that_chose_it_can_certify_int8(shipped: Bundle, exam: Exam) -> None:
+    few = exam.spread(5)
+    device = Rule(fastest(TURNED, TURNED_INT8))
+    tune(shipped, device=device, settings=SETTINGS, exam=exam, proof=few, split="test", max_drop=1.0)
+    (proof,) = Report.from_json(shipped.path / "report.json").certificates
+    assert (proof.rows, proof.split) == (5, "test")
+
+
 def test_int8_that_loses_too_much_is_not_kept_however_fast(shipped: Bundle, exam: Exam) -> None:
     def spoils(file: Path) -> bool:
         return "tokens first" in form(file) and "int8" in metadata(read_model(file)).get("compress.precision", "")

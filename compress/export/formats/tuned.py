@@ -40,11 +40,14 @@ class RealRows:
 
     def calibration(self, bundle: Bundle) -> "Dataset":
         """Encoded examples of the training split. Raises BundleError for data of another task, DataError."""
-        return self._exam(bundle, "train").spread(ROWS).rows
+        return self._of(bundle, self._found(bundle).train).spread(ROWS).rows
 
-    def exam(self, bundle: Bundle) -> "Exam":
-        """The validation split."""
-        return self._exam(bundle, "validation")
+    def judges(self, bundle: Bundle) -> "Mapping[str, object]":
+        """What `tune` asks of real rows: validation decides, test certifies where it has labels."""
+        found = self._found(bundle)
+        exam, calibration = (self._of(bundle, split) for split in (found.validation, found.train))
+        options = {"exam": exam, "calibration": calibration.spread(ROWS).rows, "data": found.name}
+        return options if found.test is None else options | {"proof": self._of(bundle, found.test), "split": "test"}
 
     def texts(self, bundle: Bundle) -> "list[Text]":
         """All texts, or pairs, of validation and test."""
@@ -54,14 +57,12 @@ class RealRows:
         rows = dict.fromkeys(row for split in splits for row in zip(*(split[name][:] for name in columns), strict=True))
         return [row if bundle.task.pair else row[0] for row in rows]
 
-    def _exam(self, bundle: Bundle, split: str) -> "Exam":
+    def _of(self, bundle: Bundle, split: "Dataset") -> "Exam":
         from transformers import AutoTokenizer
 
         from compress.exam import Exam
 
-        tokenizer = AutoTokenizer.from_pretrained(bundle.path)
-        found = getattr(self._found(bundle), split)
-        return Exam.of(bundle.task, found, tokenizer, bundle.manifest.max_length)
+        return Exam.of(bundle.task, split, AutoTokenizer.from_pretrained(bundle.path), bundle.manifest.max_length)
 
     def _found(self, bundle: Bundle) -> "TaskData":
         from compress.data import load_task
@@ -107,7 +108,7 @@ def tuned(
         bundle = source.bundle if isinstance(source, Shipped) else source.write(Path(scratch) / "bundle")
         options: Mapping[str, object] = {}
         if rows is not None:
-            options = {"exam": rows.exam(bundle), "calibration": rows.calibration(bundle), "data": rows.data}
+            options = rows.judges(bundle)
         found = tune(
             bundle,
             device=device,
