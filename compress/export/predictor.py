@@ -131,7 +131,10 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 def _checked(text: Text, task: Task) -> Text:
     pair = not isinstance(text, str) and len(text) == 2 and all(isinstance(part, str) for part in text)
     if task.pair and not pair:
-        raise BundleError(f"predict: {text!r}; expected a pair of texts ({' and '.join(task.text)})")
+        raise BundleError(
+            f"predict: {text!r}; expected a pair of texts ({' and '.join(task.text)}); on the command line "
+            "the second is --pair"
+        )
     if not task.pair and not isinstance(text, str):
         raise BundleError(f"predict: {text!r}; expected one text ({task.text[0]})")
     return text if isinstance(text, str) else (text[0], text[1])
