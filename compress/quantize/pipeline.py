@@ -9,8 +9,7 @@ from pathlib import Path
 
 from compress.bench.device import Device, open_device
 from compress.bench.protocol import Latency, Setting
-from compress.data import load_task
-from compress.data.task import TaskData
+from compress.data_of import data_of, exam_of
 from compress.errors import BundleError
 from compress.evidence import Certificate
 from compress.exam import Exam
@@ -90,8 +89,7 @@ def quantize(
     """
     if out is not None:
         check_place(out)
-    found = load_task(data, text=text, label=label, kind=bundle.task.kind, metric=bundle.task.metric, seed=seed)
-    check(bundle, found, data)
+    found = data_of(bundle, data, text=text, label=label, seed=seed)
     given = bundle
     if method == "qat":
         bundle = _trained(bundle, out, say, data=data, text=text, label=label, seed=seed, overrides=overrides)
@@ -101,11 +99,16 @@ def quantize(
     source = bundle.files()["fp32"]
     graph = read_model(source).graph
     parts = products(graph)
-    examined = _examined(bundle, found)
     with tempfile.TemporaryDirectory() as scratch, reach(say=say) as there:
-        judge = Judge.of(bundle, examined("validation"), threads=threads, products=len(parts))
+        judge = Judge.of(bundle, exam_of(bundle, found.validation), threads=threads, products=len(parts))
         settings = Calibrated(
-            examined("train").spread(rows).rows, judge, Path(scratch), calibration, percentile, form, reduce_range
+            exam_of(bundle, found.train).spread(rows).rows,
+            judge,
+            Path(scratch),
+            calibration,
+            percentile,
+            form,
+            reduce_range,
         )
         attempt = _attempt(method, bundle, settings, max_drop, say)
         say(f"{attempt.method}: judged on {len(judge.exam):,} validation rows")
@@ -116,7 +119,7 @@ def quantize(
         )  # fmt: skip
         attempt.make(Path(scratch) / "int8.onnx", mixed.keep)
         split = "validation" if found.test is None else "test"
-        exam = examined(split)
+        exam = exam_of(bundle, found.validation if found.test is None else found.test)
         say(f"certifying on {len(exam):,} {split} rows, {there.name}")
         candidate = bundle.copied(Path(scratch) / "candidate" / bundle.path.name)
         candidate = candidate.put("int8", Path(scratch) / "int8.onnx")
@@ -147,35 +150,6 @@ def keep_score(bundle: Bundle, exam: Exam, *, limit: float, threads: int) -> tup
             attempt.make(Path(scratch) / "int8.onnx", mixed.keep)
             bundle = bundle.put("int8", Path(scratch) / "int8.onnx")
     return bundle, mixed
-
-
-def check(bundle: Bundle, found: TaskData, data: str) -> None:
-    """Raises BundleError for data that hold another task than the bundle's."""
-    mine, other = bundle.task, found.task
-    if (mine.kind, mine.labels, len(mine.text)) != (other.kind, other.labels, len(other.text)):
-        raise BundleError(
-            f"{data}: {_described(other.kind, other.labels, len(other.text))}; {bundle.path} does "
-            f"{_described(mine.kind, mine.labels, len(mine.text))}. Give the data that the bundle was made from"
-        )
-
-
-def _described(kind: str, labels: Sequence[str], texts: int) -> str:
-    of = f" of {len(labels)} labels ({', '.join(labels[:4])}{', ...' if len(labels) > 4 else ''})" if labels else ""
-    return f"{kind}{of} over {'pairs of texts' if texts > 1 else 'single texts'}"
-
-
-def _examined(bundle: Bundle, found: TaskData) -> Callable[[str], Exam]:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(bundle.path)
-    splits = {"train": found.train, "validation": found.validation, "test": found.test}
-
-    def exam(split: str) -> Exam:
-        rows = splits[split]
-        assert rows is not None
-        return Exam.of(bundle.task, rows, tokenizer, bundle.manifest.max_length)
-
-    return exam
 
 
 def _attempt(method: Name, bundle: Bundle, settings: Calibrated, limit: float, say: Say) -> Attempt:

@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from compress import digest
-from compress.data import load_task
 from compress.data.cache import home
+from compress.data_of import data_of
 from compress.errors import BundleError
 from compress.export.bundle import Bundle
 from compress.pipeline import distill
@@ -39,10 +39,7 @@ def trained_for_int8(
         raise BundleError(
             f"{bundle.path}: training changes the weights, so the result is another bundle: give --out another folder"
         )
-    task = bundle.task
-    found = load_task(data, text=text, label=label, kind=task.kind, metric=task.metric, seed=seed).task
-    if found.labels != task.labels:
-        raise BundleError(f"{data}: labels {', '.join(found.labels)}; {bundle.path} has {', '.join(task.labels)}")
+    task = data_of(bundle, data, text=text, label=label, seed=seed).task
     length = f"stages.0.max_length={bundle.manifest.max_length}"
     asked = [asdict(stamp) for stamp in bundle.manifest.files.values()]
     key = digest.of_value([asked, data, recipe, list(overrides), text, label, seed])

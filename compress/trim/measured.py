@@ -11,7 +11,6 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
 from compress.bench.local import machine
 from compress.bench.protocol import identity
@@ -19,7 +18,8 @@ from compress.checkpoints import resolve
 from compress.data import load_task
 from compress.data.corpora import Corpus, load_corpus
 from compress.data.windows import plain
-from compress.errors import BundleError, CompressError
+from compress.data_of import data_of, exam_of
+from compress.errors import CompressError
 from compress.evidence import Certificate
 from compress.exam import Exam
 from compress.export import manifest
@@ -32,7 +32,6 @@ from compress.trim.cut import encoded_alike
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from compress.data.task import TaskData
 
 Logits = NDArray[np.float32]
 
@@ -86,7 +85,10 @@ def trim_measured(
     bundle = Bundle.load(Path(model)) if (Path(model) / manifest.NAME).is_file() else None
     sources: list[Callable[[], Iterable[str]]] = []
     if data is not None:
-        found = _task_data(bundle, data, text, label)
+        if bundle is None:
+            found = load_task(data, text=text, label=label)
+        else:
+            found = data_of(bundle, data, text=text, label=label)
         sources.append(partial(texts_of, found.train))
     if corpus is not None:
         sources.append(partial(_lines, load_corpus(corpus)))
@@ -107,17 +109,6 @@ def trim_measured(
     before, after = (plain(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, made))
     alike = float(np.mean([same for _, same in encoded_alike(before, after, texts_of(split))]))
     return Measured(trimmed, tuple(proofs.values()), alike, len(split))
-
-
-def _task_data(bundle: Bundle | None, data: str, text: Sequence[str] | None, label: str | None) -> "TaskData":
-    """The data; of a bundle's task, where there is one."""
-    if bundle is None:
-        return load_task(data, text=text, label=label)
-    task = bundle.task
-    found = load_task(data, text=text, label=label, kind=task.kind, metric=task.metric)
-    if found.task.labels != task.labels:
-        raise BundleError(f"{data}: labels {', '.join(found.task.labels)}; {bundle.path} has {', '.join(task.labels)}")
-    return found
 
 
 def _lines(corpus: Corpus) -> Iterator[str]:
@@ -150,10 +141,7 @@ def certified(
 
     `name` is the split's; method and data are as the certificate tells them.
     """
-    exams = [
-        Exam.of(each.task, split, AutoTokenizer.from_pretrained(each.path), each.manifest.max_length)
-        for each in (before, after)
-    ]
+    exams = [exam_of(each, split) for each in (before, after)]
     facts, proofs = machine(), {}
     for precision in FILES:
         if precision not in after.files():

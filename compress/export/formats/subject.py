@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,8 +78,13 @@ class Subject:
             if isinstance(source, Encoder):
                 yield cls._of_encoder(source, scratch, opset)
                 return
-            shipped = isinstance(source, Shipped)
-            bundle = source.bundle if isinstance(source, Shipped) else source.write(scratch / "bundle")
+            load: Callable[[], Any]
+            if isinstance(source, Shipped):
+                bundle = source.bundle
+                load = partial(_loaded, bundle)
+            else:
+                bundle = source.write(scratch / "bundle")
+                load = partial(getattr, source, "model")
             made = bundle.manifest
             subject = cls(
                 source.name,
@@ -87,7 +93,7 @@ class Subject:
                 bundle.files(),
                 made.max_length,
                 made.model_type,
-                lambda: _loaded(bundle) if shipped else source.model,  # type: ignore[union-attr]
+                load,
                 scratch,
                 rows,
             )

@@ -12,8 +12,6 @@ from compress.export.bundle import Bundle
 from compress.export.source import Encoder, Shipped, Source, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from datasets import Dataset
     from rich.table import Table
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from compress.data.task import TaskData
     from compress.evidence import Tried
     from compress.exam import Exam
-    from compress.export.predictor import Text
+    from compress.export.predictor import Row, Text
 
 ROWS = 256
 """That ranges are taken from, spread evenly over the training split."""
@@ -40,38 +38,41 @@ class RealRows:
 
     def calibration(self, bundle: Bundle) -> "Dataset":
         """Encoded examples of the training split. Raises BundleError for data of another task, DataError."""
-        return self._of(bundle, self._found(bundle).train).spread(ROWS).rows
-
-    def judges(self, bundle: Bundle) -> "Mapping[str, object]":
-        """What `tune` asks of real rows: validation decides, test certifies where it has labels."""
-        found = self._found(bundle)
-        exam, calibration = (self._of(bundle, split) for split in (found.validation, found.train))
-        options = {"exam": exam, "calibration": calibration.spread(ROWS).rows, "data": found.name}
-        return options if found.test is None else options | {"proof": self._of(bundle, found.test), "split": "test"}
+        return _calibration(bundle, self.found(bundle))
 
     def texts(self, bundle: Bundle) -> "list[Text]":
         """All texts, or pairs, of validation and test."""
-        found = self._found(bundle)
+        found = self.found(bundle)
         columns = ("text", "text_pair") if bundle.task.pair else ("text",)
         splits = [split for split in (found.validation, found.test) if split is not None]
         rows = dict.fromkeys(row for split in splits for row in zip(*(split[name][:] for name in columns), strict=True))
         return [row if bundle.task.pair else row[0] for row in rows]
 
-    def _of(self, bundle: Bundle, split: "Dataset") -> "Exam":
-        from transformers import AutoTokenizer
+    def found(self, bundle: Bundle) -> "TaskData":
+        """Its splits. Raises BundleError for data of another task, DataError."""
+        from compress.data_of import data_of
 
-        from compress.exam import Exam
+        return data_of(bundle, self.data, text=self.text, label=self.label)
 
-        return Exam.of(bundle.task, split, AutoTokenizer.from_pretrained(bundle.path), bundle.manifest.max_length)
 
-    def _found(self, bundle: Bundle) -> "TaskData":
-        from compress.data import load_task
-        from compress.quantize.pipeline import check
+@dataclass(frozen=True)
+class Judges:
+    """The real rows of a race, as `tune` takes them: validation decides, test certifies where it has labels."""
 
-        task = bundle.task
-        found = load_task(self.data, text=self.text, label=self.label, kind=task.kind, metric=task.metric)
-        check(bundle, found, self.data)
-        return found
+    exam: "Exam | None" = None
+    calibration: "Sequence[Row]" = ()
+    proof: "Exam | None" = None
+    split: str = "validation"
+    data: str = ""
+
+    @classmethod
+    def of(cls, bundle: Bundle, found: "TaskData") -> "Judges":
+        from compress.data_of import exam_of
+
+        exam, rows = exam_of(bundle, found.validation), _calibration(bundle, found)
+        if found.test is None:
+            return cls(exam, rows, data=found.name)
+        return cls(exam, rows, exam_of(bundle, found.test), "test", found.name)
 
 
 @dataclass(frozen=True)
@@ -106,19 +107,27 @@ def tuned(
         open_device(race.device, lan=race.lan, timeout=race.timeout, python=race.python, say=say) as device,
     ):
         bundle = source.bundle if isinstance(source, Shipped) else source.write(Path(scratch) / "bundle")
-        options: Mapping[str, object] = {}
-        if rows is not None:
-            options = rows.judges(bundle)
+        judges = Judges() if rows is None else Judges.of(bundle, rows.found(bundle))
         found = tune(
             bundle,
             device=device,
             settings=race.settings,
+            exam=judges.exam,
+            calibration=judges.calibration,
+            proof=judges.proof,
+            split=judges.split,
+            data=judges.data,
             max_drop=race.max_drop,
             out=None if in_place else Path(scratch) / "tuned" / bundle.path.name,
             say=say,
-            **options,  # type: ignore[arg-type]
         )
         yield Shipped(source.name, found.bundle), found.tried
+
+
+def _calibration(bundle: Bundle, found: "TaskData") -> "Dataset":
+    from compress.data_of import exam_of
+
+    return exam_of(bundle, found.train).spread(ROWS).rows
 
 
 def table(tried: "Sequence[Tried]") -> "Table":
