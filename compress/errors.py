@@ -43,6 +43,14 @@ class StudentError(CompressError):
     """A student that cannot be built or initialised as asked."""
 
 
+class PruneError(CompressError):
+    """A model that cannot be sliced, or not to the sizes asked."""
+
+
+class SearchError(CompressError):
+    """A search that has nothing to find, or a study that cannot be opened."""
+
+
 class RunError(CompressError):
     """A run directory that is locked, foreign, or cannot be written."""
 
