@@ -1,0 +1,1 @@
+"""The search for a student: shapes proposed, rejected, scored, trained and measured under a budget."""
