@@ -18,7 +18,7 @@ from compress.data.task import Kind
 from compress.errors import StudentError, TeacherError, did_you_mean
 from compress.recipe import Head, StudentSpec
 from compress.shape import Shape, spelling
-from compress.students.layers import copied_layers
+from compress.slicing.layers import copied_layers
 from compress.students.naming import KNOWN, Weight, weight_of
 from compress.students.narrow import choose
 from compress.students.sharing import share, share_again

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compress.errors import StudentError
-from compress.students.layers import copied_layers
+from compress.slicing.layers import copied_layers
 
 WHOLE = ("gpt2", "t5")
 """The families that are copied so."""

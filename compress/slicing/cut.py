@@ -1,0 +1,158 @@
+"""Cutting: the weights of a smaller model out of a larger one's, and that smaller model itself.
+
+What is cut computes exactly what the larger model does with everything else masked out (`masked`), norms over the kept
+dimensions included. Scores are divided by the square root of the head's size, so queries bear the ratio of the sizes.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
+
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from compress.errors import PruneError
+from compress.slicing.kept import Importance, Kept, counts
+from compress.slicing.plan import VOCABULARY, Cut, Group, SlicePlan, parameters_of
+from compress.slicing.sizes import resized
+
+
+def cut(plan: SlicePlan, tensors: Mapping[str, Tensor], kept: Kept) -> dict[str, Tensor]:
+    """The smaller model's weights by name, from the larger one's `tensors`, which gradients flow back to.
+
+    Prefixes are views where nothing else is asked. New units are zero.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        how = plan.cuts[name]
+        names = [name]
+        if how.layer is not None:
+            names = [_renamed(name, how, n) for n, source in enumerate(kept.layers) if source == how.layer]
+        if names:
+            smaller = _sliced(tensor, how, plan, kept)
+            found |= dict.fromkeys(names, smaller)
+    return found
+
+
+def sliced(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
+    """A plain transformers model of the same class with the kept units, its own weights, and the right config.
+
+    Rows of queries and values that are new are drawn from torch's generator, as a new model's are; those they meet are
+    zero, so that nothing changes before training. Raises PruneError where blocks would differ in size: see
+    `models.uneven` for a model that may.
+    """
+    plan = SlicePlan.of(model)
+    _check_even(plan, kept)
+    config = resized(model.config, kept.sizes)
+    if VOCABULARY in kept.indices:
+        config.vocab_size = len(kept.indices[VOCABULARY])
+    with init_empty_weights(include_buffers=False):
+        small = type(model)(config)
+    with torch.no_grad():
+        weights = cut(plan, parameters_of(model), kept)
+        for name in parameters_of(small):
+            module, _, part = name.rpartition(".")
+            own = weights[name].detach().clone(memory_format=torch.contiguous_format)
+            setattr(small.get_submodule(module), part, nn.Parameter(own))
+        _draw_new_rows(plan, small, kept)
+    small.tie_weights()
+    if model.can_generate():
+        small.generation_config = copy.deepcopy(model.generation_config)
+    return small.train(model.training)
+
+
+def ordered(model: PreTrainedModel, importance: Importance) -> PreTrainedModel:
+    """The same function with the units of every group in the order of their importance, so that a prefix is the best.
+
+    Heads move as a whole, rows within a head among themselves. Layers stay where they are.
+    """
+    plan = SlicePlan.of(model)
+    indices: dict[Group, Tensor] = {
+        group: importance[group].float().cpu().argsort(descending=True, stable=True)
+        for group in counts(plan, plan.sizes)
+        if group in importance
+    }
+    H, K = plan.sizes.heads, plan.sizes.head_size
+    for rows, heads in plan.heads.items():
+        values = [importance[group] for group, of in plan.heads.items() if of == heads and group.axis == "value"]
+        of_heads = importance.get(heads, torch.stack([each.float().view(H, K).sum(1) for each in values]).sum(0))
+        order_H = of_heads.float().cpu().argsort(descending=True, stable=True)
+        inside_HK = importance[rows].float().cpu().view(H, K)[order_H].argsort(dim=1, descending=True, stable=True)
+        indices[heads] = order_H
+        indices[rows] = (order_H[:, None] * K + inside_HK).flatten()
+    return sliced(model, Kept(plan.sizes, tuple(range(plan.sizes.layers)), indices))
+
+
+def _renamed(name: str, how: Cut, layer: int) -> str:
+    begin, end = how.span
+    return f"{name[:begin]}{layer}{name[end:]}"
+
+
+def _sliced(tensor: Tensor, how: Cut, plan: SlicePlan, kept: Kept) -> Tensor:
+    for each in how.slices:
+        if not any(group in kept.indices for group in each.groups):
+            continue
+        parts = tensor.chunk(len(each.groups), each.dim)
+        taken = [
+            _taken(part, each.dim, kept.indices.get(group)) for part, group in zip(parts, each.groups, strict=True)
+        ]
+        factor = math.sqrt(kept.sizes.head_size / plan.sizes.head_size)
+        if how.queries is not None and each.groups[how.queries].axis == "query" and factor != 1:
+            taken[how.queries] = taken[how.queries] * factor
+        tensor = taken[0] if len(taken) == 1 else torch.cat(taken, each.dim)
+    return tensor
+
+
+def _taken(tensor: Tensor, dim: int, indices: Tensor | None) -> Tensor:
+    if indices is None:
+        return tensor
+    if bool((indices == torch.arange(len(indices))).all()):
+        return tensor.narrow(dim, 0, len(indices))
+    found = tensor.index_select(dim, indices.clamp(min=0).to(tensor.device))
+    if bool((indices < 0).any()):
+        shape = [1] * tensor.dim()
+        shape[dim] = -1
+        found = found * (indices >= 0).to(tensor).view(shape)
+    return found
+
+
+def _check_even(plan: SlicePlan, kept: Kept) -> None:
+    wanted = {**counts(plan, kept.sizes), **dict.fromkeys(plan.heads, kept.sizes.attention)}
+    for group, count in wanted.items():
+        found = len(kept.indices[group]) if group in kept.indices else plan.groups[group]
+        if found != count:
+            raise PruneError(
+                f"{group}: {found} units are kept where {count} are the model's; a plain {plan.family} has the same "
+                "number in every block. Ask for a heterogeneous model (--heterogeneous) to let them differ"
+            )
+
+
+def _draw_new_rows(plan: SlicePlan, small: PreTrainedModel, kept: Kept) -> None:
+    """Queries and values of new rows; the keys and output columns they meet stay zero."""
+    if kept.sizes.head_size <= plan.sizes.head_size:
+        return
+    spread = float(getattr(small.config, "initializer_range", 0.02))
+    weights = parameters_of(small)
+    for name, how in _sources(plan, kept).items():
+        if how.role not in ("query", "value", "qkv") or not name.endswith("weight"):
+            continue
+        for each in how.slices:
+            for part, group in enumerate(each.groups):
+                if group not in plan.heads or (group.axis == "query" and part != how.queries):
+                    continue
+                place = weights[name].data.chunk(len(each.groups), each.dim)[part].movedim(each.dim, 0)
+                new = kept.indices[group].to(place.device) < 0
+                place[new] = torch.randn_like(place[new]) * spread
+
+
+def _sources(plan: SlicePlan, kept: Kept) -> dict[str, Cut]:
+    """For each weight of the smaller model, how the one it comes from is cut."""
+    found = {}
+    for name, how in plan.cuts.items():
+        if how.layer is None:
+            found[name] = how
+        else:
+            found |= {_renamed(name, how, n): how for n, source in enumerate(kept.layers) if source == how.layer}
+    return found

@@ -1,0 +1,124 @@
+"""Which units of a model a smaller one keeps.
+
+Shapes: H heads of K rows each.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from compress.errors import PruneError
+from compress.slicing.layers import copied_layers
+from compress.slicing.plan import LAYERS, VOCABULARY, Group, SlicePlan
+from compress.slicing.sizes import Sizes
+
+Importance = Mapping[Group, Tensor]
+"""One number for each unit of a group; the larger, the more it matters. Of `query` and `value`, one for each row."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The source's layer for each layer, and for each group of the source the units kept, in the result's order.
+
+    A group that is not in `indices` keeps all its units. -1 stands for a new unit, which begins as nothing: a head that
+    is larger than the source's.
+    """
+
+    sizes: Sizes
+    layers: tuple[int, ...]
+    indices: Mapping[Group, Tensor]
+
+
+def choose(plan: SlicePlan, importance: Importance, sizes: Sizes, *, layers: str | Sequence[int] | None = None) -> Kept:
+    """The most important units of every group, in the source's order.
+
+    layers: which, as `students.copied_layers` takes it; None: the most important, evenly spread where `importance` has
+    none. A head is as important as its rows of values together, where `importance` has none for heads.
+    Raises PruneError where `sizes` are not within the plan's.
+    """
+    _check(plan, sizes)
+    if layers is None and LAYERS in importance and plan.own_layers:
+        chosen = _largest(importance[LAYERS], sizes.layers).tolist()
+    else:
+        chosen = copied_layers(layers or "even", sizes.layers, plan.sizes.layers)
+    indices: dict[Group, Tensor] = {}
+    for group, count in counts(plan, sizes).items():
+        if count < plan.groups[group]:
+            indices[group] = _largest(importance[group], count)
+    if sizes.heads < plan.sizes.heads:
+        for heads in set(plan.heads.values()):
+            indices[heads] = _largest(_of_heads(plan, importance, heads), sizes.heads)
+    return Kept(sizes, tuple(chosen), indices | _rows(plan, sizes, indices, importance))
+
+
+def prefix(plan: SlicePlan, sizes: Sizes, *, layers: Sequence[int] | None = None) -> Kept:
+    """The first units of every group: of a model `ordered` by importance, the most important. Layers: even, if None.
+
+    Raises PruneError where `sizes` are not within the plan's.
+    """
+    _check(plan, sizes)
+    chosen = layers if layers is not None else copied_layers("even", sizes.layers, plan.sizes.layers)
+    indices = {group: torch.arange(count) for group, count in counts(plan, sizes).items() if count < plan.groups[group]}
+    if sizes.heads < plan.sizes.heads:
+        indices |= {heads: torch.arange(sizes.heads) for heads in plan.heads.values()}
+    return Kept(sizes, tuple(chosen), indices | _rows(plan, sizes, indices, None))
+
+
+def counts(plan: SlicePlan, sizes: Sizes) -> dict[Group, int]:
+    """How many units `sizes` leave of each group; heads and their rows, and tokens, apart."""
+    widths = {
+        "hidden": sizes.hidden, "embedding": sizes.embedding, "ffn": sizes.ffn, "bottleneck": sizes.bottleneck,
+        "shared": sizes.bottleneck,
+    }  # fmt: skip
+    return {group: count for group in plan.groups if (count := widths.get(group.axis)) is not None}
+
+
+def without_tokens(kept: Kept, tokens: Tensor) -> Kept:
+    """The same, with only these rows of the vocabulary, in this order."""
+    return replace(kept, indices={**kept.indices, VOCABULARY: tokens})
+
+
+def _check(plan: SlicePlan, sizes: Sizes) -> None:
+    if not sizes.within(plan.sizes):
+        raise PruneError(f"{sizes}: not within the model's {plan.sizes}; pruning can only take away")
+    if sizes.layers < plan.sizes.layers and not plan.own_layers and len(plan.blocks("ffn")) > 1:
+        raise PruneError("layers: this model's groups of layers share weights; its depth cannot be cut")
+
+
+def _largest(importance: Tensor, count: int) -> Tensor:
+    return importance.float().cpu().topk(count).indices.sort().values
+
+
+def _of_heads(plan: SlicePlan, importance: Importance, heads: Group) -> Tensor:
+    """What heads matter: as said, else the sum over their rows of values, over all blocks they are in."""
+    if heads in importance:
+        return importance[heads]
+    rows = [importance[group] for group, of in plan.heads.items() if of == heads and group.axis == "value"]
+    return torch.stack([each.float().view(plan.sizes.heads, -1).sum(1) for each in rows]).sum(0)
+
+
+def _rows(
+    plan: SlicePlan, sizes: Sizes, indices: Mapping[Group, Tensor], importance: Importance | None
+) -> dict[Group, Tensor]:
+    """Rows of queries and values: those of the kept heads, the best (or first) where heads get smaller."""
+    if (sizes.heads, sizes.head_size) == (plan.sizes.heads, plan.sizes.head_size):
+        return {}
+    K, wanted = plan.sizes.head_size, sizes.head_size
+    found = {}
+    for group, heads in plan.heads.items():
+        kept_H = indices.get(heads, torch.arange(plan.sizes.heads))
+        inside_HK = torch.arange(min(K, wanted)).expand(len(kept_H), -1)
+        if wanted < K and importance is not None:
+            inside_HK = _best_inside(importance[group], kept_H, K, wanted)
+        rows_HK = kept_H[:, None] * K + inside_HK
+        if wanted > K:
+            rows_HK = torch.cat([rows_HK, rows_HK.new_full((len(kept_H), wanted - K), -1)], 1)
+        found[group] = rows_HK.flatten()
+    return found
+
+
+def _best_inside(importance: Tensor, kept_H: Tensor, size: int, wanted: int) -> Tensor:
+    of_HK = importance.float().cpu().view(-1, size)[kept_H]
+    return of_HK.topk(wanted, dim=1).indices.sort(dim=1).values

@@ -1,0 +1,149 @@
+"""Which slices of which weights belong together: everything that is cut when a unit of a model is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from compress.errors import PruneError, did_you_mean
+from compress.slicing.rules import FAMILIES, PER_BLOCK, QUERIES, place
+from compress.slicing.sizes import Sizes
+
+
+class Group(NamedTuple):
+    """Units that are cut together: an axis (see `rules`) of one block, or, with block "", of the whole model."""
+
+    axis: str
+    block: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.axis}.{self.block}" if self.block else self.axis
+
+
+HIDDEN, EMBEDDING, VOCABULARY, LAYERS = Group("hidden"), Group("embedding"), Group("vocabulary"), Group("layers")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One dimension of one weight: the groups whose units lie along it, one group after another."""
+
+    dim: int
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one weight is cut. queries: which part of `slices[...]` along `query` holds queries, None for no part."""
+
+    role: str
+    block: str
+    layer: int | None
+    span: tuple[int, int]
+    slices: tuple[Slice, ...]
+    queries: int | None
+
+
+@dataclass(frozen=True)
+class SlicePlan:
+    """Every weight of a model, how it is cut, and how many units each group has.
+
+    `heads` maps a block's query and value groups to the group of its heads: one for each block, but one for all blocks
+    in T5, whose relative biases belong to heads across layers.
+    """
+
+    family: str
+    sizes: Sizes
+    groups: Mapping[Group, int]
+    cuts: Mapping[str, Cut]
+    heads: Mapping[Group, Group]
+
+    @staticmethod
+    def of(model: PreTrainedModel) -> "SlicePlan":
+        """The plan of this model, under whatever head. Raises PruneError for a family or a weight that has none."""
+        family = str(model.config.model_type)
+        if family not in FAMILIES:
+            raise PruneError(
+                f"{type(model).__name__}: no slice plan for {family!r}; there is one for {', '.join(FAMILIES)}"
+                + (did_you_mean(family, FAMILIES) if family.startswith("deberta") else "")
+            )
+        if getattr(model.config, "shared_layers", None):
+            raise PruneError(f"{type(model).__name__}: its layers share weights; prune it first, share then")
+        sizes = Sizes.of(model.config)
+        groups: dict[Group, int] = {LAYERS: sizes.layers}
+        cuts = {
+            name: _cut(name, tensor, family, sizes, groups)
+            for name, tensor in model.named_parameters(remove_duplicate=False)
+        }
+        heads = {group: _heads_of(family, group) for group in groups if group.axis in ("query", "value")}
+        for group in heads.values():
+            groups[group] = sizes.heads
+        return SlicePlan(family, sizes, groups, cuts, heads)
+
+    @property
+    def own_layers(self) -> bool:
+        """Whether each layer has weights of its own; ALBERT's have not."""
+        return any(cut.layer is not None for cut in self.cuts.values())
+
+    def blocks(self, axis: str) -> list[Group]:
+        """The groups of an axis, in the order of the model."""
+        return [group for group in self.groups if group.axis == axis]
+
+    def along(self, group: Group) -> list[tuple[str, Cut, Slice, int]]:
+        """Where the units of a group are: weight, its cut, the slice, and which part of the dimension."""
+        return [
+            (name, cut, each, part)
+            for name, cut in self.cuts.items()
+            for each in cut.slices
+            for part, found in enumerate(each.groups)
+            if found == group
+        ]
+
+    def modules(self, *roles: str) -> dict[str, Cut]:
+        """The modules whose weight has one of these roles, by name."""
+        found = {}
+        for name, cut in self.cuts.items():
+            module, _, part = name.rpartition(".")
+            if cut.role in roles and part == "weight":
+                found[module] = cut
+        return found
+
+
+def _cut(name: str, tensor: Tensor, family: str, sizes: Sizes, groups: dict[Group, int]) -> Cut:
+    """Read one weight's place, and note in `groups` how many units its groups have."""
+    found = place(family, name)
+    if found is None or len(found.axes) != tensor.dim():
+        raise PruneError(
+            f"{name} {tuple(tensor.shape)}: the slice plan of {family} does not know this weight; expected a model of "
+            "transformers with one of its usual heads"
+        )
+    slices = []
+    for dim, axes in enumerate(found.axes):
+        if axes == (".",):
+            continue
+        parts = tuple(_group(axis, found.block, family, sizes) for axis in axes)
+        count, rest = divmod(tensor.shape[dim], len(parts))
+        known = {groups.setdefault(group, count) for group in parts}
+        if rest or known != {count}:
+            raise PruneError(f"{name} {tuple(tensor.shape)}: has {count} units along {parts[0]}, elsewhere {known}")
+        slices.append(Slice(dim, parts))
+    queries = QUERIES.get(found.role) if any("query" in axes for axes in found.axes) else None
+    return Cut(found.role, found.block, found.layer, found.span, tuple(slices), queries)
+
+
+def _group(axis: str, block: str, family: str, sizes: Sizes) -> Group:
+    if axis == "embedding" and sizes.embedding is None:
+        axis = "hidden"
+    if axis not in PER_BLOCK or (axis == "heads" and family == "t5"):
+        return Group(axis)
+    return Group(axis, block.partition(".")[0] if axis == "bottleneck" else block)  # all FFNs of a layer write to it
+
+
+def _heads_of(family: str, group: Group) -> Group:
+    return Group("heads", "" if family == "t5" else group.block)
+
+
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
+    """The weights by all their names, tied ones under each."""
+    return dict(model.named_parameters(remove_duplicate=False))

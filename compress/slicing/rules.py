@@ -1,0 +1,182 @@
+"""Along which axes each weight of each family lies: the one table that pruning, supernets and student inits slice by.
+
+An axis is a set of units that go together wherever they appear:
+
+    hidden      the residual stream; embedding: the width of a factorised embedding; vocabulary: the tokens
+    query       rows of queries and keys, H heads of K rows each; value: rows of values, columns of the output product
+    heads       what belongs to a head as a whole: T5's relative biases
+    ffn         neurons of a feed-forward block
+    bottleneck, shared    MobileBERT's narrow stream within a block, and what its queries and keys read
+
+`.` stands for a dimension that is never cut (classes, positions); a+b for dimensions that lie one after another in one
+matrix, as GPT-2's queries, keys and values do. A bias lies along its weight's output.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import NamedTuple
+
+_LAYER = r"(?:.*\.)?layer\.(?P<layer>\d+)"
+_ATTENTION = rf"{_LAYER}\.attention"
+_BERT: tuple[tuple[str, str, str], ...] = (
+    # BERT, RoBERTa, ELECTRA, ERNIE, XLM-R; DeBERTa; DistilBERT
+    (r"(?:.*\.)?embeddings\.word_embeddings", "words", "vocabulary embedding"),
+    (r"(?:.*\.)?embeddings\.position_embeddings", "positions", ". embedding"),
+    (r"(?:.*\.)?embeddings\.token_type_embeddings", "types", ". embedding"),
+    (r"(?:.*\.)?embeddings\.task_type_embeddings", "tasks", ". embedding"),
+    (r"(?:.*\.)?embeddings\.LayerNorm", "embedding_norm", "embedding"),
+    (r"(?:.*\.)?embeddings_project|(?:.*\.)?embeddings\.embed_proj", "embedding_up", "hidden embedding"),
+    (r"(?:.*\.)?encoder\.rel_embeddings", "relative", ". hidden"),
+    (r"(?:.*\.)?encoder\.LayerNorm", "relative_norm", "hidden"),
+    (r"(?:.*\.)?encoder\.conv\.conv", "convolution", "hidden hidden ."),
+    (r"(?:.*\.)?encoder\.conv\.LayerNorm", "convolution_norm", "hidden"),
+    (rf"{_ATTENTION}\.(?:self\.query(?:_proj)?|q_lin)", "query", "query hidden"),
+    (rf"{_ATTENTION}\.(?:self\.key(?:_proj)?|k_lin)", "key", "query hidden"),
+    (rf"{_ATTENTION}\.(?:self\.value(?:_proj)?|v_lin)", "value", "value hidden"),
+    (rf"{_ATTENTION}\.self\.pos_query_proj", "position_query", "query hidden"),
+    (rf"{_ATTENTION}\.self\.pos_key_proj", "position_key", "query hidden"),
+    (rf"{_ATTENTION}\.(?:output\.dense|out_lin)", "attention_out", "hidden value"),
+    (rf"{_LAYER}\.(?:attention\.output\.LayerNorm|sa_layer_norm)", "attention_norm", "hidden"),
+    (rf"{_LAYER}\.(?:intermediate\.dense|ffn\.lin1)", "ffn_in", "ffn hidden"),
+    (rf"{_LAYER}\.(?:output\.dense|ffn\.lin2)", "ffn_out", "hidden ffn"),
+    (rf"{_LAYER}\.(?:output\.LayerNorm|output_layer_norm)", "ffn_norm", "hidden"),
+    (r"(?:.*\.)?pooler\.dense", "pooler", "hidden hidden"),
+    (r"pre_classifier|classifier\.dense", "pooler", "hidden hidden"),
+    (r"classifier(?:\.out_proj)?|qa_outputs", "classifier", ". hidden"),
+    (r"cls\.seq_relationship", "pair", ". hidden"),
+    (r"discriminator_predictions\.dense", "detector", "hidden hidden"),
+    (r"discriminator_predictions\.dense_prediction", "detector_out", ". hidden"),
+    (r"cls\.predictions\.transform\.dense|lm_head\.dense|vocab_transform", "lm", "hidden hidden"),
+    (r"cls\.predictions\.transform\.LayerNorm|lm_head\.layer_norm|vocab_layer_norm", "lm_norm", "hidden"),
+    (r"generator_predictions\.dense", "lm", "embedding hidden"),
+    (r"generator_predictions\.LayerNorm", "lm_norm", "embedding"),
+    (r"cls\.predictions\.decoder|lm_head\.decoder|vocab_projector|generator_lm_head", "lm_out", "vocabulary embedding"),
+    (r"cls\.predictions|lm_head", "lm_bias", "vocabulary"),
+)
+_GROUP = r"(?:.*\.)?albert_layer_groups\.(?P<block>\d+\.albert_layers\.\d+)"
+_ALBERT: tuple[tuple[str, str, str], ...] = (
+    *(rule for rule in _BERT if rule[1] in ("words", "positions", "types", "embedding_norm", "classifier")),
+    (r"(?:.*\.)?encoder\.embedding_hidden_mapping_in", "embedding_up", "hidden embedding"),
+    (rf"{_GROUP}\.attention\.query", "query", "query hidden"),
+    (rf"{_GROUP}\.attention\.key", "key", "query hidden"),
+    (rf"{_GROUP}\.attention\.value", "value", "value hidden"),
+    (rf"{_GROUP}\.attention\.dense", "attention_out", "hidden value"),
+    (rf"{_GROUP}\.attention\.LayerNorm", "attention_norm", "hidden"),
+    (rf"{_GROUP}\.ffn", "ffn_in", "ffn hidden"),
+    (rf"{_GROUP}\.ffn_output", "ffn_out", "hidden ffn"),
+    (rf"{_GROUP}\.full_layer_layer_norm", "ffn_norm", "hidden"),
+    (r"(?:.*\.)?pooler", "pooler", "hidden hidden"),
+    (r"sop_classifier\.classifier", "pair", ". hidden"),
+    (r"predictions\.dense", "lm", "embedding hidden"),
+    (r"predictions\.LayerNorm", "lm_norm", "embedding"),
+    (r"predictions\.decoder", "lm_out", "vocabulary embedding"),
+    (r"predictions", "lm_bias", "vocabulary"),
+)
+_MOBILE = r"(?:.*\.)?layer\.(?P<block>(?P<layer>\d+)(?:\.ffn\.\d+)?)"
+_MOBILEBERT: tuple[tuple[str, str, str], ...] = (
+    (r"(?:.*\.)?embeddings\.word_embeddings", "words", "vocabulary embedding"),
+    (r"(?:.*\.)?embeddings\.embedding_transformation", "embedding_up", "hidden embedding+embedding+embedding"),
+    (r"(?:.*\.)?embeddings\.position_embeddings", "positions", ". hidden"),
+    (r"(?:.*\.)?embeddings\.token_type_embeddings", "types", ". hidden"),
+    (r"(?:.*\.)?embeddings\.LayerNorm", "embedding_norm", "hidden"),
+    (rf"{_LAYER}\.bottleneck\.input\.dense", "narrow", "bottleneck hidden"),
+    (rf"{_LAYER}\.bottleneck\.input\.LayerNorm", "narrow_norm", "bottleneck"),
+    (rf"{_LAYER}\.bottleneck\.attention\.dense", "narrow_attention", "shared hidden"),
+    (rf"{_LAYER}\.bottleneck\.attention\.LayerNorm", "narrow_attention_norm", "shared"),
+    (rf"{_ATTENTION}\.self\.query", "query", "query shared"),
+    (rf"{_ATTENTION}\.self\.key", "key", "query shared"),
+    (rf"{_ATTENTION}\.self\.value", "value", "value hidden"),
+    (rf"{_ATTENTION}\.output\.dense", "attention_out", "bottleneck value"),
+    (rf"{_ATTENTION}\.output\.LayerNorm", "attention_norm", "bottleneck"),
+    (rf"{_MOBILE}\.intermediate\.dense", "ffn_in", "ffn bottleneck"),
+    (rf"{_MOBILE}\.output\.dense", "ffn_out", "bottleneck ffn"),
+    (rf"{_MOBILE}\.output\.LayerNorm", "ffn_norm", "bottleneck"),
+    (rf"{_LAYER}\.output\.bottleneck\.dense", "widen", "hidden bottleneck"),
+    (rf"{_LAYER}\.output\.bottleneck\.LayerNorm", "widen_norm", "hidden"),
+    (r"(?:.*\.)?pooler\.dense", "pooler", "hidden hidden"),
+    (r"classifier|qa_outputs", "classifier", ". hidden"),
+)
+_BLOCK = r"(?:.*\.)?block\.(?P<layer>\d+)\.layer"
+_T5: tuple[tuple[str, str, str], ...] = (
+    (r"(?:.*\.)?(?:shared|encoder\.embed_tokens)", "words", "vocabulary hidden"),
+    (r"(?:.*\.)?block\.0\.layer\.0\.SelfAttention\.relative_attention_bias", "relative", ". heads"),
+    (rf"{_BLOCK}\.0\.SelfAttention\.q", "query", "query hidden"),
+    (rf"{_BLOCK}\.0\.SelfAttention\.k", "key", "query hidden"),
+    (rf"{_BLOCK}\.0\.SelfAttention\.v", "value", "value hidden"),
+    (rf"{_BLOCK}\.0\.SelfAttention\.o", "attention_out", "hidden value"),
+    (rf"{_BLOCK}\.0\.layer_norm", "attention_norm", "hidden"),
+    (rf"{_BLOCK}\.1\.DenseReluDense\.wi(?:_0|_1)?", "ffn_in", "ffn hidden"),
+    (rf"{_BLOCK}\.1\.DenseReluDense\.wo", "ffn_out", "hidden ffn"),
+    (rf"{_BLOCK}\.1\.layer_norm", "ffn_norm", "hidden"),
+    (r"(?:.*\.)?encoder\.final_layer_norm", "final_norm", "hidden"),
+    (r"classifier", "classifier", ". hidden"),
+)
+_H = r"(?:.*\.)?h\.(?P<layer>\d+)"
+_GPT2: tuple[tuple[str, str, str], ...] = (
+    (r"(?:.*\.)?wte|lm_head", "words", "vocabulary hidden"),
+    (r"(?:.*\.)?wpe", "positions", ". hidden"),
+    (rf"{_H}\.ln_1", "attention_norm", "hidden"),
+    (rf"{_H}\.attn\.c_attn", "qkv", "hidden query+query+value"),  # a convolution: inputs first
+    (rf"{_H}\.attn\.c_proj", "attention_out", "value hidden"),
+    (rf"{_H}\.ln_2", "ffn_norm", "hidden"),
+    (rf"{_H}\.mlp\.c_fc", "ffn_in", "hidden ffn"),
+    (rf"{_H}\.mlp\.c_proj", "ffn_out", "ffn hidden"),
+    (r"(?:.*\.)?ln_f", "final_norm", "hidden"),
+    (r"score|classifier|qa_outputs", "classifier", ". hidden"),
+)
+_FAMILIES = MappingProxyType(
+    {
+        **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "deberta-v2"), _BERT),
+        "albert": _ALBERT,
+        "mobilebert": _MOBILEBERT,
+        "t5": _T5,
+        "gpt2": _GPT2,
+    }
+)
+FAMILIES = tuple(_FAMILIES)
+"""Those with a slice plan."""
+
+PER_BLOCK = frozenset({"query", "value", "heads", "ffn", "bottleneck", "shared"})
+"""Axes of which every block has its own units; of the others the whole model has one."""
+
+
+class Place(NamedTuple):
+    """What a weight is: its role in the model, the block and layer it is in, and the axes of each of its dimensions.
+
+    block is "" outside the layers. layer is None there too, and where a layer's weights are not its own (ALBERT).
+    span is where the layer's number is in the weight's name.
+    """
+
+    role: str
+    block: str
+    layer: int | None
+    span: tuple[int, int]
+    axes: tuple[tuple[str, ...], ...]
+
+
+def place(family: str, name: str) -> Place | None:
+    """`bert.encoder.layer.3.attention.self.query.weight` -> its place; None for a weight that no rule knows."""
+    module, _, part = name.rpartition(".")
+    for pattern, role, axes in _compiled(family):
+        found = pattern.fullmatch(module)
+        if found is None:
+            continue
+        named = found.groupdict()
+        layer = named.get("layer")
+        span = found.span("layer") if layer is not None else (-1, -1)
+        dims = tuple(tuple(each.split("+")) for each in axes.split())
+        if part == "bias":  # along the outputs, which GPT-2's convolutions have last
+            dims = (dims[-1],) if family == "gpt2" else dims[:1]
+        return Place(role, named.get("block") or layer or "", None if layer is None else int(layer), span, dims)
+    return None
+
+
+@cache
+def _compiled(family: str) -> tuple[tuple[re.Pattern[str], str, str], ...]:
+    return tuple((re.compile(pattern), role, axes) for pattern, role, axes in _FAMILIES[family])
+
+
+QUERIES: Mapping[str, int] = MappingProxyType({"query": 0, "position_query": 0, "qkv": 0})
+"""Roles whose rows are queries, and which part of the dimension that is: they bear the scale of the scores."""

@@ -1,0 +1,167 @@
+"""How large a transformer is along each axis that can be cut, and what a wish for smaller sizes comes to."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from compress.errors import PruneError
+from compress.shape import Shape, spelling
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """layers N, hidden D, heads H of head_size K, ffn F; embedding E and bottleneck where the family has them.
+
+    Except in T5, attention is as wide as the stream it writes to: H K = D (MobileBERT's: the bottleneck).
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    head_size: int
+    ffn: int
+    embedding: int | None = None
+    bottleneck: int | None = None
+
+    @staticmethod
+    def of(config: Any) -> "Sizes":
+        """The sizes in a transformers config."""
+        shape = Shape.of(config)
+        return Sizes(
+            layers=shape.layers,
+            hidden=shape.hidden,
+            heads=shape.heads,
+            head_size=shape.head_size,
+            ffn=shape.ffn,
+            embedding=shape.embedding if _factorised(config, shape) else None,
+            bottleneck=config.true_hidden_size if config.model_type == "mobilebert" else None,
+        )
+
+    @staticmethod
+    def asked(
+        config: Any,
+        *,
+        layers: float | None = None,
+        hidden: float | None = None,
+        heads: float | None = None,
+        ffn: float | None = None,
+        embedding: float | None = None,
+        bottleneck: float | None = None,
+    ) -> "Sizes":
+        """The model's sizes with these instead: counts, or shares below 1 of the model's own.
+
+        Where hidden is given without heads, heads keep their size as far as it divides; a share of hidden is rounded
+        to whole heads. Raises PruneError naming the size that cannot be, with the nearest that can.
+        """
+        whole = Sizes.of(config)
+        wanted = {
+            name: _count(name, value, getattr(whole, name), config.model_type)
+            for name, value in {
+                "layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "embedding": embedding,
+                "bottleneck": bottleneck,
+            }.items()
+            if value is not None
+        }  # fmt: skip
+        found = replace(whole, **wanted)
+        if found.embedding == found.hidden and config.model_type in _PROJECTS_IF_DIFFERENT:
+            raise PruneError(
+                f"hidden {found.hidden}: is the embedding's width too, where {config.model_type} has no projection "
+                f"between them and this model has; ask for another hidden, or an embedding below {found.hidden}"
+            )
+        if config.model_type == "t5":
+            return found
+        stream = "hidden" if whole.bottleneck is None else "bottleneck"
+        asked = {"hidden": hidden, "bottleneck": bottleneck}[stream]
+        shared = asked is not None and asked < 1
+        return _fit_heads(found, whole, stream, given=heads is not None, shared=shared)
+
+    @property
+    def attention(self) -> int:
+        """H K: the width of queries, keys and values."""
+        return self.heads * self.head_size
+
+    def plain(self) -> dict[str, int]:
+        """Those that the family has, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def within(self, other: "Sizes") -> bool:
+        """Whether nothing is larger than in `other`; a head may be."""
+        mine, theirs = self.plain(), other.plain()
+        return mine.keys() == theirs.keys() and all(mine[name] <= theirs[name] for name in mine.keys() - {"head_size"})
+
+    def __str__(self) -> str:
+        """`4 layers, hidden 312, 12 heads of 26, ffn 1200`"""
+        more = [f"{name} {value}" for name in ("embedding", "bottleneck") if (value := getattr(self, name)) is not None]
+        parts = [f"{self.layers} layers", f"hidden {self.hidden}", f"{self.heads} heads of {self.head_size}"]
+        return ", ".join([*parts, f"ffn {self.ffn}", *more])
+
+
+NAMES = tuple(each.name for each in fields(Sizes) if each.name != "head_size")
+"""The sizes that can be asked for."""
+
+
+_PROJECTS_IF_DIFFERENT = ("electra", "deberta-v2")
+
+
+def _factorised(config: Any, shape: Shape) -> bool:
+    return config.model_type in ("albert", "mobilebert") or shape.embedding != shape.hidden
+
+
+def _count(name: str, wanted: float, theirs: int | None, family: str) -> int:
+    if theirs is None:
+        raise PruneError(f"{name}: this {family} model has no such size; leave it out")
+    count = round(wanted * theirs) if 0 < wanted < 1 else wanted
+    if count != int(count) or wanted <= 0:
+        raise PruneError(f"{name}: {wanted}; expected a whole number, or a share of the model's {theirs} below 1")
+    if count > theirs:
+        raise PruneError(f"{name}: {wanted:g} is more than the model's {theirs}; pruning can only take away")
+    return max(1, int(count))
+
+
+def _fit_heads(found: Sizes, whole: Sizes, stream: str, *, given: bool, shared: bool) -> Sizes:
+    """Heads and their size such that they fill the stream, which a share may round."""
+    width, before = getattr(found, stream), whole.head_size
+    if given:
+        if shared:
+            width = max(found.heads, round(width / found.heads) * found.heads)
+    elif shared and width >= before:
+        width = round(width / before) * before
+    if width == getattr(whole, stream) and not given:
+        return replace(found, heads=whole.heads, head_size=before)
+    if not given:
+        fitting = [heads for heads in range(1, whole.heads + 1) if width % heads == 0]
+        heads = min(fitting, key=lambda each: (width // each > before, abs(width // each - before), -each))
+        found = replace(found, heads=heads)
+    if width % found.heads:
+        near = sorted({max(1, width // found.heads) * found.heads, -(-width // found.heads) * found.heads})
+        raise PruneError(
+            f"{stream}: {width} is not a multiple of {found.heads} heads, as this family needs; the nearest that are: "
+            f"{', '.join(map(str, near))}"
+        )
+    return replace(found, head_size=width // found.heads, **{stream: width})
+
+
+def resized(config: Any, sizes: Sizes) -> Any:
+    """The config of a model of these sizes, everything else as it is."""
+    config = copy.deepcopy(config)
+    config._attn_implementation = None  # the fastest there is, whatever the source was opened with
+    if getattr(config, "activation_ranges", None):
+        config.activation_ranges = None  # learned for other layers
+    named: Mapping[str, int | None] = {
+        "layers": sizes.layers, "hidden": sizes.hidden, "heads": sizes.heads, "ffn": sizes.ffn,
+        "embedding": sizes.hidden if sizes.embedding is None else sizes.embedding,
+    }  # fmt: skip
+    for size, value in named.items():
+        try:
+            name = spelling(config, size)
+        except KeyError:
+            if size == "ffn":  # GPT-2 leaves it out where it is four times its width
+                config.n_inner = value
+            continue
+        setattr(config, name, value)
+    if sizes.bottleneck is not None:
+        config.intra_bottleneck_size = config.true_hidden_size = sizes.bottleneck
+    if hasattr(config, "pooler_hidden_size"):  # DeBERTa's second name for the same width
+        config.pooler_hidden_size = sizes.hidden
+    return config
