@@ -1,0 +1,298 @@
+"""error(x) = E + sum over causes of (x_i / c_i)^-alpha_i A_i: a saturating power law, fitted with confidence bands.
+
+Kaplan et al. 2020, arXiv:2001.08361, Eq. 1.5: loss falls as a power of parameters and of data. Hoffmann et al. 2022,
+arXiv:2203.15556, Eq. 2: the same with a floor E that neither lowers; Eq. 3: fitted in log space under Huber's loss.
+
+**Deviations**: error is 1 - score here, since scores are what is measured. Huber's threshold is 1.345 of the residuals'
+robust deviation, not 10^-3, which would count all points of an evaluation on few rows as outliers. The minimum is found
+by Levenberg-Marquardt from a grid of starts, all at once, not by L-BFGS.
+
+Shapes: B fits side by side, N points, C causes, P = 1 + 2C parameters: log E, then log A_i and alpha_i of each cause.
+c_i is the geometric mean of what was measured.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import SearchError
+
+Floats = NDArray[np.float64]
+
+LEVEL = 0.9
+RESAMPLES = 400
+LEAST_VALUES = 4
+"""A curve needs so many different values of its cause: one fewer leaves nothing to check it by."""
+LEAST_SPAN = 3.0
+TOGETHER = 0.95
+"""Two causes whose logarithms correlate so much are not told apart."""
+RISK = 0.01
+"""A trend must be this unlikely without one (F-test)."""
+STEEPEST = 4.0
+FAR = 2.0
+"""So many times beyond what was measured a curve still counts as shown by it."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the confidence band around it."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class Law:
+    """A fitted law: its parameters, and those of every resample.
+
+    measured     cause -> (least, most) of what was fitted
+    centres_C    c_i
+    fitted_P     log E, then log A_i and alpha_i of each cause
+    draws_BP     the same of each resample of the residuals
+    deviation    of the points from the curve, in log error: what one more measurement may differ by
+    """
+
+    measured: Mapping[str, tuple[float, float]]
+    centres_C: Floats
+    fitted_P: Floats
+    draws_BP: Floats
+    deviation: float
+    level: float = LEVEL
+
+    def error(self, at: Mapping[str, float]) -> Interval:
+        """The curve's error where each cause has this value. Raises SearchError where one is not given."""
+        return self._interval(self._values(at))
+
+    def change(self, before: Mapping[str, float], after: Mapping[str, float]) -> Interval:
+        """How much the error falls from one place to the other: both are of the same curve in every resample."""
+        return self._interval(self._values(before) - self._values(after))
+
+    def exponent(self, cause: str) -> Interval:
+        """alpha of a cause."""
+        return self._interval(
+            np.append(self.fitted_P, self.draws_BP).reshape(-1, len(self.fitted_P))[:, self._at(cause)]
+        )
+
+    def floor(self) -> Interval:
+        """E: the error that no more of any cause would lower."""
+        return self._interval(np.exp(np.append(self.fitted_P[0], self.draws_BP[:, 0])))
+
+    def within(self, at: Mapping[str, float], factor: float = FAR) -> bool:
+        """Whether every cause is at most `factor` times beyond what was measured."""
+        return all(low / factor <= at[cause] <= high * factor for cause, (low, high) in self.measured.items())
+
+    def _at(self, cause: str) -> int:
+        return 2 + 2 * list(self.measured).index(cause)
+
+    def _values(self, at: Mapping[str, float]) -> Floats:
+        """The error by the fit, then by each resample."""
+        if missing := [cause for cause in self.measured if cause not in at]:
+            raise SearchError(f"scaling: no value of {', '.join(missing)}; the law is of {', '.join(self.measured)}")
+        logs_C = np.log([at[cause] for cause in self.measured]) - np.log(self.centres_C)
+        return np.exp(_curve(np.vstack([self.fitted_P, self.draws_BP]), logs_C[:, None])[:, 0])
+
+    def _interval(self, values: Floats) -> Interval:
+        tail = (1 - self.level) / 2
+        low, high = np.quantile(values[1:], (tail, 1 - tail))
+        return Interval(float(values[0]), float(min(low, values[0])), float(max(high, values[0])))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A law, or None where the points do not show one; `warnings` say why, or what it does not tell."""
+
+    law: Law | None
+    warnings: tuple[str, ...]
+    points: int
+
+
+def fit(causes: Mapping[str, Sequence[float]], errors: Sequence[float], *, level: float = LEVEL, seed: int = 0) -> Fit:
+    """The law by which each cause lowers the error; bands by resampling residuals, the same for the same seed.
+
+    A cause that was not varied, or that shows no trend, is left out and named in the warnings. Values and errors must
+    be positive: an error of nothing (a score of 1) fits no power law and is left out, which is said too.
+    """
+    kept = [index for index, error in enumerate(errors) if error > 0]
+    warnings = []
+    if len(kept) < len(errors):
+        warnings.append(f"{len(errors) - len(kept)} points without any error are left out.")
+    logs_N = np.log([errors[index] for index in kept])
+    values = {name: np.asarray([each[index] for index in kept], dtype=np.float64) for name, each in causes.items()}
+    shown, why = _varied(values)
+    warnings += why
+    while shown:
+        found = _Points({name: values[name] for name in shown}, logs_N)
+        if len(logs_N) < found.parameters + 2:
+            warnings.append(f"{len(logs_N)} points are too few to fit {found.parameters} numbers.")
+            break
+        chances = {name: found.chance(name) for name in shown}
+        # The least telling first: with it gone, the others may show theirs.
+        worst = max(chances, key=lambda name: chances[name])
+        if chances[worst] >= RISK:
+            warnings.append(f"The error does not fall with {worst} beyond what chance would do.")
+            shown.remove(worst)
+            continue
+        law = found.law(level, seed)
+        return Fit(law, (*warnings, *_floor_warnings(found, law)), len(logs_N))
+    return Fit(None, tuple(warnings), len(logs_N))
+
+
+def _varied(values: Mapping[str, Floats]) -> tuple[list[str], list[str]]:
+    """The causes that were varied enough to show a curve, and what is to be said of the others."""
+    shown, why = [], []
+    for name, found_N in values.items():
+        different = len(np.unique(found_N))
+        if different < LEAST_VALUES:
+            why.append(f"{different} different values of {name}: a curve needs {LEAST_VALUES}.")
+        elif found_N.max() < LEAST_SPAN * found_N.min():
+            span = found_N.max() / found_N.min()
+            why.append(f"The values of {name} span a factor of {span:.1f}: a curve needs {LEAST_SPAN:g}.")
+        else:
+            shown.append(name)
+    if len(shown) == 2 and abs(np.corrcoef([np.log(values[name]) for name in shown])[0, 1]) > TOGETHER:
+        why.append(f"{shown[0]} and {shown[1]} were varied together: which of them helped is not told apart.")
+        return [], why
+    return shown, why
+
+
+def _floor_warnings(points: "_Points", law: Law) -> list[str]:
+    floor = law.floor()
+    if floor.high - floor.low < 0.25 * float(np.exp(points.logs_N.min())):
+        return []
+    return [f"Where it levels off is not shown: an error between {floor.low:.3f} and {floor.high:.3f} fits."]
+
+
+class _Points:
+    """The points of one fit."""
+
+    def __init__(self, values: Mapping[str, Floats], logs_N: Floats) -> None:
+        self.values, self.logs_N = values, logs_N
+        self.centres_C = np.exp([np.log(each).mean() for each in values.values()])
+        self.logs_CN = np.log(np.stack(list(values.values()))) - np.log(self.centres_C)[:, None]
+        self.parameters = 1 + 2 * len(values)
+        first_P, _ = _best(self.logs_CN, logs_N, np.inf)
+        residuals_N = logs_N - _curve(first_P[None], self.logs_CN)[0]
+        self.threshold = 1.345 * max(1.4826 * float(np.median(np.abs(residuals_N))), 1e-6)
+        self.fitted_P, self.cost = _best(self.logs_CN, logs_N, self.threshold)
+
+    def chance(self, cause: str) -> float:
+        """How likely noise alone lowers the cost as much as this cause does: an F-test of the law without it."""
+        from scipy.stats import f
+
+        rest_CN = self.logs_CN[[index for index, name in enumerate(self.values) if name != cause]]
+        _, cost = _best(rest_CN, self.logs_N, self.threshold)
+        left = len(self.logs_N) - self.parameters
+        if cost <= len(self.logs_N) * 1e-12:
+            return 1.0
+        gain = max(cost - self.cost, 0.0) / 2
+        return float(f.sf(gain / max(self.cost / left, 1e-15), 2, left))
+
+    def law(self, level: float, seed: int) -> Law:
+        """The fit with the resamples of its residuals, widened by what fitting took from them and by Student's t."""
+        from scipy.stats import norm, t
+
+        curve_N = _curve(self.fitted_P[None], self.logs_CN)[0]
+        residuals_N = self.logs_N - curve_N
+        left = len(residuals_N) - self.parameters
+        residuals_N = (residuals_N - residuals_N.mean()) * np.sqrt(len(residuals_N) / left)
+        widened_N = residuals_N * t.ppf((1 + level) / 2, left) / norm.ppf((1 + level) / 2)
+        drawn_BN = np.random.default_rng(seed).choice(widened_N, (RESAMPLES, len(widened_N)))
+        # From the fit, and from a floor that matters where it has none: the valley between them is long.
+        other_P = self.fitted_P.copy()
+        other_P[0] = self.logs_N.min() - (0.3 if self.fitted_P[0] < self.logs_N.min() - 2 else 4.0)
+        starts_BP = np.repeat(np.stack([self.fitted_P, other_P]), RESAMPLES, axis=0)
+        targets_BN = np.tile(curve_N + drawn_BN, (2, 1))
+        found_BP, costs_B = _minimised(starts_BP, self.logs_CN, targets_BN, self.threshold)
+        second_B = costs_B[RESAMPLES:] < costs_B[:RESAMPLES]
+        draws_BP = np.where(second_B[:, None], found_BP[RESAMPLES:], found_BP[:RESAMPLES])
+        measured = {name: (float(each.min()), float(each.max())) for name, each in self.values.items()}
+        return Law(measured, self.centres_C, self.fitted_P, draws_BP, float(residuals_N.std()), level)
+
+
+def _curve(parameters_BP: Floats, logs_CN: Floats) -> Floats:
+    """log error (B, N)."""
+    return np.logaddexp.reduce(_parts(parameters_BP, logs_CN), axis=0)
+
+
+def _parts(parameters_BP: Floats, logs_CN: Floats) -> Floats:
+    """The logarithm of the floor and of each cause's part (1 + C, B, N)."""
+    floor_BN = np.repeat(parameters_BP[:, :1], logs_CN.shape[1], axis=1)
+    causes = range(len(logs_CN))
+    return np.stack(
+        [
+            floor_BN,
+            *(parameters_BP[:, 1 + 2 * c, None] - parameters_BP[:, 2 + 2 * c, None] * logs_CN[c] for c in causes),
+        ]
+    )
+
+
+def _best(logs_CN: Floats, targets_N: Floats, threshold: float) -> tuple[Floats, float]:
+    """The parameters of the least cost from a grid of starts, and that cost."""
+    least, span = targets_N.min(), targets_N.max() - targets_N.min()
+    starts = []
+    for floor in (-4.0, -0.7, -0.1):
+        for slopes in product((0.15, 0.5, 1.2), repeat=len(logs_CN)):
+            parts = [one for slope in slopes for one in (least + span / 2 - 1.0, slope)]
+            starts.append([least + floor if parts else targets_N.mean(), *parts])
+    starts_BP = np.asarray(starts)
+    found_BP, costs_B = _minimised(starts_BP, logs_CN, np.repeat(targets_N[None], len(starts), 0), threshold)
+    best = int(costs_B.argmin())
+    return found_BP[best], float(costs_B[best])
+
+
+def _minimised(
+    starts_BP: Floats, logs_CN: Floats, targets_BN: Floats, threshold: float, steps: int = 80
+) -> tuple[Floats, Floats]:
+    """Levenberg-Marquardt of every fit at once, each with a damping of its own: parameters and Huber's cost."""
+    lows_BP, highs_BP = _borders(targets_BN, len(logs_CN))
+    found_BP = np.clip(starts_BP, lows_BP, highs_BP)
+    damping_B = np.full(len(found_BP), 1e-2)
+    costs_B = _costs(found_BP, logs_CN, targets_BN, threshold)
+    for _ in range(steps):
+        step_BP = _step(found_BP, logs_CN, targets_BN, threshold, damping_B)
+        tried_BP = np.clip(found_BP + np.clip(step_BP, -2, 2), lows_BP, highs_BP)
+        tried_B = _costs(tried_BP, logs_CN, targets_BN, threshold)
+        better_B = tried_B < costs_B
+        settled = np.all(np.abs(tried_BP - found_BP)[better_B] < 1e-7) and np.all(damping_B[~better_B] > 1e6)
+        found_BP, costs_B = np.where(better_B[:, None], tried_BP, found_BP), np.where(better_B, tried_B, costs_B)
+        damping_B = np.clip(np.where(better_B, damping_B / 4, damping_B * 5), 1e-9, 1e9)
+        if settled:
+            break
+    return found_BP, costs_B
+
+
+def _borders(targets_BN: Floats, causes: int) -> tuple[Floats, Floats]:
+    """The least and the most each parameter may be: no floor above the least error, slopes from 0 to STEEPEST."""
+    least_B = targets_BN.min(axis=1)
+    lows = [least_B - 8, *[least_B - 12, np.zeros_like(least_B)] * causes]
+    highs = [least_B if causes else targets_BN.max(axis=1), *[least_B + 12, np.full_like(least_B, STEEPEST)] * causes]
+    return np.stack(lows, axis=1), np.stack(highs, axis=1)
+
+
+def _step(found_BP: Floats, logs_CN: Floats, targets_BN: Floats, threshold: float, damping_B: Floats) -> Floats:
+    """The damped Gauss-Newton step of every fit, points beyond the threshold weighted down."""
+    parts = _parts(found_BP, logs_CN)
+    curve_BN = np.logaddexp.reduce(parts, axis=0)
+    shares = np.exp(parts - curve_BN)
+    slopes = (one for c in range(len(logs_CN)) for one in (shares[1 + c], -shares[1 + c] * logs_CN[c]))
+    jacobian_BNP = np.stack([shares[0], *slopes], axis=-1)
+    residuals_BN = targets_BN - curve_BN
+    weights_BN = np.minimum(1.0, threshold / np.maximum(np.abs(residuals_BN), 1e-12))
+    weighted_BPN = (jacobian_BNP * weights_BN[..., None]).transpose(0, 2, 1)
+    normal_BPP = weighted_BPN @ jacobian_BNP
+    scale_BP = np.maximum(np.einsum("bpp->bp", normal_BPP), 1e-9)
+    damped_BPP = normal_BPP + (damping_B[:, None] * scale_BP)[:, :, None] * np.eye(found_BP.shape[1])
+    return np.linalg.solve(damped_BPP, weighted_BPN @ residuals_BN[..., None])[..., 0]
+
+
+def _costs(parameters_BP: Floats, logs_CN: Floats, targets_BN: Floats, threshold: float) -> Floats:
+    """Huber's loss of every fit, (B): squares within the threshold, straight lines beyond it."""
+    far_BN = np.abs(targets_BN - _curve(parameters_BP, logs_CN))
+    if np.isinf(threshold):
+        return np.square(far_BN).sum(axis=1)
+    near_BN = np.minimum(far_BN, threshold)
+    return (near_BN * (2 * far_BN - near_BN)).sum(axis=1)
