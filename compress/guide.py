@@ -32,7 +32,9 @@ def purpose(recipe: Recipe) -> str:
 
 def student(recipe: Recipe) -> str:
     """`bert, 4 layers, 312 wide`: what the recipe ends with; sizes that are its teacher's are left out."""
-    spec = ([stage.student for stage in recipe.stages if stage.student is not None] or [recipe.student])[-1]
+    if recipe.pruning:
+        return "the teacher, pruned"
+    spec = ([stage.student for stage in recipe.training if stage.student is not None] or [recipe.student])[-1]
     if isinstance(spec.init, str) and spec.init not in ("scratch", "teacher"):
         return f"the checkpoint {spec.init}"
     family = () if spec.family == "teacher" else (spec.family,)

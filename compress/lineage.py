@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from rich.console import Console
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, set_seed
 
 from compress import call as calling
@@ -15,12 +17,16 @@ from compress.errors import RecipeError
 from compress.export.bundle import check_parts
 from compress.general import general, load
 from compress.precision import FLOAT32_ONLY
-from compress.recipe import Recipe, Stage, StudentSpec
+from compress.prune_stage import on_the_way, prune_stage, recorded, target_sizes
+from compress.recipe import AnyStage, Prune, Recipe, Stage, StudentSpec
 from compress.run import Run
+from compress.shape import Shape
+from compress.slicing import Sizes, SlicePlan, resized
 from compress.stages import Material, run_stage
 from compress.teachers import Teacher
 
 _GIVEN = {"rows": ("max_length", "rng"), "corrupt": (), "step": ("words",), "augment": ("rng",)}
+_GIVEN_TO_PRUNE: dict[str, tuple[str, ...]] = {"importance": ("teacher",)}
 """What the frame itself gives to each kind of function that a recipe names."""
 _LABELS = ("id2label", "label2id", "problem_type")
 
@@ -39,7 +45,7 @@ class Lineage:
     material: Material
     run: Run
 
-    def train(self, stages: Sequence[Stage], *, teacher_logits: Any = None) -> PreTrainedModel:
+    def train(self, stages: Sequence[AnyStage], *, teacher_logits: Any = None) -> PreTrainedModel:
         """Run what is left of `stages`, and return the model that the last one leaves."""
         done, remaining = self.run.remaining(stages)
         student = None
@@ -47,9 +53,15 @@ class Lineage:
             last = stages[len(stages) - len(remaining) - 1]
             student = heads.load(done, last.head, self.material.kind)
         for stage in remaining:
+            if isinstance(stage, Prune):
+                student = self._pruned(stage, self._student(stage, None, student))
+                continue
             teacher = self.teacher(stage)
             student = self._student(stage, teacher, student)
-            student = run_stage(stage, student, teacher, self.material, self.run, teacher_logits=teacher_logits)
+            student = run_stage(
+                stage, student, teacher, self.material, self.run,
+                teacher_logits=teacher_logits, origin_D=self._origin(stage, student),
+            )  # fmt: skip
         assert student is not None, "a recipe has a stage"
         return student
 
@@ -73,7 +85,31 @@ class Lineage:
         found.model.to(PartialState().device)
         return found
 
-    def _student(self, stage: Stage, teacher: Teacher | None, before: PreTrainedModel | None) -> PreTrainedModel:
+    def _pruned(self, stage: Prune, student: PreTrainedModel) -> PreTrainedModel:
+        """Cut down to the sizes this stage goes to. The teacher is the model that its first stage was given."""
+        whole = self.given.model.config
+        sizes = on_the_way(Sizes.of(whole), target_sizes(whole, self.recipe.target, self.recipe.name), stage.way)
+        last = self._last_pruned(stage)
+        before = recorded(self.run.result(last.name)) if last is not None else None
+        PartialState().wait_for_everyone()
+        return prune_stage(stage, student, self.tutor, self.material, self.run, sizes=sizes, before=before)
+
+    def _last_pruned(self, stage: AnyStage) -> Prune | None:
+        """The last prune stage before this one."""
+        until = self.recipe.stages[: self.recipe.stages.index(stage)]
+        return next((each for each in reversed(until) if isinstance(each, Prune)), None)
+
+    def _origin(self, stage: Stage, student: PreTrainedModel) -> Tensor | None:
+        """Of a student that was cut out of its teacher, the teacher's dimension for each one of its width."""
+        if not self.recipe.pruning:
+            return None
+        PartialState().wait_for_everyone()  # until the first process has written it
+        last = self._last_pruned(stage)
+        if last is None:
+            return torch.arange(Shape.of(student.config).hidden)
+        return torch.tensor(recorded(self.run.result(last.name))["of_teacher"]["hidden"])
+
+    def _student(self, stage: AnyStage, teacher: Teacher | None, before: PreTrainedModel | None) -> PreTrainedModel:
         spec = spec_of(self.recipe, stage)
         if spec is None:
             assert before is not None, "only a first stage has none before it"
@@ -87,10 +123,17 @@ class Lineage:
         return student
 
     def check(self) -> None:
-        """Raise StudentError before anything is trained, where a stage's student cannot be built."""
+        """Raise StudentError or PruneError before anything is trained, where a stage's student cannot be made."""
         configs: dict[str, PreTrainedConfig] = {}
         config = self.given.model.config
+        if self.recipe.pruning:
+            SlicePlan.of(self.given.model)
         for stage in self.recipe.stages:
+            if isinstance(stage, Prune):
+                if not self.recipe.target.budgets:  # which decide the sizes once there is a teacher
+                    wanted = target_sizes(self.given.model.config, self.recipe.target, self.recipe.name)
+                    config = resized(config, on_the_way(Sizes.of(self.given.model.config), wanted, stage.way))
+                continue
             spec = spec_of(self.recipe, stage)
             if spec is not None and (not isinstance(spec.init, str) or spec.init in ("scratch", "teacher")):
                 previous = stage.teacher == "previous" and stage.kind == "distill"
@@ -109,17 +152,17 @@ def in_bf16(number_format: str, recipe: Recipe, given: Teacher, console: Console
     return number_format == "bf16" and not unfit
 
 
-def spec_of(recipe: Recipe, stage: Stage) -> StudentSpec | None:
+def spec_of(recipe: Recipe, stage: AnyStage) -> StudentSpec | None:
     """What this stage builds anew: its own student, the recipe's in the first stage, else nothing."""
-    if stage.student is not None:
+    if isinstance(stage, Stage) and stage.student is not None:
         return stage.student
     return recipe.student if stage is recipe.stages[0] else None
 
 
-def ancestor(stages: Sequence[Stage], stage: Stage) -> Stage:
+def ancestor(stages: Sequence[AnyStage], stage: Stage) -> AnyStage:
     """The stage that left what `teacher: previous` means: the one before the latest that began with a new student."""
     until = stages[: stages.index(stage) + 1]
-    new = max((at for at, each in enumerate(until) if each.student is not None), default=0)
+    new = max((at for at, each in enumerate(until) if isinstance(each, Stage) and each.student is not None), default=0)
     if new == 0:
         raise RecipeError(
             [f"stage {stage.name}: `teacher: previous` needs a stage with `student:` after another stage"]
@@ -133,18 +176,18 @@ def check(recipe: Recipe) -> list[str]:
     calls = [
         (f"stages[{at}].{name}", getattr(stage, name), given)
         for at, stage in enumerate(recipe.stages)
-        for name, given in _GIVEN.items()
+        for name, given in (_GIVEN if isinstance(stage, Stage) else _GIVEN_TO_PRUNE).items()
     ]
     specs = [
         ("student", recipe.student),
-        *((f"stages[{at}].student", each.student) for at, each in enumerate(recipe.stages)),
+        *((f"stages[{at}].student", each.student) for at, each in enumerate(recipe.stages) if isinstance(each, Stage)),
     ]
     calls += [(f"{where}.init", spec.init, ()) for where, spec in specs if spec and isinstance(spec.init, Call)]
     for where, call, given in calls:
         if call is not None:
             problems += calling.check(call, f"{recipe.name}: {where}", given=given)
     for at, stage in enumerate(recipe.stages):
-        if stage.teacher == "previous" and stage.kind == "distill":
+        if isinstance(stage, Stage) and stage.teacher == "previous" and stage.kind == "distill":
             try:
                 ancestor(recipe.stages, stage)
             except RecipeError as error:

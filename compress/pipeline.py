@@ -25,7 +25,7 @@ from compress.lineage import Lineage, in_bf16
 from compress.objective import check
 from compress.prompted.prompt import Prompt
 from compress.prompted.teaching import beginning, instructed
-from compress.recipe import Recipe, Stage
+from compress.recipe import AnyStage, Recipe, Stage
 from compress.run import Run
 from compress.shape import positions
 from compress.ship import command_line, ship
@@ -126,6 +126,8 @@ def check_recipe(recipe: Recipe, processes: int) -> None:
     """What only shows with papers and machine at hand: unknown losses and options, batches that do not split."""
     problems = lineage.check(recipe)
     for where, stage in _stages(recipe):
+        if not isinstance(stage, Stage):
+            continue
         problems += check(stage.objective, f"{recipe.name}: {where}")
         try:
             shares(stage, processes)
@@ -151,12 +153,12 @@ def check_lengths(recipe: Recipe, teacher: teachers.Teacher, *, tuned: bool = Tr
         raise RecipeError(problems)
 
 
-def _stages(recipe: Recipe) -> list[tuple[str, Stage]]:
+def _stages(recipe: Recipe) -> list[tuple[str, AnyStage]]:
     """The stages that may run, by what `--set` calls them."""
-    named = [(f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages)]
+    named: list[tuple[str, AnyStage]] = [(f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages)]
     speaks = any(
         (each.augment and asks_language_model(each.augment))
         or (each.kind == "distill" and each.teacher == "general" and each.head == "masked_lm")
-        for each in recipe.stages
+        for each in recipe.training
     )
     return [("teacher", recipe.teacher), *([("teacher_lm", recipe.teacher_lm)] if speaks else []), *named]

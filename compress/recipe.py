@@ -6,35 +6,17 @@ This module imports neither torch nor transformers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, model_validator
 
-from compress.call import Call
-from compress.call import parse as parse_call
 from compress.errors import RecipeError, did_you_mean
 from compress.recipe_file import extended, locate, override
+from compress.recipe_stage import ALL_KINDS, KINDS, TAGS, AnyStage, Frozen, Head, Prune, Stage, StudentSpec, Target
 from compress.term import Term, parse
 
-KINDS = ("distill", "finetune", "pretrain")
-
-Head = Literal["task", "encoder", "masked_lm", "pretraining", "causal_lm", "seq2seq"]
-Line = Annotated[Call, BeforeValidator(parse_call)]
-"""A function by its address, with options: `paper.function` or `{by: paper.function, option: value}`."""
-
-
-class Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+__all__ = ["FINETUNE", "KINDS", "AnyStage", "Frozen", "Head", "Prune", "Recipe", "Stage", "StudentSpec", "Target"]
 
 
 class Paper(Frozen):
@@ -42,114 +24,6 @@ class Paper(Frozen):
     authors: str
     year: int
     url: str
-
-
-class StudentSpec(Frozen):
-    """What to build. A size left out is the teacher's; a size below 1 is a share of the teacher's.
-
-    init: scratch (random weights), teacher (copy chosen layers, narrowed in width where the student is smaller), the
-    folder of a checkpoint, or a function (student, teacher) that fills the weights. copy_layers: even (first, last and
-    evenly between: DistilBERT's 0 2 4 7 9 11), uniform (every N/M-th), first, last, or a list of 0-based teacher
-    layers. config: further settings of the family's transformers config. share: how many different attention blocks,
-    and FFNs, the layers use (`students.sharing`).
-    """
-
-    family: str = "teacher"
-    layers: float | None = Field(None, gt=0)
-    hidden: float | None = Field(None, gt=0)
-    ffn: float | None = Field(None, gt=0)
-    heads: float | None = Field(None, gt=0)
-    embedding: float | None = Field(None, gt=0)
-    init: str | Line = "scratch"
-    copy_layers: Literal["even", "uniform", "first", "last"] | tuple[int, ...] = "even"
-    config: dict[str, Any] = Field(default_factory=dict)
-    share: dict[Literal["attention", "ffn"], int] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _a_mapping_is_a_call(cls, line: Any) -> Any:
-        if isinstance(line, dict) and isinstance(line.get("init"), dict):
-            return line | {"init": parse_call(line["init"])}
-        return line
-
-
-class Stage(Frozen):
-    """model -> model by minimising an objective, or the losses of a paper's own step.
-
-    batch is the number of examples per optimiser step over all processes, micro_batch the most that one process holds
-    at once (gradients accumulate); results do not depend on the number of processes. tokens, padding included, stand
-    in place of batch where rows are short and as many as fill them are wanted. epochs may be a fraction.
-    evaluate: how often per epoch the student is scored; the best weights are kept (0: never, the last are kept; also
-    so where there is nothing to score). checkpoint: optimiser steps between checkpoints (left out: ten per stage).
-    cache_teacher: keep the teacher's outputs on disk instead of computing them in every epoch.
-
-    data     task (labelled examples) or text (the corpus given, else the task's own sentences)
-    head     what the model ends in; task and encoder (none) by default, as `data` is task or text
-    teacher  task: fine-tuned for it; general: as it was pre-trained, with `head`; previous: the model there was before
-             the latest `student`. By default task or general, as `data` is task or text
-    student  this stage begins with a new one
-    train    all, or the head only
-    rows, corrupt, step, augment    functions of papers: how a corpus becomes rows, what is done to each batch, a
-             mechanism in place of the plain objective, more rows than the task has
-    limit_tokens    how much of a corpus is read
-    """
-
-    kind: Literal["distill", "finetune", "pretrain"]
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
-    data: Literal["task", "text"]
-    head: Head
-    teacher: Literal["task", "general", "previous"]
-    student: StudentSpec | None = None
-    train: Literal["all", "head"] = "all"
-    rows: Line | None = None
-    corrupt: Line | None = None
-    step: Line | None = None
-    augment: Line | None = None
-    limit_tokens: int | None = Field(None, gt=0)
-    epochs: float = Field(1.0, gt=0)
-    steps: int | None = Field(None, gt=0)
-    batch: int = Field(32, gt=0)
-    tokens: int | None = Field(None, gt=0)
-    micro_batch: int | None = Field(None, gt=0)
-    max_length: int = Field(128, ge=8)
-    lr: float = Field(gt=0)
-    schedule: Literal["linear", "constant", "cosine"] = "linear"
-    warmup: float = Field(0.1, ge=0, lt=1)
-    weight_decay: float = Field(0.01, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
-    clip: float = Field(1.0, ge=0)
-    evaluate: int = Field(2, ge=0)
-    checkpoint: int | None = Field(None, gt=0)
-    cache_teacher: bool = False
-    objective: tuple[Term, ...]
-
-    @field_validator("objective")
-    @classmethod
-    def _has_something_to_minimise(cls, terms: tuple[Term, ...], seen: ValidationInfo) -> tuple[Term, ...]:
-        if not terms and seen.data.get("step") is None:
-            raise ValueError("is empty; a stage needs terms, or a `step` that brings its own losses")
-        return terms
-
-    @model_validator(mode="before")
-    @classmethod
-    def _kind_is_the_first_key(cls, line: Any) -> Any:
-        """`distill: intermediate` names kind and stage in one; what `data` is decides what else is usual."""
-        if not isinstance(line, dict):
-            return line
-        if "kind" not in line:
-            kinds = [kind for kind in KINDS if kind in line]
-            if len(kinds) != 1:
-                raise ValueError(f"expected exactly one of {', '.join(f'`{kind}: NAME`' for kind in KINDS)}")
-            line = {"kind": kinds[0], "name": line[kinds[0]]} | {k: v for k, v in line.items() if k != kinds[0]}
-        usual: dict[str, Any] = {"data": "text" if line["kind"] == "pretrain" else "task"}
-        on_task = line.get("data", usual["data"]) == "task"
-        usual |= {"head": "task" if on_task else "encoder", "teacher": "task" if on_task else "general"}
-        if line["kind"] == "finetune":
-            usual["objective"] = (Term("bert.labels"),)
-        elif "step" in line:
-            usual["objective"] = ()
-        return usual | line
 
 
 FINETUNE = {"finetune": "teacher", "epochs": 3, "lr": 5e-5, "batch": 32, "evaluate": 2}
@@ -170,12 +44,16 @@ TEACHER_LM = {
 """Measured (docs/LOG.md): the embedded teacher's head alone stays at the perplexity of word counts."""
 
 
+_WHOLE = StudentSpec.model_validate({"init": "teacher"})
+
+
 class Recipe(Frozen):
     """What `stages` make of a `student`.
 
     teacher is the stage that fine-tunes a teacher without a head for the task, teacher_lm the one that gives it a
     language model's head where a stage needs that and the checkpoint has none; both results are kept for later runs.
-    choose, needs and cost say when to take it, what must be given, and the class of time it takes.
+    choose, needs and cost say when to take it, what must be given, and the class of time it takes. A recipe that prunes
+    begins with the teacher itself as its student, and goes to the sizes, or the budget, of `target`.
     """
 
     name: str
@@ -187,7 +65,18 @@ class Recipe(Frozen):
     teacher: Stage
     teacher_lm: Stage
     student: StudentSpec = Field(default_factory=StudentSpec)  # type: ignore[arg-type]
-    stages: tuple[Stage, ...] = Field(min_length=1)
+    target: Target = Field(default_factory=Target)  # type: ignore[arg-type]
+    stages: tuple[AnyStage, ...] = Field(min_length=1)
+
+    @property
+    def training(self) -> tuple[Stage, ...]:
+        """The stages that train."""
+        return tuple(stage for stage in self.stages if isinstance(stage, Stage))
+
+    @property
+    def pruning(self) -> tuple[Prune, ...]:
+        """The stages that prune."""
+        return tuple(stage for stage in self.stages if isinstance(stage, Prune))
 
     @model_validator(mode="after")
     def _stage_names_differ(self) -> "Recipe":
@@ -195,6 +84,24 @@ class Recipe(Frozen):
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise ValueError(f"two stages are called {', '.join(sorted(twice))}; each needs its own name")
+        return self
+
+    @model_validator(mode="after")
+    def _pruning_begins_with_the_teacher_and_ends_at_the_target(self) -> "Recipe":
+        if not self.pruning:
+            return self
+        new = [stage.name for stage in self.training if stage.student is not None]
+        if self.student != _WHOLE or new:
+            where = f"stage {new[0]}: student" if new else "student"
+            raise ValueError(
+                f"{where}: what is pruned is the teacher itself: expected `student: {{init: teacher}}`, no sizes"
+            )
+        ways = [stage.way for stage in self.pruning]
+        if ways != sorted(set(ways)) or ways[-1] != 1:
+            raise ValueError(
+                f"`way` of the prune stages is {', '.join(f'{way:g}' for way in ways)}; each goes further than the one "
+                "before, and the last all of the way, 1"
+            )
         return self
 
     @staticmethod
@@ -206,7 +113,7 @@ class Recipe(Frozen):
         path = locate(name)
         tree = extended(path)
         for line in overrides:
-            override(tree, line, KINDS)
+            override(tree, line, ALL_KINDS)
         tree.setdefault("name", path.stem)
         for key, default in (("teacher", FINETUNE), ("teacher_lm", TEACHER_LM)):
             given = tree.get(key)
@@ -222,10 +129,12 @@ class Recipe(Frozen):
 
     def plain(self) -> dict[str, Any]:
         """Plain data with every number, defaults included."""
-        tree = self.model_dump(mode="python", exclude={"stages", "teacher", "teacher_lm", "student"})
-        tree["student"] = _plain_student(self.student)
-        tree["teacher"], tree["teacher_lm"] = _plain_stage(self.teacher), _plain_stage(self.teacher_lm)
-        tree["stages"] = [_plain_stage(stage) for stage in self.stages]
+        tree = self.model_dump(mode="python", exclude={"stages", "teacher", "teacher_lm", "student", "target"})
+        tree["student"] = self.student.plain()
+        tree["teacher"], tree["teacher_lm"] = self.teacher.plain(), self.teacher_lm.plain()
+        if self.pruning or self.target.model_fields_set:
+            tree["target"] = self.target.model_dump(exclude_none=True)
+        tree["stages"] = [stage.plain() for stage in self.stages]
         return {key: _plain(value) for key, value in tree.items()}
 
     def to_yaml(self) -> str:
@@ -269,13 +178,11 @@ def _follows(error: Any) -> bool:
 
 def _problem(file: str, error: Any) -> str:
     """pydantic's error as one sentence: where, what, and the nearest known name."""
-    where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in error["loc"]).lstrip(".")
+    way = [at for at in error["loc"] if at not in TAGS]
+    where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in way).lstrip(".")
     if error["type"] == "extra_forbidden":
-        parent = error["loc"][0] if len(error["loc"]) > 1 else "recipe"
-        models = {"stages": Stage, "teacher": Stage, "teacher_lm": Stage, "student": StudentSpec, "paper": Paper}
-        inner = StudentSpec if "student" in error["loc"] else models.get(str(parent), Recipe)
-        known = inner.model_fields  # type: ignore[attr-defined]
-        return f"{file}: {where}: no such setting.{did_you_mean(str(error['loc'][-1]), known)}"
+        known = _settings_at(error["loc"])
+        return f"{file}: {where}: no such setting.{did_you_mean(str(way[-1]), known)}"
     if error["type"] == "missing":
         return f"{file}: {where}: is missing"
     given = error.get("input")
@@ -283,19 +190,13 @@ def _problem(file: str, error: Any) -> str:
     return f"{file}: {where + ': ' if where else ''}{error['msg'].removeprefix('Value error, ')}{shown}"
 
 
-def _plain_stage(stage: Stage) -> dict[str, Any]:
-    tree = stage.model_dump(exclude={"kind", "name", "objective", "student", "rows", "corrupt", "step", "augment"})
-    calls = {key: getattr(stage, key) for key in ("rows", "corrupt", "step", "augment")}
-    tree |= {key: call.plain() for key, call in calls.items() if call is not None}
-    if stage.student is not None:
-        tree["student"] = _plain_student(stage.student)
-    terms = {"objective": [term.plain() for term in stage.objective]} if stage.objective else {}
-    return {stage.kind: stage.name} | tree | terms
-
-
-def _plain_student(spec: StudentSpec) -> dict[str, Any]:
-    tree = spec.model_dump()
-    return tree | {"init": spec.init.plain()} if isinstance(spec.init, Call) else tree
+def _settings_at(loc: Sequence[Any]) -> Mapping[str, Any]:
+    """The settings that there are where one was not found."""
+    if "student" in loc[:-1]:
+        return StudentSpec.model_fields
+    inner: dict[str, type[Frozen]] = {"teacher": Stage, "teacher_lm": Stage, "paper": Paper, "target": Target}
+    inner["stages"] = Prune if TAGS[1] in loc else Stage
+    return (inner.get(str(loc[0]), Recipe) if len(loc) > 1 else Recipe).model_fields
 
 
 def _plain(value: Any) -> Any:

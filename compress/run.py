@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from compress.errors import RunError
 from compress.files import naming, written
-from compress.recipe import Recipe, Stage
+from compress.recipe import AnyStage, Recipe
 
 _IDENTITY = ("teacher", "prompt", "data", "corpus", "seed", "precision", "columns")
 """What must agree for a run to be continued, besides the recipe."""
@@ -80,7 +80,7 @@ class Run:
         """The stage's result, which exists once the stage is done."""
         return self.stage(name) / "model"
 
-    def remaining(self, stages: Sequence[Stage]) -> tuple[Path | None, list[Stage]]:
+    def remaining(self, stages: Sequence[AnyStage]) -> tuple[Path | None, list[AnyStage]]:
         """The result of the last stage done (None: none is) and the stages still to run."""
         done = [stage for stage in stages if self.result(stage.name).is_dir()]
         if not done:

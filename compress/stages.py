@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
 from accelerate import PartialState
 from datasets import Dataset
 from numpy.typing import NDArray
 from rich.console import Console
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from compress import digest, evaluate
@@ -128,11 +130,14 @@ def run_stage(
     run: Run,
     *,
     teacher_logits: Any = None,
+    origin_D: Tensor | None = None,
 ) -> PreTrainedModel:
     """Train `student` by the stage's objective and keep the result in the run's directory of this stage.
 
-    `teacher_logits` on the validation split add the agreement to each evaluation. The seed is set from the run and the
-    stage's name, so that a stage does the same whether or not the ones before it ran in this process.
+    `teacher_logits` on the validation split add the agreement to each evaluation. `origin_D`: the dimensions of the
+    teacher that those of a student cut out of it came from. The seed is set from the run and the stage's name, so that
+    a stage does the same whether or not the ones before it ran in this process. The result is the step's student, which
+    may have become another model when the step finished.
     """
     if stage.head == "seq2seq":
         material = replace(material, collate=Seq2SeqCollate(material.tokenizer, student))
@@ -143,7 +148,7 @@ def run_stage(
     corrupt = partial(stage.corrupt, words=words) if stage.corrupt else None
     if teacher and material.bf16:
         cast_linear_layers(teacher.model)
-    made = _step(stage, student, teacher, material, words=words, rows=rows)
+    made = _step(stage, student, teacher, material, words=words, rows=rows, origin_D=origin_D)
     score = _score(stage, made, corrupt, material, seed=seed, teacher_logits=teacher_logits)
     with _only_head(student) if stage.train == "head" else nullcontext():
         trained = train(
@@ -152,8 +157,8 @@ def run_stage(
         )  # fmt: skip
     if run.main:
         with filled(run.result(stage.name)) as folder:
-            _keep(folder, student, material, trained)
-    return student
+            _keep(folder, made.student, material, trained)
+    return made.student
 
 
 def _step(
@@ -164,12 +169,15 @@ def _step(
     *,
     words: Words | None,
     rows: Dataset,
+    origin_D: Tensor | None,
 ) -> Step:
     objective = None
     if stage.objective:
         shape = Shape.of(teacher.model.config) if teacher else None
         kind = material.kind if stage.head == "task" else None
         objective = Objective(stage.objective, Shape.of(student.config), shape, kind=kind)
+        for map_DS in objective.projections.parameters() if origin_D is not None else ():
+            map_DS.data = torch.eye(len(map_DS))[:, origin_D]  # instead of a random map, which must first be learned
     if stage.step is not None:
         made: Step = stage.step(student, teacher.model if teacher else None, objective, words=words)
         return made

@@ -106,7 +106,8 @@ def test_all_problems_at_once_each_with_its_place_and_a_hint(tmp_path: Path) -> 
         "mine.yaml: stages[0].epoch: no such setting. Did you mean 'epochs'?",
         "mine.yaml: stages[0].objective[0]: no layer map 'unifrom'. Did you mean 'uniform'?",
         "mine.yaml: stages[0].objective[1]: expected a mapping with `loss: paper.function`, found {'weight': 2}",
-        "mine.yaml: stages[1]: expected exactly one of `distill: NAME`, `finetune: NAME`, `pretrain: NAME`",
+        "mine.yaml: stages[1]: expected exactly one of `distill: NAME`, `finetune: NAME`, `pretrain: NAME`, "
+        "`prune: NAME`",
         "mine.yaml: stages[2].lr: is missing",
         "mine.yaml: teacher.lr: Input should be greater than 0, found 0",
     ):

@@ -30,7 +30,7 @@ def beginning(recipe: Recipe) -> str:
             f"{recipe.name}: student.init: a prompted teacher has no encoder to build a student from; name the "
             "checkpoint it begins as: --set student.init=minilm"
         )
-    for at, stage in enumerate(recipe.stages):
+    for at, stage in enumerate(recipe.training):
         problems += [f"{recipe.name}: stages[{at}].{problem}" for problem in _problems(stage)]
     if problems:
         raise RecipeError(problems)

@@ -19,12 +19,13 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from compress import heads
 from compress.call import Call
 from compress.checkpoints import config_folder
-from compress.errors import ObjectiveError, StudentError, TeacherError
+from compress.errors import ObjectiveError, PruneError, StudentError, TeacherError
 from compress.flops import flops_per_token, parameters
 from compress.objective import Objective
 from compress.recipe import Recipe, Stage, StudentSpec
 from compress.recipe_file import names
 from compress.shape import Shape, spelling
+from compress.slicing import Sizes, resized
 from compress.students.build import build
 
 TOKENS = 128
@@ -97,7 +98,7 @@ def students_of(teacher: str, recipes: Sequence[Recipe] | None = None) -> Listin
         for recipe in [Recipe.load(name) for name in names()] if recipes is None else recipes:
             try:
                 own += _of_recipe(recipe, tutor)
-            except (StudentError, ObjectiveError, TeacherError) as error:
+            except (StudentError, PruneError, ObjectiveError, TeacherError) as error:
                 refused.append(Refused(recipe.name, str(error)))
         for settings in _variants(config):
             try:
@@ -109,9 +110,13 @@ def students_of(teacher: str, recipes: Sequence[Recipe] | None = None) -> Listin
 
 
 def _of_recipe(recipe: Recipe, tutor: PreTrainedModel) -> list[tuple[str, PreTrainedModel]]:
-    """Teaching assistants, then the student. Raises StudentError, ObjectiveError, TeacherError."""
+    """Teaching assistants, then the student. Raises StudentError, PruneError, ObjectiveError, TeacherError."""
+    if recipe.pruning:
+        sizes = recipe.target.sizes  # without any, it is what one asks for
+        smaller = resized(tutor.config, Sizes.asked(tutor.config, **sizes))
+        return [(recipe.name, heads.create(smaller, "encoder", None))] if sizes else []
     found: list[tuple[str, PreTrainedModel]] = []
-    for stage in recipe.stages:
+    for stage in recipe.training:
         spec, learns_on = stage.student or (None if found else recipe.student), stage.teacher == "previous"
         if spec is not None:
             source = found[-1][1] if learns_on and found else tutor

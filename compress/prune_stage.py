@@ -1,0 +1,147 @@
+"""The prune stage: model -> smaller model. What matters least is cut, what is kept is written down beside the result.
+
+stages/<name>/model/               the smaller model, a plain transformers checkpoint
+stages/<name>/model/kept.json      sizes before and after, and the units kept: of this stage's model, and (layers,
+                                   hidden) of the teacher's
+stages/<name>/model/importance.safetensors    one vector for each group of units, by its name
+stages/<name>/model/training.json  the seconds it took
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from safetensors.torch import save_file
+from transformers import PreTrainedModel, set_seed
+
+from compress import digest
+from compress.data.batches import encode
+from compress.data.corpora import encode_corpus
+from compress.errors import PruneError
+from compress.files import filled
+from compress.recipe import Prune, Target
+from compress.run import Run
+from compress.slicing import Importance, Kept, Sizes, SlicePlan, choose, sliced
+from compress.slicing.plan import HIDDEN, LAYERS
+from compress.stages import Material, peak_rss_mb
+from compress.teachers import Teacher
+from compress.train import Trained
+
+KEPT = "kept.json"
+
+
+def target_sizes(config: Any, target: Target, recipe: str) -> Sizes:
+    """What the recipe's last prune stage is to leave of a model with this config. Raises PruneError."""
+    if not target.sizes:
+        raise PruneError(
+            f"{recipe}: does not say what is to be left: give sizes, as in --set target.ffn=0.5, or a budget, as in "
+            "--set target.max_latency_ms=5 (`compress prune` has options for both)"
+        )
+    return Sizes.asked(config, **target.sizes)
+
+
+def on_the_way(whole: Sizes, target: Sizes, way: float) -> Sizes:
+    """Sizes this share of the way from one to the other, rounded to such as can be.
+
+    Where attention is as wide as the stream it is in, that is as a multiple of the heads.
+    """
+    begin, end = whole.plain(), target.plain()
+    between: dict[str, Any] = {name: round(size + way * (end[name] - size)) for name, size in begin.items()}
+    stream = "hidden" if whole.bottleneck is None else "bottleneck"
+    if whole.attention == begin[stream]:
+        heads = between["heads"]
+        between["head_size"] = max(1, round(between[stream] / heads))
+        between[stream] = heads * between["head_size"]
+    return replace(whole, **between)
+
+
+def prune_stage(
+    stage: Prune,
+    model: PreTrainedModel,
+    tutor: Teacher | None,
+    material: Material,
+    run: Run,
+    *,
+    sizes: Sizes,
+    before: Mapping[str, Any] | None,
+) -> PreTrainedModel:
+    """Cut `model` down to `sizes` by the stage's importance, and keep the result in the run's directory of this stage.
+
+    before: what the prune stage before this one has kept, if there was one. Every process gets the same units.
+    """
+    from compress import importance
+
+    started = time.perf_counter()
+    seed = run.seed + int(digest.of_value(stage.name)[:6], 16)
+    set_seed(seed)
+    plan = SlicePlan.of(model)
+    rated = importance.of(
+        stage.importance, model.to(PartialState().device), plan, calibration(stage, material, seed), material.collate,
+        batch=stage.batch, teacher=tutor,
+    )  # fmt: skip
+    by_rule = stage.copy_layers != "importance"
+    kept = choose(plan, rated, sizes, layers=stage.copy_layers if by_rule else None)
+    if sizes.layers < plan.sizes.layers and not by_rule and LAYERS not in rated:
+        material.console.print(f"{stage.name}: {stage.importance.by} rates no layers; the kept ones are spread evenly")
+    small = sliced(model, kept)
+    note = record(stage, plan, kept, before)
+    if run.main:
+        with filled(run.result(stage.name)) as folder:
+            small.save_pretrained(folder)
+            material.tokenizer.save_pretrained(folder)
+            _write(folder, note, rated, seconds=time.perf_counter() - started)
+    material.console.print(f"{stage.name}: {plan.sizes} -> {sizes}", highlight=False)
+    return small
+
+
+def calibration(stage: Prune, material: Material, seed: int) -> Dataset:
+    """So many of the training rows, drawn from the seed; the longest text comes wherever chance puts it."""
+    with PartialState().main_process_first():
+        if stage.data == "text":
+            limit = stage.rows * stage.max_length
+            rows = encode_corpus(material.text, material.tokenizer, stage.max_length, limit_tokens=limit)
+        else:
+            rows = encode(material.data.train, material.tokenizer, stage.max_length)
+    if len(rows) <= stage.rows:
+        return rows
+    return rows.select(np.sort(np.random.default_rng(seed).choice(len(rows), stage.rows, replace=False)))
+
+
+def record(stage: Prune, plan: SlicePlan, kept: Kept, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is kept, as JSON holds it; -1 is a unit that there was not before."""
+    layers = list(kept.layers)
+    hidden = kept.indices.get(HIDDEN, torch.arange(plan.sizes.hidden)).tolist()
+    if before is not None:
+        layers = [before["of_teacher"]["layers"][layer] for layer in layers]
+        hidden = [before["of_teacher"]["hidden"][unit] for unit in hidden]
+    return {
+        "importance": stage.importance.plain(),
+        "sizes": {"before": plan.sizes.plain(), "after": kept.sizes.plain()},
+        "of_teacher": {"layers": layers, "hidden": hidden},
+        "layers": list(kept.layers),
+        "kept": {str(group): indices.tolist() for group, indices in kept.indices.items()},
+    }
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """What a finished prune stage has kept."""
+    found: dict[str, Any] = json.loads((folder / KEPT).read_text(encoding="utf-8"))
+    return found
+
+
+def _write(folder: Path, note: Mapping[str, Any], rated: Importance, *, seconds: float) -> None:
+    (folder / KEPT).write_text(json.dumps(note) + "\n", encoding="utf-8")
+    save_file(
+        {str(group): vector.float().cpu().contiguous() for group, vector in rated.items()},
+        folder / "importance.safetensors",
+    )
+    trained = Trained(steps=0, examples=0, seconds=seconds, score=None, best_step=None)
+    facts = {"trained": asdict(trained), "peak_rss_mb": peak_rss_mb()}
+    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
