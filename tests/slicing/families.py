@@ -1,0 +1,77 @@
+"""A small random model of each family that has a slice plan, and every way each can be cut."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    T5Config,
+    T5ForTokenClassification,
+)
+
+from tests import tiny
+
+FAMILIES = (
+    *("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie"),
+    *("albert", "mobilebert", "deberta-v2", "t5", "gpt2"),
+)
+AXES: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        "layers": {"layers": 2},
+        "ffn": {"ffn": 0.5},
+        "hidden": {"hidden": 0.75},
+        "heads": {"heads": 2},
+        "heads and hidden": {"heads": 3, "hidden": 24},
+        "smaller heads": {"heads": 4, "hidden": 24},
+        "embedding": {"embedding": 0.5},
+        "bottleneck": {"heads": 2, "bottleneck": 0.5},
+        "everything": {"layers": 2, "hidden": 24, "heads": 2, "ffn": 40},
+    }
+)
+FACTORISED = ("electra", "albert", "mobilebert")
+
+
+def ways() -> list[tuple[str, str]]:
+    """Every family with every axis that it has."""
+    return [
+        (family, axis)
+        for family in FAMILIES
+        for axis in AXES
+        if (axis != "embedding" or family in FACTORISED)
+        and (axis != "bottleneck" or family == "mobilebert")
+        and (axis != "heads and hidden" or family != "mobilebert")  # whose heads fill its bottleneck
+    ]
+
+
+def model(family: str, *, layers: int = 3, seed: int = 0, head: Any = None) -> Any:
+    """Random, in eval mode; biases and gains too, so that none of them could be left out unseen."""
+    torch.manual_seed(seed)
+    if family == "t5":
+        sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": layers, "num_heads": 4}
+        built = T5ForTokenClassification(T5Config(vocab_size=45, num_labels=3, initializer_factor=1.0, **sizes))
+    elif family == "gpt2":
+        sizes = {"n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": 64}
+        tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        built = (head or GPT2ForSequenceClassification)(
+            GPT2Config(vocab_size=45, num_labels=3, initializer_range=0.2, use_cache=False, **sizes, **tokens)
+        )
+    else:
+        built = tiny.model(family, layers=layers, seed=seed, head=head or AutoModelForSequenceClassification)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return built.eval()
+
+
+@torch.no_grad()
+def logits(model: Any, batch: Mapping[str, Tensor] | None = None) -> Tensor:
+    """Of real tokens only, where there is one answer per token."""
+    batch = batch or tiny.batch()
+    found: Tensor = model(**batch).logits
+    return found[batch["attention_mask"].bool()] if found.dim() == 3 else found

@@ -1,0 +1,221 @@
+"""What is cut computes what the whole does with the rest masked, in every family, along every axis."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, GPT2LMHeadModel
+
+from compress.errors import PruneError
+from compress.export.onnx import parity, to_onnx
+from compress.slicing import (
+    Group,
+    Kept,
+    Sizes,
+    SlicePlan,
+    choose,
+    cut,
+    magnitude,
+    masked,
+    ordered,
+    parameters_of,
+    prefix,
+    sliced,
+)
+from compress.slicing.kept import without_tokens
+from tests import tiny
+from tests.slicing.families import AXES, FAMILIES, logits, model, ways
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def kept_of(whole: Any, axis: str) -> Kept:
+    """The most important by random numbers: magnitude would hide a mix-up of units of like size."""
+    plan = SlicePlan.of(whole)
+    draw = torch.Generator().manual_seed(3)
+    importance = {group: torch.rand(count, generator=draw) for group, count in plan.groups.items()}
+    importance[Group("layers")] = torch.tensor([0.9, 0.1, 0.5])
+    return choose(plan, importance, Sizes.asked(whole.config, **AXES[axis]))
+
+
+@pytest.mark.parametrize(("family", "axis"), ways())
+def test_a_slice_is_the_whole_with_the_rest_masked(family: str, axis: str, tmp_path: Path) -> None:
+    whole = model(family)
+    before = {name: each.clone() for name, each in whole.state_dict().items()}
+    kept = kept_of(whole, axis)
+    small = sliced(whole, kept)
+    with masked(whole, kept):
+        expected = logits(whole)
+    torch.testing.assert_close(logits(small), expected, **CLOSE)
+    assert not torch.allclose(logits(whole), expected, atol=1e-2) or axis == "heads", "something was cut"
+    assert all(torch.equal(each, before[name]) for name, each in whole.state_dict().items()), "the whole stays"
+    assert Sizes.of(small.config) == kept.sizes == SlicePlan.of(small).sizes
+
+    small.save_pretrained(tmp_path)
+    again = type(small).from_pretrained(tmp_path)
+    assert torch.equal(logits(again), logits(small)), "it loads as any checkpoint does"
+    mine, theirs = small.state_dict(), whole.state_dict()
+    shared = {each.data_ptr() for each in theirs.values()} & {each.data_ptr() for each in mine.values()}
+    assert not {pointer for pointer in shared if pointer}, "and has its own weights"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "axis"), ways())
+def test_a_slice_exports(family: str, axis: str, tmp_path: Path) -> None:
+    whole = model(family)
+    small = sliced(whole, kept_of(whole, axis))
+    to_onnx(small, tmp_path / "model.onnx", segments=False)
+    assert parity(small, tmp_path / "model.onnx", [tiny.batch(), tiny.batch((3, 9))]) < 2e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_order_of_units_changes_nothing_and_makes_the_best_a_prefix(family: str) -> None:
+    whole = model(family)
+    plan = SlicePlan.of(whole)
+    importance = magnitude(whole, plan)
+    again = ordered(whole, importance)
+    torch.testing.assert_close(logits(again), logits(whole), rtol=1e-4, atol=1e-4)
+    sizes = Sizes.asked(whole.config, **AXES["everything"])
+    best = sliced(whole, choose(plan, importance, sizes, layers=(0, 2)))
+    first = sliced(again, prefix(SlicePlan.of(again), sizes, layers=(0, 2)))
+    torch.testing.assert_close(logits(first), logits(best), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [
+        ("bert", AutoModelForMaskedLM),
+        ("bert", AutoModelForPreTraining),
+        ("roberta", AutoModelForMaskedLM),
+        ("distilbert", AutoModelForMaskedLM),
+        ("electra", AutoModelForMaskedLM),
+        ("electra", AutoModelForPreTraining),
+        ("albert", AutoModelForMaskedLM),
+        ("albert", AutoModelForPreTraining),
+        ("deberta-v2", AutoModelForMaskedLM),
+        ("gpt2", GPT2LMHeadModel),
+    ],
+)
+def test_language_models_keep_their_ties(family: str, head: Any, tmp_path: Path) -> None:
+    whole = model(family, head=head)
+    plan = SlicePlan.of(whole)
+    sizes = Sizes.asked(whole.config, hidden=24, heads=3)
+    kept = choose(plan, magnitude(whole, plan), sizes)
+    small = sliced(whole, kept)
+
+    def said(of: Any) -> torch.Tensor:
+        with torch.no_grad():
+            out = of(**tiny.batch())
+        return next(
+            getattr(out, name) for name in ("logits", "prediction_logits") if getattr(out, name, None) is not None
+        )
+
+    with masked(whole, kept):
+        expected = said(whole)
+    torch.testing.assert_close(said(small), expected, **CLOSE)
+    ends, begins = small.get_output_embeddings(), small.get_input_embeddings()
+    if ends is not None and whole.get_output_embeddings().weight is whole.get_input_embeddings().weight:
+        assert ends.weight is begins.weight
+    small.save_pretrained(tmp_path)
+    torch.testing.assert_close(said(type(small).from_pretrained(tmp_path)), said(small), rtol=1e-6, atol=1e-6)
+
+
+def test_tokens_go_from_the_table_and_from_the_head_tied_to_it() -> None:
+    whole = model("bert", head=AutoModelForMaskedLM)
+    plan = SlicePlan.of(whole)
+    tokens = torch.tensor([0, 1, 2, 3, 4, 7, 9, 11])
+    kept = without_tokens(Kept(plan.sizes, (0, 1, 2), {}), tokens)
+    small = sliced(whole, kept)
+    batch = {"input_ids": torch.tensor([[2, 5, 6, 3]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
+    with torch.no_grad():
+        mine = small(**batch).logits
+        theirs = whole(**batch | {"input_ids": tokens[batch["input_ids"]]}).logits
+    torch.testing.assert_close(mine, theirs[..., tokens], **CLOSE)
+    assert small.config.vocab_size == 8
+
+
+def test_larger_heads_begin_as_nothing_and_can_learn() -> None:
+    whole = model("bert")
+    kept = choose(SlicePlan.of(whole), magnitude(whole), Sizes.asked(whole.config, heads=2))
+    small = sliced(whole, kept).train()
+    assert small.config.num_attention_heads == 2 and kept.sizes.head_size == 16
+    small(**tiny.batch(), labels=torch.tensor([0, 1, 2])).loss.backward()
+    attention = small.bert.encoder.layer[0].attention
+    new = torch.arange(16)[8:]
+    for weight, dim in ((attention.self.key.weight, 0), (attention.output.dense.weight, 1)):
+        assert not weight.index_select(dim, new).any(), "exact at first"
+        assert weight.grad.index_select(dim, new).any(), "and not for ever"
+
+
+def test_gradients_flow_to_the_whole_through_a_cut() -> None:
+    whole = model("bert")
+    plan = SlicePlan.of(whole)
+    kept = prefix(plan, Sizes.asked(whole.config, layers=2, hidden=24, heads=3, ffn=40), layers=(0, 2))
+    small = sliced(whole, kept)
+    labels = torch.tensor([0, 1, 2])
+    small(**tiny.batch(), labels=labels).loss.backward()
+    weights = cut(plan, parameters_of(whole), kept)
+    torch.func.functional_call(small, weights, (), tiny.batch() | {"labels": labels}).loss.backward()
+    query = "bert.encoder.layer.{}.attention.self.query.weight"
+    mine = dict(whole.named_parameters())[query.format(2)].grad
+    torch.testing.assert_close(mine[:24, :24], dict(small.named_parameters())[query.format(1)].grad, **CLOSE)
+    assert not mine[24:].any() and not mine[:, 24:].any()
+    assert dict(whole.named_parameters())[query.format(1)].grad is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"hidden": 0.5}, "3 layers, hidden 16, 2 heads of 8, ffn 64"),
+        ({"hidden": 0.7}, "3 layers, hidden 24, 3 heads of 8, ffn 64"),
+        ({"hidden": 28}, "3 layers, hidden 28, 4 heads of 7, ffn 64"),
+        ({"hidden": 24, "heads": 4}, "3 layers, hidden 24, 4 heads of 6, ffn 64"),
+        ({"hidden": 0.7, "heads": 4}, "3 layers, hidden 24, 4 heads of 6, ffn 64"),
+        ({"heads": 0.5}, "3 layers, hidden 32, 2 heads of 16, ffn 64"),
+        ({"layers": 0.34, "ffn": 1}, "1 layers, hidden 32, 4 heads of 8, ffn 1"),
+        ({}, "3 layers, hidden 32, 4 heads of 8, ffn 64"),
+    ],
+)
+def test_what_a_wish_comes_to(asked: dict[str, float], found: str) -> None:
+    assert str(Sizes.asked(model("bert").config, **asked)) == found
+
+
+@pytest.mark.parametrize(
+    ("family", "asked", "said"),
+    [
+        ("bert", {"hidden": 33}, "hidden: 33 is more than the model's 32"),
+        ("bert", {"hidden": 24, "heads": 5}, "heads: 5 is more than the model's 4"),
+        ("bert", {"hidden": 25, "heads": 2}, "the nearest that are: 24, 26"),
+        ("bert", {"ffn": 2.5}, "ffn: 2.5; expected a whole number"),
+        ("bert", {"layers": 0}, "layers: 0; expected a whole number"),
+        ("bert", {"ffn": -0.5}, "ffn: -0.5; expected a whole number"),
+        ("bert", {"embedding": 0.5}, "this bert model has no such size"),
+        ("electra", {"hidden": 16}, "is the embedding's width too"),
+    ],
+)
+def test_what_cannot_be_says_what_can(family: str, asked: dict[str, float], said: str) -> None:
+    with pytest.raises(PruneError, match=said):
+        Sizes.asked(model(family).config, **asked)
+
+
+def test_a_family_without_a_plan_is_refused_by_name() -> None:
+    with pytest.raises(PruneError, match="no slice plan for 'modernbert'; there is one for bert, roberta"):
+        SlicePlan.of(tiny.model("modernbert"))
+
+
+def test_blocks_of_different_sizes_need_another_class() -> None:
+    whole = model("bert")
+    plan = SlicePlan.of(whole)
+    kept = Kept(plan.sizes, (0, 1, 2), {Group("ffn", "1"): torch.arange(8)})
+    with pytest.raises(PruneError, match=r"ffn\.1: 8 units are kept where 64 are the model's"):
+        sliced(whole, kept)
+
+
+def test_a_model_whose_layers_share_weights_is_pruned_before() -> None:
+    from compress.students.sharing import share
+
+    whole = model("bert")
+    share(whole, ffn=1)
+    with pytest.raises(PruneError, match="prune it first, share then"):
+        SlicePlan.of(whole)
