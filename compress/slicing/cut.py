@@ -40,10 +40,12 @@ def sliced(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     """A plain transformers model of the same class with the kept units, its own weights, and the right config.
 
     Rows of queries and values that are new are drawn from torch's generator, as a new model's are; those they meet are
-    zero, so that nothing changes before training. Raises PruneError where blocks would differ in size: see
-    `models.uneven` for a model that may.
+    zero, so that nothing changes before training. Raises PruneError where blocks would differ in size (see
+    `models.uneven` for a model that may), and where layers share weights.
     """
     plan = SlicePlan.of(model)
+    if getattr(model.config, "shared_layers", None):
+        raise PruneError(f"{type(model).__name__}: its layers share weights; prune it first, share then")
     _check_even(plan, kept)
     config = resized(model.config, kept.sizes)
     if VOCABULARY in kept.indices:

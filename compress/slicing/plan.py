@@ -68,8 +68,6 @@ class SlicePlan:
                 f"{type(model).__name__}: no slice plan for {family!r}; there is one for {', '.join(FAMILIES)}"
                 + (did_you_mean(family, FAMILIES) if family.startswith("deberta") else "")
             )
-        if getattr(model.config, "shared_layers", None):
-            raise PruneError(f"{type(model).__name__}: its layers share weights; prune it first, share then")
         sizes = Sizes.of(model.config)
         groups: dict[Group, int] = {LAYERS: sizes.layers}
         cuts = {

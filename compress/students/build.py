@@ -20,7 +20,7 @@ from compress.recipe import Head, StudentSpec
 from compress.shape import Shape, spelling
 from compress.slicing.layers import copied_layers
 from compress.students.naming import KNOWN, Weight, weight_of
-from compress.students.narrow import choose
+from compress.students.narrow import narrowed
 from compress.students.sharing import share, share_again
 from compress.students.whole import WHOLE, copy_whole
 
@@ -181,22 +181,16 @@ def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel
     every_layer = mine.layers == theirs.layers and mine.family not in KNOWN
     if mine.family == theirs.family and (mine.family in WHOLE or every_layer):
         return copy_whole(student, teacher, spec.copy_layers)
-    source = _weights(teacher)
-    if not any(weight.layer is not None for weight in source) or mine.family not in KNOWN:
+    if theirs.family not in KNOWN or mine.family not in KNOWN:
         raise StudentError(
             f"student.init: teacher knows the weights of {', '.join((*KNOWN, *WHOLE))}, not of "
             f"{theirs.family} -> {mine.family}; use init: scratch, the folder of a checkpoint, or leave out every size"
         )
-    layers = copied_layers(spec.copy_layers, mine.layers, theirs.layers)
-    kept = choose(source, theirs, mine)
+    source = narrowed(teacher, mine, copied_layers(spec.copy_layers, mine.layers, theirs.layers))
     for weight, parameter in _weights(student).items():
-        layer = None if weight.layer is None else layers[weight.layer]
-        tensor = source.get(Weight(weight.role, layer, weight.part))
+        tensor = source.get(weight)
         if tensor is None or (weight.role == "classifier" and tensor.shape[0] != parameter.shape[0]):
             continue
-        for dim, axis in enumerate(weight.axes):
-            if axis is not None:
-                tensor = tensor.index_select(dim, kept.along(axis, layer).to(tensor.device))
         if weight.role == "types":  # one in RoBERTa, two in BERT: what there is, and the last for the rest
             tensor = tensor[torch.arange(len(parameter)).clamp(max=len(tensor) - 1)]
         if weight.role == "positions":
@@ -204,14 +198,14 @@ def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel
             parameter[_offset(student.config) :].copy_(tensor)
         elif tensor.shape == parameter.shape:
             parameter.copy_(tensor)
-    _fold_types(source, student, kept.embedding)
+    _fold_types(source, student)
 
 
-def _fold_types(source: dict[Weight, Tensor], student: PreTrainedModel, kept: Tensor) -> None:
+def _fold_types(source: dict[Weight, Tensor], student: PreTrainedModel) -> None:
     """A student without token types (DistilBERT) gets type 0 with its positions: one segment is embedded as before."""
     mine, types = _weights(student), Weight("types", None, "weight")
     if types in source and types not in mine:
-        mine[Weight("positions", None, "weight")].add_(source[types][0].index_select(0, kept))
+        mine[Weight("positions", None, "weight")].add_(source[types][0])
 
 
 def _weights(model: PreTrainedModel) -> dict[Weight, Tensor]:

@@ -218,4 +218,4 @@ def test_a_model_whose_layers_share_weights_is_pruned_before() -> None:
     whole = model("bert")
     share(whole, ffn=1)
     with pytest.raises(PruneError, match="prune it first, share then"):
-        SlicePlan.of(whole)
+        ordered(whole, magnitude(whole))
