@@ -1,0 +1,203 @@
+"""Spaces: what may be chosen, how it is drawn, and what is refused."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import yaml
+from transformers import BertConfig, DistilBertConfig
+
+from compress.errors import SearchError
+from compress.search import space_file
+from compress.search.samplers import SAMPLERS, make_sampler
+from compress.search.space import Shapes, architecture_key
+from compress.search.space_file import Space
+from compress.slicing import Sizes
+
+BERT = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
+STAGE = {"lr": 1e-3, "objective": [{"loss": "hinton.soft_targets"}]}
+PAPER = {"title": "A test", "authors": "Nobody", "year": 2025, "url": "https://example.org"}
+
+
+def tree(axes: Mapping[str, Any], mode: str = "supernet", **more: Any) -> dict[str, Any]:
+    supernet = {"supernet": {"distill": "supernet", **STAGE}} if mode == "supernet" else {}
+    return {
+        "name": "test", "paper": PAPER, "about": "A test.", "mode": mode, "axes": dict(axes), **supernet,
+        "short": {"distill": "short", **STAGE}, "final": [{"distill": "final", **STAGE}], **more,
+    }  # fmt: skip
+
+
+def space(axes: Mapping[str, Any], mode: str = "supernet", **more: Any) -> Space:
+    return space_file.of_tree(tree(axes, mode, **more), "test.yaml")
+
+
+def shapes(axes: Mapping[str, Any], mode: str = "supernet", teacher: Any = BERT, **more: Any) -> Shapes:
+    return Shapes.of(space(axes, mode, **more), teacher)
+
+
+@pytest.mark.parametrize("name", space_file.names())
+def test_every_space_of_ours_has_students_of_an_ordinary_teacher_and_survives_its_yaml(name: str) -> None:
+    found = space_file.load(name)
+    assert space_file.of_tree(yaml.safe_load(found.to_yaml()), name) == found
+    drawn = Shapes.of(found, BERT).drawn(5, seed=0)
+    assert len({architecture_key(choice) for choice in drawn}) == 5
+    assert all(Shapes.of(found, BERT).config(choice).vocab_size == BERT.vocab_size for choice in drawn)
+
+
+def test_the_spaces_are_these() -> None:
+    assert space_file.names() == ["albert", "autotinybert", "dynabert", "mobilebert", "width-depth"]
+
+
+def test_counts_shares_ranges_and_single_values() -> None:
+    found = shapes({"layers": {"from": 2, "to": 6, "step": 2}, "hidden": [192, 1.0], "ffn": 0.5})
+    assert found.size() == 6
+    assert {(one["layers"], one["hidden"], one["ffn"]) for one in found.every()} == {
+        (layers, hidden, 768) for layers in (2, 4, 6) for hidden in (192, 384)
+    }
+
+
+def test_every_size_is_written_out_so_that_equal_students_have_one_key() -> None:
+    implied, said = (list(shapes(axes).every()) for axes in ({"hidden": [192]}, {"heads": [6], "hidden": [192]}))
+    assert [architecture_key(one) for one in implied] == [architecture_key(one) for one in said]
+    assert architecture_key({"layers": 1, "hidden": 2}) == architecture_key({"hidden": 2, "layers": 1})
+    assert architecture_key({"layers": 1, "hidden": 2}) != architecture_key({"layers": 2, "hidden": 1})
+    assert len(architecture_key({})) == 16
+
+
+def test_of_widths_and_heads_only_what_divides_is_in_the_space() -> None:
+    found = shapes({"layers": [2, 3], "hidden": [192, 256, 384], "heads": [3, 4, 8]})
+    pairs = {(one["hidden"], one["heads"]) for one in found.every()}
+    assert pairs == {(192, 3), (192, 4), (192, 8), (256, 4), (256, 8), (384, 3), (384, 4), (384, 8)}
+    assert found.size() == 2 * len(pairs)
+    assert found.dropped == ()
+
+
+def test_what_no_student_can_have_is_named() -> None:
+    found = shapes({"hidden": [192, 256], "heads": [5, 8]}, "plain")
+    assert {(one["hidden"], one["heads"]) for one in found.every()} == {(192, 8), (256, 8)}
+    assert found.dropped == ("heads 5: in no student that bert allows",)
+
+
+def test_tied_axes_are_one_choice() -> None:
+    found = shapes({"heads": [0.25, 0.5, 1.0], "ffn": [0.25, 0.5, 1.0]}, tied=[["heads", "ffn"]])
+    assert [(one["heads"], one["ffn"]) for one in found.every()] == [(3, 384), (6, 768), (12, 1536)]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_no_suggestion_of_any_sampler_is_outside_the_space(sampler: str) -> None:
+    found = shapes({"layers": [1, 2, 6], "hidden": [192, 256, 384], "heads": [3, 4, 8], "precision": ["int8", "fp32"]})
+    known = {architecture_key(one) for one in found.every()}
+    study = optuna.create_study(sampler=make_sampler(sampler, 0))
+    seen = set()
+    for number in range(12):
+        trial = study.ask()
+        seen.add(architecture_key(found.suggest(trial)))
+        study.tell(trial, number % 5)
+    assert seen <= known
+    assert len(seen) > 4
+
+
+def test_the_same_parameters_of_a_trial_are_the_same_student() -> None:
+    found = shapes({"layers": [1, 2, 6], "hidden": [192, 256, 384], "heads": [3, 4, 8]})
+    trial = optuna.create_study(sampler=make_sampler("random", 0)).ask()
+    choice = found.suggest(trial)
+    assert found.suggest(optuna.trial.FixedTrial(trial.params)) == choice  # type: ignore[arg-type]
+
+
+def test_a_supernets_student_is_a_part_of_the_teacher() -> None:
+    found = shapes({"hidden": [192], "layers": [3]})
+    (choice,) = found.every()
+    assert found.sizes(choice) == Sizes(layers=3, hidden=192, heads=6, head_size=32, ffn=1536)
+    assert (found.config(choice).hidden_size, found.config(choice).num_hidden_layers) == (192, 3)
+
+
+def test_a_plain_student_is_built_as_its_spec_says() -> None:
+    found = shapes({"config.hidden_act": ["relu"], "share.ffn": [1, 2], "layers": [2]}, "plain", student="bert")
+    one, other = found.every()
+    assert (found.spec(one).share, found.spec(other).share) == ({"ffn": 1}, {"ffn": 2})
+    assert found.config(one).hidden_act == "relu"
+
+
+@pytest.mark.parametrize(
+    ("axes", "mode", "said"),
+    [
+        ({"layers": {"from": 4, "to": 2, "step": 1}}, "supernet", "contradictory bounds: from 4 is more than to 2"),
+        ({"layers": []}, "supernet", "axes.layers: is an empty list"),
+        ({"layers": [2, 2]}, "supernet", "axes.layers: has 2 twice"),
+        ({"layers": [0]}, "supernet", "axes.layers: 0; expected a count"),
+        ({"layers": [1.5]}, "supernet", "axes.layers: 1.5; expected a count, or a share"),
+        ({"leyers": [2]}, "supernet", "axes.leyers: no such axis. Did you mean 'layers'?"),
+        ({"layers": {"from": 1, "to": 2}}, "supernet", "expected a list of values, or {from:, to:, step:}"),
+        ({"config.hidden_act": ["relu"]}, "supernet", "axes.config.hidden_act: a supernet has one for all"),
+        ({"share.ffn": [1]}, "supernet", "use mode: plain"),
+        ({"precision": ["int9"]}, "supernet", "axes.precision: no 'int9'. Did you mean 'int8'?"),
+        ({"bottleneck": [64]}, "plain", "here it is config.intra_bottleneck_size"),
+    ],
+)
+def test_axes_that_are_none_are_refused(axes: Mapping[str, Any], mode: str, said: str) -> None:
+    with pytest.raises(SearchError) as refused:
+        space(axes, mode)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("axes", "mode", "teacher", "said"),
+    [
+        ({"layers": [2, 9], "ffn": [4000]}, "supernet", BERT, "axes.layers: 9 is more than the teacher's 6"),
+        ({"layers": [2, 9], "ffn": [4000]}, "supernet", BERT, "axes.ffn: 4000 is more than the teacher's 1536"),
+        ({"embedding": [64]}, "supernet", BERT, "axes.embedding: bert models have no such size"),
+        ({"hidden": [200], "heads": [7]}, "plain", BERT, "the space is empty: no student has hidden and heads"),
+        ({"config.hidden_act": ["relu", "glue"]}, "plain", BERT, "config.hidden_act glue: transformers refuses it"),
+        ({"config.hiden_act": ["relu"]}, "plain", BERT, "Did you mean 'hidden_act'?"),
+        ({"share.ffn": [9]}, "plain", BERT, "the student has 6 layers, expected 1..6"),
+        ({"bottleneck": [9]}, "supernet", DistilBertConfig(), "axes.bottleneck: distilbert models have no such size"),
+    ],
+)
+def test_what_this_teacher_has_not_is_refused(axes: Mapping[str, Any], mode: str, teacher: Any, said: str) -> None:
+    with pytest.raises(SearchError) as refused:
+        shapes(axes, mode, teacher)
+    assert said in str(refused.value)
+
+
+def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    bad = tree({"layers": [0]}, shorts=1)
+    bad["short"]["objective"] = [{"loss": "hinton.soft_targets", "wieght": 2, "weight": "much"}]
+    bad["supernet"]["epoch"] = 3
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(bad))
+    with pytest.raises(SearchError) as refused:
+        space_file.load(str(tmp_path / "bad.yaml"))
+    said = str(refused.value)
+    assert "bad.yaml: shorts: no such setting. Did you mean 'short'?" in said
+    assert "bad.yaml: short.objective[0]: weight must be a number" in said
+    assert "supernet.epoch: no such setting. Did you mean 'epochs'?" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"rungs": [0.5]}, "rungs: 0.5; expected growing shares that end in 1"),
+        ({"student": "bert"}, "student: a supernet's students are parts of the teacher"),
+        ({"supernet": None}, "supernet: is missing"),
+        ({"tied": [["layers", "fnn"]]}, "tied: 'fnn' is not among the axes"),
+        ({"tied": [["layers", "ffn"]]}, "tied: layers has 1 values, ffn has 2 values"),
+        ({"final": "tinybrt"}, "final: no recipe 'tinybrt'. Did you mean 'tinybert'?"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(more: Mapping[str, Any], said: str) -> None:
+    with pytest.raises(SearchError) as refused:
+        space({"layers": [2], "ffn": [64, 128]}, **more)
+    assert said in str(refused.value)
+
+
+def test_final_may_name_a_recipe_whose_stages_are_then_written_out() -> None:
+    found = space({"layers": [2]}, final="tinybert")
+    assert [stage.name for stage in found.final] == ["intermediate", "prediction"]
+    assert "tinybert.attention" in found.to_yaml()
+
+
+def test_settings_can_be_overridden_and_a_space_misspelled() -> None:
+    assert space_file.load("width-depth", ["supernet.lr=1e-3", "axes.layers=[2]"]).axes["layers"] == (2,)
+    with pytest.raises(SearchError, match="Did you mean 'width-depth'"):
+        space_file.load("width-deth")
