@@ -18,6 +18,7 @@ from compress.models.ibbert_heads import (
     IBBertForSequenceClassification,
     IBBertForTokenClassification,
 )
+from compress.models.uneven import register as _register_uneven
 
 __all__ = [
     "IBBertConfig",
@@ -36,3 +37,4 @@ AutoModelForMaskedLM.register(IBBertConfig, IBBertForMaskedLM)
 AutoModelForSequenceClassification.register(IBBertConfig, IBBertForSequenceClassification)
 AutoModelForTokenClassification.register(IBBertConfig, IBBertForTokenClassification)
 AutoModelForQuestionAnswering.register(IBBertConfig, IBBertForQuestionAnswering)
+_register_uneven()
