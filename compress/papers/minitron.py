@@ -1,0 +1,97 @@
+"""Muralidharan et al. 2024, "Compact Language Models via Pruning and Knowledge Distillation", arXiv:2407.14679.
+
+Sec. 2.2, Eq. 1-3  activation  heads by the length of what they give, neurons and widths by the size of their
+                               activations, over a calibration set; no gradients, no labels
+Sec. 2.2           activation  layers by block influence, 1 - cos(before, after) (Men et al. 2024, arXiv:2403.03853), or
+                               by the loss without them, the paper's perplexity
+
+Shapes: B batch, L tokens, D hidden, U units, H heads, K head size.
+
+Deviations
+- means run over real tokens of all calibration examples; of the paper's ways to aggregate, this is (mean, mean) of
+  absolute values, which differ from its best, (L2 over the batch, mean over tokens), in that one example cannot decide.
+- neurons are seen after their activation function, where the next product reads them, as in the authors' later code.
+- rows of queries and keys, which the paper leaves whole: the mean size of a row's queries times that of its keys.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+from transformers import PreTrainedModel
+
+from compress.importance.batches import Batches
+from compress.importance.losses import Targets, asked
+from compress.importance.taps import KEY, Tap, evaluating, over_tokens, passing_over, watching, watching_layers
+from compress.signals import read
+from compress.slicing import Group, Importance, SlicePlan
+from compress.slicing.plan import LAYERS
+
+
+def activation(
+    student: PreTrainedModel,
+    batches: Batches,
+    plan: SlicePlan,
+    *,
+    depth: Literal["influence", "loss"] = "influence",
+    targets: Targets = "labels",
+) -> Importance:
+    """Mean absolute activation of every unit (length of a head's), summed over these batches' real tokens.
+
+    depth: layers by block influence, or by how much the loss of `targets` grows when one is passed over, for which
+    every batch runs once for each layer.
+    """
+    found: dict[Group, Tensor] = {}
+    with torch.no_grad(), evaluating(student):
+        for batch in batches:
+            with batches.computing():
+                seen = _seen(student, batch, plan)
+                if depth == "loss":
+                    seen[LAYERS] = _without(student, batch, plan, batches, targets)
+            for group, of_unit in seen.items():
+                found[group] = found.get(group, 0) + of_unit
+    return found
+
+
+def _seen(student: PreTrainedModel, batch: dict[str, Tensor], plan: SlicePlan) -> dict[Group, Tensor]:
+    """(U,) of each group: the sums over one batch."""
+    mask_BL, sums_BU = batch["attention_mask"], dict[Group, Tensor]()
+
+    def add(group: Group, of_BU: Tensor) -> None:
+        sums_BU[group] = sums_BU[group] + of_BU if group in sums_BU else of_BU
+
+    def see(tap: Tap, activation: Tensor) -> None:
+        for group, part in zip(tap.groups, activation.detach().float().chunk(len(tap.groups), -1), strict=True):
+            if group is None:
+                continue
+            add(group, over_tokens(part.abs(), mask_BL))
+            if group.axis == "value":
+                length_BLH = part.unflatten(-1, (plan.sizes.heads, -1)).norm(dim=-1)
+                add(plan.heads[group], over_tokens(length_BLH, mask_BL))
+
+    def see_layer(number: int, before_BLD: Tensor, after_BLD: Tensor) -> None:
+        change_BL1 = 1 - cosine_similarity(before_BLD.float(), after_BLD.float(), dim=-1).unsqueeze(-1)
+        of_BN = change_BL1.new_zeros(len(mask_BL), plan.groups[LAYERS])
+        of_BN[:, number] = over_tokens(change_BL1, mask_BL)[:, 0]
+        add(LAYERS, of_BN)
+
+    with watching(student, plan, see), watching_layers(student, plan, see_layer):
+        read(student, batch, asked(student))
+    lengths_B1 = mask_BL.sum(-1, keepdim=True)
+    for group in [each for each in sums_BU if each.axis == KEY]:
+        queries = Group("query", group.block)
+        sums_BU[queries] = sums_BU[queries] * sums_BU.pop(group) / lengths_B1
+    return {group: of_BU.sum(0) for group, of_BU in sums_BU.items()}
+
+
+def _without(
+    student: PreTrainedModel, batch: dict[str, Tensor], plan: SlicePlan, batches: Batches, targets: Targets
+) -> Tensor:
+    """(N,) by how much the loss of this batch grows without each layer."""
+    whole = batches.loss(student, batch, targets)
+    found = []
+    for number in range(plan.groups[LAYERS]):
+        with passing_over(student, plan, number):
+            found.append(batches.loss(student, batch, targets) - whole)
+    return torch.stack(found)

@@ -1,0 +1,92 @@
+"""Sanh, Wolf & Rush 2020, "Movement Pruning: Adaptive Sparsity by Fine-Tuning", arXiv:2005.07683.
+Lagunas, Charlaix, Sanh & Rush 2021, "Block Pruning For Faster Transformers", arXiv:2109.04838.
+
+Sanh, Sec. 4, Eq. 5   movement  S = -sum over steps of W * dL/dW, while W is fine-tuned: weights that grow matter
+Lagunas, Sec. 3       movement  one score for each structure, the sum over its weights
+
+Shapes: U units of a group.
+
+Deviations
+- scores are gathered first and units cut afterwards, all at once; the papers prune while they train, by scores that
+  learn through a straight-through estimator. The score of a step is the same.
+- the fine-tuning has no dropout, a constant rate and AdamW without decay, on a copy that is thrown away: what is wanted
+  is where the weights go.
+- every weight along a unit counts, of what writes it and of what reads it; Lagunas et al. use blocks of weights.
+"""
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import reduce
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from compress.errors import PruneError
+from compress.importance.batches import Batches
+from compress.importance.losses import Targets
+from compress.slicing import Group, Importance, SlicePlan
+from compress.slicing.plan import LAYERS
+
+
+def movement(
+    student: PreTrainedModel,
+    batches: Batches,
+    plan: SlicePlan,
+    *,
+    targets: Targets = "labels",
+    steps: int = 100,
+    lr: float = 3e-5,
+) -> Importance:
+    """-W * dL/dW summed over each unit's weights and over `steps` of fine-tuning; L is the mean over a batch.
+
+    Of all processes together, each gets the same. Raises PruneError where the loss is not finite.
+    """
+    moved = copy.deepcopy(student).eval().requires_grad_(True)
+    optimizer = torch.optim.AdamW(moved.parameters(), lr=lr, weight_decay=0.0)
+    found: dict[Group, Tensor] = {}
+    for batch in batches.turns(steps):
+        with batches.computing():
+            loss = batches.loss(moved, batch, targets) / batches.size
+        optimizer.zero_grad()
+        loss.backward()
+        _together(moved)
+        for group, of_unit in _scores(dict(moved.named_parameters()), plan).items():
+            found[group] = found.get(group, 0) + of_unit
+        optimizer.step()
+    if not all(bool(scores.isfinite().all()) for scores in found.values()):
+        raise PruneError(f"movement: the loss is not finite after {steps} steps at lr {lr}; lower lr")
+    return found
+
+
+def _together(model: nn.Module) -> None:
+    """Gradients of the whole batch on every process."""
+    if PartialState().num_processes > 1:
+        for parameter in model.parameters():
+            given = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = reduce(given, "sum")
+
+
+def _scores(weights: Mapping[str, Tensor], plan: SlicePlan) -> dict[Group, Tensor]:
+    """(U,) of each group: -W * dL/dW of one step; tied weights count once."""
+    found: dict[Group, Tensor] = {}
+
+    def add(group: Group, of_U: Tensor) -> None:
+        found[group] = found[group] + of_U if group in found else of_U
+
+    for name, weight in weights.items():
+        if weight.grad is None:
+            continue
+        score, cut = -(weight.detach() * weight.grad).float(), plan.cuts[name]
+        for each in cut.slices:
+            along = score.movedim(each.dim, 0).reshape(score.shape[each.dim], -1).sum(1)
+            for group, part in zip(each.groups, along.chunk(len(each.groups)), strict=True):
+                add(group, part)
+        if cut.layer is not None:
+            of_N = score.new_zeros(plan.groups[LAYERS])
+            of_N[cut.layer] = score.sum()
+            add(LAYERS, of_N)
+    for rows, heads in plan.heads.items():
+        add(heads, found[rows].view(plan.sizes.heads, -1).sum(1))
+    return found
