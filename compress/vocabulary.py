@@ -95,3 +95,18 @@ def only_tokens_in_use(student: PreTrainedModel, rows: Dataset) -> Iterator[None
     finally:
         in_use.write_back()
         student.set_input_embeddings(whole)
+
+
+@contextmanager
+def whole_vocabulary(student: PreTrainedModel) -> Iterator[None]:
+    """While open, a student under `only_tokens_in_use` knows every token, as it would afterwards."""
+    in_use = student.get_input_embeddings()
+    if not isinstance(in_use, _InUse):
+        yield
+        return
+    in_use.write_back()
+    student.set_input_embeddings(in_use.whole)
+    try:
+        yield
+    finally:
+        student.set_input_embeddings(in_use)
