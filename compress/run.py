@@ -1,6 +1,6 @@
 """Where the state of a run lives: one directory, made so that a kill at any moment leaves it resumable.
 
-    recipe.yaml   the resolved recipe, written before anything runs
+    recipe.yaml   the resolved recipe (of a search search.yaml), written before anything runs
     run.json      what the run is of: teacher, data, seed, precision, versions, command
     log.jsonl     one line per logged step: stage, step, every named loss part, scores
     tensorboard/  the same for TensorBoard
@@ -18,16 +18,23 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from compress.errors import RunError
 from compress.files import naming, written
-from compress.recipe import AnyStage, Recipe
+from compress.recipe import AnyStage
 
 _IDENTITY = ("teacher", "prompt", "data", "corpus", "seed", "precision", "columns")
 """What must agree for a run to be continued, besides the recipe."""
-_PAPERS = ("recipe.yaml", "run.json")
+_FACTS = "run.json"
+_PAPERS = ("recipe.yaml", "search.yaml", _FACTS)
 """Written before anything runs; a directory that holds no more than these has nothing to lose."""
+
+
+class Resolved(Protocol):
+    """What is to be done, with every number: a recipe, or a search."""
+
+    def to_yaml(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -40,12 +47,19 @@ class Run:
 
     @staticmethod
     def open(
-        path: Path, recipe: Recipe, identity: Mapping[str, Any], *, resume: bool = False, main: bool = True
+        path: Path,
+        recipe: Resolved,
+        identity: Mapping[str, Any],
+        *,
+        resume: bool = False,
+        main: bool = True,
+        name: str = "recipe.yaml",
     ) -> "Run":
         """Create the directory, or continue the same run in it with `resume`. Raises RunError.
 
         A run that ended before it had anything to keep is no run: its directory may be used again, by any other.
         `identity` holds what the run is of (teacher, data, corpus, seed, precision, columns) and any facts to record.
+        `name` is the file that the recipe is kept in.
         """
         if not main:
             return Run(path, identity["seed"], main=False)
@@ -61,11 +75,11 @@ class Run:
         lock = _locked(path)
         try:
             if there:
-                _same(path, recipe, identity)
+                _same(path, recipe, identity, name)
             else:
-                papers = (recipe.to_yaml(), json.dumps(dict(identity), indent=1) + "\n")
-                for name, content in zip(_PAPERS, papers, strict=True):
-                    with written(path / name) as partial:
+                papers = {name: recipe.to_yaml(), _FACTS: json.dumps(dict(identity), indent=1) + "\n"}
+                for paper, content in papers.items():
+                    with written(path / paper) as partial:
                         partial.write_text(content, encoding="utf-8")
         except BaseException:
             lock.close()
@@ -121,15 +135,17 @@ def _locked(path: Path) -> IO[str]:
     return file
 
 
-def _same(path: Path, recipe: Recipe, identity: Mapping[str, Any]) -> None:
+def _same(path: Path, recipe: Resolved, identity: Mapping[str, Any], name: str) -> None:
     """Refuse to continue a run of something else, naming every difference."""
+    if not (path / name).is_file():
+        raise RunError(f"{path}: is a run of another kind, without {name}; choose another --out")
     before = json.loads((path / "run.json").read_text(encoding="utf-8"))
     differences = [
         f"{name} was {before.get(name)!r}, now {identity.get(name)!r}"
         for name in _IDENTITY
         if before.get(name) != identity.get(name)
     ]
-    if (path / "recipe.yaml").read_text(encoding="utf-8") != recipe.to_yaml():
-        differences.append("the recipe differs (compare its recipe.yaml)")
+    if (path / name).read_text(encoding="utf-8") != recipe.to_yaml():
+        differences.append(f"the {Path(name).stem} differs (compare its {name})")
     if differences:
         raise RunError(f"{path}: is another run: {'; '.join(differences)}. Choose another --out, or repeat its options")
