@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from compress.objective import Objective
     from compress.pipeline import distill
     from compress.pretraining import pretrain
+    from compress.pruning.line import prune
     from compress.recipe import Recipe, StudentSpec
     from compress.report import Report
     from compress.shape import Shape
@@ -44,6 +45,7 @@ _HOMES = {
     "distill": "compress.pipeline",
     "load_task": "compress.data",
     "pretrain": "compress.pretraining",
+    "prune": "compress.pruning.line",
 }
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "distill",
     "load_task",
     "pretrain",
+    "prune",
 ]
 
 

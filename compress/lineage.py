@@ -17,7 +17,7 @@ from compress.errors import RecipeError
 from compress.export.bundle import check_parts
 from compress.general import general, load
 from compress.precision import FLOAT32_ONLY
-from compress.prune_stage import on_the_way, prune_stage, recorded, target_sizes
+from compress.pruning.stage import on_the_way, prune_stage, recorded, target_sizes
 from compress.recipe import AnyStage, Prune, Recipe, Stage, StudentSpec
 from compress.run import Run
 from compress.shape import Shape
@@ -25,8 +25,8 @@ from compress.slicing import Sizes, SlicePlan, resized
 from compress.stages import Material, run_stage
 from compress.teachers import Teacher
 
-_GIVEN = {"rows": ("max_length", "rng"), "corrupt": (), "step": ("words",), "augment": ("rng",)}
-_GIVEN_TO_PRUNE: dict[str, tuple[str, ...]] = {"importance": ("teacher",)}
+_GIVEN = {"rows": ("max_length", "rng"), "corrupt": (), "step": ("words", "shown"), "augment": ("rng",)}
+_GIVEN_TO_PRUNE: dict[str, tuple[str, ...]] = {"importance": ()}
 """What the frame itself gives to each kind of function that a recipe names."""
 _LABELS = ("id2label", "label2id", "problem_type")
 

@@ -25,6 +25,7 @@ from compress.lineage import Lineage, in_bf16
 from compress.objective import check
 from compress.prompted.prompt import Prompt
 from compress.prompted.teaching import beginning, instructed
+from compress.pruning.decision import checked, settled
 from compress.recipe import AnyStage, Recipe, Stage
 from compress.run import Run
 from compress.shape import positions
@@ -108,9 +109,11 @@ def distill(
                     teacher, prompt, given, task_data, seed=seed, bf16=material.bf16, strict=strict,
                     allow_pickle=allow_pickle, console=console,
                 )  # fmt: skip
-        student = Lineage(recipe, given, tutor, material, run).train(recipe.stages, teacher_logits=seen.logits)
+        sized = settled(recipe, tutor, material, run)
+        student = Lineage(sized, given, tutor, material, run).train(sized.stages, teacher_logits=seen.logits)
         if run.main:
-            ship(student, tutor, material, recipe=recipe, run=run, notes=seen.notes, started=started)
+            bundle = ship(student, tutor, material, recipe=sized, run=run, notes=seen.notes, started=started)
+            checked(bundle, recipe, tutor, material, run)
         state.wait_for_everyone()
     return Bundle.load(run.path / "bundle")
 

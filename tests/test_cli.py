@@ -23,6 +23,11 @@ OPTIONS = {
     ),
     "pretrain": "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle",
     "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle",
+    "prune": (
+        "model --data --out --recipe --layers --hidden --heads --ffn --embedding --bottleneck --max-latency-ms "
+        "--speedup --max-params --device --threads --batch --seq --set --text --label --kind --metric --seed "
+        "--precision --resume --gate --allow-pickle --json"
+    ),
     "export": (
         "model --out --for --precision --opset --tune --device --lan --timeout --python --threads --batch --seq "
         "--max-drop --data --text --label --pair --pool --normalise --max-length --allow-pickle --json"

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForPreTraining
 
 import compress
 from compress.export.bundle import Bundle
-from compress.recipe import Recipe, Stage, StudentSpec
+from compress.recipe import Prune, Recipe, Stage, StudentSpec, Target
 from compress.recipe_file import names
 from compress.term import Term
 from compress.trainer import StepTrainer
@@ -44,10 +44,16 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def shrunk(name: str) -> Recipe:
     """The recipe with the sizes of its students and the length of its stages cut, and nothing else changed."""
     recipe = Recipe.load(name)
-    stages = tuple(_short(stage) for stage in recipe.stages)
+    stages = tuple(_few(stage) if isinstance(stage, Prune) else _short(stage) for stage in recipe.stages)
     changes: dict[str, Any] = {"teacher": _short(recipe.teacher, steps=24, lr=1e-2), "stages": stages}
     changes |= {"teacher_lm": _short(recipe.teacher_lm), "student": _small(recipe.student)}
+    if recipe.pruning:
+        changes["target"] = Target.model_validate({"layers": 3, "hidden": 16, "heads": 2, "ffn": 0.5})
     return recipe.model_copy(update=changes)
+
+
+def _few(stage: Prune) -> Prune:
+    return stage.model_copy(update={"rows": 16, "batch": 8, "max_length": 32})
 
 
 def _short(stage: Stage, *, steps: int = 3, lr: float | None = None) -> Stage:

@@ -243,13 +243,13 @@ def test_the_resolved_recipe_loads_to_an_equal_one(name: str, tmp_path: Path) ->
     again = Recipe.load(written(tmp_path, resolved, "resolved"))
     assert again == recipe
     assert again.to_yaml() == resolved
-    assert "eps" in yaml.safe_load(resolved)["stages"][0]
+    assert "eps" in yaml.safe_load(resolved)["stages"][-1]
 
 
 @pytest.mark.parametrize("name", recipe_file.names())
 def test_every_loss_and_option_exists(name: str) -> None:
     recipe = Recipe.load(name)
-    stages = [recipe.teacher, *recipe.stages]
+    stages = [recipe.teacher, *recipe.training]
     assert [problem for stage in stages for problem in check(stage.objective, stage.name)] == []
 
 
@@ -257,7 +257,7 @@ def test_every_loss_and_option_exists(name: str) -> None:
 def test_a_recipe_opens_with_its_citation_and_its_command(name: str) -> None:
     title, command, *_ = recipe_file.locate(name).read_text(encoding="utf-8").splitlines()
     assert re.search(r"arXiv:\d{4}\.\d{5}$", title)
-    assert re.match(rf"#   compress (distill|pretrain) .*--recipe {name} ", command)
+    assert re.match(rf"#   compress (distill|pretrain|prune) .*--recipe {name} ", command)
 
 
 def test_there_are_recipes_and_each_is_in_the_table() -> None:

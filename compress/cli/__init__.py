@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 
 from compress import __version__
-from compress.cli import learn, listed, measured, ship, trimming
+from compress.cli import learn, listed, measured, pruning, ship, trimming
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (
     learn.distill,
     learn.pretrain,
     learn.label,
+    pruning.prune,
     ship.export,
     ship.quantize,
     trimming.trim,

@@ -21,7 +21,7 @@ from datasets import Dataset
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, set_seed
 
-from compress import digest
+from compress import digest, importance
 from compress.data.batches import encode
 from compress.data.corpora import encode_corpus
 from compress.errors import PruneError
@@ -76,18 +76,16 @@ def prune_stage(
 
     before: what the prune stage before this one has kept, if there was one. Every process gets the same units.
     """
-    from compress import importance
-
     started = time.perf_counter()
     seed = run.seed + int(digest.of_value(stage.name)[:6], 16)
     set_seed(seed)
     plan = SlicePlan.of(model)
     rated = importance.of(
         stage.importance, model.to(PartialState().device), plan, calibration(stage, material, seed), material.collate,
-        batch=stage.batch, teacher=tutor,
+        batch=stage.batch, teacher=tutor, bf16=material.bf16, console=material.console,
     )  # fmt: skip
     by_rule = stage.copy_layers != "importance"
-    kept = choose(plan, rated, sizes, layers=stage.copy_layers if by_rule else None)
+    kept = importance.agreed(choose(plan, rated, sizes, layers=stage.copy_layers if by_rule else None))
     if sizes.layers < plan.sizes.layers and not by_rule and LAYERS not in rated:
         material.console.print(f"{stage.name}: {stage.importance.by} rates no layers; the kept ones are spread evenly")
     small = sliced(model, kept)

@@ -1,0 +1,102 @@
+"""`compress prune`: a smaller model out of one that is there."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from compress.cli.options import (
+    AllowPickle,
+    Json,
+    OnWeakTeacher,
+    Out,
+    Overrides,
+    Precision,
+    Resume,
+    Seed,
+    console,
+    told,
+)
+
+
+def prune(
+    model: Annotated[str, typer.Argument(help="Alias (minilm, bert-base, ...), folder, hub id, or a bundle's folder.")],
+    data: Annotated[str, typer.Option(help="intents, a folder with train and dev files, or a hub id (glue/sst2).")],
+    out: Out,
+    recipe: Annotated[
+        str, typer.Option(help="How it is cut and recovers: prune-taylor, prune-minitron, or a .yaml file.")
+    ] = "prune-taylor",
+    layers: Annotated[
+        float | None, typer.Option(help="Layers to keep; below 1: a share of the model's, as for all sizes.")
+    ] = None,
+    hidden: Annotated[float | None, typer.Option(help="Width to keep.")] = None,
+    heads: Annotated[float | None, typer.Option(help="Attention heads to keep in each layer.")] = None,
+    ffn: Annotated[float | None, typer.Option(help="Neurons to keep in each feed-forward block.")] = None,
+    embedding: Annotated[
+        float | None, typer.Option(help="Embedding width to keep, where it is not the model's width.")
+    ] = None,
+    bottleneck: Annotated[float | None, typer.Option(help="Inner width to keep (MobileBERT).")] = None,
+    max_latency_ms: Annotated[
+        float | None, typer.Option(help="Instead of sizes: what one forward of its int8 file may take on --device.")
+    ] = None,
+    speedup: Annotated[
+        float | None, typer.Option(help="Instead of sizes: so many times faster than the model's own int8 file there.")
+    ] = None,
+    max_params: Annotated[
+        float | None, typer.Option(help="Instead of sizes, or with either: parameters it may have, as in 5e6.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where budgets are measured: as for bench.")] = "local",
+    threads: Annotated[int, typer.Option(min=1, help="Threads it is measured on.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Rows it is measured on.")] = 1,
+    seq: Annotated[int | None, typer.Option(min=1, help="Tokens in each; default: the recipe's max_length.")] = None,
+    overrides: Overrides = None,
+    text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
+    kind: Annotated[
+        Literal["classification", "multilabel", "regression", "tagging", "qa"] | None,
+        typer.Option(help="Kind of task."),
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="The score that chooses the best checkpoint.")] = None,
+    seed: Seed = 0,
+    precision: Precision = "auto",
+    resume: Resume = False,
+    gate: OnWeakTeacher = "refuse",
+    allow_pickle: AllowPickle = False,
+    as_json: Json = False,
+) -> None:
+    """Cut from a model what matters least, to given sizes or a budget; let it recover, ship and measure it."""
+    with told(hint=f"Continue with: compress prune ... --out {out} --resume"):
+        from compress.pruning.line import prune as run
+
+        shown = console(as_json)
+        bundle = run(
+            model=model,
+            recipe=recipe,
+            data=data,
+            out=out,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            ffn=ffn,
+            embedding=embedding,
+            bottleneck=bottleneck,
+            max_latency_ms=max_latency_ms,
+            speedup=speedup,
+            max_params=max_params,
+            device=device,
+            threads=threads,
+            batch=batch,
+            seq=seq,
+            overrides=overrides or [],
+            text=text,
+            label=label,
+            kind=kind,
+            metric=metric,
+            seed=seed,
+            precision=precision,
+            resume=resume,
+            gate=gate,
+            allow_pickle=allow_pickle,
+            console=shown,
+        )
+        if as_json and not shown.quiet:
+            print((bundle.path / "report.json").read_text(encoding="utf-8"))

@@ -1,0 +1,1 @@
+"""Pruning as a run: from sizes or a budget to a smaller model that has recovered and ships."""

@@ -1,0 +1,73 @@
+"""What shapes take on a device: a few measured once and kept, the rest predicted from them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compress import digest
+from compress.bench.device import Device
+from compress.bench.protocol import Setting, identity
+from compress.data.cache import home
+from compress.data.task import Kind
+from compress.export.bundle import Precision
+from compress.search.latency import Estimate, Predictor, choose_spread, measure, sample
+from compress.slicing import Sizes
+
+SAMPLES = 14
+"""Shapes that a predictor is fitted to: their measuring takes about 20 s on one core."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A device at one setting. kind: of the models' head; segments: whether their tokenizer makes token types."""
+
+    device: Device
+    setting: Setting
+    precision: Precision
+    kind: Kind | None
+    segments: bool
+    say: Callable[[str], None]
+
+    @property
+    def about(self) -> str:
+        return f"{self.device.name}, {self.setting}, {self.precision}"
+
+    def predictor(self, configs: Mapping[str, Any]) -> Predictor:
+        """Of shapes such as these: measured now, or before on this device at this setting, which is kept under
+        $COMPRESS_HOME/latency."""
+        whole = max(configs.values(), key=lambda config: tuple(Sizes.of(config).plain().values()))
+        told: list[Any] = [
+            identity(self.device.name, self.device.facts()),
+            str(self.setting),
+            self.precision,
+            self.kind,
+        ]
+        told += [self.segments, whole.model_type, Sizes.of(whole).plain(), len(configs)]
+        file = home() / "latency" / f"{digest.of_value(told)[:24]}.json"
+        if file.is_file():
+            return Predictor.from_json(file)
+        names = choose_spread(configs, SAMPLES, self.setting, self.kind)
+        samples = sample(
+            {name: configs[name] for name in names}, self.device, self.setting,
+            precision=self.precision, kind=self.kind, segments=self.segments, say=self.say,
+        )  # fmt: skip
+        found = Predictor.fit(samples, self.setting, self.precision, kind=self.kind, device=self.device)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        found.save(file)
+        self.say(found.about())
+        return found
+
+    def predicted(self, configs: Mapping[str, Any]) -> dict[str, Estimate]:
+        """What each takes."""
+        predictor = self.predictor(configs)
+        return {name: predictor.predict(config) for name, config in configs.items()}
+
+    def measured(self, configs: Mapping[str, Any]) -> dict[str, float]:
+        """What the file of each takes, in ms, with random weights; all of them in turns."""
+        found = measure(
+            configs, self.device, self.setting, precision=self.precision, kind=self.kind, segments=self.segments
+        )
+        for name, each in found.items():
+            if each.noisy:
+                self.say(f"{name}: {each.noise}; measure while the machine does nothing else")
+        return {name: each.p50_ms for name, each in found.items()}
