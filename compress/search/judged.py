@@ -8,14 +8,12 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from compress.errors import CompressError, SearchError
+from compress.search.budget import SURE
 from compress.search.found import State
 from compress.search.judge import Choice, Judge, Space
 from compress.search.reach import StorageError
 from compress.search.rungs import Standing, cut
 from compress.search.told import cost, costs, outcome, recorded
-
-SURE = 2.0
-"""Standard deviations of its prediction by which a shape must be within the latency asked for."""
 
 
 @dataclass(frozen=True)

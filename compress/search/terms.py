@@ -6,7 +6,8 @@ feature more. For EXACT families the counts are those of the exported graph, pro
 as plain layers of their shape, computed whole. A fit within one family does not mind: what is proportional is absorbed.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,8 @@ from compress.shape import Shape
 
 PLAIN = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "albert")
 BOTTLENECKED = ("mobilebert", "ib-bert")
-EXACT = (*PLAIN, *BOTTLENECKED, "static-embedding")
+UNEVEN = ("uneven-bert", "uneven-roberta", "uneven-xlm-roberta", "uneven-distilbert", "uneven-electra")
+EXACT = (*PLAIN, *BOTTLENECKED, *UNEVEN, "static-embedding")
 """Families whose exported graph is known product by product."""
 
 READS_ONE = ("classification", "multilabel", "regression")
@@ -50,9 +52,8 @@ class Terms:
         """Of a transformers config at this setting; `kind` None: an encoder, which answers with all its tokens."""
         if config.model_type == "static-embedding":
             return _static(config, setting)
-        block = _bottlenecked(config) if config.model_type in BOTTLENECKED else _plain(config)
-        cut = kind in READS_ONE and config.model_type in (*PLAIN, *BOTTLENECKED)
-        return _counted(config, block, setting, kind, cut=cut)
+        cut = kind in READS_ONE and config.model_type in (*PLAIN, *BOTTLENECKED, *UNEVEN)
+        return _counted(config, _blocks(config), setting, kind, cut=cut)
 
 
 @dataclass(frozen=True)
@@ -73,16 +74,26 @@ class _Block:
     normed: int
 
 
-def _plain(config: Any) -> _Block:
+def _blocks(config: Any) -> list[_Block]:
+    """Of each layer."""
+    layers = Shape.of(config).layers
+    if config.model_type in BOTTLENECKED:
+        return [_bottlenecked(config)] * layers
     shape = Shape.of(config)
-    width = shape.heads * shape.head_size
+    if config.model_type in UNEVEN:
+        return [_plain(shape, heads, ffn) for heads, ffn in zip(config.heads, config.ffn, strict=True)]
+    return [_plain(shape, shape.heads, shape.ffn)] * layers
+
+
+def _plain(shape: Shape, heads: int, ffn: int) -> _Block:
+    width = heads * shape.head_size
     return _Block(
         context=2 * shape.hidden * width,
         answer=2 * shape.hidden * width,
-        feed_forward=2 * shape.hidden * shape.ffn,
-        heads=shape.heads,
+        feed_forward=2 * shape.hidden * ffn,
+        heads=heads,
         width=width,
-        activated=shape.ffn,
+        activated=ffn,
         normed=2 * shape.hidden,
     )
 
@@ -115,33 +126,30 @@ def _bottlenecked(config: Any) -> _Block:
     )
 
 
-def _counted(config: Any, block: _Block, setting: Setting, kind: Kind | None, *, cut: bool) -> Terms:
-    rows, tokens, layers = setting.batch, setting.batch * setting.seq, Shape.of(config).layers
-    whole, last = (layers - 1, rows) if cut else (layers, 0)
-    answers = whole * tokens + last
-    """Tokens, over all layers, that go through all of one; the last layer's others end as keys and values."""
-    pairs = answers * setting.seq
-    embedded = _embedding(config)
-    head, heads = _head(config, kind), (rows if kind in READS_ONE else tokens)
-    masked = block.heads if config.model_type in EXACT else 0
-    mask = masked * _reads(config)
-    per_layer = block.context + block.answer + block.feed_forward
-    counts = {
-        "fixed": 1.0,
-        "layers": layers,
-        "projections": layers * tokens * (block.context + mask)
-        + answers * (block.answer + mask)
-        + tokens * embedded
-        + heads * head,
-        "feed_forward": answers * block.feed_forward,
-        "attention": pairs * (2 * block.width + masked),
-        "softmax": pairs * block.heads,
-        "weights": layers * per_layer + embedded + head,
-        f"activation {_activation(config)}": answers * block.activated,
-        f"norm {getattr(config, 'normalization_type', 'layer_norm')}": answers * block.normed,
-    }
-    flops = tokens * (layers * (per_layer + 2 * setting.seq * block.width) + embedded) + heads * head
-    return Terms(counts, 2.0 * flops)
+def _counted(config: Any, blocks: Sequence[_Block], setting: Setting, kind: Kind | None, *, cut: bool) -> Terms:
+    rows, tokens = setting.batch, setting.batch * setting.seq
+    embedded, head, heads = _embedding(config), _head(config, kind), rows if kind in READS_ONE else tokens
+    activation, norm = _activation(config), getattr(config, "normalization_type", "layer_norm")
+    mask = _reads(config) if config.model_type in EXACT else 0
+    """What one more feature of queries, or keys, multiplies: every head has one for the mask."""
+    counts = defaultdict[str, float](float, fixed=1.0, layers=len(blocks))
+    counts["projections"] = tokens * embedded + heads * head
+    counts["weights"] = embedded + head
+    flops = tokens * embedded + heads * head
+    for number, block in enumerate(blocks, start=1):
+        answers = rows if cut and number == len(blocks) else tokens
+        weights = block.context + block.answer + block.feed_forward
+        counts["projections"] += tokens * (block.context + mask * block.heads) + answers * (
+            block.answer + mask * block.heads
+        )
+        counts["feed_forward"] += answers * block.feed_forward
+        counts["attention"] += answers * setting.seq * (2 * block.width + (block.heads if mask else 0))
+        counts["softmax"] += answers * setting.seq * block.heads
+        counts["weights"] += weights
+        counts[f"activation {activation}"] += answers * block.activated
+        counts[f"norm {norm}"] += answers * block.normed
+        flops += tokens * (weights + 2 * setting.seq * block.width)
+    return Terms({name: float(amount) for name, amount in counts.items()}, 2.0 * flops)
 
 
 def _static(config: Any, setting: Setting) -> Terms:
