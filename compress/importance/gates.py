@@ -16,25 +16,37 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compress.errors import PruneError
 from compress.importance.batches import Batches
 from compress.importance.losses import Targets
 from compress.importance.taps import KEY, Tap, evaluating, over_tokens, watching, watching_layers
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 
+SAME = 1e-6
+"""A mean loss against the teacher, in nats, below which both say the same."""
 Gradients = dict[Group, Tensor]
 """(B, U) of each group: the derivative of each example's loss by each unit's gate, float32."""
 
 
 def gradients(student: PreTrainedModel, batches: Batches, plan: SlicePlan, *, targets: Targets) -> Iterator[Gradients]:
-    """The gates' gradients of every batch. The student is not changed, and computes as when it is asked."""
-    noted = _Noted(plan)
+    """The gates' gradients of every batch. The student is not changed, and answers as when it is used.
+
+    Raises PruneError where the student answers as its teacher does: what is left of the gradient is rounding.
+    """
+    noted, total, rows = _Noted(plan), 0.0, 0
     with _frozen(student, plan), noted.on(student):
         for batch in batches:
             noted.begin(batch["attention_mask"])
             with batches.computing():
                 loss = batches.loss(student, batch, targets)
             loss.backward()
+            total, rows = total + float(loss.detach()), rows + len(batch["attention_mask"])
             yield noted.found()
+    if targets == "teacher" and rows and total / rows < SAME:
+        raise PruneError(
+            "targets: teacher: the student answers as its teacher does, so there is nothing to tell importance from; "
+            "use targets: labels, or drawn"
+        )
 
 
 @dataclass
@@ -79,6 +91,8 @@ class _Noted:
         activation.register_hook(note)
 
     def _see_layer(self, number: int, before_BLD: Tensor, after_BLD: Tensor) -> None:
+        if not after_BLD.requires_grad:
+            return
         change_BLD = (after_BLD - before_BLD).detach()
 
         def note(gradient_BLD: Tensor) -> None:

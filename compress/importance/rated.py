@@ -1,5 +1,6 @@
 """Importance once: computed over the rows by all processes together, kept on disk, equal on every process."""
 
+import copy
 import hashlib
 import inspect
 from pathlib import Path
@@ -53,7 +54,9 @@ def of(
     if teacher is not None and teacher.asked is not None and call.options.get("targets") == "teacher":
         raise PruneError(f"{call.by}: a teacher that was asked beforehand cannot be asked again; use targets: labels")
     device = next(model.parameters()).device
-    batches = Batches(rows, collate, min(batch, len(rows)), device, bf16, teacher.model if teacher else None, console)
+    tutor = teacher.model if teacher else None
+    tutor = copy.deepcopy(tutor) if tutor is model else tutor  # what is done to the student must not reach it
+    batches = Batches(rows, collate, min(batch, len(rows)), device, bf16, tutor, console)
     path = home() / "importance" / f"{_key(call, model, rows, batches, teacher)}.safetensors"
     kept = _of_first(load_file(path) if PartialState().is_main_process and path.is_file() else None)
     if kept is None:
@@ -87,10 +90,7 @@ def _mean(found: Importance, plan: SlicePlan, rows: int, call: Call) -> dict[str
         if not bool(means[str(group)].isfinite().all()):
             raise PruneError(f"{call.by}: the importance of {group} is not finite; try fp32, or look at the model")
     if not any(bool(vector.any()) for vector in means.values()):
-        raise PruneError(
-            f"{call.by}: everything is of importance 0: a student that answers as its teacher does learns nothing from "
-            "it; use targets: labels, or drawn"
-        )
+        raise PruneError(f"{call.by}: everything is of importance 0: these rows ask nothing of this model")
     return means
 
 
