@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from compress.call import find, options
 from compress.errors import ObjectiveError, did_you_mean
+from compress.layer_map import layer_pairs as layer_pairs  # noqa: PLC0414 maps are a part of terms
 from compress.papers.bert import IGNORED
 from compress.papers.reading import Reading
 from compress.shape import Shape
@@ -87,43 +89,6 @@ def check(terms: Sequence[Term], where: str) -> list[str]:
     return problems
 
 
-def layer_pairs(layers: str | Sequence[tuple[int, int]], students: int, teachers: int) -> list[tuple[int, int]]:
-    """0-based (student layer, teacher layer) pairs for M student and N teacher layers. Raises ObjectiveError.
-
-    uniform  m -> floor((m + 1) N / M) - 1: TinyBERT's g(m) = m N / M, where M need not divide N
-    skip     uniform without the final layer: PKD-Skip
-    first    m -> m; top: m -> N - M + m: TinyBERT's bottom and top strategies
-    last     only the last of each: MiniLM
-    spread   uniform, also where the student is the deeper one: n <- floor((n + 1) M / N) - 1 for each teacher layer n
-    pairs    as given; negative numbers count from the end
-    """
-    if not isinstance(layers, str):
-        for student, teacher in layers:
-            if not (-students <= student < students and -teachers <= teacher < teachers):
-                raise ObjectiveError(
-                    f"layers: [{student}, {teacher}] does not exist: the student has {students} layers, the teacher "
-                    f"{teachers}, numbered from 0"
-                )
-        pairs = [(student % students, teacher % teachers) for student, teacher in layers]
-    elif layers == "last":
-        pairs = [(students - 1, teachers - 1)]
-    elif layers == "spread" and students > teachers:
-        pairs = [((n + 1) * students // teachers - 1, n) for n in range(teachers)]
-    elif students > teachers:
-        raise ObjectiveError(
-            f"layers: {layers} maps {students} student layers onto only {teachers} of the teacher; give explicit pairs"
-        )
-    elif layers == "first":
-        pairs = [(m, m) for m in range(students)]
-    elif layers == "top":
-        pairs = [(m, teachers - students + m) for m in range(students)]
-    else:
-        pairs = [(m, (m + 1) * teachers // students - 1) for m in range(students - (layers == "skip"))]
-    if not pairs:
-        raise ObjectiveError(f"layers: {layers!r} leaves no layer to compare of the student's {students}")
-    return pairs
-
-
 class Objective(nn.Module):
     """Weighted sum of terms; owns the learned projections, everything else is the papers' pure functions.
 
@@ -174,18 +139,20 @@ class Objective(nn.Module):
         teacher: Signals | None,
         targets: Mapping[str, Tensor] | None = None,
         items: Mapping[str, Tensor] | None = None,
+        pairs: Sequence[Sequence[tuple[int, int]]] | None = None,
     ) -> dict[str, Tensor]:
         """{term name: weighted loss, ..., "total": their sum}, float32 scalars.
 
         `targets` is the batch, of which losses read `labels` or another column. `items` gives, for each of
         Reading.per, the mean number of items over all the parts (processes, accumulation) of the batch of which this
-        is one part: with it the mean over parts of `total` is the loss of the whole batch.
+        is one part: with it the mean over parts of `total` is the loss of the whole batch. `pairs` are the layers that
+        each term compares, where these are not its own: of a subnet that has some of the student's.
         """
         targets = targets or {}
         parts: dict[str, Tensor] = {}
         here = self.items(student.mask_BL, targets.get("labels")) if items is not None else {}
         for i, name in enumerate(self.names):
-            parts[name] = self.terms[i].weight * self._value(i, student, teacher, targets)
+            parts[name] = self.terms[i].weight * self._value(i, student, teacher, targets, (pairs or self.pairs)[i])
             if items is not None:
                 per = self.readings[i].per
                 parts[name] = parts[name] * here[per] / items[per].where(items[per] > 0, 1)
@@ -195,7 +162,20 @@ class Objective(nn.Module):
         """How many items of each kind a batch of this objective's task holds."""
         return count_items(mask_BL, labels, per_token=self.kind == "tagging")
 
-    def _value(self, i: int, student: Signals, teacher: Signals | None, targets: Mapping[str, Tensor]) -> Tensor:
+    def fits(self, student: Shape, teacher: Shape) -> None:
+        """Raise ObjectiveError when some term cannot compare these shapes, as a subnet of the student may have."""
+        for term, reading in zip(self.terms, self.readings, strict=True):
+            if reading.against == "teacher":
+                _compare(term, reading, student, teacher)
+
+    def _value(
+        self,
+        i: int,
+        student: Signals,
+        teacher: Signals | None,
+        targets: Mapping[str, Tensor],
+        pairs: Sequence[tuple[int, int]],
+    ) -> Tensor:
         term, loss, reading = self.terms[i], self.losses[i], self.readings[i]
         self._check_batch(i, student, targets)
         mask_BL, labels = student.mask_BL, targets.get("labels")
@@ -207,12 +187,17 @@ class Objective(nn.Module):
             mine, theirs, mask_BL = self._answers(reading, mine, theirs, mask_BL, labels)
             if not mine.numel():  # nothing is labelled in this part of the batch
                 return mine.float().sum()
-        project: Callable[[Tensor], Tensor] = (
-            self.projections[self.maps[i]] if term.project else lambda hidden_BLD: hidden_BLD
-        )
+
+        def project(hidden_BLD: Tensor) -> Tensor:
+            """Of a student narrower than the map, its first columns."""
+            if not term.project:
+                return hidden_BLD
+            map_TD = self.projections[self.maps[i]].weight
+            return linear(hidden_BLD, map_TD[:, : hidden_BLD.shape[-1]])  # type: ignore[index]
+
         if reading.signal not in LAYERED:
             return loss(project(mine), theirs, mask_BL, **term.options)
-        values = [loss(project(mine[m]), theirs[n], mask_BL, **term.options) for m, n in self.pairs[i]]
+        values = [loss(project(mine[m]), theirs[n], mask_BL, **term.options) for m, n in pairs]
         return torch.stack(values).sum()
 
     def _answers(

@@ -157,7 +157,8 @@ class Prune(Frozen):
     """model -> smaller model: what matters least is cut away; nothing is trained.
 
     importance   function of a paper that rates the units: `molchanov.taylor`, `minitron.activation`, ...
-    way          how far this stage goes from the teacher's sizes to the target's; the last one goes all of it, 1
+    way          how far this stage goes from the teacher's sizes to the target's; the last one goes all of it, 1.
+                 0: nothing is cut, units are put in the order of their importance, as a supernet's must be
     copy_layers  which layers stay: importance (the most important), or a rule of StudentSpec.copy_layers
     rows         so many training rows tell the importance; batch, max_length: how they are read
     data, head   as of other stages
@@ -168,7 +169,7 @@ class Prune(Frozen):
     data: Literal["task", "text"] = "task"
     head: Head = "task"
     importance: Line
-    way: float = Field(1.0, gt=0, le=1)
+    way: float = Field(1.0, ge=0, le=1)
     copy_layers: Literal["importance", "even", "uniform", "first", "last"] = "importance"
     rows: int = Field(512, gt=0)
     batch: int = Field(32, gt=0)

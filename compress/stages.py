@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from compress import digest, evaluate
-from compress.call import Call, find
+from compress.call import Call, find, options
 from compress.data.batches import Batching, encode
 from compress.data.built import built
 from compress.data.cache import home
@@ -178,16 +178,20 @@ def _step(
         objective = Objective(stage.objective, Shape.of(student.config), shape, kind=kind)
         for map_DS in objective.projections.parameters() if origin_D is not None else ():
             map_DS.data = torch.eye(len(map_DS))[:, origin_D]  # instead of a random map, which must first be learned
+    model = teacher.model if teacher else None
+    known = options(find(stage.step.by)) if stage.step else {"shown": None}
+    shown = None
+    if objective and teacher and "shown" in known:
+        if teacher.asked:
+            shown = of_logits(teacher.asked.of(material.data.train), rows)
+        elif stage.cache_teacher:
+            shown = _cached(stage, objective, teacher, rows, material)
     if stage.step is not None:
-        made: Step = stage.step(student, teacher.model if teacher else None, objective, words=words)
+        given = {"words": words} | ({"shown": shown} if "shown" in known else {})
+        made: Step = stage.step(student, model, objective, **given)
         return made
     assert objective is not None, "the recipe was checked"
-    shown = None
-    if teacher and teacher.asked:
-        shown = of_logits(teacher.asked.of(material.data.train), rows)
-    elif teacher and stage.cache_teacher:
-        shown = _cached(stage, objective, teacher, rows, material)
-    return Distillation(student, shown or (teacher.model if teacher else None), objective)
+    return Distillation(student, shown or model, objective)
 
 
 def _words(stage: Stage, material: Material, rows: Dataset) -> Words:

@@ -23,6 +23,7 @@ class Step(Protocol):
         groups()               named groups of the parameters that are trained
         factors(step, total)   each group's multiplier of the learning rate at this step
         finish()               called when training is over: the student becomes what is kept
+        only_rows              true where it meets no token that is not in its rows (`vocabulary.only_tokens_in_use`)
     """
 
     @property
@@ -50,6 +51,7 @@ class Distillation(nn.Module):
     """
 
     accepts_loss_kwargs = False  # tells a transformers.Trainer that `loss` is a mean, to be divided by accumulation
+    only_rows = True
 
     def __init__(
         self, student: PreTrainedModel, teacher: nn.Module | Shows | None, objective: Objective | Sequence[Term]
@@ -73,8 +75,8 @@ class Distillation(nn.Module):
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         items = batch.pop("items", None)
-        shown = self._shown(batch) if self.objective.teacher_wants else None
-        student = read(self.student, batch, self.objective.student_wants, at_BL=self._labelled(self.student, batch))
+        shown = self.shown(batch)
+        student = read(self.student, batch, self.objective.student_wants, at_BL=self.labelled(self.student, batch))
         parts = self.objective(student, shown, batch, items)
         return {"loss": parts.pop("total")} | {name: part.detach() for name, part in parts.items()}
 
@@ -82,7 +84,7 @@ class Distillation(nn.Module):
         """How many of what its losses average over a batch holds: see Objective.forward."""
         return self.objective.items(batch["attention_mask"], batch.get("labels"))
 
-    def _labelled(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor | None:
+    def labelled(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor | None:
         """Where a language model's head must answer; None: everywhere."""
         labels = batch.get("labels")
         if labels is None or not self.objective.reads_only_labelled or not has_lm_head(model):
@@ -90,11 +92,16 @@ class Distillation(nn.Module):
         return labels != IGNORED
 
     @torch.no_grad()
-    def _shown(self, batch: Mapping[str, Tensor]) -> Signals:
-        """no_grad rather than inference_mode: losses save the teacher's tensors for their backward pass."""
+    def shown(self, batch: Mapping[str, Tensor]) -> Signals | None:
+        """The teacher's signals; None where the objective reads none.
+
+        no_grad rather than inference_mode: losses save the teacher's tensors for their backward pass.
+        """
         teacher = self.teacher
+        if not self.objective.teacher_wants:
+            return None
         if isinstance(teacher, nn.Module):
-            return read(teacher, batch, self.objective.teacher_wants, at_BL=self._labelled(teacher, batch))
+            return read(teacher, batch, self.objective.teacher_wants, at_BL=self.labelled(teacher, batch))
         if teacher is None:
             raise ValueError("an objective that reads a teacher was built without one")
         return teacher.signals(batch, self.objective.teacher_wants)

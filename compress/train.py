@@ -57,8 +57,8 @@ def train(
     without the interruption. `rows` are encoded (see data.batches.encode). Raises CompressError when the loss is not
     finite.
     """
-    plain = isinstance(step, Distillation) and corrupt is None  # others meet tokens that are not in the rows
-    with only_tokens_in_use(step.student, rows) if plain else nullcontext():
+    known = getattr(step, "only_rows", False) and corrupt is None  # others meet tokens that are not in the rows
+    with only_tokens_in_use(step.student, rows) if known else nullcontext():
         return _train(step, stage, rows, collate, run, corrupt=corrupt, score=score, bf16=bf16, console=console)
 
 

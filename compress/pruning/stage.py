@@ -28,7 +28,7 @@ from compress.errors import PruneError
 from compress.files import filled
 from compress.recipe import Prune, Target
 from compress.run import Run
-from compress.slicing import Importance, Kept, Sizes, SlicePlan, choose, sliced
+from compress.slicing import Importance, Kept, Sizes, SlicePlan, choose, order, sliced
 from compress.slicing.plan import HIDDEN, LAYERS
 from compress.stages import Material, peak_rss_mb
 from compress.teachers import Teacher
@@ -85,7 +85,8 @@ def prune_stage(
         batch=stage.batch, teacher=tutor, bf16=material.bf16, console=material.console,
     )  # fmt: skip
     by_rule = stage.copy_layers != "importance"
-    kept = importance.agreed(choose(plan, rated, sizes, layers=stage.copy_layers if by_rule else None))
+    layers = stage.copy_layers if by_rule else None
+    kept = importance.agreed(choose(plan, rated, sizes, layers=layers) if stage.way else order(plan, rated))
     if sizes.layers < plan.sizes.layers and not by_rule and LAYERS not in rated:
         material.console.print(f"{stage.name}: {stage.importance.by} rates no layers; the kept ones are spread evenly")
     small = sliced(model, kept)

@@ -5,7 +5,7 @@ kept = choose(plan, magnitude(model), Sizes.asked(model.config, hidden=0.5, ffn=
 small = sliced(model, kept)
 """
 
-from compress.slicing.cut import cut, ordered, sliced
+from compress.slicing.cut import cut, order, ordered, sliced
 from compress.slicing.kept import Importance, Kept, choose, counts, prefix
 from compress.slicing.magnitude import magnitude
 from compress.slicing.masked import masked
@@ -23,6 +23,7 @@ __all__ = [
     "cut",
     "magnitude",
     "masked",
+    "order",
     "ordered",
     "parameters_of",
     "prefix",

@@ -66,11 +66,15 @@ def sliced(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
 
 
 def ordered(model: PreTrainedModel, importance: Importance) -> PreTrainedModel:
-    """The same function with the units of every group in the order of their importance, so that a prefix is the best.
+    """The same function with every group's units in the order of their importance, so that a prefix is the best."""
+    return sliced(model, order(SlicePlan.of(model), importance))
+
+
+def order(plan: SlicePlan, importance: Importance) -> Kept:
+    """All units, the most important of every group first.
 
     Heads move as a whole, rows within a head among themselves. Layers stay where they are.
     """
-    plan = SlicePlan.of(model)
     indices: dict[Group, Tensor] = {
         group: importance[group].float().cpu().argsort(descending=True, stable=True)
         for group in counts(plan, plan.sizes)
@@ -84,7 +88,7 @@ def ordered(model: PreTrainedModel, importance: Importance) -> PreTrainedModel:
         inside_HK = importance[rows].float().cpu().view(H, K)[order_H].argsort(dim=1, descending=True, stable=True)
         indices[heads] = order_H
         indices[rows] = (order_H[:, None] * K + inside_HK).flatten()
-    return sliced(model, Kept(plan.sizes, tuple(range(plan.sizes.layers)), indices))
+    return Kept(plan.sizes, tuple(range(plan.sizes.layers)), indices)
 
 
 def _renamed(name: str, how: Cut, layer: int) -> str:
