@@ -12,16 +12,12 @@ from rich.console import Console
 
 from compress import lineage, teachers
 from compress import precision as precisions
-from compress.data import load_task
-from compress.data.batches import Collate, encode
-from compress.data.corpora import load_corpus
+from compress.classroom import opened, tutored
 from compress.data.made import asks_language_model
 from compress.data.task import Kind
 from compress.errors import RecipeError
 from compress.export.bundle import Bundle
-from compress.finetune import with_head
-from compress.general import general
-from compress.lineage import Lineage, in_bf16
+from compress.lineage import Lineage
 from compress.objective import check
 from compress.prompted.prompt import Prompt
 from compress.prompted.teaching import beginning, instructed
@@ -30,7 +26,6 @@ from compress.recipe import AnyStage, Recipe, Stage
 from compress.run import Run
 from compress.shape import positions
 from compress.ship import command_line, ship
-from compress.stages import Material
 from compress.train import shares
 
 
@@ -81,32 +76,20 @@ def distill(
     }  # fmt: skip
     run = Run.open(Path(out), recipe, identity, resume=resume, main=state.is_main_process)
     with closing(run):
-        with state.main_process_first():
-            folder = teachers.resolve(checkpoint, allow_pickle=allow_pickle)
-            task_data = load_task(
-                data, text=text, label=label, kind=kind, metric=metric, seed=seed, unlabelled=prompt is not None
-            )
-            given = teachers.load(checkpoint, folder, task_data.task, allow_pickle=allow_pickle)
-            unlabelled = load_corpus(corpus) if corpus else None
-        check_lengths(recipe, given, tuned=prompt is None)
-        for note in task_data.notes:
-            console.print(f"[yellow]note[/] {note}", highlight=False)
-        material = Material(
-            task_data, unlabelled, given.tokenizer, Collate(given.tokenizer),
-            in_bf16(number_format, recipe, given, console), console,
-            masked_lm=lambda: general(given, "masked_lm", recipe.teacher_lm, material, run), given=given,
+        room = opened(
+            checkpoint, data, recipe, run,
+            corpus=corpus, text=text, label=label, kind=kind, metric=metric, unlabelled=prompt is not None,
+            number_format=number_format, allow_pickle=allow_pickle, console=console,
         )  # fmt: skip
+        given, material, strict = room.given, room.material, gate == "refuse"
+        check_lengths(recipe, given, tuned=prompt is None)
         Lineage(recipe, given, None, material, run).check()
-        strict = gate == "refuse"
         if prompt is None:
-            tutor = with_head(given, recipe.teacher, material, run)
-            tutor.model.to(state.device)
-            rows = encode(task_data.validation, tutor.tokenizer, recipe.stages[-1].max_length)
-            seen = teachers.gate(tutor, task_data, rows, material.collate, bf16=material.bf16, strict=strict)
+            tutor, seen = tutored(room, recipe, run, strict=strict)
         else:
             with state.main_process_first():  # the others find its answers
                 tutor, seen = instructed(
-                    teacher, prompt, given, task_data, seed=seed, bf16=material.bf16, strict=strict,
+                    teacher, prompt, given, material.data, seed=seed, bf16=material.bf16, strict=strict,
                     allow_pickle=allow_pickle, console=console,
                 )  # fmt: skip
         sized = settled(recipe, tutor, material, run)

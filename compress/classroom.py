@@ -1,0 +1,74 @@
+"""What stages are run with: a teacher as the user named it, its fine-tuned self, and the data of its task."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accelerate import PartialState
+from rich.console import Console
+
+from compress import teachers
+from compress.data import load_task
+from compress.data.batches import Collate, encode
+from compress.data.corpora import load_corpus
+from compress.data.task import Kind
+from compress.finetune import with_head
+from compress.general import general
+from compress.lineage import in_bf16
+from compress.recipe import Recipe
+from compress.run import Run
+from compress.stages import Material
+from compress.teachers import Gate, Teacher
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The teacher as named, and all else that stages work on."""
+
+    given: Teacher
+    material: Material
+
+
+def opened(
+    checkpoint: str,
+    data: str,
+    recipe: Recipe,
+    run: Run,
+    *,
+    corpus: str | None = None,
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    kind: Kind | None = None,
+    metric: str | None = None,
+    unlabelled: bool = False,
+    number_format: str = "fp32",
+    allow_pickle: bool = False,
+    console: Console,
+) -> Opened:
+    """Teacher and data, loaded, each file fetched by the first process. Raises TeacherError, DataError."""
+    with PartialState().main_process_first():
+        folder = teachers.resolve(checkpoint, allow_pickle=allow_pickle)
+        task_data = load_task(
+            data, text=text, label=label, kind=kind, metric=metric, seed=run.seed, unlabelled=unlabelled
+        )
+        given = teachers.load(checkpoint, folder, task_data.task, allow_pickle=allow_pickle)
+        texts = load_corpus(corpus) if corpus else None
+    for note in task_data.notes:
+        console.print(f"[yellow]note[/] {note}", highlight=False)
+    material = Material(
+        task_data, texts, given.tokenizer, Collate(given.tokenizer), in_bf16(number_format, recipe, given, console),
+        console, masked_lm=lambda: general(given, "masked_lm", recipe.teacher_lm, material, run), given=given,
+    )  # fmt: skip
+    return Opened(given, material)
+
+
+def tutored(found: Opened, recipe: Recipe, run: Run, *, strict: bool) -> tuple[Teacher, Gate]:
+    """The teacher with a head for the task, fine-tuned by `recipe.teacher` where it has none, and past the gate.
+
+    Raises TeacherError where it is no better than the majority answer, and `strict`.
+    """
+    tutor = with_head(found.given, recipe.teacher, found.material, run)
+    tutor.model.to(PartialState().device)
+    material = found.material
+    rows = encode(material.data.validation, tutor.tokenizer, recipe.stages[-1].max_length)
+    seen = teachers.gate(tutor, material.data, rows, material.collate, bf16=material.bf16, strict=strict)
+    return tutor, seen
