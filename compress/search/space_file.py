@@ -12,9 +12,10 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from compress import recipe_file
+from compress.call import Call
 from compress.errors import RecipeError, SearchError, did_you_mean
 from compress.recipe import FINETUNE, TEACHER_LM, Frozen, Paper, Recipe, Stage, StudentSpec
-from compress.recipe_stage import ALL_KINDS
+from compress.recipe_stage import ALL_KINDS, Line
 from compress.term import Term, parse
 
 Value = int | float | str | bool
@@ -73,6 +74,8 @@ class Space(Frozen):
     teacher   the stage that fine-tunes a teacher without a head, as of a recipe
     supernet  the stage that trains it; its `step` is `dynabert.Sandwich` or alike
     short     supernet: the short distillation by which the best are ranked again. plain: the training of each trial
+    importance    supernet: function of a paper by which units are put in order, the best first; rows: so many training
+              rows tell it
     rungs     supernet: parts of the validation rows, one more each, after which a shape may be given up; plain: parts
               of the training. Shares that end in 1
     final     the stages that distil the winner; in YAML also the name of a recipe, whose stages they are
@@ -87,6 +90,8 @@ class Space(Frozen):
     tied: tuple[tuple[str, ...], ...] = ()
     teacher: Stage
     supernet: Stage | None = None
+    importance: Line = Call("molchanov.taylor")
+    rows: int = Field(512, gt=0)
     short: Stage
     rungs: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field((0.25, 1.0), min_length=1)
     final: tuple[Stage, ...] = Field(min_length=1)
@@ -137,6 +142,8 @@ class Space(Frozen):
         }  # fmt: skip
         if self.mode == "plain":
             tree["student"] = self.student.plain()
+        else:
+            tree |= {"importance": self.importance.plain(), "rows": self.rows}
         tree |= {"axes": self.axes, "tied": self.tied, "rungs": self.rungs}
         tree |= {key: stage.plain() for key, stage in self.stages.items() if not key.startswith("final")}
         tree["final"] = [stage.plain() for stage in self.final]

@@ -1,0 +1,142 @@
+"""What a search is asked for: teacher, data, space, budgets and where they are measured; kept as search.yaml.
+
+This module does not import torch.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from compress import digest
+from compress.bench.protocol import Setting
+from compress.data.task import Kind
+from compress.errors import SearchError, did_you_mean
+from compress.recipe import Frozen
+from compress.recipe_file import parsed
+from compress.search import space_file
+from compress.search.budget import Budget
+from compress.search.identity import OBJECTIVES
+from compress.search.space_file import Space
+
+NAME = "search.yaml"
+FEWEST = 5
+"""Shapes that a prediction needs at least (`latency.FEWEST`)."""
+
+
+class Columns(Frozen):
+    """What of the data is not detected: see `compress.distill`."""
+
+    text: tuple[str, ...] | None = None
+    label: str | None = None
+    kind: Kind | None = None
+    metric: str | None = None
+
+
+class Search(Frozen):
+    """A search: the same one is resumed, joined by workers, and shown.
+
+    budget      what a student may cost; a latency is of the file of `precision` on `device`, in one forward of `batch`
+                texts of `seq` tokens, a speed-up over the teacher's own file of that precision there
+    objectives  what the front is over; the score is one
+    precision   of the file, where the space does not choose it
+    training    what training computes in
+    shapes      how many are measured to predict the others
+    rounds, runs  of each measurement, as of `compress bench`
+    anchors     bundles of the same task that are scored and measured beside the shapes, to compare with
+    """
+
+    teacher: str
+    data: str
+    columns: Columns = Field(default_factory=Columns)
+    space: Space
+    budget: Budget = Budget()
+    objectives: tuple[str, ...] = ("score", "latency")
+    device: str = "local"
+    threads: int = Field(1, gt=0)
+    batch: int = Field(1, gt=0)
+    seq: int = Field(128, gt=0)
+    precision: Literal["int8", "fp32"] = "int8"
+    training: Literal["bf16", "fp32"] = "fp32"
+    shapes: int = Field(16, ge=FEWEST, le=64)
+    rounds: int = Field(4, ge=2)
+    runs: int = Field(10, ge=1)
+    anchors: tuple[str, ...] = ()
+    seed: int = 0
+
+    @field_validator("objectives")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in OBJECTIVES:
+                raise ValueError(f"no objective {name!r}.{did_you_mean(name, OBJECTIVES)}")
+        if "score" not in names or len(set(names)) < len(names):
+            raise ValueError(f"{', '.join(names) or 'nothing'}; expected score and others, each once")
+        return names
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(threads=self.threads, batch=self.batch, seq=self.seq)
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Those in which shapes are measured."""
+        return tuple(str(each) for each in self.space.axes.get("precision", (self.precision,)))
+
+    @property
+    def max_length(self) -> int:
+        """Of the texts that what ships reads."""
+        return self.space.final[-1].max_length
+
+    def identity(self) -> dict[str, str]:
+        """In short, for a study to be known by."""
+        tree = self.plain()
+        words = {name: str(tree[name]) for name in ("teacher", "data", "device", "precision", "training", "seed")}
+        allowed = {name: f"{value:g}" for name, value in tree["budget"].items() if value is not None}
+        return {
+            **words, **allowed, "space": self.space.name, "setting": str(self.setting),
+            "search": digest.of_value(tree)[:16],
+        }  # fmt: skip
+
+    def plain(self) -> dict[str, Any]:
+        """Plain data with every number."""
+        return self.model_dump(mode="json", exclude={"space"}) | {"space": self.space.plain()}
+
+    def to_yaml(self) -> str:
+        """search.yaml. Reading it again gives an equal search."""
+        return yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True, width=120)
+
+    @staticmethod
+    def of(**given: Any) -> "Search":
+        """Raises SearchError with every problem, in the words of the command line."""
+        try:
+            return Search.model_validate(given)
+        except ValidationError as error:
+            raise SearchError("\n".join(map(_said, error.errors()))) from error
+
+    @staticmethod
+    def from_yaml(text: str, source: str) -> "Search":
+        """What `to_yaml` wrote. Raises SearchError."""
+        tree = parsed(text, source)
+        if not isinstance(tree, dict) or not isinstance(tree.get("space"), dict):
+            raise SearchError(f"{source}: is not a search of this tool")
+        return Search.of(**tree | {"space": space_file.of_tree(tree["space"], source)})
+
+    @staticmethod
+    def read(study: Path) -> "Search":
+        """Of the study in this folder. Raises SearchError where there is none."""
+        file = study / NAME
+        if not file.is_file():
+            raise SearchError(f"{study}: holds no search; expected the folder that `compress search --out` made")
+        return Search.from_yaml(file.read_text(encoding="utf-8"), str(file))
+
+
+def _said(error: Mapping[str, Any]) -> str:
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if not error["loc"]:
+        return message
+    option = {"objectives": "objective", "anchors": "anchor"}.get(str(error["loc"][0]), str(error["loc"][0]))
+    shown = f", found {error['input']!r}" if isinstance(error["input"], str | int | float) else ""
+    return f"--{option.replace('_', '-')}: {message}{shown}"
