@@ -131,11 +131,13 @@ def run_stage(
     *,
     teacher_logits: Any = None,
     origin_D: Tensor | None = None,
+    judged: Callable[[Score], Score] | None = None,
 ) -> PreTrainedModel:
     """Train `student` by the stage's objective and keep the result in the run's directory of this stage.
 
     `teacher_logits` on the validation split add the agreement to each evaluation. `origin_D`: the dimensions of the
-    teacher that those of a student cut out of it came from. The seed is set from the run and the stage's name, so that
+    teacher that those of a student cut out of it came from. `judged` makes of the stage's score another, as one that
+    asks parts of the student. The seed is set from the run and the stage's name, so that
     a stage does the same whether or not the ones before it ran in this process. The result is the step's student, which
     may have become another model when the step finished.
     """
@@ -150,6 +152,8 @@ def run_stage(
         cast_linear_layers(teacher.model)
     made = _step(stage, student, teacher, material, words=words, rows=rows, origin_D=origin_D)
     score = _score(stage, made, corrupt, material, seed=seed, teacher_logits=teacher_logits)
+    if judged is not None and score is not None:
+        score = judged(score)
     with _only_head(student) if stage.train == "head" else nullcontext():
         trained = train(
             made, stage, rows, material.collate, run,
