@@ -17,11 +17,11 @@ from compress.errors import RecipeError
 from compress.export.bundle import check_parts
 from compress.general import general, load
 from compress.precision import FLOAT32_ONLY
-from compress.pruning.stage import on_the_way, prune_stage, recorded, target_sizes
+from compress.pruning.stage import prune_stage, recorded, sizes_of
 from compress.recipe import AnyStage, Prune, Recipe, Stage, StudentSpec
 from compress.run import Run
 from compress.shape import Shape
-from compress.slicing import Sizes, SlicePlan, resized
+from compress.slicing import SlicePlan, resized
 from compress.stages import Material, run_stage
 from compress.teachers import Teacher
 
@@ -87,12 +87,14 @@ class Lineage:
 
     def _pruned(self, stage: Prune, student: PreTrainedModel) -> PreTrainedModel:
         """Cut down to the sizes this stage goes to. The teacher is the model that its first stage was given."""
-        whole = self.given.model.config
-        sizes = on_the_way(Sizes.of(whole), target_sizes(whole, self.recipe.target, self.recipe.name), stage.way)
+        sizes = sizes_of(stage, self.recipe, self.given.model.config)
+        uneven = self.recipe.target.uneven and stage.way == 1
         last = self._last_pruned(stage)
         before = recorded(self.run.result(last.name)) if last is not None else None
         PartialState().wait_for_everyone()
-        return prune_stage(stage, student, self.tutor, self.material, self.run, sizes=sizes, before=before)
+        return prune_stage(
+            stage, student, self.tutor, self.material, self.run, sizes=sizes, uneven=uneven, before=before
+        )
 
     def _last_pruned(self, stage: AnyStage) -> Prune | None:
         """The last prune stage before this one."""
@@ -131,8 +133,8 @@ class Lineage:
         for stage in self.recipe.stages:
             if isinstance(stage, Prune):
                 if not self.recipe.target.budgets:  # which decide the sizes once there is a teacher
-                    wanted = target_sizes(self.given.model.config, self.recipe.target, self.recipe.name)
-                    config = resized(config, on_the_way(Sizes.of(self.given.model.config), wanted, stage.way))
+                    sizes = sizes_of(stage, self.recipe, self.given.model.config)
+                    config = config if self.recipe.target.uneven else resized(config, sizes)
                 continue
             spec = spec_of(self.recipe, stage)
             if spec is not None and (not isinstance(spec.init, str) or spec.init in ("scratch", "teacher")):

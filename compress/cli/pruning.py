@@ -44,6 +44,10 @@ def prune(
     max_params: Annotated[
         float | None, typer.Option(help="Instead of sizes, or with either: parameters it may have, as in 5e6.")
     ] = None,
+    heterogeneous: Annotated[
+        bool,
+        typer.Option("--heterogeneous", help="Layers may differ in heads and neurons: no plain transformers model."),
+    ] = False,
     device: Annotated[str, typer.Option(help="Where budgets are measured: as for bench.")] = "local",
     threads: Annotated[int, typer.Option(min=1, help="Threads it is measured on.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Rows it is measured on.")] = 1,
@@ -82,6 +86,7 @@ def prune(
             max_latency_ms=max_latency_ms,
             speedup=speedup,
             max_params=max_params,
+            uneven=heterogeneous,
             device=device,
             threads=threads,
             batch=batch,

@@ -15,7 +15,7 @@ from compress.errors import PruneError
 from compress.export.onnx import makes_segments
 from compress.pruning import grid
 from compress.pruning.clock import Clock
-from compress.pruning.decision import WHOLE, Candidate, Decision, setting_of
+from compress.pruning.decision import WHOLE, Candidate, Decision, setting_of, to_the_user
 from compress.pruning.shortlist import last_words, losses, parameters
 from compress.pruning.stage import calibration
 from compress.recipe import Recipe
@@ -49,7 +49,7 @@ def decide(recipe: Recipe, tutor: Teacher, material: Material, run: Run) -> Deci
         clock = None
         if target.max_latency_ms is not None or target.speedup is not None:
             say = partial(material.console.print, highlight=False, markup=False)
-            device = opened.enter_context(open_device(target.device, say=say))
+            device = opened.enter_context(open_device(target.device, say=to_the_user(target.device, material.console)))
             segments = makes_segments(material.tokenizer)
             clock = Clock(device, setting_of(recipe), target.precision, material.kind, segments, say)
         return _Choice(recipe, tutor, material, rated, rows, clock).decide()
@@ -81,6 +81,11 @@ class _Choice:
         measured = [each for each in found if each.ms is not None]
         keeping = _keeping(found, limit)
         chosen = keeping[0] if keeping else min(measured, key=lambda each: each.ms or 0.0)
+        if not keeping:
+            self.material.console.print(
+                f"[yellow]note[/] no measured shape takes {limit:.3g} ms; the fastest, {chosen.name}, is taken, which "
+                f"takes {chosen.ms:.3g} ms"
+            )
         return replace(self._decision(found, chosen), limit_ms=limit, whole_ms=whole_ms)
 
     @cached_property
@@ -122,7 +127,7 @@ class _Choice:
         assert limit is not None, "one of the two is given"
         if whole_ms <= limit and target.max_params is None:
             raise PruneError(
-                f"max_latency_ms {limit:g}: {self.tutor.name} itself takes {whole_ms:.2f} ms on {clock.about}: there "
+                f"max_latency_ms {limit:g}: {self.tutor.name} itself takes {whole_ms:.3g} ms on {clock.about}: there "
                 "is nothing to prune"
             )
         return limit, whole_ms
@@ -133,8 +138,8 @@ class _Choice:
         if not fits:
             least = min(self.estimates, key=lambda name: self.estimates[name].ms)
             raise PruneError(
-                f"{', '.join(self.recipe.target.budgets)}: no shape of {self.tutor.name} takes {limit:.2f} ms on "
-                f"{clock.about}. The nearest, {least}, takes about {self.estimates[least].ms:.2f} ms: ask for no less "
+                f"{', '.join(self.recipe.target.budgets)}: no shape of {self.tutor.name} takes {limit:.3g} ms on "
+                f"{clock.about}. The nearest, {least}, takes about {self.estimates[least].ms:.3g} ms: ask for no less "
                 "than that, or for fewer tokens (seq)"
             )
         ranked = self._ranked(self._largest(fits))
@@ -154,7 +159,8 @@ class _Choice:
         self.material.console.print(f"cutting {len(chosen)} shapes that fill the budget, to see what each answers")
         found = losses(
             self.tutor.model, chosen, self.rated, self.rows, self.material.collate,
-            stage=self.recipe.pruning[0], terms=last_words(self.recipe, self.material.kind), kind=self.material.kind,
+            layers=self.recipe.pruning[-1].rule, terms=last_words(self.recipe, self.material.kind),
+            kind=self.material.kind,
         )  # fmt: skip
         ranked = []
         for name in sorted(chosen, key=lambda each: found[each]):

@@ -6,12 +6,13 @@ and from what, is kept in the run as shape.json: a resumed run decides nothing a
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from accelerate import PartialState
+from rich.console import Console
 from rich.table import Table
 
 from compress.bench.device import open_device
@@ -73,15 +74,16 @@ class Decision:
     def table(self) -> Table:
         """The candidates, the nearest to the whole model's answers first."""
         table = Table(title="Shapes that fill the budget", box=None, pad_edge=False, caption=self._caption())
-        for name in ("layers", "hidden", "heads", "ffn", "params", "predicted", "measured", "loss as cut"):
+        sizes = [name for name in self.chosen.sizes if name != "head_size"]
+        for name in (*sizes, "params", "predicted", "measured", "loss as cut"):
             table.add_column(name, justify="right")
         for each in self.candidates:
-            predicted = "" if each.predicted_ms is None else f"{each.predicted_ms:.2f} ± {each.error_ms:.2f} ms"
+            predicted = "" if each.predicted_ms is None else f"{each.predicted_ms:.3g} ± {each.error_ms:.1g} ms"
             table.add_row(
-                *(str(each.sizes[name]) for name in ("layers", "hidden", "heads", "ffn")),
+                *(str(each.sizes[name]) for name in sizes),
                 f"{each.parameters / 1e6:.2f} M",
                 predicted,
-                "" if each.ms is None else f"{each.ms:.2f} ms",
+                "" if each.ms is None else f"{each.ms:.3g} ms",
                 f"{each.loss:.4f}",
                 style="bold" if each.name == self.chosen.name else "",
             )
@@ -89,17 +91,22 @@ class Decision:
 
     def _caption(self) -> str:
         said = "Loss as cut: against the whole model's answers, before any training."
-        return said if self.where is None else f"{said} {self.where}: at most {self.limit_ms:.2f} ms."
+        return said if self.where is None else f"{said} {self.where}: at most {self.limit_ms:.3g} ms."
 
     def verdict(self) -> str:
         """Whether the file that ships keeps what was asked of time, in words."""
         assert self.shipped_ms is not None and self.limit_ms is not None and self.whole_ms is not None
-        faster = f"{self.shipped_ms:.2f} ms on {self.where}, {self.whole_ms / self.shipped_ms:.2f} times as fast as "
+        faster = f"{self.shipped_ms:.3g} ms on {self.where}, {self.whole_ms / self.shipped_ms:.2f} times as fast as "
         over = self.shipped_ms / self.limit_ms - 1
         kept = (
-            f"within {self.limit_ms:.2f} ms" if over <= 0 else f"{over:.1%} OVER the {self.limit_ms:.2f} ms asked for"
+            f"within {self.limit_ms:.3g} ms" if over <= 0 else f"{over:.1%} OVER the {self.limit_ms:.3g} ms asked for"
         )
         return f"budget: {faster}the unpruned model: {kept}"
+
+
+def to_the_user(device: str, console: Console) -> Callable[[str], None]:
+    """What a device says, which matters where the user has something to do: not of this machine."""
+    return (lambda _: None) if device == "local" else partial(console.print, highlight=False, markup=False)
 
 
 def setting_of(recipe: Recipe) -> Setting:
@@ -138,15 +145,18 @@ def checked(bundle: Bundle, recipe: Recipe, tutor: Teacher, material: Material, 
     decision = Decision.read(file)
     segments = makes_segments(material.tokenizer)
     with (
-        open_device(target.device, say=partial(material.console.print, highlight=False, markup=False)) as device,
+        open_device(target.device, say=to_the_user(target.device, material.console)) as device,
         exported(
             {WHOLE: tutor.model.config}, setting_of(recipe),
             precision=target.precision, kind=material.kind, segments=segments,
         ) as files,
     ):  # fmt: skip
         found = race({**files, SHIPPED: bundle.files()[target.precision]}, device, setting_of(recipe))
-    decision = replace(decision, shipped_ms=found[SHIPPED].p50_ms, whole_ms=found[WHOLE].p50_ms)
+    shipped_ms, whole_ms = found[SHIPPED].p50_ms, found[WHOLE].p50_ms
+    limit_ms = decision.limit_ms if target.speedup is None else whole_ms / target.speedup  # as the machine is now
+    decision = replace(decision, shipped_ms=shipped_ms, whole_ms=whole_ms, limit_ms=limit_ms)
     decision.write(file)
+    bundle.attach(NAME, file.read_text(encoding="utf-8"))
     material.console.print(decision.verdict(), highlight=False)
     for each in found.values():
         if each.noisy:

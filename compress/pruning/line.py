@@ -1,17 +1,18 @@
 """The straight line of pruning: a model and what is to be left of it in, a smaller, recovered, measured bundle out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
 from compress import precision as precisions
+from compress.call import Call, find, options
 from compress.data.task import Kind
 from compress.errors import PruneError
 from compress.export.bundle import Bundle
 from compress.pipeline import distill
-from compress.recipe import Recipe, Target
+from compress.recipe import Recipe, Stage, Target
 from compress.recipe_file import names
 from compress.recipe_stage import BUDGETS, SIZES
 
@@ -31,6 +32,7 @@ def prune(
     max_latency_ms: float | None = None,
     speedup: float | None = None,
     max_params: float | None = None,
+    uneven: bool = False,
     device: str = "local",
     threads: int = 1,
     batch: int = 1,
@@ -57,6 +59,8 @@ def prune(
              or what it may cost: the sizes are then found (`pruning.choice`). Milliseconds are of the int8 file's
              forward on `device` at `threads`, `batch` and `seq` tokens (the recipe's max_length by default); the
              speedup is over the unpruned model's own int8 file there
+    uneven   layers may differ in heads and neurons, whose counts are then means over the layers: not a plain
+             transformers checkpoint, see `models.uneven`
     The rest is as for `distill`.
 
     Raises PruneError for what cannot be left of this model, and a CompressError that says what to do for the rest.
@@ -67,39 +71,67 @@ def prune(
     }  # fmt: skip
     budgets = {"max_latency_ms": max_latency_ms, "speedup": speedup, "max_params": max_params}
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
-    recipe = aimed(recipe, {**sizes, **budgets}, {"device": device, "threads": threads, "batch": batch, "seq": seq})
+    setting = {"device": device, "threads": threads, "batch": batch, "seq": seq, "uneven": uneven}
+    recipe = aimed(recipe, {**sizes, **budgets}, setting)
     return distill(
         teacher=model, recipe=recipe, data=data, out=out, text=text, label=label, kind=kind, metric=metric, seed=seed,
         precision=precision, resume=resume, gate=gate, allow_pickle=allow_pickle, console=console,
     )  # fmt: skip
 
 
-def aimed(recipe: Recipe, asked: dict[str, float | None], setting: dict[str, str | int | None]) -> Recipe:
-    """The recipe with what is asked as its target, instead of its own; its own where nothing is. Raises PruneError."""
-    if not recipe.pruning:
-        known = [name for name in names() if Recipe.load(name).pruning]
-        raise PruneError(f"recipe {recipe.name}: has no stage that prunes; recipes that have: {', '.join(known)}")
+def aimed(recipe: Recipe, asked: Mapping[str, float | None], setting: Mapping[str, Any]) -> Recipe:
+    """The recipe with what is asked as its aim, instead of its own; its own where nothing is. Raises PruneError."""
     given = {name: value for name, value in asked.items() if value is not None}
-    if not given and not (recipe.target.sizes or recipe.target.budgets):
+    _check(given, uneven=setting["uneven"])
+    learns = [stage for stage in recipe.training if stage.step is not None and "sizes" in options(find(stage.step.by))]
+    if not recipe.pruning and not learns:
+        known = [name for name in names() if name.startswith("prune-")]
+        raise PruneError(f"recipe {recipe.name}: has no stage that prunes; recipes that have: {', '.join(known)}")
+    if not recipe.pruning:
+        return _learned(recipe, learns[0], given)
+    if given:
+        count = {"max_params": int(given["max_params"])} if "max_params" in given else {}
+        return recipe.model_copy(update={"target": Target.model_validate({**setting, **given, **count})})
+    if not recipe.target.sizes and not recipe.target.budgets:
         raise PruneError(
             f"nothing to prune to: give sizes ({_options(SIZES)}), as counts or shares of the model's, or a budget "
             f"({_options(BUDGETS)})"
         )
+    return recipe
+
+
+def _check(given: Mapping[str, float], *, uneven: bool) -> None:
+    """Raises PruneError for what cannot be asked together, and for what is no number that could be asked for."""
     sizes, budgets = ([name for name in of if name in given] for of in (SIZES, BUDGETS))
     if sizes and budgets:
         raise PruneError(
-            f"{_options(sizes)} and {_options(budgets)}: sizes and a budget that decides the sizes; give one of them"
+            f"{_options(sizes)} and {_options(budgets)}: sizes, and a budget that decides the sizes; give one of them"
         )
     if {"max_latency_ms", "speedup"} <= set(given):
         raise PruneError("--max-latency-ms and --speedup: both say how fast it is to be; give one of them")
+    if uneven and budgets:
+        raise PruneError(f"--heterogeneous and {_options(budgets)}: layers that differ are asked for by sizes")
     for name, value in given.items():
         limit = 1 if name == "speedup" else 0
         if not value > limit:
             raise PruneError(f"{_options([name])} {value:g}: expected a number above {limit}")
+
+
+def _learned(recipe: Recipe, stage: Stage, given: Mapping[str, float]) -> Recipe:
+    """A recipe whose step learns what to prune, with another aim."""
+    assert stage.step is not None, "it was asked for its options"
+    if time := [name for name in given if name in ("max_latency_ms", "speedup")]:
+        raise PruneError(
+            f"{_options(time)}: {stage.step.by} learns what to prune under sizes or --max-params; prune-taylor finds "
+            "sizes for a latency"
+        )
     if not given:
         return recipe
-    count = {"max_params": int(given["max_params"])} if "max_params" in given else {}
-    return recipe.model_copy(update={"target": Target.model_validate({**given, **count, **setting})})
+    count = int(given["max_params"]) if "max_params" in given else 0
+    aim: dict[str, Any] = {"max_params": count} if count else {"sizes": dict(given)}
+    others = {name: value for name, value in stage.step.options.items() if name not in ("sparsity", *BUDGETS, "sizes")}
+    changed = stage.model_copy(update={"step": Call(stage.step.by, {**others, **aim})})
+    return recipe.model_copy(update={"stages": tuple(changed if each is stage else each for each in recipe.stages)})
 
 
 def _options(settings: Sequence[str]) -> str:

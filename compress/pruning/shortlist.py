@@ -18,7 +18,7 @@ from compress.data.batches import Batching
 from compress.data.task import Kind
 from compress.errors import PruneError
 from compress.objective import Objective, find_loss
-from compress.recipe import Prune, Recipe
+from compress.recipe import Recipe
 from compress.shape import Shape
 from compress.signals import Signals, read
 from compress.slicing import Importance, Sizes, SlicePlan, choose, parameters_of, sliced
@@ -47,19 +47,21 @@ def losses(
     rows: Dataset,
     collate: Batching,
     *,
-    stage: Prune,
+    layers: str | None,
     terms: Sequence[Term],
     kind: Kind | None,
 ) -> dict[str, float]:
-    """The mean loss of each shape on `rows`, with `model` as the teacher; the model's own as `whole`."""
+    """The mean loss of each shape on `rows`, with `model` as the teacher.
+
+    layers: the rule by which they stay; None: the most important.
+    """
     plan, shape = SlicePlan.of(model), Shape.of(model.config)
     objective = Objective(terms, shape, shape, kind=kind)
     batches = _batches(rows, collate, model.device)
     shown = [read(model, batch, frozenset({"logits"})) for batch in batches]
-    rule = None if stage.copy_layers == "importance" else stage.copy_layers
-    found = {"whole": _mean(model, objective, batches, shown)}
+    found = {}
     for name, sizes in shapes.items():
-        small = sliced(model, choose(plan, rated, sizes, layers=rule)).eval()
+        small = sliced(model, choose(plan, rated, sizes, layers=layers)).eval()
         found[name] = _mean(small, objective, batches, shown)
     return found
 

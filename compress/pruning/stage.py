@@ -26,7 +26,8 @@ from compress.data.batches import encode
 from compress.data.corpora import encode_corpus
 from compress.errors import PruneError
 from compress.files import filled
-from compress.recipe import Prune, Target
+from compress.pruning.uneven import cut_unevenly
+from compress.recipe import Prune, Recipe
 from compress.run import Run
 from compress.slicing import Importance, Kept, Sizes, SlicePlan, choose, order, sliced
 from compress.slicing.plan import HIDDEN, LAYERS
@@ -37,28 +38,45 @@ from compress.train import Trained
 KEPT = "kept.json"
 
 
-def target_sizes(config: Any, target: Target, recipe: str) -> Sizes:
-    """What the recipe's last prune stage is to leave of a model with this config. Raises PruneError."""
+def sizes_of(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
+    """What this stage leaves of a teacher with this config. Raises PruneError.
+
+    Of a heterogeneous target, heads and neurons are means over the layers, and only the last stage makes it so.
+    """
+    target, whole = recipe.target, Sizes.of(config)
     if not target.sizes:
         raise PruneError(
-            f"{recipe}: does not say what is to be left: give sizes, as in --set target.ffn=0.5, or a budget, as in "
-            "--set target.max_latency_ms=5 (`compress prune` has options for both)"
+            f"{recipe.name}: does not say what is to be left: give sizes, as in --set target.ffn=0.5, or a budget, as "
+            "in --set target.max_latency_ms=5 (`compress prune` has options for both)"
         )
-    return Sizes.asked(config, **target.sizes)
+    if not target.uneven:
+        return on_the_way(whole, Sizes.asked(config, **target.sizes), stage.way)
+    even = Sizes.asked(config, **{name: count for name, count in target.sizes.items() if name != "heads"})
+    if stage.way < 1:
+        return on_the_way(whole, even, stage.way)
+    heads = Sizes.asked(config, heads=target.heads).heads if target.heads is not None else whole.heads
+    return replace(even, heads=heads, head_size=whole.head_size)
 
 
 def on_the_way(whole: Sizes, target: Sizes, way: float) -> Sizes:
     """Sizes this share of the way from one to the other, rounded to such as can be.
 
-    Where attention is as wide as the stream it is in, that is as a multiple of the heads.
+    Where attention is as wide as the stream it is in, heads are of the size that is nearest to all that is wanted.
     """
+    if way == 1:
+        return target
     begin, end = whole.plain(), target.plain()
     between: dict[str, Any] = {name: round(size + way * (end[name] - size)) for name, size in begin.items()}
     stream = "hidden" if whole.bottleneck is None else "bottleneck"
     if whole.attention == begin[stream]:
-        heads = between["heads"]
-        between["head_size"] = max(1, round(between[stream] / heads))
-        between[stream] = heads * between["head_size"]
+        wanted = {name: begin[name] + way * (end[name] - begin[name]) for name in ("heads", "head_size", stream)}
+        fitting = (
+            {"heads": heads, "head_size": size, stream: heads * size}
+            for heads in range(begin["heads"], end["heads"] - 1, -1)
+            for size in range(1, begin[stream] // heads + 1)
+            if end[stream] <= heads * size and (size == begin["head_size"] or end["head_size"] != begin["head_size"])
+        )
+        between |= min(fitting, key=lambda each: round(sum(abs(each[name] / wanted[name] - 1) for name in wanted), 6))
     return replace(whole, **between)
 
 
@@ -70,11 +88,13 @@ def prune_stage(
     run: Run,
     *,
     sizes: Sizes,
+    uneven: bool,
     before: Mapping[str, Any] | None,
 ) -> PreTrainedModel:
     """Cut `model` down to `sizes` by the stage's importance, and keep the result in the run's directory of this stage.
 
-    before: what the prune stage before this one has kept, if there was one. Every process gets the same units.
+    uneven: layers may differ. before: what the prune stage before this one has kept, if there was one. Every process
+    gets the same units.
     """
     started = time.perf_counter()
     seed = run.seed + int(digest.of_value(stage.name)[:6], 16)
@@ -84,12 +104,15 @@ def prune_stage(
         stage.importance, model.to(PartialState().device), plan, calibration(stage, material, seed), material.collate,
         batch=stage.batch, teacher=tutor, bf16=material.bf16, console=material.console,
     )  # fmt: skip
-    by_rule = stage.copy_layers != "importance"
-    layers = stage.copy_layers if by_rule else None
-    kept = importance.agreed(choose(plan, rated, sizes, layers=layers) if stage.way else order(plan, rated))
-    if sizes.layers < plan.sizes.layers and not by_rule and LAYERS not in rated:
+    rule = stage.rule
+    if sizes.layers < plan.sizes.layers and rule is None and LAYERS not in rated:
         material.console.print(f"{stage.name}: {stage.importance.by} rates no layers; the kept ones are spread evenly")
-    small = sliced(model, kept)
+    if uneven:
+        small, kept = cut_unevenly(model, rated, sizes, layers=rule)
+    else:
+        kept = choose(plan, rated, sizes, layers=rule) if stage.way else order(plan, rated)
+        small = sliced(model, kept)
+    importance.agreed(kept)
     note = record(stage, plan, kept, before)
     if run.main:
         with filled(run.result(stage.name)) as folder:
