@@ -41,11 +41,17 @@ class Axis:
 def label(value: float, step: float) -> str:
     """A tick's text, with the decimals that neighbours `step` apart need."""
     if abs(value) >= 10_000:
-        return f"{value / 1000:g}k"
+        return large(value)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 0
     if round(step, decimals) != round(step, decimals + 1):
         decimals += 1
     return f"{value:,.{decimals}f}".replace("-", "−")
+
+
+def large(value: float) -> str:
+    """A number of more than four digits in thousands, millions and so on: `20k`, `1.5M`."""
+    power = min(int(math.log10(abs(value)) / 3 + 1e-9), 6)
+    return f"{value / 1000**power:g}{'kMGTPE'[power - 1]}".replace("-", "−")
 
 
 def padded(low: float, high: float, plot: Box) -> Axis:
@@ -76,7 +82,7 @@ def titles(plot: Box, below: str, above: str) -> list[Markup]:
 
 def _written(ticks: Sequence[float], log: bool) -> list[tuple[float, str]]:
     step = min((after - before for before, after in pairwise(ticks)), default=1.0)
-    return [(tick, f"{tick:,g}" if log else label(tick, step)) for tick in ticks]
+    return [(tick, (large(tick) if tick >= 10_000 else f"{tick:,g}") if log else label(tick, step)) for tick in ticks]
 
 
 def _log_ticks(low: float, high: float, wanted: int) -> list[float]:

@@ -1,6 +1,5 @@
 """The pictures of a choice: score against a cost with its front, and a device under sustained load."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,8 +18,6 @@ MOST_NAMED = {"wide": 14, "narrow": 5}
 """So many points are all named; of more, those that are not on the front are numbered."""
 WITH_FACTS = 5
 LOG_FROM = 4
-FAR = 3
-"""A score this many times as far from the best as the median score is off the scale, which is for those in question."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +57,7 @@ class Against:
 
     def lowest(self) -> float:
         """The least score that is on the scale."""
-        scores = sorted((at[1] for one in self.shown() if (at := self.placed(one))), reverse=True)
-        floor = scores[0] - FAR * max(scores[0] - scores[len(scores) // 2], 0.01)
-        return min(score for score in scores if score >= floor)
+        return scatter.lowest([at[1] for one in self.shown() if (at := self.placed(one))])
 
     def off(self) -> list[Candidate]:
         """The points that are below the scale."""
@@ -94,8 +89,10 @@ def pareto(against: Against, key: str, width: float) -> Markup:
     y = scatter.score_axis(scores, [score for _, score in choice.baselines if score >= min(scores)], plot)
     spots = _spots(against, x, y, narrow=width < NARROW)
     marks = [*grid(x, y, plot), *titles(plot, against.axis, units.metric(choice.task.metric))]
-    stairs = _stairs([(x.at(at[0]), y.at(at[1])) for one in against.front() if (at := against.placed(one))], plot)
-    taken = [*(box for spot in spots for box in spot.boxes), *(_room(*pair) for pair in pairwise(stairs))]
+    stairs = scatter.stairs(
+        [(x.at(at[0]), y.at(at[1])) for one in against.front() if (at := against.placed(one))], plot
+    )
+    taken = [*(box for spot in spots for box in spot.boxes), *(scatter.room(*pair) for pair in pairwise(stairs))]
     for name, score in choice.baselines:
         room, drawn = scatter.level(name, score, y, plot, taken)
         taken, marks = [*taken, *room], [*marks, *drawn]
@@ -152,17 +149,3 @@ def _spots(against: Against, x: Axis, y: Axis, *, narrow: bool) -> list[Spot]:
             )
         )
     return found
-
-
-def _stairs(points: Sequence[tuple[float, float]], plot: Box) -> list[tuple[float, float]]:
-    """The best score that each cost buys: from the cheapest level to the next, up to it, and level to the end."""
-    ordered = sorted(points)
-    found = ordered[:1]
-    for x, y in ordered[1:]:
-        found += [(x, found[-1][1]), (x, y)]
-    return [*found, (plot.right, ordered[-1][1])]
-
-
-def _room(start: tuple[float, float], end: tuple[float, float]) -> Box:
-    """What names keep off: a line that is level or upright."""
-    return Box(min(start[0], end[0]), min(start[1], end[1]) - 2, max(start[0], end[0]) + 2, max(start[1], end[1]) + 2)

@@ -10,6 +10,8 @@ from compress.report.axes import Axis, padded
 from compress.report.svg import Box
 
 NAME_LETTERS = 26
+FAR = 3
+"""A score this many times as far from the best as the median score is off the scale, which is for those in question."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,13 @@ class Spot:
         line = svg.line((self.x, self.y), (self.reach, self.y), f"reach {self.style}") if self.reach > self.x else ""
         point = svg.dot(self.x, self.y, style=f"point {self.style}", hint=self.hint, square=self.square)
         return svg.tagged(self.data, line + point)
+
+
+def lowest(scores: Sequence[float]) -> float:
+    """The least of the scores that is on the scale."""
+    ordered = sorted(scores, reverse=True)
+    floor = ordered[0] - FAR * max(ordered[0] - ordered[len(ordered) // 2], 0.01)
+    return min(score for score in ordered if score >= floor)
 
 
 def score_axis(scores: Sequence[float], levels: Sequence[float], plot: Box) -> Axis:
@@ -102,3 +111,17 @@ def level(name: str, score: float, y: Axis, plot: Box, taken: Sequence[Box]) -> 
         return [box], marks
     line = svg.line((plot.left, at_pixel), (plot.right, at_pixel), "reference")
     return [box, Box(plot.left, at_pixel - 2, plot.right, at_pixel + 2)], [line, *marks]
+
+
+def stairs(points: Sequence[tuple[float, float]], plot: Box) -> list[tuple[float, float]]:
+    """The best score that each cost buys: from the cheapest level to the next, up to it, and level to the end."""
+    ordered = sorted(points)
+    found = ordered[:1]
+    for x, y in ordered[1:]:
+        found += [(x, found[-1][1]), (x, y)]
+    return [*found, (plot.right, ordered[-1][1])]
+
+
+def room(start: tuple[float, float], end: tuple[float, float]) -> Box:
+    """What names keep off: a line that is level or upright."""
+    return Box(min(start[0], end[0]), min(start[1], end[1]) - 2, max(start[0], end[0]) + 2, max(start[1], end[1]) + 2)

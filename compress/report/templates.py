@@ -7,15 +7,21 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from compress.report.cells import groups
 
+FOLDER = Path(__file__).parent
 
-def render(name: str, **shown: Any) -> str:
-    """The template `name` of this folder with these values; one that it lacks is an error of ours."""
+
+def render(template: str | Path, **shown: Any) -> str:
+    """The template of this folder by its name, or of another by its path, with these values.
+
+    One of another folder may extend and include those here. A value that is lacking is an error of ours.
+    """
+    path = FOLDER / template
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader((path.parent, FOLDER)),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["groups"] = groups
-    return environment.get_template(name).render(**shown)
+    return environment.get_template(path.name).render(**shown)

@@ -62,6 +62,11 @@ class Point:
         """The score of its last stage."""
         return finite(self.scores.get(self.stage)) if self.stage else None
 
+    @property
+    def first(self) -> float | None:
+        """The score of its first stage: what trials are compared by before some are trained on."""
+        return next((score for one in STAGES if (score := finite(self.scores.get(one))) is not None), None)
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -144,6 +149,7 @@ class Found:
     teacher_ms   on the same device at the same setting, in the same race as the finalists
     budgets      objective -> the most it may be; of the score, the least
     objectives   what the front is over
+    split        whose rows the scores are of, and how many those are; train_rows: what there is to train on
     front        the numbers of its points, by cost; winner: of the student that was distilled fully and ships
     costs        part (`measuring`, `supernet`, `trials`, `short distillations`, `final` ...) -> seconds
     ladder       scores of subnets and students while training went on
@@ -173,6 +179,9 @@ class Found:
     costs: Mapping[str, float] = field(default_factory=dict)
     ladder: tuple[Rung, ...] = ()
     anchors: tuple[Anchor, ...] = ()
+    split: str = ""
+    split_rows: int | None = None
+    train_rows: int | None = None
     sampler: str = ""
     seed: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -274,6 +283,12 @@ class Found:
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'JSON'}: {one['msg']}" for one in error.errors())
             raise SearchError(f"{source}: not a search of this tool ({problems}); run the search again.") from error
+
+    def html(self) -> str:
+        """One self-contained page: no request leaves it, and it is whole without its script."""
+        from compress.search.page import html
+
+        return html(self)
 
     def _excess(self, point: Point) -> float | None:
         """The factor by which it is over the budget it is most over; None where not all are known."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from compress.report.report import finite
-from compress.search.found import STAGES, Found, Importance, Objective, Point
+from compress.search.found import Found, Importance, Objective, Point
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -38,7 +38,7 @@ def importances(found: Found) -> tuple[Importance, ...]:
 def _value(found: Found, point: Point, objective: Objective) -> float | None:
     """The value before any training on top and before any measurement: what all trials are compared by."""
     if objective == "score":
-        return next((score for stage in STAGES if (score := finite(point.scores.get(stage))) is not None), None)
+        return point.first
     if objective == "latency":
         return finite(point.predicted_ms) if point.predicted_ms is not None else found.ms(point)
     return found.value(point, objective)

@@ -159,9 +159,15 @@ def _varied(values: Mapping[str, Floats]) -> tuple[list[str], list[str]]:
     return shown, why
 
 
+def floor_shown(law: Law, error: float) -> bool:
+    """Whether the floor is known to a quarter of the error it is held against."""
+    floor = law.floor()
+    return floor.high - floor.low < 0.25 * error
+
+
 def _floor_warnings(points: "_Points", law: Law) -> list[str]:
     floor = law.floor()
-    if floor.high - floor.low < 0.25 * float(np.exp(points.logs_N.min())):
+    if floor_shown(law, float(np.exp(points.logs_N.min()))):
         return []
     return [f"Where it levels off is not shown: an error between {floor.low:.3f} and {floor.high:.3f} fits."]
 

@@ -71,7 +71,7 @@ def ladder() -> tuple[Rung, ...]:
     for body in (300_000, 900_000, 2_700_000, 8_000_000):
         for examples in (2_000, 5_000, 12_000, 30_000, 67_000, 134_000):
             error = 0.07 + 1.9 * body**-0.25 + 6.0 * examples**-0.55
-            found.append(Rung("supernet", body, examples, 6.0 * body * examples * 20, 1 - error + rng.gauss(0, 0.001)))
+            found.append(Rung("supernet", body, examples, 6.0 * body * examples * 20, 1 - error + rng.gauss(0, 0.003)))
     return tuple(found)
 
 
@@ -116,6 +116,9 @@ def search(count: int = 120, **changes: Any) -> Found:
         costs={"measuring": 61.0, "supernet": 1500.0, "trials": 372.0, "short distillations": 640.0, "final": 900.0},
         ladder=ladder(),
         anchors=(Anchor("tinybert 4x312", 0.87, 3.3, 14_500_000, 14.6), Anchor("bag of words", 0.81)),
+        split="validation",
+        split_rows=872,
+        train_rows=67_349,
         sampler="TPE",
         seed=0,
         versions={"optuna": "5.0.0", "onnxruntime": "1.31.1"},
@@ -126,5 +129,8 @@ def search(count: int = 120, **changes: Any) -> Found:
     if "front" not in changes:
         whole = replace(whole, front=whole.compute_front())
     if "winner" not in changes and (best := whole.best_within()):
-        whole = replace(whole, winner=best.number)
+        gained = {"final": (best.score or 0) + 0.006, "shipped": (best.score or 0) + 0.005}
+        shipped = replace(best, scores={**best.scores, **gained}, bundle="runs/sst2-4ms/student")
+        taken = tuple(shipped if one is best else one for one in whole.points)
+        whole = replace(whole, points=taken, winner=best.number)
     return whole

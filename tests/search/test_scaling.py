@@ -55,15 +55,15 @@ def test_with_noise_it_is_found_within_its_bands() -> None:
 
 
 def test_bands_cover_what_is_true_about_as_often_as_they_say() -> None:
-    """Of 90 %: in 150 repetitions 88 % to 90 % did, for each of these questions; 30 leave chance its part."""
+    """Of 90 %: in 150 repetitions 88 % to 90 % did, for each of these questions; 20 leave chance its part."""
     hits = np.zeros(3)
-    for seed in range(100, 130):
+    for seed in range(100, 120):
         shown = law(fitted(ladder(0.02, seed)))
         gain = float(true(*LAST.values()) - true(*MORE.values()))
         asked = ((shown.error(LAST), true(*LAST.values())), (shown.error(MORE), true(*MORE.values())))
         hits += [band.low <= made <= band.high for band, made in (*asked, (shown.change(LAST, MORE), gain))]
-    assert np.all(hits >= 23), hits
-    assert hits.sum() < 90, "bands that are never wrong are too wide"
+    assert np.all(hits >= 15), hits
+    assert hits.sum() < 60, "bands that are never wrong are too wide"
 
 
 def test_a_change_is_surer_than_the_difference_of_two_errors() -> None:
