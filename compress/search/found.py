@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from compress.errors import SearchError
 from compress.report.report import finite
+from compress.search.front import undominated
 
 State = Literal["complete", "pruned", "duplicate", "too slow", "failed"]
 Stage = Literal["subnet", "short", "final", "shipped"]
@@ -199,7 +200,8 @@ class Found:
         """The trial of this number. Raises SearchError where there is none."""
         found = next((point for point in self.points if point.number == number), None)
         if found is None:
-            raise SearchError(f"{self.study}: no trial {number}; it has {len(self.points)}{_span(self.points)}")
+            span = f", {self.points[0].number} to {self.points[-1].number}" if self.points else ""
+            raise SearchError(f"{self.study}: no trial {number}; it has {len(self.points)}{span}")
         return found
 
     def measured_ms(self, point: Point) -> float | None:
@@ -256,7 +258,7 @@ class Found:
             if len(known) == len(wanted) and self.feasible(point):
                 placed.append((tuple(sign * one for sign, one in zip(signs, known, strict=True)), point.number))
         costs = [index for index, objective in enumerate(wanted) if objective != "score"]
-        return tuple(number for _, number in sorted(_undominated(placed), key=lambda one: [one[0][i] for i in costs]))
+        return tuple(number for _, number in sorted(undominated(placed), key=lambda one: [one[0][i] for i in costs]))
 
     def counts(self) -> dict[State, int]:
         """How many trials ended in each state, those that none ended in left out."""
@@ -299,19 +301,3 @@ class Found:
                 return None
             factors.append(limit / value if objective == "score" else value / limit)
         return max(factors, default=1.0)
-
-
-def _undominated(placed: Iterable[tuple[tuple[float, ...], int]]) -> list[tuple[tuple[float, ...], int]]:
-    """Of (values to minimise, number), those that no other equals or beats in all; of equals, the first number.
-
-    In order of the values nothing is beaten by what comes later, so each is held against the kept ones alone.
-    """
-    kept: list[tuple[tuple[float, ...], int]] = []
-    for values, number in sorted(placed):
-        if not any(all(a <= b for a, b in zip(other, values, strict=True)) for other, _ in kept):
-            kept.append((values, number))
-    return kept
-
-
-def _span(points: Sequence[Point]) -> str:
-    return f", {points[0].number} to {points[-1].number}" if points else ""
