@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -251,7 +252,7 @@ class Found:
         """The feasible points that no other feasible one equals or beats in every objective; by the first cost."""
         wanted = tuple(objectives or self.objectives)
         signs = [-1.0 if objective == "score" else 1.0 for objective in wanted]
-        placed: list[tuple[tuple[float, ...], int]] = []
+        placed = []
         for point in self.points:
             values = [self.value(point, objective) for objective in wanted]
             known = [value for value in values if value is not None]
@@ -262,10 +263,7 @@ class Found:
 
     def counts(self) -> dict[State, int]:
         """How many trials ended in each state, those that none ended in left out."""
-        found: dict[State, int] = {}
-        for point in self.points:
-            found[point.state] = found.get(point.state, 0) + 1
-        return found
+        return dict(Counter(point.state for point in self.points))
 
     def to_json(self) -> str:
         """Indented JSON; what is not a finite number becomes null."""
