@@ -65,9 +65,10 @@ class Sandwich(nn.Module):
     largest, smallest    whether the whole student, and its smallest subnet, learn in every step
     power       the loss of a subnet counts (its weights / the whole's, without embeddings) ** power
 
-    What is given adds to the student's own size; combinations that no model has are left out. Which subnets a step
-    draws depends on torch's seed when it is made, the step's number and the process: `begin` tells it the number.
-    Each layer is compared with what it is compared with in the whole student. shown: the teacher's outputs, if kept.
+    Beside what is given each size may stay the student's own (heads, where hidden alone is given, keep their size);
+    combinations that no model has are left out. Which subnets a step draws depends on torch's seed when it is made, the
+    step's number and the process: `begin` tells it the number. Each layer is compared with
+    what it is compared with in the whole student. shown: the teacher's outputs, if kept.
     Raises PruneError for sizes that cannot be, ObjectiveError for terms that cannot compare some subnet with the
     teacher, and without a teacher's objective.
     """
@@ -180,8 +181,12 @@ def _combined(
     together = ("hidden" if plan.sizes.bottleneck is None else "bottleneck", "heads", "ffn")
     if widths and any(axes[axis] for axis in together):
         raise PruneError(f"dynabert.Sandwich: `widths` is {', '.join(together)} together; leave them out beside it")
+    if wrong := [width for width in widths if not 0 < width <= 1]:
+        raise PruneError(
+            f"dynabert.Sandwich: widths: {wrong[0]:g}; expected shares of the student's own, above 0 up to 1"
+        )
     alone = [[{}, *({axis: size} for size in sizes)] for axis, sizes in axes.items()]
-    wide: list[Mapping[str, float]] = [{}, *(dict.fromkeys(together, width) for width in widths)]
+    wide: list[Mapping[str, float]] = [{}, *(dict.fromkeys(together, width) for width in widths if width < 1)]
     for parts in product(wide, *alone):
         yield {axis: size for part in parts for axis, size in part.items()}
 
