@@ -77,9 +77,9 @@ def growth(found: Found) -> Growth:
         curves.append(Curve(compute.law, "compute", {"compute": spent}, frontier))
     warnings = (*whole.warnings, *(f"Compute: {one}" for one in compute.warnings if rungs))
     answers = (*_answers(law, reference), *_repeated(found, rungs))
-    return Growth(
-        about, _expected(found, law, reference), answers, tuple(_figure(found, curve) for curve in curves), warnings
-    )
+    about += f" Here: {_place(reference)}." if law else ""
+    figures = tuple(_figure(found, curve) for curve in curves)
+    return Growth(about, _expected(found, law, reference), answers, figures, warnings)
 
 
 def _rungs(found: Found) -> list[Rung]:

@@ -85,7 +85,8 @@ def _views(found: Found) -> list[View]:
 
 def _caption(against: Against) -> str:
     found = against.found
-    said = ["Up and left is better; the stairs join what nothing within the budget beats for less."]
+    stairs = "; the stairs join what nothing within the budget beats for less" if against.front else ""
+    said = [f"Up and left is better{stairs}."]
     if against.cost == "latency":
         said.append(f"Of {found.setting}, measured where it was, else predicted.")
     trained = any(point.stage not in (None, "subnet") for point in found.points)

@@ -143,6 +143,11 @@ def test_the_answer_is_said_with_its_numbers_and_its_command() -> None:
         assert said in shown, said
 
 
+def test_the_first_trial_has_the_number_zero_in_every_table() -> None:
+    page = only(bare(0, scores={"subnet": 0.8}, predicted_ms=1.0), winner=0, front=(0,)).html()
+    assert '<span class="number-of">0</span>' in page and '<span class="of-number">0</span>' in page
+
+
 def test_what_an_impossible_budget_comes_closest_to_is_said() -> None:
     points = (bare(0, scores={"subnet": 0.9}, predicted_ms=5.0), bare(1, scores={"subnet": 0.8}, predicted_ms=3.0))
     shown = text(only(*points, budgets={"latency": 1.0}).html())
@@ -174,6 +179,7 @@ def test_what_is_missing_leaves_no_heading() -> None:
     assert headings["whole"] == always | asked
     assert headings["nothing"] - always <= {"How small can it go, and what would more data buy?"}
     assert "Accuracy against cost" not in headings["nothing complete"]
+    assert "The front" not in headings["all too slow"]
 
 
 @pytest.mark.parametrize("width", [342, 690])
@@ -210,6 +216,8 @@ def test_growth_answers_for_half_and_twice_and_says_what_was_not_measured() -> N
     assert [figure.heading for figure in told.figures] == [
         f"Accuracy against {of}" for of in ("size", "data", "compute")
     ]
+    about = told.about.replace(units.GAP, " ")
+    assert about.endswith("Here: 8.00 M parameters without embeddings, 134 k examples seen.")
     assert any("each seen 2.0 times" in one for one in told.answers)
 
 
