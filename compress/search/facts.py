@@ -20,7 +20,7 @@ from compress.shape import Shape
 from compress.students.sharing import share, share_again
 
 MATRICES: Final[Mapping[Precision, float]] = MappingProxyType(
-    {"fp32": 4.0, "fp16": 2.0, "w8": 1.0 + 4 / 64, "int8": 1.0, "q4": 0.5 + 4.5 / 32}
+    {"fp32": 4.0, "fp16": 2.0, "w8": 1.0 + 4 / 128, "int8": 1.0, "q4": 0.5 + 4.5 / 32}
 )
 """Bytes of a number in a matrix or table, what its block's scale takes included; all others take four, fp16 two."""
 

@@ -157,7 +157,8 @@ def race(
         if sweep % 2:
             left.reverse()
         if left:
-            say(f"{device.name}: timing {len(left)} files at {setting}, turn {sweep + 1}")
+            why = "" if sweep < SWEEPS else ", disturbed until now"
+            say(f"{device.name}: timing {len(left)} files at {setting}, turn {sweep + 1}{why}")
         for at in range(0, len(left), TOGETHER):
             some = {name: files[name] for name in dict.fromkeys([*left[at : at + TOGETHER], gauge])}
             races.append({each.name: each for each in device.race(some, [setting], rounds=rounds, runs=runs)})

@@ -1,0 +1,180 @@
+"""A predictor finds what each term costs, says how sure it is, and is honest where it cannot know."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compress.bench.protocol import Setting
+from compress.errors import SearchError
+from compress.search.latency import FEWEST, Errors, Predictor, Sample, Terms, choose_spread
+from tests import tiny
+
+SETTING = Setting(seq=32)
+COSTS = {
+    "fixed": 0.05,
+    "projections": 2e-8,
+    "feed_forward": 3e-8,
+    "softmax": 4e-7,
+    "activation gelu": 3e-7,
+    "activation relu": 1e-7,
+}
+SPACE = {
+    f"{layers}x{heads * size}/{heads}/{ffn}": {"layers": layers, "hidden": heads * size, "heads": heads, "ffn": ffn}
+    for layers in range(1, 7)
+    for heads in (2, 4, 6)
+    for size in (16, 32)
+    for ffn in (64, 256)
+}
+
+
+def config(name: str, **changes: Any) -> Any:
+    sizes = SPACE[name]
+    found = tiny.config("bert", layers=sizes["layers"], hidden=sizes["hidden"], heads=sizes["heads"], **changes)
+    found.intermediate_size = sizes["ffn"]
+    return found
+
+
+def truth(terms: Terms) -> float:
+    return sum(COSTS.get(name, 0.0) * amount for name, amount in terms.counts.items())
+
+
+def samples(count: int, noise: float = 0.0, seed: int = 0, **changes: Any) -> tuple[Sample, ...]:
+    draw = np.random.default_rng(seed)
+    names = choose_spread({name: config(name) for name in SPACE}, count, SETTING)
+    terms = [Terms.of(config(name, **changes), SETTING) for name in names]
+    return tuple(
+        Sample(name, each, truth(each) * (1 + noise * draw.standard_normal()))
+        for name, each in zip(names, terms, strict=True)
+    )
+
+
+def held_out(predictor: Predictor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Relative errors, and errors in the deviations that were predicted, of all shapes that were not measured."""
+    rest = sorted(SPACE.keys() - {each.name for each in predictor.samples})
+    pairs = [(predictor.predict(config(name)), truth(Terms.of(config(name), SETTING))) for name in rest]
+    off = np.array([each.ms - true for each, true in pairs])
+    return off / np.array([true for _, true in pairs]), off / np.array([each.error_ms + 1e-15 for each, _ in pairs])
+
+
+def test_costs_that_are_there_are_found() -> None:
+    predictor = Predictor.fit(samples(16), SETTING, "int8")
+    relative, _ = held_out(predictor)
+    assert np.abs(relative).max() < 1e-6
+    assert predictor.errors.mean < 1e-6
+    assert predictor.errors.rank == pytest.approx(1.0)
+    assert all(cost >= 0 for cost in predictor.costs.values())
+
+
+def test_its_own_error_is_what_shapes_not_measured_show() -> None:
+    """Over many noisy measurings: the deviations it gives cover what they should, and it beats FLOPs."""
+    relative, deviations, told, flops = [], [], [], []
+    for seed in range(12):
+        predictor = Predictor.fit(samples(16, noise=0.02, seed=seed), SETTING, "int8")
+        one, two = held_out(predictor)
+        relative.append(np.abs(one).mean())
+        deviations.append(two)
+        told.append(predictor.errors.mean)
+        flops.append(predictor.flops_errors.mean)
+    assert np.mean(relative) < 0.03
+    assert 0.5 < np.mean(told) / np.mean(relative) < 3
+    assert (np.abs(np.concatenate(deviations)) < 2).mean() > 0.9
+    assert np.mean(flops) > 2 * np.mean(told)
+
+
+def test_deviations_grow_away_from_what_was_measured() -> None:
+    near = [name for name, sizes in SPACE.items() if sizes["layers"] <= 2 and sizes["hidden"] <= 128]
+    draw = np.random.default_rng(0)
+    terms = [Terms.of(config(name), SETTING) for name in near]
+    measured = [
+        Sample(name, each, truth(each) * (1 + 0.03 * draw.standard_normal()))
+        for name, each in zip(near, terms, strict=True)
+    ]
+    predictor = Predictor.fit(measured, SETTING, "int8")
+    inside, outside = (predictor.predict(config(name)) for name in (near[3], "6x192/6/256"))
+    assert outside.error_ms / outside.ms > 1.2 * inside.error_ms / inside.ms
+
+
+def test_leaving_one_out_is_a_fit_to_the_others() -> None:
+    measured = samples(10, noise=0.05)
+    predictor = Predictor.fit(measured, SETTING, "int8")
+    by_hand = [
+        Predictor.fit([each for each in measured if each != one], SETTING, "int8").of_terms(one.terms).ms
+        for one in measured
+    ]
+    told = [each.predicted_ms for each in predictor.record().timings]
+    assert told == pytest.approx(by_hand)
+    off = np.array(by_hand) / np.array([each.ms for each in measured]) - 1
+    assert predictor.errors.mean == pytest.approx(np.abs(off).mean())
+    assert predictor.errors.worst == pytest.approx(np.abs(off).max())
+
+
+def test_what_no_measured_shape_has_is_refused() -> None:
+    predictor = Predictor.fit(samples(10), SETTING, "int8")
+    with pytest.raises(SearchError, match="no measured shape has 'activation relu'; measure some that do"):
+        predictor.predict(config("2x64/2/64", hidden_act="relu"))
+    both = Predictor.fit((*samples(10), *samples(10, hidden_act="relu")), SETTING, "int8")
+    relu = Terms.of(config("2x64/2/64", hidden_act="relu"), SETTING)
+    assert both.of_terms(relu).ms == pytest.approx(truth(relu), rel=1e-5)
+
+
+def test_the_only_shape_with_a_term_says_nothing_of_the_error() -> None:
+    lone = samples(3, hidden_act="relu")[-1]
+    predictor = Predictor.fit((*samples(12, noise=0.01), lone), SETTING, "int8")
+    assert predictor.errors.worst < 0.2
+    assert lone.name not in [each.name for each in predictor.record().timings if each.measured_ms == lone.ms]
+
+
+def test_noisy_shapes_are_kept_but_not_fitted_to() -> None:
+    good = samples(12)
+    wrong = replace(good[3], ms=9 * good[3].ms, noisy=True, noise="the machine was disturbed")
+    predictor = Predictor.fit((*good[:3], wrong, *good[4:]), SETTING, "int8")
+    assert len(predictor.samples) == 12
+    assert wrong not in predictor.fitted
+    assert predictor.of_terms(wrong.terms).ms == pytest.approx(good[3].ms, rel=1e-5)
+    assert [each.name for each in predictor.record().timings if each.noisy] == [wrong.name]
+
+
+def test_too_few_shapes_are_refused_with_the_reason() -> None:
+    with pytest.raises(SearchError, match=rf"{FEWEST - 1} shapes to fit to; expected at least {FEWEST}"):
+        Predictor.fit(samples(FEWEST - 1), SETTING, "int8")
+    noisy = [replace(each, noisy=True, noise="x1.4") for each in samples(8)]
+    with pytest.raises(
+        SearchError, match=r"8 of the 8 measured were noisy: .*x1.4.*Measure while the machine does not"
+    ):
+        Predictor.fit(noisy, SETTING, "int8")
+    broken = [replace(each, ms=math.nan) for each in samples(8)]
+    with pytest.raises(SearchError, match="not a latency that anything takes"):
+        Predictor.fit(broken, SETTING, "int8")
+
+
+def test_what_was_measured_survives_as_json(tmp_path: Path) -> None:
+    predictor = Predictor(samples(10, noise=0.02), SETTING, "int8", None, "ssh:pi", {"cpu": "Cortex-A72"})
+    predictor.save(tmp_path / "latency.json")
+    again = Predictor.from_json(tmp_path / "latency.json")
+    assert again == predictor
+    assert again.costs == predictor.costs
+    assert Predictor.from_json(predictor.to_json()).about() == predictor.about()
+
+
+def test_a_file_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
+    tree = json.loads(Predictor.fit(samples(6), SETTING, "int8").to_json())
+    tree["samples"][2]["ms"] = "fast"
+    (tmp_path / "latency.json").write_text(json.dumps(tree), encoding="utf-8")
+    with pytest.raises(SearchError, match=r"latency\.json: .*samples\.2\.ms.*measure again"):
+        Predictor.from_json(tmp_path / "latency.json")
+    with pytest.raises(SearchError, match="measure again"):
+        Predictor.from_json("{")
+
+
+def test_errors_of_a_known_case() -> None:
+    found = Errors.of(np.array([1.1, 1.8, 3.0]), np.array([1.0, 2.0, 3.0]))
+    assert found.mean == pytest.approx(0.2 / 3)
+    assert found.worst == pytest.approx(0.1)
+    assert found.deviation == pytest.approx(math.sqrt(0.02 / 3))
+    assert found.rank == pytest.approx(1.0)
+    assert Errors.of(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0])).rank == pytest.approx(-1.0)

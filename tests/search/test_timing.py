@@ -1,0 +1,192 @@
+"""Shapes are timed through the files that ship, in turns; a pass that was disturbed counts for nobody."""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from compress.bench.device import open_device
+from compress.bench.protocol import DeviceError, Latency, Setting, Sustained
+from compress.errors import SearchError
+from compress.search.timing import MORE, SWEEPS, TOGETHER, choose_spread, exported, measure, race, sample
+from tests import tiny
+
+SETTING = Setting(seq=16)
+
+
+@dataclass
+class Scripted:
+    """A device on which every file takes what it is said to, times what disturbs the pass."""
+
+    takes: Mapping[str, float]
+    disturbed: Sequence[float] = ()
+    raced: list[list[str]] = field(default_factory=list)
+    passes: int = 0
+    name: str = "scripted"
+
+    def facts(self) -> dict[str, str]:
+        return {"cpu": "none"}
+
+    def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
+        assert all(path.is_file() for path in files.values())
+        self.raced.append(list(files))
+        factors = [self._factor(), self._factor()]
+        return [self._latency(name, settings[0], factors) for name in files]
+
+    def _factor(self) -> float:
+        self.passes += 1
+        return self.disturbed[self.passes - 1] if self.passes <= len(self.disturbed) else 1.0
+
+    def _latency(self, name: str, setting: Setting, factors: Sequence[float]) -> Latency:
+        one, two = (self.takes[name] * factor for factor in factors)
+        least = min(one, two)
+        return Latency(name, setting, 10, least, least, least, least, 1.0, 1.0, None, False, "", (one, two))
+
+    def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
+        raise DeviceError("not asked")
+
+    def logits(self, file: Path, rows: Sequence[Any]) -> list[NDArray[np.float32]]:
+        raise DeviceError("not asked")
+
+
+@contextmanager
+def files(tmp_path: Path, count: int) -> Iterator[dict[str, Path]]:
+    made = {str(size): tmp_path / f"{size}.onnx" for size in range(1, count + 1)}
+    for name, path in made.items():
+        path.write_bytes(b"." * int(name))
+    yield made
+
+
+def test_a_disturbed_pass_does_not_count(tmp_path: Path) -> None:
+    with files(tmp_path, 3) as made:
+        device = Scripted({"1": 1.0, "2": 2.0, "3": 3.0}, disturbed=[1.6, 1.0, 1.3, 1.0])
+        found = race(made, device, SETTING)
+    assert {name: each.p50_ms for name, each in found.items()} == {"1": 1.0, "2": 2.0, "3": 3.0}
+    assert not any(each.noisy for each in found.values())
+    assert len(device.raced) == SWEEPS
+    assert found["2"].passes == pytest.approx((3.2, 2.0, 2.6, 2.0))
+
+
+def test_what_was_disturbed_for_long_races_again(tmp_path: Path) -> None:
+    """All passes of one file equally slow: only that the largest was slower, too, shows it."""
+    names = [str(size) for size in range(1, TOGETHER + 2)]
+    with files(tmp_path, len(names)) as made:
+        device = Scripted(dict.fromkeys(names, 1.0), disturbed=[1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.0, 1.0])
+        found = race(made, device, SETTING)
+    assert {each.p50_ms for each in found.values()} == {1.0}
+    assert not any(each.noisy for each in found.values())
+    assert all(names[-1] in each for each in device.raced)
+    assert len(device.raced) > 2 * SWEEPS - 1
+
+
+def test_what_stays_disturbed_is_flagged_and_says_so(tmp_path: Path) -> None:
+    with files(tmp_path, 2) as made:
+        growing = [1.0 + 0.1 * number for number in range(2 * (SWEEPS + MORE))]
+        device = Scripted({"1": 1.0, "2": 2.0}, disturbed=growing)
+        found = race(made, device, SETTING)
+    assert all(each.noisy for each in found.values())
+    assert "disturbed in all but 1 of 12 passes" in found["1"].noise
+    assert found["1"].p50_ms == 1.0
+    assert len(device.raced) == SWEEPS + MORE
+
+
+def test_a_file_that_wavers_by_itself_is_flagged(tmp_path: Path) -> None:
+    class Wavering(Scripted):
+        def _latency(self, name: str, setting: Setting, factors: Sequence[float]) -> Latency:
+            own = [factor * (1 + 0.2 * self.passes) for factor in factors] if name == "1" else factors
+            return super()._latency(name, setting, [own[0], own[1] * (1.07 if name == "1" else 1.0)])
+
+    with files(tmp_path, 2) as made:
+        found = race(made, Wavering({"1": 1.0, "2": 2.0}), SETTING)
+    assert found["1"].noisy
+    assert "undisturbed passes took" in found["1"].noise
+    assert not found["2"].noisy
+
+
+def test_a_file_races_beside_few_others(tmp_path: Path) -> None:
+    names = [str(size) for size in range(1, 21)]
+    with files(tmp_path, len(names)) as made:
+        device = Scripted(dict.fromkeys(names, 1.0))
+        race(made, device, SETTING)
+    assert max(map(len, device.raced)) <= TOGETHER + 1
+    assert {name for each in device.raced for name in each} == set(names)
+
+
+@pytest.mark.parametrize(
+    ("precision", "operator"),
+    [("int8", "MatMulInteger"), ("fp32", "MatMul"), ("w8", "MatMulNBits"), ("q4", "MatMulNBits"), ("fp16", "Cast")],
+)
+def test_files_are_what_a_bundle_holds(precision: Any, operator: str) -> None:
+    state = torch.random.get_rng_state()
+    with exported({"a": tiny.config("bert", hidden=64)}, SETTING, precision=precision) as made:
+        nodes = [node.op_type for node in onnx.load_model(made["a"]).graph.node]
+        assert list(made["a"].parent.iterdir()) == [made["a"]]
+    assert operator in nodes
+    assert not made["a"].parent.exists()
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_layers_that_share_weights_share_them_in_the_file() -> None:
+    config = tiny.config("bert", hidden=64, layers=4)
+    shared = tiny.config("bert", hidden=64, layers=4)
+    shared.shared_layers = {"attention": 1, "ffn": 1}
+    with exported({"own": config, "shared": shared}, SETTING, precision="fp32") as made:
+        own, one = (made[name].stat().st_size for name in ("own", "shared"))
+    assert one < own - 2 * 4 * 12 * 64 * 64 / 4
+
+
+def test_shapes_are_measured_on_this_machine_and_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    said: list[str] = []
+    shapes = {"small": tiny.config("bert", layers=1), "large": tiny.config("bert", layers=4, hidden=256)}
+    with open_device("local", say=said.append) as device:
+        found = sample(shapes, device, SETTING, rounds=2, runs=2, say=said.append, choices={"small": {"layers": 1}})
+    small, large = found
+    assert 0 < small.ms < large.ms
+    assert small.choice == {"layers": 1}
+    assert large.file_mb is not None and small.file_mb is not None and large.file_mb > small.file_mb > 0
+    assert large.terms.counts["layers"] == 4
+    assert any("exporting 2 of 2: large" in line for line in said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    device = Scripted({})
+    with pytest.raises(SearchError, match=r"a: 65 tokens to measure at; this shape has 64 positions"):
+        measure({"a": tiny.config("bert")}, device, Setting(seq=65))
+    with pytest.raises(SearchError, match="no bert of this shape can be built"):
+        measure({"a": tiny.config("bert", hidden=33)}, device, SETTING)
+    with pytest.raises(SearchError, match=r"int9: no such precision. Did you mean 'int8'"):
+        measure({"a": tiny.config("bert")}, device, SETTING, precision="int9")  # type: ignore[arg-type]
+    with pytest.raises(SearchError, match="no shapes to measure"):
+        measure({}, device, SETTING)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_chosen_shapes_hold_the_extremes_and_every_kind() -> None:
+    acts = ("gelu", "relu")
+    space = {
+        f"{layers}x{hidden} {act}": tiny.config("bert", layers=layers, hidden=hidden, hidden_act=act)
+        for layers in range(1, 9)
+        for hidden in (32, 64, 96, 128)
+        for act in acts
+    }
+    chosen = choose_spread(space, 10, SETTING)
+    assert len(set(chosen)) == 10
+    assert {"1x32 gelu", "8x128 gelu"} & set(chosen)
+    assert {"1x32", "8x128", "8x32", "1x128"} <= {name.split(" ")[0] for name in chosen}
+    assert all(sum(act in name for name in chosen) >= 3 for act in acts)
+    backwards = dict(reversed(list(space.items())))
+    assert choose_spread(backwards, 10, SETTING) == chosen
+    assert set(choose_spread(space, 1000, SETTING)) == set(space)
+    with pytest.raises(SearchError, match="expected at least 2"):
+        choose_spread(space, 1, SETTING)
