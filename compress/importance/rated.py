@@ -55,7 +55,8 @@ def of(
         raise PruneError(f"{call.by}: a teacher that was asked beforehand cannot be asked again; use targets: labels")
     device = next(model.parameters()).device
     tutor = teacher.model if teacher else None
-    tutor = copy.deepcopy(tutor) if tutor is model else tutor  # what is done to the student must not reach it
+    if tutor is model and call.options.get("targets") == "teacher":
+        tutor = copy.deepcopy(tutor)  # what is done to the student must not reach it
     batches = Batches(rows, collate, min(batch, len(rows)), device, bf16, tutor, console)
     path = home() / "importance" / f"{_key(call, model, rows, batches, teacher)}.safetensors"
     kept = _of_first(load_file(path) if PartialState().is_main_process and path.is_file() else None)
