@@ -8,7 +8,7 @@ under the same lock, so that it is never a line that somebody is writing.
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -35,8 +35,17 @@ class WholeLines(BaseJournalBackend):
         if not _BEGINNING.startswith(start):
             raise StorageError(f"{path}: is not the journal of a study; give another file")
 
-    def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
-        return self.reader.read_logs(log_number_from)
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """Those from that number on. Raises StorageError (a line that is no JSON, file gone)."""
+        try:
+            yield from self.reader.read_logs(log_number_from)
+        except ValueError as error:
+            raise StorageError(
+                f"{self.path}: line {self._first_strange()} cannot be read. Put back a copy of the file that is "
+                f"whole, or begin another study"
+            ) from error
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot be read ({error.strerror})") from error
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """All of them, on the disk, or none. Raises StorageError (disk full, file gone)."""
@@ -56,10 +65,9 @@ class WholeLines(BaseJournalBackend):
         with self._locked() as file:
             return _cut_tail(file)
 
-    def first_strange(self) -> int | None:
-        """The number of the first line that is no JSON, from 1."""
+    def _first_strange(self) -> int:
         with self.path.open("rb") as file:
-            return next((number for number, line in enumerate(file, 1) if not _is_json(line)), None)
+            return next((number for number, line in enumerate(file, 1) if not _is_json(line)), 0)
 
     @contextmanager
     def _locked(self) -> Iterator[FileIO]:

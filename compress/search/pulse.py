@@ -7,6 +7,7 @@ this host at once, and one of another host when its beat is older than `Pulse.gr
 agree to less than that), and queues the same parameters again.
 """
 
+import os
 import platform
 import time
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, get_ident
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 import optuna
@@ -73,7 +75,10 @@ def beating(study: optuna.Study, trial: optuna.Trial, pulse: Pulse) -> Iterator[
 
 
 def sweep(study: optuna.Study, pulse: Pulse, say: Say) -> None:
-    """Fail the trials whose worker is gone and queue their parameters again: each once, however many sweep."""
+    """Fail the trials whose worker is gone and queue their parameters again: each once, however many sweep.
+
+    Not to be called by a thread that is in the middle of a trial.
+    """
     with quiet():
         optuna.storages.fail_stale_trials(study)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -99,9 +104,9 @@ def run_again(study: optuna.Study, trial: FrozenTrial, *, died: bool = True) -> 
 
 
 def me() -> dict[str, Any]:
-    """This process, told apart from any other that had or will have its number."""
+    """This process, told apart from any other that had or will have its number, and the thread in it."""
     process = psutil.Process()
-    return {"host": _host(), "pid": process.pid, "started": process.create_time()}
+    return {"host": _host(), "pid": process.pid, "started": process.create_time(), "thread": get_ident()}
 
 
 def _abandoned(trial: FrozenTrial, pulse: Pulse) -> str:
@@ -114,6 +119,8 @@ def _abandoned(trial: FrozenTrial, pulse: Pulse) -> str:
     name = f"process {owner['pid']} on {str(owner['host']).split('/', maxsplit=1)[0]}"
     if owner["host"] == _host() and _gone(owner["pid"], owner["started"]):
         return f"{name} is gone"
+    if owner["host"] == _host() and owner["pid"] == os.getpid() and _left(owner["thread"]):
+        return "an error ended it"
     beat = trial.user_attrs.get("beat")
     silent = time.time() - beat if beat is not None else 0.0
     return f"{name} has been silent for {silent:.0f} s" if silent > pulse.grace else ""
@@ -130,6 +137,11 @@ def _gone(pid: int, started: float) -> bool:
         return False
     except psutil.NoSuchProcess:
         return not psutil.pid_exists(pid)
+
+
+def _left(thread: int) -> bool:
+    """Whether a thread of this process cannot be running a trial: it ended, or it is this one, which sweeps."""
+    return thread == get_ident() or all(one.ident != thread for one in enumerate_threads())
 
 
 @cache

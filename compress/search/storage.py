@@ -5,7 +5,9 @@ postgresql://user:pw@host/name       a database, for workers on many machines; a
 grpc://host:13000                    `serve` in front of a database: for more workers than it has connections
 """
 
+import random
 import re
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,15 @@ def open_storage(where: Path | str, pulse: Pulse = STEADY, say: Say = print) -> 
         if address.startswith("grpc://"):
             return _proxy(address)
         return _database(address, pulse)
+
+
+def close_storage(storage: BaseStorage) -> None:
+    """Give back the connections of a storage that is not needed any more; a journal has none."""
+    behind = getattr(storage, "_backend", storage)  # Optuna puts its cache before a database
+    if isinstance(behind, RDBStorage):
+        behind.engine.dispose()
+    elif isinstance(behind, GrpcStorageProxy):
+        behind.close()
 
 
 def hidden(where: Path | str) -> str:
@@ -73,12 +84,8 @@ def _journal(path: Path, say: Say) -> BaseStorage:
         say(f"{path}: its last line was cut short and is dropped ({cut} bytes); what stands before it is whole")
     try:
         return JournalStorage(lines)
-    except (ValueError, KeyError, AssertionError) as error:  # a line that is no JSON, or no operation of Optuna's
-        line = lines.first_strange()
-        raise StorageError(
-            f"{path}: {f'line {line}' if line else 'an operation in it'} cannot be read ({type(error).__name__}: "
-            f"{error}). Put back a copy that is whole, or start another study"
-        ) from error
+    except (KeyError, AssertionError) as error:  # of JSON, but not what Optuna writes
+        raise StorageError(f"{path}: is not the journal of a study ({error!r}); give another file") from error
 
 
 def _database(url: str, pulse: Pulse) -> BaseStorage:
@@ -87,21 +94,24 @@ def _database(url: str, pulse: Pulse) -> BaseStorage:
     def retry(study: optuna.Study, trial: FrozenTrial) -> None:
         run_again(study, trial)
 
-    def connected() -> BaseStorage:
-        return RDBStorage(
-            full,
-            engine_kwargs=_engine(full),
-            heartbeat_interval=pulse.interval,
-            grace_period=pulse.grace,
-            heartbeat_stale_trial_callback=retry,
-        )
+    def connected(attempts: int = 8) -> BaseStorage:
+        try:
+            return RDBStorage(
+                full,
+                engine_kwargs=_engine(full),
+                heartbeat_interval=pulse.interval,
+                grace_period=pulse.grace,
+                heartbeat_stale_trial_callback=retry,
+            )
+        except (IntegrityError, ProgrammingError):
+            if attempts == 1:
+                raise
+        time.sleep(random.uniform(0.05, 0.3))  # other workers are making the same tables in this moment
+        return connected(attempts - 1)
 
     try:
-        try:
-            return connected()
-        except (IntegrityError, ProgrammingError):  # another process was making the same tables in this moment
-            return connected()
-    except (ArgumentError, NoSuchModuleError) as error:
+        return connected()
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise StorageError(
             f"{hidden(url)}: is not the address of a storage; expected the path of a journal file, "
             f"postgresql://user:password@host/database or grpc://host:port"

@@ -6,7 +6,8 @@
 A process is killed, a disk is full, a database restarts: the study is continued by the same two lines.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from zlib import crc32
 
@@ -20,7 +21,7 @@ from compress.search.judge import Choice, Judge, Predicted, Space
 from compress.search.pulse import STEADY, Pulse, me, sweep
 from compress.search.reach import Say, StorageError, quiet, reaching
 from compress.search.samplers import SAMPLERS, make_sampler
-from compress.search.storage import hidden, open_storage
+from compress.search.storage import close_storage, hidden, open_storage
 from compress.search.told import front, front_table, points
 from compress.search.trials import run_trials
 
@@ -33,6 +34,7 @@ __all__ = [
     "Pulse",
     "Space",
     "StorageError",
+    "close_study",
     "code_version",
     "front",
     "front_table",
@@ -67,9 +69,7 @@ def open_study(
     """
     wanted = record(identity, objectives, limits or {})
     make_sampler(sampler)
-    opened = storage if isinstance(storage, BaseStorage) else open_storage(storage, pulse, say)
-    where = type(storage).__name__ if isinstance(storage, BaseStorage) else hidden(storage)
-    with reaching(name):
+    with _opened(storage, pulse, say) as (opened, where), reaching(name):
         names = optuna.get_all_study_names(opened)
         if name not in names:
             _expect_room(storage, names, name)
@@ -89,7 +89,7 @@ def open_study(
                 study.set_user_attr(key, value)
         study.sampler = make_sampler(sampler, seed, [len(study.get_trials(deepcopy=False))])
         sweep(study, pulse, say)
-    return study
+        return study
 
 
 def join_study(
@@ -100,9 +100,7 @@ def join_study(
     Its draws differ from those of every other worker. Raises SearchError if there is none, or which is not said, or it
     was begun by another version of this code; StorageError if the storage cannot be reached.
     """
-    where = type(storage).__name__ if isinstance(storage, BaseStorage) else hidden(storage)
-    opened = storage if isinstance(storage, BaseStorage) else open_storage(storage, pulse, say)
-    with reaching(name or where):
+    with _opened(storage, pulse, say) as (opened, where), reaching(name or where):
         names = optuna.get_all_study_names(opened)
         if not names:
             raise SearchError(f"{where}: holds no study yet; begin it first, then start workers")
@@ -112,10 +110,28 @@ def join_study(
             raise SearchError(f"{where}: holds no study {name!r}, but {', '.join(sorted(names))}")
         study = _loaded(opened, name or names[0])
         same_code(study, where)
-        seed, mine = study.user_attrs.get("seed"), me()
-        stream = [len(study.get_trials(deepcopy=False)), crc32(f"{mine}".encode())]
-        study.sampler = make_sampler(study.user_attrs.get("sampler", "tpe"), seed, stream)
-    return study
+        stream = [len(study.get_trials(deepcopy=False)), crc32(repr(me()).encode())]
+        study.sampler = make_sampler(study.user_attrs.get("sampler", "tpe"), study.user_attrs.get("seed"), stream)
+        return study
+
+
+def close_study(study: optuna.Study) -> None:
+    """Give back its connections to a database or proxy; the study is not used after that."""
+    close_storage(study._storage)
+
+
+@contextmanager
+def _opened(storage: Path | str | BaseStorage, pulse: Pulse, say: Say) -> Iterator[tuple[BaseStorage, str]]:
+    """The storage and its name in messages; what was opened here is closed again if it is not used."""
+    if isinstance(storage, BaseStorage):
+        yield storage, type(storage).__name__
+        return
+    opened = open_storage(storage, pulse, say)
+    try:
+        yield opened, hidden(storage)
+    except BaseException:
+        close_storage(opened)
+        raise
 
 
 def _loaded(storage: BaseStorage, name: str) -> optuna.Study:

@@ -44,7 +44,7 @@ def run_trials(
     watch    called with the study after every trial
 
     Raises SearchError when all that was drawn is outside the limits (naming the closest), and when `FAILURES` trials
-    fail in a row; StorageError when the storage is lost. An interruption queues the trial at hand again and is passed on.
+    fail in a row; StorageError when the storage is lost. An interruption is passed on, its trial queued again.
     """
     within = recorded(study)["limits"] if limits is None else limits
     began, barren, failed = time.monotonic(), 0, 0

@@ -1,21 +1,24 @@
 """A search small enough to know by heart: shapes whose score and latency are formulas. Also a worker, as a process.
 
-python -m tests.search.toy STORAGE [stall] [TRIALS]   judges shapes of the only study there; `stall`: says which trial it
-                                                      judges, and never ends it
+python -m tests.search.toy STORAGE VERSION [stall]   judges shapes of the only study there, as that version of the code;
+                                                     `stall`: says which shape, and never ends
 """
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import optuna
 
 from compress.errors import PruneError
+from compress.search import identity
 from compress.search.judge import Choice
 from compress.search.pulse import Pulse
-from compress.search.study import open_study
+from compress.search.study import code_version, open_study
 from compress.search.worker import work
 
 OF = {"teacher": "minilm", "data": "sst2.tsv", "space": "toy"}
@@ -91,7 +94,13 @@ def started(storage: Path | str, name: str = "toy", **options: object) -> optuna
     return open_study(storage, name, OF, **given)  # type: ignore[arg-type]
 
 
-def main(storage: str, *words: str) -> None:
+def worker(storage: Path | str, *words: str) -> "subprocess.Popen[str]":
+    """This file as a process of its own; as the code that this process was started with, whoever edits it meanwhile."""
+    command = [sys.executable, "-W", "error", "-m", "tests.search.toy", str(storage), code_version(), *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+
+
+def main(storage: str, version: str, *words: str) -> None:
     def stall(choice: Choice) -> None:
         print(f"judging {Toy().key(choice)}", flush=True)
         time.sleep(600)
@@ -103,7 +112,8 @@ def main(storage: str, *words: str) -> None:
         assert identity == OF
         return Toy(), ToyJudge(begin=stall if "stall" in words else slowly)
 
-    work(storage, None, made, pulse=PULSE, say=lambda line: print(line, flush=True))
+    with mock.patch.object(identity, "code_version", lambda: version):
+        work(storage, None, made, pulse=PULSE, say=lambda line: print(line, flush=True))
 
 
 if __name__ == "__main__":
