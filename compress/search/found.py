@@ -220,8 +220,7 @@ class Found:
             return point.score
         if objective == "latency":
             return self.ms(point)
-        known: float | None = getattr(point, objective)
-        return finite(known)
+        return finite(getattr(point, objective))
 
     def feasible(self, point: Point) -> bool:
         """Whether it was completed and is known to be within every budget."""

@@ -121,7 +121,7 @@ def fit(causes: Mapping[str, Sequence[float]], errors: Sequence[float], *, level
     if len(kept) < len(errors):
         warnings.append(f"{len(errors) - len(kept)} points without any error are left out.")
     logs_N = np.log([errors[index] for index in kept])
-    values = {name: np.asarray([each[index] for index in kept], dtype=np.float64) for name, each in causes.items()}
+    values = {name: np.asarray(each, dtype=np.float64)[kept] for name, each in causes.items()}
     shown, why = _varied(values)
     warnings += why
     while shown:
@@ -161,14 +161,13 @@ def _varied(values: Mapping[str, Floats]) -> tuple[list[str], list[str]]:
 
 def floor_shown(law: Law, error: float) -> bool:
     """Whether the floor is known to a quarter of the error it is held against."""
-    floor = law.floor()
-    return floor.high - floor.low < 0.25 * error
+    return (floor := law.floor()).high - floor.low < 0.25 * error
 
 
 def _floor_warnings(points: "_Points", law: Law) -> list[str]:
-    floor = law.floor()
     if floor_shown(law, float(np.exp(points.logs_N.min()))):
         return []
+    floor = law.floor()
     return [f"Where it levels off is not shown: an error between {floor.low:.3f} and {floor.high:.3f} fits."]
 
 
@@ -180,8 +179,7 @@ class _Points:
         self.centres_C = np.exp([np.log(each).mean() for each in values.values()])
         self.logs_CN = np.log(np.stack(list(values.values()))) - np.log(self.centres_C)[:, None]
         self.parameters = 1 + 2 * len(values)
-        first_P, _ = _best(self.logs_CN, logs_N, np.inf)
-        residuals_N = logs_N - _curve(first_P[None], self.logs_CN)[0]
+        residuals_N = logs_N - _curve(_best(self.logs_CN, logs_N, np.inf)[0][None], self.logs_CN)[0]
         self.threshold = 1.345 * max(1.4826 * float(np.median(np.abs(residuals_N))), 1e-6)
         self.fitted_P, self.cost = _best(self.logs_CN, logs_N, self.threshold)
 
@@ -201,8 +199,7 @@ class _Points:
         """The fit with the resamples of its residuals, widened by what fitting took from them and by Student's t."""
         from scipy.stats import norm, t
 
-        curve_N = _curve(self.fitted_P[None], self.logs_CN)[0]
-        residuals_N = self.logs_N - curve_N
+        residuals_N = self.logs_N - (curve_N := _curve(self.fitted_P[None], self.logs_CN)[0])
         left = len(residuals_N) - self.parameters
         residuals_N = (residuals_N - residuals_N.mean()) * np.sqrt(len(residuals_N) / left)
         widened_N = residuals_N * t.ppf((1 + level) / 2, left) / norm.ppf((1 + level) / 2)
@@ -246,8 +243,7 @@ def _best(logs_CN: Floats, targets_N: Floats, threshold: float) -> tuple[Floats,
             starts.append([least + floor if parts else targets_N.mean(), *parts])
     starts_BP = np.asarray(starts)
     found_BP, costs_B = _minimised(starts_BP, logs_CN, np.repeat(targets_N[None], len(starts), 0), threshold)
-    best = int(costs_B.argmin())
-    return found_BP[best], float(costs_B[best])
+    return found_BP[costs_B.argmin()], float(costs_B.min())
 
 
 def _minimised(
