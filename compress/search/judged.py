@@ -9,7 +9,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from compress.errors import CompressError, SearchError
 from compress.search.budget import SURE
-from compress.search.budget import SURE
 from compress.search.found import State
 from compress.search.judge import Choice, Judge, Space
 from compress.search.reach import StorageError
