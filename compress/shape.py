@@ -13,6 +13,9 @@ _NAMES = {
     "head_size": ("attention_head_size", "head_dim", "d_kv"),
 }
 
+WITHOUT_LAYERS = ("static-embedding",)
+"""Families that look tokens up and compute nothing between them."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -39,6 +42,10 @@ class Shape:
     @staticmethod
     def of(config: Any) -> "Shape":
         """Read a transformers config; every family spells these names its own way."""
+        if config.model_type in WITHOUT_LAYERS:
+            hidden = _find(config, "hidden")
+            sizes = {"layers": 0, "hidden": hidden, "heads": 1, "head_size": hidden, "ffn": 0, "embedding": hidden}
+            return Shape(config.model_type, vocabulary=config.vocab_size, classes=config.num_labels, **sizes)
         hidden, heads = _find(config, "hidden"), _find(config, "heads")
         return Shape(
             family=config.model_type,

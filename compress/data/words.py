@@ -32,6 +32,8 @@ class Words:
     starts_V    this token begins a word: not `##...`, or marked `Ġ` or `▁`, or without a letter or digit; every token
                 of a vocabulary that marks neither
     counts_V    how often each token occurs in the rows of a stage; None where nobody counted
+    unknown     the id of the unknown token; None where there is none
+    before, after   what the tokenizer puts around the tokens of a text: [CLS] and [SEP]
     """
 
     size: int
@@ -40,6 +42,9 @@ class Words:
     special_V: BoolTensor
     starts_V: BoolTensor
     counts_V: LongTensor | None = None
+    unknown: int | None = None
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, counts: LongTensor | None = None) -> Words:
@@ -61,6 +66,8 @@ class Words:
             special_V,  # type: ignore[arg-type]
             starts_V | special_V,  # type: ignore[arg-type]
             counts,
+            tokenizer.unk_token_id,
+            *_around(tokenizer),
         )
 
     def to(self, device: torch.device) -> Words:
@@ -77,6 +84,13 @@ class Words:
         if self.mask is None:
             raise DataError(f"{what} needs a mask token, and this tokenizer has none: use another corruption")
         return self.mask
+
+
+def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tokens before and after those of a text."""
+    bare, dressed = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+    at = next(at for at in range(len(dressed) - len(bare) + 1) if dressed[at : at + len(bare)] == bare)
+    return tuple(dressed[:at]), tuple(dressed[at + len(bare) :])
 
 
 def _inside(vocabulary: dict[str, int]) -> list[int]:

@@ -29,8 +29,9 @@ PROTOBUF_LIMIT = 2**31
 MASKED = -1e4
 """Added to the scores of masked tokens: exp() of it is 0 in float32, and unlike float32's lowest it cannot overflow."""
 
-SQUARES_ITS_MASK = ("deberta", "deberta-v2", "xlm", "xlnet")
-"""Model types whose attention makes its own pair mask of a (batch, tokens) one, and misreads a prepared one."""
+SQUARES_ITS_MASK = ("deberta", "deberta-v2", "static-embedding", "xlm", "xlnet")
+"""Model types whose attention makes its own pair mask of a (batch, tokens) one, and misreads a prepared one; or that
+take a mean over the tokens and have no attention."""
 
 LOOKS_BACK = ("gpt2",)
 """Model types in which a token sees none behind it; a prepared mask has to say so."""

@@ -18,6 +18,7 @@ from compress.models.ibbert_heads import (
     IBBertForSequenceClassification,
     IBBertForTokenClassification,
 )
+from compress.models.static import StaticConfig, StaticForSequenceClassification, StaticModel
 from compress.models.uneven import register as _register_uneven
 
 __all__ = [
@@ -28,6 +29,9 @@ __all__ = [
     "IBBertForSequenceClassification",
     "IBBertForTokenClassification",
     "IBBertModel",
+    "StaticConfig",
+    "StaticForSequenceClassification",
+    "StaticModel",
 ]
 
 AutoConfig.register("ib-bert", IBBertConfig)
@@ -37,4 +41,7 @@ AutoModelForMaskedLM.register(IBBertConfig, IBBertForMaskedLM)
 AutoModelForSequenceClassification.register(IBBertConfig, IBBertForSequenceClassification)
 AutoModelForTokenClassification.register(IBBertConfig, IBBertForTokenClassification)
 AutoModelForQuestionAnswering.register(IBBertConfig, IBBertForQuestionAnswering)
+AutoConfig.register("static-embedding", StaticConfig)
+AutoModel.register(StaticConfig, StaticModel)
+AutoModelForSequenceClassification.register(StaticConfig, StaticForSequenceClassification)
 _register_uneven()

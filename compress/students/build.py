@@ -12,9 +12,10 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 import compress.models  # noqa: F401  # transformers knows the families of ours from here on
 from compress import heads
-from compress.call import Call
+from compress.call import Call, find, options
 from compress.checkpoints import resolve
 from compress.data.task import Kind
+from compress.data.words import Words
 from compress.errors import StudentError, TeacherError, did_you_mean
 from compress.recipe import Head, StudentSpec
 from compress.shape import Shape, spelling
@@ -132,9 +133,15 @@ def _count(size: str, wanted: float | None, theirs: int) -> int:
 
 
 def build(
-    spec: StudentSpec, teacher: PreTrainedModel, *, head: Head = "task", kind: Kind | None = "classification"
+    spec: StudentSpec,
+    teacher: PreTrainedModel,
+    *,
+    head: Head = "task",
+    kind: Kind | None = "classification",
+    words: Words | None = None,
 ) -> PreTrainedModel:
     """A plain transformers model with the teacher's labels and vocabulary; `head` of `kind` is what it ends in.
+    `words`: the tokenizer's, for an init function that asks for them.
 
     Weights that are not copied (see StudentSpec.init) are drawn from torch's global generator: seed it first.
     Raises StudentError.
@@ -148,7 +155,7 @@ def build(
         _carry(spec, teacher, student)
     elif isinstance(spec.init, Call):
         with torch.no_grad():
-            spec.init(student, teacher)
+            spec.init(student, teacher, **({"words": words} if "words" in options(find(spec.init.by)) else {}))
     share(student, **spec.share)
     return student
 

@@ -197,7 +197,8 @@ def _flops(config: PreTrainedConfig) -> float:
 
 def _counted(config: PreTrainedConfig, layers: int) -> float:
     shallow, needs_values = copy.deepcopy(config), config.model_type in LOOKS_AT_VALUES
-    setattr(shallow, spelling(shallow, "layers"), layers)
+    if layers:
+        setattr(shallow, spelling(shallow, "layers"), layers)
     if needs_values:
         shallow.vocab_size = FEW
     with torch.device("cpu" if needs_values else "meta"):

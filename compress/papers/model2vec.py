@@ -1,0 +1,98 @@
+"""Model2Vec: static word vectors out of a sentence transformer (Tulkens & van Dongen 2024, Minish Lab,
+https://github.com/MinishLab/model2vec; no paper). Weights after Arora, Liang & Ma 2017, "A Simple but Tough-to-Beat
+Baseline for Sentence Embeddings" (SIF), ICLR.
+
+from_teacher   v(token) = w(token) P (h(token) - mean h)
+
+    h(token)   mean of the teacher's last hidden states of the text that is this token alone: [CLS] token [SEP]
+    P          the leading directions of h over the vocabulary (principal components), as many as the student is wide
+    w(token)   a / (a + p(token)), a = 1e-4: frequent words say little (SIF, Eq. 1)
+    p(token)   by Zipf's law, as 1 / rank, where the rank is the token's place in the vocabulary
+
+Shapes: V tokens, D width of the teacher, E width of the student, L tokens of a text (before, the token, after).
+
+Deviations: the teacher is whatever the stage learns from, fine-tuned for its task in `recipes/static.yaml`, not a
+sentence transformer, and the vectors are trained on afterwards. The tokenizer stays the teacher's, as student and
+teacher read the same rows, so nothing is dropped from the vocabulary and [CLS] and [SEP] are in every text: their
+vectors, like those of all special tokens but the unknown one, begin as 0. All vectors are scaled by one number so that
+the root mean square of their elements over the vocabulary is 1 / sqrt(E), which a head with usual initial weights can
+read. SIF's second step, taking the first principal component off, is left out, as it is there. Ranks count places in
+the vocabulary of the teacher; WordPiece's of BERT begins with 1,000 reserved places and single characters, which the
+law takes for frequent words.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compress.data.words import Words
+from compress.errors import StudentError
+
+BATCH = 512
+
+
+@torch.no_grad()
+def from_teacher(
+    student: PreTrainedModel, teacher: PreTrainedModel, *, words: Words, sif: float = 1e-4, batch: int = BATCH
+) -> None:
+    """Fill the vectors of a `static-embedding` student; its head stays as it is drawn.
+
+    sif: `a` above; 0 leaves all weights at 1. Raises StudentError for another family, for a student wider than its
+    teacher, and for a teacher that reads no tokens one by one.
+    """
+    if student.config.model_type != "static-embedding":
+        raise StudentError(
+            f"student.init: model2vec.from_teacher fills static-embedding students, not {student.config.model_type}; "
+            "use family: static-embedding, or init: teacher"
+        )
+    table_VE: Any = student.get_input_embeddings().weight
+    tokens, width = table_VE.shape
+    states_VD = _states(teacher, words, tokens, batch)
+    if width > states_VD.shape[1]:
+        raise StudentError(
+            f"student.hidden: {width}; the teacher's states have {states_VD.shape[1]} dimensions, and vectors drawn "
+            f"out of them no more: --set student.hidden={states_VD.shape[1]}"
+        )
+    vectors_VE = _components(states_VD, width) * _weights(tokens, sif)[:, None].to(states_VD)
+    begin_as_0 = words.special_V[:tokens].clone()
+    if words.unknown is not None:
+        begin_as_0[words.unknown] = False
+    vectors_VE[: len(begin_as_0)][begin_as_0.to(vectors_VE.device)] = 0
+    scale = vectors_VE.pow(2).mean().sqrt() * width**0.5
+    table_VE.copy_(vectors_VE / scale)
+
+
+def _states(teacher: PreTrainedModel, words: Words, tokens: int, batch: int) -> Tensor:
+    """(V, D): the mean last hidden state of each token as a text of its own."""
+    encoder: Any = teacher.get_encoder() if teacher.config.is_encoder_decoder else teacher.base_model
+    device, training = encoder.device, encoder.training
+    encoder.eval()
+    found = []
+    for at in range(0, tokens, batch):
+        ids_B = torch.arange(at, min(at + batch, tokens), device=device)
+        columns = [*words.before, None, *words.after]
+        ids_BL = torch.stack([ids_B if each is None else torch.full_like(ids_B, each) for each in columns], 1)
+        out = encoder(input_ids=ids_BL, attention_mask=torch.ones_like(ids_BL))
+        found.append(out.last_hidden_state.float().mean(1))
+    encoder.train(training)
+    return torch.cat(found)
+
+
+def _components(states_VD: Tensor, width: int) -> Tensor:
+    """(V, E): centred, in their leading directions, the one with the largest variance first."""
+    centred_VD = (states_VD - states_VD.mean(0)).double()
+    _, directions_DD = torch.linalg.eigh(centred_VD.T @ centred_VD)
+    kept_DE = directions_DD.flip(1)[:, :width]
+    largest_E = kept_DE.abs().argmax(0)
+    signs_E = kept_DE[largest_E, torch.arange(width, device=kept_DE.device)].sign()  # else the library's choice
+    return (centred_VD @ (kept_DE * signs_E)).to(states_VD)
+
+
+def _weights(tokens: int, sif: float) -> Tensor:
+    """(V,) a / (a + p)"""
+    if sif == 0:
+        return torch.ones(tokens)
+    shares_V = 1 / torch.arange(2, tokens + 2, dtype=torch.float64)
+    return (sif / (sif + shares_V / shares_V.sum())).float()
