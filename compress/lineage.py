@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, set_seed
 from compress import call as calling
 from compress import heads, students
 from compress.call import Call
+from compress.data.words import Words
 from compress.errors import RecipeError
 from compress.export.bundle import check_parts
 from compress.general import general, load
@@ -118,7 +119,8 @@ class Lineage:
             return heads.under(before, stage.head, self.material.kind)
         set_seed(self.run.seed)
         source = teacher or self.tutor or self.given
-        student = students.build(spec, source.model, head=stage.head, kind=self.material.kind)
+        words = Words.of(self.given.tokenizer) if isinstance(spec.init, Call) else None
+        student = students.build(spec, source.model, head=stage.head, kind=self.material.kind, words=words)
         last = self.recipe.stages[-1]
         if last.head == "task" and self.material.kind is not None:
             check_parts(student, self.given.tokenizer, self.material.data.task, last.max_length)
@@ -184,7 +186,7 @@ def check(recipe: Recipe) -> list[str]:
         ("student", recipe.student),
         *((f"stages[{at}].student", each.student) for at, each in enumerate(recipe.stages) if isinstance(each, Stage)),
     ]
-    calls += [(f"{where}.init", spec.init, ()) for where, spec in specs if spec and isinstance(spec.init, Call)]
+    calls += [(f"{where}.init", spec.init, ("words",)) for where, spec in specs if spec and isinstance(spec.init, Call)]
     for where, call, given in calls:
         if call is not None:
             problems += calling.check(call, f"{recipe.name}: {where}", given=given)
