@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from compress import __version__
-from compress.cli import learn, listed, measured, pruning, ship, trimming
+from compress.cli import learn, listed, measured, pruning, searching, ship, trimming
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (
@@ -24,6 +24,7 @@ for command in (
     listed.students,
 ):
     app.command()(command)
+app.add_typer(searching.app, name="search")
 
 
 def _version(asked: bool) -> None:

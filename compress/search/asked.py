@@ -3,9 +3,9 @@
 This module does not import torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, field_validator
@@ -21,6 +21,9 @@ from compress.search.budget import Budget
 from compress.search.identity import OBJECTIVES
 from compress.search.space_file import Space
 
+if TYPE_CHECKING:
+    from compress.export.bundle import Precision
+
 NAME = "search.yaml"
 FEWEST = 5
 """Shapes that a prediction needs at least (`latency.FEWEST`)."""
@@ -29,7 +32,7 @@ FEWEST = 5
 class Columns(Frozen):
     """What of the data is not detected: see `compress.distill`."""
 
-    text: tuple[str, ...] | None = None
+    text: Sequence[str] | None = None
     label: str | None = None
     kind: Kind | None = None
     metric: str | None = None
@@ -81,9 +84,10 @@ class Search(Frozen):
         return Setting(threads=self.threads, batch=self.batch, seq=self.seq)
 
     @property
-    def precisions(self) -> tuple[str, ...]:
+    def precisions(self) -> "tuple[Precision, ...]":
         """Those in which shapes are measured."""
-        return tuple(str(each) for each in self.space.axes.get("precision", (self.precision,)))
+        chosen: Any = self.space.axes.get("precision", (self.precision,))
+        return tuple(chosen)
 
     @property
     def max_length(self) -> int:

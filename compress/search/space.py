@@ -118,10 +118,12 @@ class Shapes:
             yield self._chosen(rows)
 
     def drawn(self, count: int, seed: int) -> list[Choice]:
-        """At most `count` different ones, at random."""
+        """At most `count` different ones, at random, those of all first and of all last values among them."""
         if self.size() <= count:
             return list(self.every())
-        draw, found = random.Random(seed), dict[str, Choice]()
+        draw = random.Random(seed)
+        ends = [self._chosen([block.rows[at] for block in self.blocks]) for at in (0, -1)]
+        found = {architecture_key(choice): choice for choice in ends}
         while len(found) < count:
             choice = self._chosen([draw.choice(block.rows) for block in self.blocks])
             found[architecture_key(choice)] = choice

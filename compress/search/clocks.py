@@ -1,0 +1,202 @@
+"""The measuring phase: some shapes of a space, the teacher, and what is to be compared, in one race on the device."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from compress.bench.device import Device
+from compress.data.task import Kind
+from compress.errors import BundleError, SearchError
+from compress.export.bundle import FILES, Bundle, Precision
+from compress.files import written
+from compress.search.asked import Search
+from compress.search.budget import Budget, Priced, check_possible
+from compress.search.facts import Facts, facts
+from compress.search.found import Objective
+from compress.search.latency import FEWEST, Estimate, Predictor, Sample, Terms, choose_spread, exported, race
+from compress.search.space import Choice, Shapes
+
+DRAWN = 400
+"""Shapes among which those to be measured are chosen."""
+PRICED, PRICED_BY_PARTS = 2000, 300
+"""Shapes that a budget is held against: by latency alone, and where parameters must be counted too."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """What the device said. predictors: by precision; beside: the teacher's own files and the anchors, by name."""
+
+    predictors: Mapping[Precision, Predictor]
+    beside: Mapping[str, Sample]
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for precision, predictor in self.predictors.items():
+            predictor.save(folder / f"{precision}.json")
+        with written(folder / "beside.json") as partial:
+            partial.write_text(json.dumps({name: asdict(each) for name, each in self.beside.items()}, indent=1) + "\n")
+
+    @staticmethod
+    def load(folder: Path, precisions: Sequence[Precision]) -> "Clocks | None":
+        """What `save` kept; None where it did not come to its end."""
+        if not (folder / "beside.json").is_file():
+            return None
+        beside = TypeAdapter(dict[str, Sample]).validate_json((folder / "beside.json").read_bytes())
+        return Clocks({each: Predictor.from_json(folder / f"{each}.json") for each in precisions}, beside)
+
+    def to_json(self) -> str:
+        """For a worker's study: the predictors alone."""
+        return json.dumps({precision: each.to_json() for precision, each in self.predictors.items()})
+
+    @staticmethod
+    def from_json(text: str) -> "Clocks":
+        return Clocks({name: Predictor.from_json(each) for name, each in json.loads(text).items()}, {})
+
+    def teacher(self, precision: Precision) -> Sample | None:
+        return self.beside.get(f"teacher {precision}")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a choice costs, before anything is trained."""
+
+    search: Search
+    shapes: Shapes
+    clocks: Clocks
+    kind: Kind
+
+    def limits(self) -> dict[Objective, float]:
+        """Objective -> the most it may be. Raises SearchError for a speed-up over a teacher that was not measured."""
+        return self.budget().limits()
+
+    def budget(self) -> Budget:
+        """The search's, with a speed-up as the latency it comes to."""
+        teacher = self.clocks.teacher(self.search.precision)
+        return self.search.budget.with_teacher(teacher.ms if teacher else None)
+
+    def teacher(self) -> Facts:
+        """What the teacher itself weighs."""
+        return facts(self.shapes.teacher, self.search.precision, kind=self.kind)
+
+    def precision(self, choice: Choice) -> Precision:
+        found: Any = choice.get("precision", self.search.precision)
+        precision: Precision = found
+        return precision
+
+    def latency(self, choice: Choice) -> Estimate:
+        return self.clocks.predictors[self.precision(choice)].predict(self.shapes.config(choice))
+
+    def whole(self, choice: Choice) -> Facts:
+        shared: Mapping[Any, int] = {} if self.search.space.mode == "supernet" else self.shapes.spec(choice).share
+        return facts(self.shapes.config(choice), self.precision(choice), kind=self.kind, shared=shared)
+
+    def facts(self, choice: Choice) -> dict[str, float]:
+        found = self.whole(choice)
+        return {**found.plain(), "body_parameters": float(found.body_parameters)}
+
+
+def named(choice: Choice) -> str:
+    """`layers 4, hidden 256, heads 8, ffn 768`"""
+    return ", ".join(f"{name.removeprefix('config.')} {value}" for name, value in choice.items())
+
+
+def measure(search: Search, shapes: Shapes, device: Device, *, kind: Kind, segments: bool, say: Say) -> Clocks:
+    """`search.shapes` shapes in each precision, the teacher in fp32 and these, and the anchors, all in one race.
+
+    Raises SearchError, DeviceError, ExportError.
+    """
+    bare = {named(choice): choice for each in shapes.drawn(DRAWN, search.seed) if (choice := _bare(each))}
+    configs = {name: shapes.config(choice) for name, choice in bare.items()}
+    chosen = choose_spread(configs, search.shapes, search.setting, kind)
+    if len(chosen) < FEWEST:
+        raise SearchError(
+            f"{search.space.name}: has only {len(chosen)} shapes; a latency is predicted from at least {FEWEST}. Give "
+            "its axes more values"
+        )
+    say(f"measuring {len(chosen)} shapes of {shapes.size():,}, and the teacher, on {device.name} at {search.setting}")
+    wanted = {"teacher": shapes.teacher} | {name: configs[name] for name in chosen}
+    samples = _raced(search, wanted, device, kind=kind, segments=segments, say=say)
+    predictors = {
+        precision: Predictor.fit(
+            [replace(samples[precision][name], choice=bare[name]) for name in chosen],
+            search.setting, precision, kind=kind, device=device,
+        )
+        for precision in search.precisions
+    }  # fmt: skip
+    beside = {
+        f"{name} {precision}": one
+        for precision, found in samples.items()
+        for name, one in found.items()
+        if name not in chosen
+    }
+    for predictor in predictors.values():
+        say(predictor.about())
+    return Clocks(predictors, beside)
+
+
+def _raced(
+    search: Search, wanted: Mapping[str, Any], device: Device, *, kind: Kind, segments: bool, say: Say
+) -> dict[Precision, dict[str, Sample]]:
+    """All in the search's precisions, the teacher in fp32 as well, and the anchors."""
+    files: dict[tuple[Precision, str], Path] = {}
+    with ExitStack() as scratch:
+        precisions: dict[Precision, None] = dict.fromkeys((*search.precisions, "fp32"))
+        for precision in precisions:
+            some = wanted if precision in search.precisions else {"teacher": wanted["teacher"]}
+            made = exported(some, search.setting, precision=precision, kind=kind, segments=segments)
+            files |= {(precision, name): path for name, path in scratch.enter_context(made).items()}
+        files |= {(search.precision, name): path for name, path in _anchors(search).items()}
+        by_name = {f"{name} {precision}": path for (precision, name), path in files.items()}
+        taken = race(by_name, device, search.setting, rounds=search.rounds, runs=search.runs, say=say)
+        found: dict[Precision, dict[str, Sample]] = {}
+        for precision, name in files:
+            one = taken[f"{name} {precision}"]
+            terms = Terms.of(wanted[name], search.setting, kind) if name in wanted else Terms({}, 0.0)
+            size = files[precision, name].stat().st_size / 1e6
+            found.setdefault(precision, {})[name] = Sample(name, terms, one.p50_ms, one.noisy, one.noise, size)
+    return found
+
+
+def within(costs: Costs, count: int) -> list[Choice]:
+    """At most `count` shapes that keep the budget, of those that use much of its latency where there are such.
+
+    Raises SearchError, naming the closest, where none keeps it.
+    """
+    budget = costs.budget()
+    by_parts = bool(budget.limits().keys() - {"latency", "score"})
+    drawn = costs.shapes.drawn(PRICED_BY_PARTS if by_parts else PRICED, costs.search.seed)
+    priced = {
+        named(choice): Priced(named(choice), costs.latency(choice), costs.facts(choice) if by_parts else {})
+        for choice in drawn
+    }
+    fixed = min(predictor.costs.get("fixed", 0.0) for predictor in costs.clocks.predictors.values())
+    check_possible(budget, priced, fixed_ms=fixed or None)
+    for limits in (budget.banded(), budget):
+        found = [choice for choice in drawn if (each := priced[named(choice)])
+                 and limits.fits(each.estimate, each.facts) is None]  # fmt: skip
+        if found:
+            return found[:count]
+    raise AssertionError("a budget that is possible has shapes")
+
+
+def _bare(choice: Choice) -> Choice:
+    return {name: value for name, value in choice.items() if name != "precision"}
+
+
+def _anchors(search: Search) -> dict[str, Path]:
+    """The files of the anchors, by what they are called."""
+    found = {}
+    for anchor in search.anchors:
+        bundle = Bundle.load(Path(anchor))
+        bundle.check_has(search.precision)
+        if anchor in found:
+            raise BundleError(f"--anchor {anchor}: is given twice")
+        found[anchor] = bundle.path / FILES[search.precision]
+    return found

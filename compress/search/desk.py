@@ -1,0 +1,116 @@
+"""What the later phases of a search work with: its models, data and judge, and what is kept of each student."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from compress.exam import Exam
+from compress.files import filled, written
+from compress.run import Run
+from compress.search.asked import Search
+from compress.search.clocks import Costs
+from compress.search.evaluators import PlainJudge, SupernetJudge
+from compress.search.found import Stage
+from compress.search.pace import Ledger
+from compress.search.space import Choice
+from compress.stages import Material
+from compress.teachers import Gate, Teacher
+
+FACTS = "student.json"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a search knows of one student beyond its trial; students/N/student.json.
+
+    measured   setting -> ms; bundle: where it was written to
+    """
+
+    scores: Mapping[Stage, float] = field(default_factory=dict)
+    measured: Mapping[str, float] = field(default_factory=dict)
+    bundle: str | None = None
+    file_mb: float | None = None
+
+
+@dataclass(frozen=True)
+class Desk:
+    """The search, its folder, and all that trains and judges its students. `exam`: the validation rows."""
+
+    search: Search
+    run: Run
+    given: Teacher
+    tutor: Teacher
+    seen: Gate
+    material: Material
+    exam: Exam
+    costs: Costs
+    ledger: Ledger
+    _judge: SupernetJudge | PlainJudge | None = None
+
+    @property
+    def judge(self) -> SupernetJudge | PlainJudge:
+        """There is one once the supernet is trained."""
+        assert self._judge is not None, "the desk was given its judge"
+        return self._judge
+
+    def judged_by(self, judge: SupernetJudge | PlainJudge) -> "Desk":
+        return replace(self, _judge=judge)
+
+    def say(self, line: str) -> None:
+        self.material.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    @cached_property
+    def tokens(self) -> float:
+        """Mean length of the training rows."""
+        rows = self.material.rows(self.search.space.short, self.run.seed)
+        return float(fmean(rows["length"][:]))
+
+    def place(self, number: int) -> Run:
+        """The student's own directory, as a run's."""
+        run = Run(self.run.path / "students" / str(number), self.run.seed, main=True)
+        run.path.mkdir(parents=True, exist_ok=True)
+        return run
+
+    def kept(self, number: int) -> Kept:
+        return kept(self.run.path, number)
+
+    def keep(self, number: int, **more: Any) -> Kept:
+        """Add to what is kept of a student: scores and measured times are merged, the rest replaced."""
+        before = self.kept(number)
+        merged = {name: {**getattr(before, name), **more.get(name, {})} for name in ("scores", "measured")}
+        changes: dict[str, Any] = more | merged
+        after = replace(before, **changes)
+        with written(self.place(number).path / FACTS) as partial:
+            partial.write_text(json.dumps(asdict(after), indent=1) + "\n", encoding="utf-8")
+        return after
+
+    def untrained(self, number: int, choice: Choice) -> Path:
+        """A folder with the student as its trial knew it: the part of the supernet, or what its legs left.
+
+        Where a worker elsewhere trained those, they are trained again here.
+        """
+        if isinstance(self.judge, PlainJudge):
+            found = self.judge.trained(choice)
+            if found is None:
+                self.material.console.print(f"trial {number} was trained elsewhere: training it again here")
+                for rung in range(self.judge.rungs):
+                    self.judge.score(choice, rung)
+                found = self.judge.trained(choice)
+            assert found is not None, "its last leg is done"
+            return found
+        folder = self.place(number).path / "subnet"
+        if not folder.is_dir():
+            with filled(folder) as partial:
+                self.judge.net.extract(self.costs.shapes.sizes(choice)).save_pretrained(partial)
+                self.material.tokenizer.save_pretrained(partial)
+        return folder
+
+
+def kept(study: Path, number: int) -> Kept:
+    """What the search in this folder keeps of a student."""
+    file = study / "students" / str(number) / FACTS
+    return Kept(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else Kept()

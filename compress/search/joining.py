@@ -1,0 +1,133 @@
+"""What a worker needs to join a search, left in its study, and how it begins from that alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelerate import PartialState
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from compress import digest, heads, teachers
+from compress.data import load_task
+from compress.data.batches import Collate
+from compress.data.cache import home
+from compress.errors import SearchError
+from compress.exam import Exam
+from compress.pipeline import on_cpu
+from compress.search.asked import Search
+from compress.search.clocks import Clocks, Costs
+from compress.search.desk import Desk
+from compress.search.evaluators import PlainJudge, SupernetJudge
+from compress.search.space import Shapes
+from compress.search.storage import hidden
+from compress.search.study import join_study
+from compress.search.worker import work
+from compress.stages import Material
+
+if TYPE_CHECKING:
+    import optuna
+
+LEFT = "for workers"
+"""The study's attribute."""
+
+
+@dataclass(frozen=True)
+class Needed:
+    """search: search.yaml; clocks: the predictors; weights: the folder of the supernet, or of the teacher that trains
+    each trial, and `digest` of what is in it; steps: of each trial's training."""
+
+    search: str
+    clocks: str
+    weights: str
+    digest: str
+    bf16: bool
+    steps: int | None = None
+
+    @staticmethod
+    def of(study: "optuna.Study") -> "Needed":
+        """Raises SearchError where nothing was left."""
+        found: Any = study.user_attrs.get(LEFT)
+        if not isinstance(found, dict):
+            raise SearchError(f"study {study.study_name!r}: its search has not begun its trials; start workers then")
+        return Needed(**found)
+
+
+def leave(study: "optuna.Study", desk: Desk) -> None:
+    """Once its supernet is trained, or its teacher fine-tuned."""
+    plain = isinstance(desk.judge, PlainJudge)
+    stage = desk.search.space.supernet
+    folder = desk.tutor.folder if stage is None else desk.run.result(stage.name)
+    steps = desk.judge.stage.steps if isinstance(desk.judge, PlainJudge) else None
+    needed = Needed(
+        desk.search.to_yaml(), desk.costs.clocks.to_json(), str(folder.resolve()), teachers.identify(folder),
+        desk.material.bf16, steps if plain else None,
+    )  # fmt: skip
+    if study.user_attrs.get(LEFT) != vars(needed):
+        study.set_user_attr(LEFT, vars(needed))
+
+
+def join(
+    storage: str,
+    *,
+    name: str | None = None,
+    weights: Path | None = None,
+    minutes: float | None = None,
+    console: Console | None = None,
+) -> "optuna.Study":
+    """Judge shapes of the search in this storage until it has all it asks for, or `minutes` have passed.
+
+    name      of its study, where the storage holds several
+    weights   the folder of the supernet (or teacher) here, where it is not at the path that the search knows it by
+
+    Raises SearchError where the study or the weights cannot be reached, or are not those of the search.
+    """
+    console = console or Console(quiet=True)
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    PartialState(cpu=on_cpu())
+    study = join_study(storage, name, say=say)
+    needed = Needed.of(study)
+    folder = _reached(needed, weights, hidden(storage))
+    asked = Search.from_yaml(needed.search, hidden(storage))
+
+    def judge(_: Mapping[str, str]) -> tuple[Shapes, SupernetJudge | PlainJudge]:
+        return _judge(asked, needed, folder, study.study_name, console)
+
+    return work(storage, study.study_name, judge, seconds=None if minutes is None else 60 * minutes, say=say)
+
+
+def _reached(needed: Needed, weights: Path | None, where: str) -> Path:
+    folder = weights or Path(needed.weights)
+    if not (folder / "config.json").is_file():
+        raise SearchError(
+            f"{where}: its search needs the weights in {folder}, which this machine does not have: mount or copy that "
+            "folder here, and say where it is with --weights"
+        )
+    if teachers.identify(folder) != needed.digest:
+        raise SearchError(f"{folder}: are not the weights of this search, or not whole; copy {needed.weights} again")
+    return folder
+
+
+def _judge(
+    asked: Search, needed: Needed, folder: Path, study: str, console: Console
+) -> tuple[Shapes, SupernetJudge | PlainJudge]:
+    data = load_task(asked.data, **asked.columns.model_dump(), seed=asked.seed)
+    task = data.task
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    material = Material(data, None, tokenizer, Collate(tokenizer), needed.bf16, console)
+    exam = Exam.of(task, data.validation, tokenizer, asked.max_length)
+    clocks = Clocks.from_json(needed.clocks)
+    if asked.space.mode == "supernet":
+        whole = heads.load(folder, "task", task.kind).to(PartialState().device)
+        costs = Costs(asked, Shapes.of(asked.space, whole.config), clocks, task.kind)
+        return costs.shapes, SupernetJudge.of(costs, whole, exam, material)
+    tutor = teachers.load(asked.teacher, folder, task)
+    tutor.model.to(PartialState().device)
+    costs = Costs(asked, Shapes.of(asked.space, tutor.model.config), clocks, task.kind)
+    stage = asked.space.short
+    if needed.steps is not None:
+        stage = stage.model_copy(update={"steps": needed.steps})
+    scratch = home() / "search" / f"{study}-{digest.of_value(needed.search)[:12]}"
+    return costs.shapes, PlainJudge(costs, tutor, tutor, material, exam, scratch, stage)

@@ -1,0 +1,122 @@
+"""Stages that fit into a time: their steps are timed first, then as many are planned as there is time for."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import ceil, floor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from compress.data.task import TaskData
+from compress.errors import SearchError
+from compress.files import written
+from compress.recipe import Stage
+from compress.run import Run
+from compress.stages import taken
+
+PROBE = 8
+"""Steps that are timed. The first ones of a process are its slowest, so what is planned from them is kept."""
+SPARE = 0.9
+"""Share of a stage's time that its steps are planned to fill: it is scored, and written, in the rest."""
+
+Parts = Mapping[str, float]
+SUPERNET: Parts = {
+    "measuring": 0.08, "supernet": 0.42, "trials": 0.12, "short distillations": 0.18, "final": 0.20,
+}  # fmt: skip
+PLAIN: Parts = {"measuring": 0.08, "trials": 0.67, "final": 0.25}
+"""What each part of a search may take of the time that is stated for all of it."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What the parts of a search have taken so far, and may still take; kept in its folder.
+
+    total   seconds for all of it, of all its sessions; None: each part takes what its stages say
+    """
+
+    folder: Path
+    parts: Parts
+    total: float | None
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """Part -> seconds."""
+        file = self.folder / "costs.json"
+        found: dict[str, float] = json.loads(file.read_text()) if file.is_file() else {}
+        return found
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """While open, time is this part's; also where it ends in an error or an interruption."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            costs = self.costs
+            costs[name] = round(costs.get(name, 0.0) + time.monotonic() - began, 3)
+            self._keep("costs.json", costs)
+
+    def left(self, name: str) -> float | None:
+        """Seconds that this part may still take: its share of what those before it have left over; 0: none."""
+        if self.total is None:
+            return None
+        costs, names = self.costs, list(self.parts)
+        ahead = names[names.index(name) :]
+        rest = self.total - sum(spent for part, spent in costs.items() if part not in ahead)
+        return max(0.0, rest * self.parts[name] / sum(self.parts[part] for part in ahead) - costs.get(name, 0.0))
+
+    def fit(
+        self, part: str, stages: Sequence[Stage], data: TaskData, train: Callable[[Stage, Run], object], *,
+        share: float = 1.0,
+    ) -> list[Stage]:  # fmt: skip
+        """The stages with as many steps as fit into this share of the part's time, as decided when first asked.
+
+        None takes more than it says itself, and all what they say where no time is stated. train: runs a stage in a
+        run, to be timed. Raises SearchError when no time is left.
+        """
+        if self.total is None:
+            return list(stages)
+        file = self.folder / "steps.json"
+        known: dict[str, dict[str, int]] = json.loads(file.read_text()) if file.is_file() else {}
+        if part not in known:
+            seconds = share * (self.left(part) or 0.0)
+            if seconds <= 0:
+                raise SearchError(
+                    f"{self.folder}: its {self.total / 60:g} minutes are spent ({_minutes(self.costs)}), and {part} is "
+                    "to come. Nothing is lost: repeat the command with more --minutes and --resume"
+                )
+            known[part] = _fitted(stages, data, seconds, train, self.folder)
+            self._keep("steps.json", known)
+        return [stage.model_copy(update={"steps": known[part][stage.name]}) for stage in stages]
+
+    def _keep(self, name: str, value: Any) -> None:
+        with written(self.folder / name) as partial:
+            partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def planned(stage: Stage, data: TaskData) -> int:
+    """The optimiser steps a stage says it takes."""
+    return stage.steps or max(1, ceil(stage.epochs * max(1, len(data.train) // stage.batch)))
+
+
+def _fitted(
+    stages: Sequence[Stage], data: TaskData, seconds: float, train: Callable[[Stage, Run], object], folder: Path
+) -> dict[str, int]:
+    """Steps of each stage so that all fit, by the time that PROBE steps of each take in a run that is thrown away."""
+    taking: dict[str, float] = {}
+    with TemporaryDirectory(dir=folder, prefix=".timing-") as scratch:
+        for stage in stages:
+            run = Run(Path(scratch) / stage.name, 0, main=True)
+            run.path.mkdir()
+            train(stage.model_copy(update={"steps": PROBE, "evaluate": 0, "checkpoint": PROBE}), run)
+            taking[stage.name] = taken(run, stage.name).seconds / PROBE
+    plan = {stage.name: planned(stage, data) for stage in stages}
+    share = SPARE * seconds / sum(taking[name] * steps for name, steps in plan.items())
+    return {name: steps if share >= 1 else max(1, floor(steps * share)) for name, steps in plan.items()}
+
+
+def _minutes(costs: Parts) -> str:
+    return ", ".join(f"{part} {seconds / 60:.1f}" for part, seconds in costs.items())

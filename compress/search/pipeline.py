@@ -1,0 +1,280 @@
+"""The straight line of a search: teacher, data and a space in; a measured front, and its best student shipped, out."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from accelerate import PartialState
+from rich.console import Console
+
+from compress import precision as precisions
+from compress.bench.device import Device, open_device
+from compress.classroom import opened, tutored
+from compress.data.task import Kind
+from compress.errors import SearchError
+from compress.exam import Exam
+from compress.export.onnx import makes_segments
+from compress.lineage import Lineage
+from compress.pipeline import on_cpu
+from compress.recipe import Recipe, Stage
+from compress.run import Run
+from compress.search import clocks, pace, record, space_file, whole
+from compress.search.asked import NAME, Columns, Search
+from compress.search.budget import Budget
+from compress.search.clocks import Clocks, Costs
+from compress.search.desk import Desk
+from compress.search.evaluators import PlainJudge, SupernetJudge, checked
+from compress.search.finalists import clock, finish, shorten, shortlist, winner
+from compress.search.found import Found
+from compress.search.joining import leave
+from compress.search.pace import Ledger
+from compress.search.space import Shapes
+from compress.search.space_file import Space
+from compress.search.study import front_table, open_study, run_trials
+from compress.ship import command_line
+
+if TYPE_CHECKING:
+    import optuna
+
+TRIALS = {"supernet": 200, "plain": 24}
+"""Shapes scored where neither their number nor a time is stated."""
+FINALISTS, WINNERS = 8, 1
+LEAST_TRIALS = 8
+"""Of students that are each trained, where a time is stated: so many are to fit."""
+JOURNAL = "journal.log"
+SHOWN = 30.0
+"""Seconds between two looks at the front while trials run."""
+
+
+def search(
+    *,
+    teacher: str,
+    data: str,
+    out: str | Path,
+    space: str | space_file.Space = "width-depth",
+    overrides: Sequence[str] = (),
+    max_latency_ms: float | None = None,
+    speedup: float | None = None,
+    max_params: float | None = None,
+    max_file_mb: float | None = None,
+    min_score: float | None = None,
+    objectives: Sequence[str] = ("score", "latency"),
+    device: str = "local",
+    open_as: Callable[[str], Any] = open_device,
+    threads: int = 1,
+    batch: int = 1,
+    seq: int | None = None,
+    file: Literal["int8", "fp32"] = "int8",
+    shapes: int = 16,
+    rounds: int = 4,
+    runs: int = 10,
+    anchors: Sequence[str] = (),
+    sampler: str = "tpe",
+    trials: int | None = None,
+    minutes: float | None = None,
+    finalists: int = FINALISTS,
+    winners: int = WINNERS,
+    storage: str | None = None,
+    name: str | None = None,
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    kind: Kind | None = None,
+    metric: str | None = None,
+    seed: int = 0,
+    precision: precisions.Precision = "auto",
+    resume: bool = False,
+    gate: Literal["refuse", "warn"] = "refuse",
+    allow_pickle: bool = False,
+    console: Console | None = None,
+) -> Found:
+    """Find the students of `teacher` that are best on `data` under a budget; the best one is distilled and shipped.
+
+    teacher, data, text, label, kind, metric, gate, precision    as for `compress.distill`
+    space       name (recipes/spaces), path of a .yaml, or a Space; `overrides` are `supernet.epochs=2`-like settings
+    max_latency_ms, speedup, max_params, max_file_mb, min_score    see `budget.Budget`
+    objectives  what the front is over: the score, and latency, parameters, flops_per_token, file_mb
+    device      where latency is measured, at threads, batch and seq (left out: 128, or the texts' own limit), of the
+                file of precision `file`; open_as opens it
+    shapes, rounds, runs    of the measurement that the latency of all shapes is predicted from
+    anchors     bundles of the same task to compare with
+    trials      shapes that are scored; minutes: for all of it, in shares (`pace.SUPERNET`, `pace.PLAIN`)
+    finalists, winners    how many are trained for a short while, and how many fully
+    storage     of the study: a path, or a database's URL that workers reach; name: the study's, the folder's by default
+    out         the search's folder; `resume` continues one that was interrupted, in whatever phase
+
+    Raises a CompressError that says what to do for anything wrong with these; what was found until then is kept.
+    """
+    console = console or Console(quiet=True)
+    if PartialState(cpu=on_cpu()).num_processes > 1:
+        raise SearchError("a search is one process: start more with `compress search --storage URL --worker`")
+    chosen = space if isinstance(space, Space) else space_file.load(space, overrides)
+    asked = Search.of(
+        teacher=teacher, data=data, space=chosen, columns=Columns(text=text, label=label, kind=kind, metric=metric),
+        budget=Budget(max_latency_ms=max_latency_ms, speedup=speedup, max_params=max_params, max_file_mb=max_file_mb,
+                      min_score=min_score),
+        objectives=objectives, device=device, threads=threads, batch=batch,
+        seq=min(128, chosen.final[-1].max_length) if seq is None else seq, precision=file,
+        training=precisions.choose(precision), shapes=shapes, rounds=rounds, runs=runs, anchors=anchors, seed=seed,
+    )  # fmt: skip
+    _check_counts(trials=trials, minutes=minutes, finalists=finalists, winners=winners)
+    run = Run.open(Path(out), asked, _identity(asked, sampler, storage), resume=resume, name=NAME)
+    with closing(run), open_as(asked.device) as place:
+        ledger = Ledger(run.path, parts(chosen), None if minutes is None else 60 * minutes)
+        desk = prepared(asked, run, ledger, place, strict=gate == "refuse", allow_pickle=allow_pickle, console=console)
+        study = begun(desk, storage or run.path / JOURNAL, name or run.path.resolve().name, sampler)
+        limit = TRIALS[chosen.mode] if trials is None and minutes is None else trials
+        found = tried(desk, study, trials=limit)
+        return finished(desk, study, found, place, finalists=finalists, winners=winners)
+
+
+def prepared(
+    asked: Search, run: Run, ledger: Ledger, place: Device | None, *, strict: bool, allow_pickle: bool, console: Console
+) -> Desk:
+    """Teacher, data, measured shapes and the judge: all that trials need, made now or in an earlier session.
+
+    place: the device, which may be left out once shapes were measured.
+    """
+    with ledger.part("preparation"):
+        recipe = _recipe(asked.space)
+        room = opened(
+            asked.teacher, asked.data, recipe, run,
+            **asked.columns.model_dump(), number_format=asked.training, allow_pickle=allow_pickle, console=console,
+        )  # fmt: skip
+        shapes = Shapes.of(asked.space, room.given.model.config)
+        for line in shapes.dropped:
+            console.print(f"[yellow]note[/] {line}", highlight=False)
+        checked(recipe, room.given, room.material, run)
+        tutor, seen = tutored(room, recipe, run, strict=strict)
+    task = room.material.data.task
+    known = Clocks.load(run.path / "clocks", asked.precisions)
+    if known is None:
+        if place is None:
+            raise SearchError(f"{run.path}: has not measured its shapes yet; continue it with --resume")
+        with ledger.part("measuring"):
+            say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+            segments = makes_segments(tutor.tokenizer)
+            known = clocks.measure(asked, shapes, place, kind=task.kind, segments=segments, say=say)
+            known.save(run.path / "clocks")
+    costs = Costs(asked, shapes, known, task.kind)
+    exam = Exam.of(task, room.material.data.validation, tutor.tokenizer, asked.max_length)
+    desk = Desk(asked, run, room.given, tutor, seen, room.material, exam, costs, ledger)
+    return desk.judged_by(_judge(desk))
+
+
+def _judge(desk: Desk) -> SupernetJudge | PlainJudge:
+    """Raises SearchError before anything is trained where no shape keeps the budget."""
+    among = clocks.within(desk.costs, whole.DRAWN)
+    if desk.search.space.mode == "supernet":
+        with desk.ledger.part("supernet"):
+            net = whole.trained(
+                desk.costs, among, tutor=desk.tutor, material=desk.material, run=desk.run, ledger=desk.ledger
+            )
+        return SupernetJudge.of(desk.costs, net, desk.exam, desk.material)
+    largest = max(among, key=lambda choice: desk.costs.whole(choice).flops_per_token)
+
+    def train(stage: Stage, scratch: Run) -> None:
+        recipe = desk.search.space.recipe("timing", [stage], desk.costs.shapes.spec(largest))
+        Lineage(recipe, desk.given, desk.tutor, desk.material, scratch).train(recipe.stages)
+
+    with desk.ledger.part("trials"):
+        short = desk.search.space.short
+        (stage,) = desk.ledger.fit("trials", [short], desk.material.data, train, share=1 / LEAST_TRIALS)
+    return PlainJudge(
+        desk.costs, desk.given, desk.tutor, desk.material, desk.exam, desk.run.path / "trials", stage
+    )  # fmt: skip
+
+
+def begun(desk: Desk, storage: str | Path, name: str, sampler: str) -> "optuna.Study":
+    """The study of this search, begun or continued, with all that a worker needs in it."""
+    study = open_study(
+        storage, name, desk.search.identity(),
+        objectives=desk.search.objectives, limits={str(limited): most for limited, most in desk.costs.limits().items()},
+        sampler=sampler, seed=desk.search.seed, say=desk.say,
+    )  # fmt: skip
+    leave(study, desk)
+    return study
+
+
+def tried(desk: Desk, study: "optuna.Study", *, trials: int | None) -> Found:
+    """The trials; the record and its page now and then, and at their end."""
+    looked = [time.monotonic()]
+    anchors = record.anchored(desk)
+
+    def look(now: "optuna.Study") -> None:
+        if time.monotonic() - looked[-1] > SHOWN:
+            record.keep(record.found(desk, now, anchors=anchors), desk.run.path)
+            desk.material.console.print(front_table(now))
+            looked[:] = [time.monotonic()]
+
+    try:
+        with desk.ledger.part("trials"):
+            run_trials(
+                study, desk.costs.shapes, desk.judge,
+                trials=trials, seconds=desk.ledger.left("trials"), say=desk.say, watch=look,
+            )  # fmt: skip
+    finally:  # an interruption, or a space without a shape that fits, leaves what was found
+        found = record.found(desk, study, anchors=anchors)
+        record.keep(found, desk.run.path)
+    return found
+
+
+def finished(desk: Desk, study: "optuna.Study", found: Found, place: Device, *, finalists: int, winners: int) -> Found:
+    """The best trained for a short while, measured, and the winners of these distilled fully, shipped and measured."""
+
+    def kept(teacher_ms: float | None, **more: Any) -> Found:
+        now = record.found(desk, study, teacher_ms=teacher_ms, anchors=found.anchors, **more)
+        record.keep(now, desk.run.path)
+        return now
+
+    points, notes, chosen = shortlist(found, max(finalists, winners)), list[str](), list[int]()
+    if desk.search.space.mode == "supernet":
+        with desk.ledger.part("short distillations"):
+            shorten(desk, points)
+    with desk.ledger.part("timing finalists"):
+        teacher_ms = clock(desk, points, place)
+    now = kept(teacher_ms)
+    for at in range(min(winners, len(points))):
+        best = winner(now, [point for point in points if point.number not in chosen])
+        if over := now.exceeded(best):
+            notes.append(f"Measured, no finalist keeps the budget: trial {best.number} is over in {', '.join(over)}.")
+            desk.say(notes[-1])
+        chosen.append(best.number)
+        with desk.ledger.part("final"):
+            finish(desk, best, share=1 / (winners - at))
+        now = kept(teacher_ms, notes=notes)
+    with desk.ledger.part("timing finalists"):
+        teacher_ms = clock(desk, points, place)
+    now = kept(teacher_ms, notes=notes, winner=next(iter(chosen), None))
+    desk.material.console.print(record.table(now))
+    desk.say(f"page: {desk.run.path / record.PAGE}")
+    return now
+
+
+def _recipe(space: Space) -> Recipe:
+    """All stages of a space in one, for what checks recipes."""
+    stages = [stage for where, stage in space.stages.items() if where != "teacher"]
+    return space.recipe(space.name, stages, None if space.mode == "supernet" else space.student)
+
+
+def parts(space: Space) -> pace.Parts:
+    """What a stated time is divided into."""
+    return pace.SUPERNET if space.mode == "supernet" else pace.PLAIN
+
+
+def _identity(asked: Search, sampler: str, storage: str | None) -> dict[str, Any]:
+    from compress.search.storage import hidden
+
+    return {
+        "teacher": asked.teacher, "data": asked.data, "seed": asked.seed, "precision": asked.training,
+        "columns": list(asked.columns.model_dump(mode="json").values()), "sampler": sampler,
+        "storage": None if storage is None else hidden(storage), "command": command_line(),
+    }  # fmt: skip
+
+
+def _check_counts(*, trials: int | None, minutes: float | None, finalists: int, winners: int) -> None:
+    for option, value in {"trials": trials, "minutes": minutes, "finalists": finalists, "winners": winners}.items():
+        if value is not None and not value > 0:
+            raise SearchError(f"--{option} {value:g}: expected a number above 0")
