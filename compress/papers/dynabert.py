@@ -41,7 +41,7 @@ from transformers import PreTrainedModel
 from compress.errors import ObjectiveError, PruneError, did_you_mean
 from compress.layer_map import pairs_of_subnet
 from compress.objective import Objective
-from compress.search.supernet import Supernet, Words
+from compress.search.supernet import Lookup, Supernet
 from compress.shape import Shape
 from compress.signals import Signals
 from compress.slicing import Importance, Sizes, SlicePlan, resized
@@ -139,12 +139,12 @@ class Sandwich(nn.Module):
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         items = batch.pop("items", None)
-        shown, words = self.distillation.shown(batch), self.supernet.words(batch)
+        shown, lookup = self.distillation.shown(batch), self.supernet.lookup(batch)
         losses: list[Tensor] = []
         logged: dict[str, Tensor] = {}
         subnets = self.subnets()
         for name, sizes in subnets:
-            parts = self._parts(sizes, batch, shown, items, words)
+            parts = self._parts(sizes, batch, shown, items, lookup)
             losses.append(self._weight(sizes) * parts.pop("total"))
             alike = sum(each == name for each, _ in subnets)
             for term, part in parts.items():
@@ -156,11 +156,11 @@ class Sandwich(nn.Module):
         return self.distillation.items(batch)
 
     def _parts(
-        self, sizes: Sizes, batch: Mapping[str, Tensor], shown: Signals | None, items: Any, words: Words
+        self, sizes: Sizes, batch: Mapping[str, Tensor], shown: Signals | None, items: Any, lookup: Lookup
     ) -> dict[str, Tensor]:
         layers = self.supernet.layers(sizes)
         at_BL = self.distillation.labelled(self.student, batch)
-        student = self.supernet.signals(batch, self.objective.student_wants, sizes, layers, words=words, at_BL=at_BL)
+        student = self.supernet.signals(batch, self.objective.student_wants, sizes, layers, lookup=lookup, at_BL=at_BL)
         pairs = [pairs_of_subnet(each, layers) for each in self.objective.pairs]
         return self.objective(student, shown, batch, items, pairs)
 

@@ -27,6 +27,7 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from compress.errors import PruneError
 from compress.search.sheets import Sheets
 from compress.signals import Signals, read
 from compress.slicing import Kept, Sizes, SlicePlan, cut, parameters_of, prefix, resized, sliced
@@ -39,7 +40,7 @@ SKELETONS: Final = 64
 
 
 @dataclass(frozen=True)
-class Words:
+class Lookup:
     """The embeddings of the tokens that occur, looked up once for all subnets that read the same batch.
 
     Each subnet reads the first columns of `table_UD`, so that the gradient of the whole table is written once.
@@ -66,10 +67,12 @@ class Supernet:
         return tuple(copied_layers(self.depth, sizes.layers, self.plan.sizes.layers))
 
     def kept(self, sizes: Sizes, layers: Sequence[int] | None = None) -> Kept:
-        """The first units of every group, and these layers."""
-        return prefix(self.plan, sizes, layers=layers or self.layers(sizes))
+        """The first units of every group, and these layers. Raises PruneError where they are not as many as asked."""
+        if layers is not None and len(layers) != sizes.layers:
+            raise PruneError(f"layers {list(layers)}: {sizes.layers} are asked for")
+        return prefix(self.plan, sizes, layers=self.layers(sizes) if layers is None else layers)
 
-    def words(self, batch: Mapping[str, Tensor]) -> Words:
+    def lookup(self, batch: Mapping[str, Tensor]) -> Lookup:
         """What `signals` looks up when it is not given it: give the same to all subnets that run on one batch."""
         return self._look_up(batch["input_ids"].unique())
 
@@ -80,14 +83,14 @@ class Supernet:
         sizes: Sizes,
         layers: Sequence[int] | None = None,
         *,
-        words: Words | None = None,
+        lookup: Lookup | None = None,
         at_BL: Tensor | None = None,
     ) -> Signals:
         """What a subnet shows of a batch, as `signals.read` does; in train mode where the whole is."""
         kept = self.kept(sizes, layers)
-        words = words or self.words(batch)
+        lookup = lookup or self.lookup(batch)
         skeleton = self._skeleton(kept).train(self.model.training)
-        return skeleton.run(self._weights(skeleton, kept, words), words, batch, wants, at_BL)
+        return skeleton.run(self._weights(skeleton, kept, lookup), lookup, batch, wants, at_BL)
 
     def extract(self, sizes: Sizes, layers: Sequence[int] | None = None) -> PreTrainedModel:
         """The subnet as a plain transformers model with weights of its own."""
@@ -102,25 +105,25 @@ class Supernet:
         kept, device = self.kept(sizes, layers), next(self.model.parameters()).device
         skeleton = self._skeleton(kept).eval()
         with whole_vocabulary(self.model), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            words = self._look_up(sheets.tokens_U)
-            weights = self._weights(skeleton, kept, words)
+            lookup = self._look_up(sheets.tokens_U)
+            weights = self._weights(skeleton, kept, lookup)
             if bf16:  # autocast keeps its casts of a model's own weights only: slices would be cast for every batch
                 weights |= {name: weights[name].to(torch.bfloat16) for name in skeleton.products}
-            shown = [skeleton.run(weights, words, batch, LOGITS).logits for batch in sheets.batches]
+            shown = [skeleton.run(weights, lookup, batch, LOGITS).logits for batch in sheets.batches]
         return [logits.float().cpu() for logits in shown if logits is not None]
 
     def score(self, sizes: Sizes, sheets: Sheets, layers: Sequence[int] | None = None, *, bf16: bool = False) -> float:
         """The task's metric of a subnet on the examples of `sheets`."""
         return sheets.score(self.logits(sizes, sheets, layers, bf16=bf16))
 
-    def _look_up(self, tokens_U: Tensor) -> Words:
+    def _look_up(self, tokens_U: Tensor) -> Lookup:
         table: Any = self.model.get_input_embeddings()
         place_V = tokens_U.new_zeros(self.model.config.vocab_size)
         place_V[tokens_U] = torch.arange(len(tokens_U), device=tokens_U.device)
-        return Words(place_V, table(tokens_U))
+        return Lookup(place_V, table(tokens_U))
 
-    def _weights(self, skeleton: "_Skeleton", kept: Kept, words: Words) -> dict[str, Tensor]:
-        tables = {f"{name}.weight": words.table_UD for name in skeleton.tables}
+    def _weights(self, skeleton: "_Skeleton", kept: Kept, lookup: Lookup) -> dict[str, Tensor]:
+        tables = {f"{name}.weight": lookup.table_UD for name in skeleton.tables}
         return cut(self.plan, parameters_of(self.model) | tables, kept)
 
     def _skeleton(self, kept: Kept) -> "_Skeleton":
@@ -164,14 +167,14 @@ class _Skeleton(nn.Module):
     def run(
         self,
         weights: Mapping[str, Tensor],
-        words: Words,
+        lookup: Lookup,
         batch: Mapping[str, Tensor],
         wants: frozenset[str],
         at_BL: Tensor | None = None,
     ) -> Signals:
         """`weights` by the model's names; what is theirs and no weight of this shape is left out."""
         given = {f"model.{name}": weights[name] for name in self.names}
-        given[f"model.{self.tables[0]}.place_V"] = words.place_V
+        given[f"model.{self.tables[0]}.place_V"] = lookup.place_V
         shown: Signals = functional_call(self, given, (batch, wants, at_BL))
         return shown
 

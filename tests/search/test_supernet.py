@@ -1,4 +1,4 @@
-"""A subnet is the model extracted at that shape: in what it computes, what it shows, and what the whole learns of it."""
+"""A subnet is the model that is extracted at its shape: in what it computes, shows, and teaches the whole."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -180,6 +180,8 @@ def test_what_cannot_be_is_said() -> None:
     whole = tiny.model("bert")
     with pytest.raises(PruneError, match="not within"):
         Supernet(whole).extract(Sizes.of(tiny.config("bert", hidden=64)))
+    with pytest.raises(PruneError, match="1 are asked for"):
+        Supernet(whole).extract(Sizes.asked(whole.config, layers=1), layers=(0, 1))
     with pytest.raises((PruneError, StudentError)):
         Supernet(whole, depth="even").extract(Sizes.of(tiny.config("bert", layers=3)))
 
