@@ -1,0 +1,286 @@
+"""Xia, Zhong & Chen 2022, "Structured Pruning Learns Compact and Accurate Models" (CoFi), arXiv:2204.00408.
+Xia, Gao, Zeng & Chen 2023, "Sheared LLaMA", arXiv:2310.06694, for `sizes`.
+
+CoFi, Sec. 3.1, Eq. 2   Gated     masks z of attention and feed-forward blocks, heads, neurons and the stream, held to a
+                                  sparsity by a Lagrangian (`wang`), their noise hard concrete (`louizos`)
+CoFi, Sec. 3.2, Eq. 4   layers    sum over teacher layers of MSE(W H_S^m(i), H_T^i)
+CoFi, Sec. 3.2, Eq. 5   matched   m(i): the nearest layer that still has its feed-forward block
+Sheared LLaMA, Sec. 2.1 Gated     with `sizes`: one constraint per mask, so that every layer keeps the same number
+
+The soft targets of the unpruned teacher (CoFi, Eq. 3) are terms of the stage's objective.
+
+Shapes: B examples, L tokens, D hidden, N the student's layers, T the teacher's layers that are matched.
+
+Deviations, from CoFi's paper and its authors' code:
+- the end is exact: units stay by their P(z > 0), the two gates of a unit multiplied, as many as the budget holds;
+  theirs rounds each mask's expected number of zeros, and ends within 1% of the sparsity. A student that is scored in
+  between is scored as it would be if training ended there, so that the best weights are comparable.
+- a gate without noise is Louizos et al.'s Eq. 13; theirs sigmoid(0.8 log alpha / beta), not stretched.
+- a block that is gone leaves its bias and its norm; their code passes over both.
+- means run over real tokens; theirs over pads too.
+- one optimiser and one schedule: the gates learn at `gate_rate` times the stage's rate; theirs at a constant 0.01.
+- Sheared LLaMA's gate on a layer scales what it writes. Behind a norm that cannot be absorbed: here it leads from the
+  layer's input to its output. Rows within heads are gated where heads are to shrink, which stock encoders need.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from compress.errors import ObjectiveError
+from compress.l0.aims import Budget, Exact
+from compress.l0.gates import Gates, fold
+from compress.models.uneven_slices import to_uneven
+from compress.objective import Objective
+from compress.papers.hinton import mean_over
+from compress.papers.wang import Multipliers, wanted
+from compress.shape import Shape
+from compress.signals import ATTENTION, Signals, open_attention, read
+from compress.slicing import SlicePlan, sliced
+from compress.slicing.plan import HIDDEN
+
+LIMIT = math.log(100)
+"""log alpha stays within +-LIMIT (authors' code), so that no gate is beyond return."""
+_FROZEN = ("words", "positions", "types", "tasks")
+
+
+def distances(student_NBLD: Sequence[Tensor], teacher_TBLD: Sequence[Tensor], mask_BL: Tensor) -> Tensor:
+    """(T, N): MSE of every student layer, W applied, and every teacher layer, over real tokens."""
+    rows = [
+        torch.stack([mean_over((mine.float() - theirs.float()).square().mean(-1), mask_BL) for mine in student_NBLD])
+        for theirs in teacher_TBLD
+    ]
+    return torch.stack(rows)
+
+
+def matched(distance_TN: Tensor, alive_N: Tensor, *, ordered: bool = False) -> list[int]:
+    """Eq. 5: for each teacher layer the nearest student layer that is alive; the last where none is.
+
+    ordered: from the top down, each below the one above it, as far as there are any (authors' code, version 4).
+    """
+    count, found, above = distance_TN.shape[1], list[int](), distance_TN.shape[1]
+    for distance_N in distance_TN.detach().cpu().flip(0):
+        places = [n for n in range(above if ordered and above > 0 else count) if alive_N[n]]
+        nearest = min(places, key=lambda n: float(distance_N[n]), default=min(above, count - 1))
+        found, above = [nearest, *found], nearest
+    return found
+
+
+def layers(
+    student_NBLD: Sequence[Tensor],
+    teacher_TBLD: Sequence[Tensor],
+    mask_BL: Tensor,
+    alive_N: Tensor,
+    *,
+    ordered: bool = False,
+) -> Tensor:
+    """Eq. 4: sum over i of MSE(W H_S^m(i), H_T^i), m by `matched`. The caller has applied W."""
+    distance_TN = distances(student_NBLD, teacher_TBLD, mask_BL)
+    return distance_TN[torch.arange(len(distance_TN)), matched(distance_TN, alive_N.cpu(), ordered=ordered)].sum()
+
+
+class Matched(nn.Module):
+    """step(**batch) -> `objective` + layer_weight * L_layer, the student's layers dynamically matched to the teacher's.
+
+    matched_layers: 0-based layers of the teacher; left out, four evenly spread, the last among them (2 5 8 11 of 12).
+    W begins as the identity; of a student that was cut from its teacher, as the map back to the dimensions it kept.
+    Raises ObjectiveError where the teacher has no such layers.
+    """
+
+    accepts_loss_kwargs = False
+
+    def __init__(
+        self,
+        student: PreTrainedModel,
+        teacher: nn.Module | None,
+        objective: Objective,
+        *,
+        words: object = None,
+        layer_weight: float = 0.9,
+        matched_layers: Sequence[int] | None = None,
+        ordered: bool = False,
+    ) -> None:
+        super().__init__()
+        if teacher is None or objective is None:
+            raise ObjectiveError("cofi: needs a teacher whose layers are matched, and the terms of its soft targets")
+        count = Shape.of(teacher.config).layers
+        if matched_layers is None:
+            matched_layers = sorted({(n + 1) * count // 4 - 1 for n in range(4)} - {-1})
+        if not matched_layers or not all(0 <= layer < count for layer in matched_layers):
+            raise ObjectiveError(f"cofi: matched_layers {list(matched_layers)}; the teacher's are 0 to {count - 1}")
+        self.student, self.objective = student, objective
+        self.layer_weight, self.matched_layers, self.ordered = layer_weight, list(matched_layers), ordered
+        self.W = _map_back(student.config, teacher.config)
+        self.alive: Callable[[], Tensor] = partial(_with_neurons, student.config)
+        for model, wants in ((student, objective.student_wants), (teacher, objective.teacher_wants)):
+            if wants & ATTENTION:
+                open_attention(model)
+        self._teacher = [teacher.eval().requires_grad_(False)]  # not a submodule: not saved, not trained
+
+    @property
+    def teacher(self) -> nn.Module:
+        return self._teacher[0]
+
+    def forward(self, **batch: Any) -> dict[str, Tensor]:
+        items = batch.pop("items", None)
+        mine = read(self.student, batch, self.objective.student_wants | {"layers"})
+        with torch.no_grad():
+            theirs = read(self.teacher, batch, self.objective.teacher_wants | {"layers"})
+        parts = self.objective(mine, theirs, batch, items)
+        layerwise = self.layer_weight * self._layers(mine, theirs)
+        if items is not None:
+            layerwise = layerwise * self.items(batch)["token"] / items["token"].clamp_min(1)
+        found = {name: part.detach() for name, part in parts.items() if name != "total"}
+        return {"loss": parts["total"] + layerwise, **found, "cofi.layers": layerwise.detach()}
+
+    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.objective.items(batch["attention_mask"], batch.get("labels"))
+
+    def _layers(self, mine: Signals, theirs: Signals) -> Tensor:
+        mapped = [self.W(layer_BLD) for layer_BLD in mine.layers]
+        asked = [theirs.layers[layer] for layer in self.matched_layers]
+        return layers(mapped, asked, mine.mask_BL, self.alive(), ordered=self.ordered)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Matched":
+        super()._apply(fn, recurse)
+        self.teacher._apply(fn)
+        return self
+
+
+class Gated(nn.Module):
+    """step(**batch) -> `Matched` under masks that are learned, + the Lagrangian that holds them to their aim.
+
+    The aim is one of: sparsity, the share of the blocks' matrices that goes; max_params, all the weights that may stay
+    (both: an uneven student, `models.uneven`); sizes, {hidden: 0.75, heads: 6, ...} (a student of its stock class).
+    `wait` of the steps are without masks, and in `warm` of them after that the aim is approached linearly. drop_rate is
+    Louizos et al.'s first guess for heads, neurons and rows. Embeddings are not trained (authors' code).
+    When training is over (`finish`) `student` is the small model. Give the stage `weight_decay: 0`: it would close
+    gates. Raises PruneError where the aim cannot be, ObjectiveError where options contradict each other.
+    """
+
+    accepts_loss_kwargs = False
+
+    def __init__(
+        self,
+        student: PreTrainedModel,
+        teacher: nn.Module | None,
+        objective: Objective,
+        *,
+        words: object = None,
+        sparsity: float | None = None,
+        max_params: int | None = None,
+        sizes: Mapping[str, float] | None = None,
+        wait: float = 0.05,
+        warm: float = 0.1,
+        gate_rate: float = 500.0,
+        drop_rate: float = 0.5,
+        layer_weight: float = 0.9,
+        matched_layers: Sequence[int] | None = None,
+        ordered: bool = False,
+    ) -> None:
+        super().__init__()
+        if [sparsity, max_params, sizes].count(None) != 2:
+            raise ObjectiveError("cofi.Gated: give one of sparsity, max_params and sizes")
+        if not (wait >= 0 and warm >= 0 and wait + warm <= 1 and 0 < drop_rate < 1):
+            raise ObjectiveError(
+                f"cofi.Gated: wait {wait} and warm {warm} are shares of the steps, together at most 1; drop_rate "
+                f"{drop_rate} lies between 0 and 1"
+            )
+        self.plan = SlicePlan.of(student)
+        self.aim: Budget | Exact
+        if sizes is None:
+            self.aim = Budget.of(student, self.plan, sparsity=sparsity, max_params=max_params)
+        else:
+            self.aim = Exact.of(student, self.plan, sizes)
+        self.minimise = Matched(
+            student, teacher, objective, layer_weight=layer_weight, matched_layers=matched_layers, ordered=ordered
+        )
+        gates = Gates(self.plan, self.aim, begin=math.log(1 - drop_rate) - math.log(drop_rate))
+        gates.attach(student)
+        self._gates = [gates]  # a submodule of the student, so that its best weights have their gates beside them
+        self.multipliers = Multipliers(len(self.aim.excess(gates.active(), 0.0)))
+        self.wait, self.warm, self.gate_rate, self.share = wait, warm, gate_rate, 0.0
+        self.minimise.alive = self._alive
+        frozen = [each for name, each in student.named_parameters() if self._is_frozen(name)]
+        self._frozen = [each for each in frozen if each.requires_grad]
+        for each in self._frozen:
+            each.requires_grad_(False)
+
+    @property
+    def student(self) -> PreTrainedModel:
+        return self.minimise.student
+
+    @property
+    def gates(self) -> Gates:
+        return self._gates[0]
+
+    def begin(self, step: int, total: int) -> None:
+        """Where the aim is at this step."""
+        self.gates.waiting = step < self.wait * total
+        self.share = wanted(step, self.wait * total, self.warm * total)
+        for each in self.gates.log_alpha.values():
+            each.data.clamp_(-LIMIT, LIMIT)
+
+    def forward(self, **batch: Any) -> dict[str, Tensor]:
+        parts: dict[str, Tensor] = self.minimise(**batch)
+        excess_C = self.aim.excess(self.gates.active(), self.share)
+        held = self.multipliers(excess_C) * (0.0 if self.gates.waiting else 1.0)
+        seen = {"lagrangian": held.detach(), "excess": excess_C.detach().abs().max()}
+        return {**parts, "loss": parts["loss"] + held, **seen}
+
+    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.minimise.items(batch)
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        gates = list(self.gates.parameters())
+        theirs = {id(each) for each in gates}
+        model = [each for each in self.minimise.parameters() if id(each) not in theirs]
+        return {"model": model, "gates": gates, "multipliers": list(self.multipliers.parameters())}
+
+    def factors(self, step: int, total: int) -> dict[str, float]:
+        """Gates and multipliers stay as they are until the masks begin."""
+        rate = self.gate_rate if step >= self.wait * total else 0.0
+        return {"model": 1.0, "gates": rate, "multipliers": rate}
+
+    def finish(self) -> None:
+        """The units that are left, at the aim itself, with their gates multiplied into the weights."""
+        student, kept = self.student.eval(), self.aim.kept(self.gates.active())
+        values = self.gates.settled(kept)
+        self.gates.detach()
+        for each in self._frozen:
+            each.requires_grad_(True)
+        fold(student, self.plan, values)
+        small = to_uneven(student, kept) if isinstance(self.aim, Budget) else sliced(student, kept)
+        if HIDDEN in kept.indices:
+            small.config.hidden_of_teacher = kept.indices[HIDDEN].tolist()
+        self.minimise.student = small
+
+    def _alive(self) -> Tensor:
+        """Eq. 5: z_FFN > 0."""
+        values, whole_N = self.gates.values, torch.ones(self.plan.sizes.layers)
+        return values.get("network", values.get("layers", whole_N)) > 0
+
+    def _is_frozen(self, name: str) -> bool:
+        return name in self.plan.cuts and self.plan.cuts[name].role in _FROZEN
+
+
+def _with_neurons(config: Any) -> Tensor:
+    """The layers that can be matched: all, or of an uneven model those that have a feed-forward block."""
+    sizes = getattr(config, "ffn", None)
+    return torch.ones(Shape.of(config).layers, dtype=torch.bool) if sizes is None else torch.tensor(sizes) > 0
+
+
+def _map_back(student: Any, teacher: Any) -> nn.Linear:
+    """W, D_S -> D_T without a bias (authors' code has one)."""
+    mine, theirs = Shape.of(student).hidden, Shape.of(teacher).hidden
+    W, kept = nn.Linear(mine, theirs, bias=False), getattr(student, "hidden_of_teacher", None)
+    if mine == theirs:
+        nn.init.eye_(W.weight)
+    elif kept is not None and len(kept) == mine and max(kept) < theirs:
+        W.weight.data = torch.eye(theirs)[:, kept].contiguous()
+    return W

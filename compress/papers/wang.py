@@ -1,0 +1,36 @@
+"""Wang, Wohlwend & Lei 2020, "Structured Pruning of Large Language Models", arXiv:1910.04732.
+
+Sec. 4.1  lagrangian   g = lambda_1 (s - t) + lambda_2 (s - t)^2, least over the model, greatest over the lambdas
+          Multipliers  the lambdas, which climb where all else descends
+          wanted       t, which grows from 0 linearly
+
+Shapes: C constraints.
+
+Deviation: s is the share of the model that is gone, as in CoFi, theirs the share that is left.
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+def lagrangian(excess_C: Tensor, lambda_2C: Tensor) -> Tensor:
+    """lambda_1 (s - t) + lambda_2 (s - t)^2, summed over the constraints."""
+    return (lambda_2C[0] * excess_C + lambda_2C[1] * excess_C.square()).sum()
+
+
+def wanted(step: float, begin: float, steps: float) -> float:
+    """The share of the target that is asked for: 0 until `begin`, 1 from `steps` later on."""
+    return min(1.0, max(0.0, (step - begin) / steps)) if steps > 0 else float(step >= begin)
+
+
+class Multipliers(nn.Module):
+    """lambda_1 and lambda_2 of C constraints, 0 at first. Their gradient is turned: an optimiser that descends on the
+    loss ascends on them."""
+
+    def __init__(self, constraints: int) -> None:
+        super().__init__()
+        self.lambda_2C = nn.Parameter(torch.zeros(2, constraints))
+        self.lambda_2C.register_hook(torch.neg)
+
+    def forward(self, excess_C: Tensor) -> Tensor:
+        return lagrangian(excess_C, self.lambda_2C)

@@ -1,0 +1,373 @@
+"""CoFi and what it stands on: hard concrete gates, the Lagrangian, expected sizes, matched layers; gates == slices."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification
+
+from compress.errors import ObjectiveError, PruneError
+from compress.flops import parameters
+from compress.l0.aims import Budget
+from compress.l0.gates import Gates, fold
+from compress.l0.size import Size
+from compress.models.uneven import CONFIGS
+from compress.models.uneven_slices import kept_layerwise, to_uneven
+from compress.objective import Objective
+from compress.papers.cofi import Gated, Matched, distances, layers, matched
+from compress.papers.louizos import active, drawn, settled
+from compress.papers.wang import Multipliers, lagrangian, wanted
+from compress.shape import Shape
+from compress.slicing import Group, Sizes, SlicePlan
+from compress.slicing.plan import HIDDEN
+from compress.term import Term
+from tests import tiny
+from tests.papers.case import random
+from tests.slicing.families import logits, model
+
+TERMS = (Term("hinton.soft_targets", 0.1),)
+UNIFORM: Mapping[str, Mapping[str, float]] = {
+    "heads": {"heads": 2},
+    "neurons": {"ffn": 20},
+    "stream": {"hidden": 24, "heads": 3},
+    "smaller heads": {"hidden": 24, "heads": 4},
+    "all": {"layers": 2, "hidden": 24, "heads": 2, "ffn": 40},
+}
+
+
+def gated(student: Any, teacher: Any = None, **options: Any) -> Gated:
+    teacher = teacher or model("bert", seed=1)
+    objective = Objective(TERMS, Shape.of(student.config), Shape.of(teacher.config))
+    made = Gated(student, teacher, objective, **options)
+    scatter(made.gates)
+    return made.train()
+
+
+def scatter(gates: Gates, *, seed: int = 4) -> None:
+    """Gates as they are after training: some open, some closed, some between."""
+    draw = torch.Generator().manual_seed(seed)
+    for each in gates.log_alpha.values():
+        each.data = 3 * torch.randn(each.shape, generator=draw) + 1
+
+
+def test_a_gate_is_drawn_by_the_papers_formula() -> None:
+    log_alpha, noise = random(7, seed=1), torch.rand(7, generator=torch.Generator().manual_seed(2))
+    for found, a, u in zip(drawn(log_alpha, noise).tolist(), log_alpha.tolist(), noise.tolist(), strict=True):
+        s = 1 / (1 + math.exp(-(math.log(u) - math.log(1 - u) + a) / (2 / 3)))
+        assert found == pytest.approx(min(1, max(0, s * 1.2 - 0.1)), abs=1e-6)
+    ends = drawn(torch.zeros(2), torch.tensor([0.0, 1.0]))
+    assert ends.tolist() == [0, 1], "noise at its ends is finite, and gates reach both of theirs"
+
+
+def test_known_values_of_the_distribution() -> None:
+    zero = torch.zeros(())
+    assert float(active(zero)) == pytest.approx(11 ** (2 / 3) / (1 + 11 ** (2 / 3)))
+    assert float(settled(zero)) == 0.5
+    assert settled(torch.tensor([-4.6, 4.6])).tolist() == [0, 1]
+    for a in (-2.0, 0.0, 1.5):
+        torch.manual_seed(0)
+        draws = drawn(torch.full((100_000,), a))
+        assert float((draws > 0).float().mean()) == pytest.approx(float(active(torch.tensor(a))), abs=0.005)
+
+
+def test_gates_have_gradients_in_float32_whatever_they_are_held_in() -> None:
+    log_alpha = torch.zeros(64, dtype=torch.bfloat16, requires_grad=True)
+    torch.manual_seed(0)
+    z = drawn(log_alpha)
+    torch.autograd.backward(z.sum())
+    assert z.dtype == active(log_alpha).dtype == settled(log_alpha).dtype == torch.float32
+    assert log_alpha.grad is not None
+    assert log_alpha.grad.isfinite().all()
+    assert (log_alpha.grad > 0).any()
+
+
+def test_the_lagrangian_and_its_ascent() -> None:
+    excess, multipliers = torch.tensor([0.2, -0.1]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert float(lagrangian(excess, multipliers)) == pytest.approx(0.2 - 0.2 + 3 * 0.04 + 4 * 0.01)
+    climbing = Multipliers(2)
+    optimizer = torch.optim.SGD(climbing.parameters(), lr=1.0)
+    climbing(excess).backward()
+    optimizer.step()
+    torch.testing.assert_close(climbing.lambda_2C.detach(), torch.stack([excess, excess.square()]))
+    assert [wanted(step, 10, 20) for step in (0, 10, 15, 30, 99)] == [0, 0, 0.25, 1, 1]
+    assert [wanted(step, 10, 0) for step in (9, 10)] == [0, 1]
+
+
+def test_the_expected_size_is_the_papers_sum() -> None:
+    """Eq. 2 in nested loops: 4 d_h for each head and dimension, 2 for each neuron and dimension."""
+    whole = model("bert", layers=2)
+    plan = SlicePlan.of(whole)
+    budget = Budget.of(whole, plan, sparsity=0.5, max_params=None)
+    assert budget.whole == 2 * (4 * 32 * 32 + 2 * 64 * 32)
+    p = {axis: torch.rand(shape, generator=torch.Generator().manual_seed(3)) for axis, shape in budget.shapes.items()}
+    total = 0.0
+    for k in p["hidden"].tolist():
+        for i in range(2):
+            total += sum(4 * 8 * float(p["attention"][i]) * z * k for z in p["heads"][i].tolist())
+            total += sum(2 * float(p["network"][i]) * z * k for z in p["ffn"][i].tolist())
+    assert float(budget.excess(p, 0.5)) == pytest.approx(1 - total / budget.whole - 0.25, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_sizes_count_every_weight_of_the_model_that_is_left(family: str) -> None:
+    whole = model(family, layers=2, head=AutoModelForMaskedLM)
+    plan = SlicePlan.of(whole)
+    size = Size.of(whole, plan, blocks=False)
+    full = (torch.tensor(32), torch.tensor([4, 4]), torch.tensor([64, 64]))
+    assert float(size(*full)) == parameters(whole)
+    kept = kept_layerwise(
+        plan, heads=[torch.tensor([2]), torch.arange(0)], ffn=[torch.arange(0), torch.arange(11)],
+        hidden=torch.arange(9),
+    )  # fmt: skip
+    small = to_uneven(whole, kept)
+    assert float(size(torch.tensor(9), torch.tensor([1, 0]), torch.tensor([0, 11]))) == parameters(small)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("aim", [{"sparsity": 0.6}, {"sparsity": 0.95}, {"max_params": 9_000}])
+def test_what_is_left_computes_what_the_gates_did(family: str, aim: dict[str, Any]) -> None:
+    student = model(family)
+    step = gated(student, **aim)
+    limit = step.aim.limit if isinstance(step.aim, Budget) else 0
+    student.eval()
+    expected = logits(student)
+    assert not torch.allclose(expected, logits(model(family)), atol=1e-2)
+    step.finish()
+    small: Any = step.student
+    assert small is not student
+    torch.testing.assert_close(logits(small), expected, rtol=1e-5, atol=1e-5)
+    left = parameters(small) if "max_params" in aim else blocks(small)
+    largest = 2 * 32 * 3 * max(64, 4 * 8 * 2)  # a unit of the stream is in every block
+    assert limit - largest < left <= limit
+    assert small.config.hidden_of_teacher == sorted(small.config.hidden_of_teacher)
+
+
+def blocks(small: Any) -> int:
+    """The weights of Eq. 2 in an uneven model."""
+    config = small.config
+    width = Shape.of(config).hidden
+    return int(width * (4 * config.head_size * sum(config.heads) + 2 * sum(config.ffn)))
+
+
+@pytest.mark.parametrize("family", [*CONFIGS, "ernie"])
+@pytest.mark.parametrize("sizes", UNIFORM)
+def test_what_is_left_of_exact_sizes_is_a_stock_model(family: str, sizes: str) -> None:
+    student = model(family)
+    step = gated(student, sizes=UNIFORM[sizes])
+    student.eval()
+    expected = logits(student)
+    step.finish()
+    assert type(step.student) is type(student)
+    torch.testing.assert_close(logits(step.student), expected, rtol=1e-5, atol=1e-5)
+    assert Sizes.of(step.student.config) == Sizes.asked(student.config, **UNIFORM[sizes])
+
+
+def test_heads_that_answer_per_token_and_for_tokens_are_gated_too() -> None:
+    for head in (AutoModelForTokenClassification, AutoModelForMaskedLM):
+        for family in ("bert", "roberta", "electra"):
+            student, plain = (tiny.model(family, head=head, layers=3) for _ in range(2))
+            plan = SlicePlan.of(student)
+            gates = Gates(plan, Budget.of(student, plan, sparsity=0.5, max_params=None), begin=0.0)
+            scatter(gates)
+            gates.attach(student)
+            student.eval()
+            expected, values, kept = logits(student), gates.values, gates.aim.kept(gates.active())
+            gates.detach()
+            torch.testing.assert_close(logits(student), logits(plain))
+            fold(student, plan, values)
+            torch.testing.assert_close(logits(to_uneven(student, kept)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_open_gates_change_nothing_and_waiting_ones_neither() -> None:
+    student, batch = model("bert"), tiny.batch()
+    expected = logits(model("bert"))
+    step = gated(student, sparsity=0.5, wait=0.5)
+    for each in step.gates.log_alpha.values():
+        each.data.fill_(10.0)
+    student.eval()  # no dropout
+    step.gates.train()
+    torch.testing.assert_close(logits(student), expected, rtol=1e-5, atol=1e-5)
+    scatter(step.gates)
+    step.begin(4, 10)
+    step.gates.train()
+    torch.testing.assert_close(logits(student), expected)
+    assert step.factors(4, 10) == {"model": 1.0, "gates": 0.0, "multipliers": 0.0}
+    held = step(**batch)
+    assert float(held["lagrangian"]) == 0
+    step.begin(5, 10)
+    assert not torch.allclose(logits(student), expected, atol=1e-3)
+    assert step.factors(5, 10)["gates"] == 500
+
+
+def test_the_masks_of_a_pass_are_drawn_anew_and_settled_ones_are_not() -> None:
+    student = model("bert")
+    step = gated(student, sparsity=0.5, wait=0.0)
+    step.gates.train()
+    assert not torch.equal(logits(student), logits(student))
+    student.eval()
+    assert torch.equal(logits(student), logits(student))
+    values = step.gates.values
+    assert all(((each >= 0) & (each <= 1)).all() for each in values.values())
+
+
+def test_layers_are_the_papers_formula() -> None:
+    """Eq. 4 and 5 in nested loops, over real tokens."""
+    student, teacher = [random(2, 3, 4, seed=n) for n in range(3)], [random(2, 3, 4, seed=9), random(2, 3, 4, seed=8)]
+    mask, alive = torch.tensor([[1, 1, 1], [1, 0, 0]]), torch.tensor([True, False, True])
+    total = 0.0
+    for theirs in teacher:
+        found = {}
+        for m, mine in enumerate(student):
+            errors = [
+                (float(mine[b, n, d]) - float(theirs[b, n, d])) ** 2
+                for b in range(2) for n in range(3) for d in range(4) if mask[b, n]
+            ]  # fmt: skip
+            found[m] = sum(errors) / len(errors)
+        total += min(found[m] for m in (0, 2))
+    assert float(layers(student, teacher, mask, alive)) == pytest.approx(total, rel=1e-5)
+    assert float(layers(teacher, teacher, mask, alive[:2] | True)) == 0
+    padded = [each.clone() for each in student]
+    for each in padded:
+        each[1, 1:] = 99.0
+    assert torch.equal(distances(padded, teacher, mask), distances(student, teacher, mask))
+    assert layers([each.bfloat16() for each in student], teacher, mask, alive).dtype == torch.float32
+
+
+def test_which_layers_are_matched() -> None:
+    near = torch.tensor([[0.3, 0.1, 0.5, 0.4], [0.3, 0.1, 0.2, 0.9], [0.9, 0.1, 0.5, 0.7]])
+    everything = torch.ones(4, dtype=torch.bool)
+    assert matched(near, everything) == [1, 1, 1]
+    assert matched(near, torch.tensor([True, False, True, True])) == [0, 2, 2]
+    assert matched(near, everything, ordered=True) == [1, 0, 1], "where none is left below, any may be"
+    assert matched(near[:, [0, 2, 1, 3]], everything, ordered=True) == [0, 1, 2]
+    assert matched(near, ~everything) == [3, 3, 3], "the last where none is alive"
+
+
+def test_a_recovering_student_is_mapped_back_to_the_teachers_dimensions() -> None:
+    teacher = model("bert", layers=5)
+    step = gated(model("bert", layers=5), teacher, sparsity=0.5)
+    step.finish()
+    objective = Objective(TERMS, Shape.of(step.student.config), Shape.of(teacher.config))
+    recovering = Matched(step.student, teacher, objective)
+    kept = step.student.config.hidden_of_teacher
+    one = torch.arange(1.0, len(kept) + 1)
+    assert recovering.W(one)[kept].equal(one)
+    assert recovering.matched_layers == [0, 1, 2, 4]
+    step.student.config.ffn[2] = 0
+    assert recovering.alive().tolist() == [size > 0 for size in step.student.config.ffn]
+    parts = recovering(**tiny.batch())
+    parts["loss"].backward()
+    apart = parts["cofi.layers"] + parts["hinton.soft_targets"]
+    torch.testing.assert_close(parts["loss"].detach(), apart)
+    assert recovering.W.weight.grad is not None
+    assert all(each.grad is None for each in teacher.parameters())
+
+
+def test_halves_of_a_batch_sum_to_the_whole() -> None:
+    student, teacher = model("bert"), model("bert", seed=1)
+    objective = Objective(TERMS, Shape.of(student.config), Shape.of(teacher.config))
+    step = Matched(student, teacher, objective, ordered=True, matched_layers=[2])
+    step.alive = lambda: torch.tensor([False, False, True])
+    batch = tiny.batch((7, 5, 3, 1))
+    halves = [{name: each[rows] for name, each in batch.items()} for rows in (slice(0, 2), slice(2, 4))]
+    counts = [step.items(half) for half in halves]
+    items = {name: torch.stack([count[name] for count in counts]).mean() for name in counts[0]}
+    mean = torch.stack([step(**half, items=items)["loss"] for half in halves]).mean()
+    torch.testing.assert_close(mean, step(**batch)["loss"])
+
+
+@pytest.mark.parametrize("aim", [{"sparsity": 0.6}, {"sizes": {"heads": 2, "ffn": 0.5}}])
+def test_the_aim_is_reached(aim: dict[str, Any]) -> None:
+    """The expected size, where every gate is worth something else, by the groups and factors that the trainer uses."""
+    step = gated(model("bert", layers=1), model("bert", layers=1), wait=0.05, warm=0.3, gate_rate=500.0, **aim)
+    gates = step.gates.log_alpha
+    worth = {axis: torch.rand(each.shape, generator=torch.Generator().manual_seed(6)) for axis, each in gates.items()}
+    for axis, each in gates.items():
+        each.data.fill_(10.0 if axis in ("hidden", "attention", "network") else 0.0)
+    groups = [{"params": each, "group": name} for name, each in step.groups().items() if name != "model"]
+    optimizer, total = torch.optim.AdamW(groups, weight_decay=0.0), 1000
+    for number in range(total):
+        step.begin(number, total)
+        for group in optimizer.param_groups:
+            group["lr"] = 2e-5 * step.factors(number, total)[group["group"]]
+        optimizer.zero_grad()
+        probabilities = step.gates.active()
+        held = step.multipliers(step.aim.excess(probabilities, step.share))
+        lost = torch.stack([(worth[axis] * (1 - each)).mean() for axis, each in probabilities.items()]).sum()
+        torch.autograd.backward(held + 0.01 * lost)
+        optimizer.step()
+    gone = step.aim.excess(step.gates.active(), 0.0).detach()
+    assert float(gone.mean()) == pytest.approx(0.6 if "sparsity" in aim else 0.5, abs=0.03)
+    assert (step.multipliers.lambda_2C[1] > 0).all(), "the square's climbs alone"
+
+
+def test_embeddings_rest_while_masks_are_learned_and_no_gate_is_beyond_return() -> None:
+    student = model("bert")
+    step = gated(student, sparsity=0.5)
+    assert not any(each.requires_grad for each in student.bert.embeddings.word_embeddings.parameters())
+    assert student.bert.embeddings.LayerNorm.weight.requires_grad
+    step.gates.log_alpha["heads"].data.fill_(-50.0)
+    step.begin(0, 10)
+    assert float(step.gates.log_alpha["heads"].detach().max()) == pytest.approx(-math.log(100))
+    trained = {id(each) for group in step.groups().values() for each in group}
+    assert {id(each) for each in step.parameters()} == trained
+    step.finish()
+    assert all(each.requires_grad for each in step.student.parameters())
+    assert not hasattr(step.student, "gates")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({}, ObjectiveError, "one of sparsity, max_params and sizes"),
+        ({"sparsity": 0.5, "max_params": 9}, ObjectiveError, "one of sparsity"),
+        ({"sparsity": 1.5}, PruneError, "sparsity 1.5: cannot be; expected a sparsity above 0 and below 1"),
+        ({"sparsity": 0.0}, PruneError, "sparsity 0.0: cannot be"),
+        ({"max_params": 10}, PruneError, r"max_params 10: cannot be; expected [\d,]+ to [\d,]+"),
+        ({"sizes": {"haeds": 2}}, PruneError, "gates cannot prune 'haeds'.*heads"),
+        ({"sizes": {"heads": 9}}, PruneError, "heads: 9 is more than the model's 4"),
+        ({"sizes": {"heads": 4}}, PruneError, "nothing is to be pruned"),
+        ({"sparsity": 0.5, "wait": 0.9, "warm": 0.2}, ObjectiveError, "together at most 1"),
+        ({"sparsity": 0.5, "matched_layers": [3]}, ObjectiveError, r"matched_layers \[3\]; the teacher's are 0 to 2"),
+    ],
+)
+def test_what_cannot_be_is_said(options: dict[str, Any], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        gated(model("bert"), **options)
+
+
+def test_families_without_gates_are_named() -> None:
+    student = model("albert")
+    with pytest.raises(PruneError, match="no gates for 'albert'; there are for bert, roberta"):
+        gated(student, model("albert", seed=1), sizes={"hidden": 0.5})
+
+
+def test_the_largest_model_that_fits_is_kept() -> None:
+    """Units stay by one threshold, each by both of its gates together, and the next one would not fit."""
+    whole = model("bert")
+    plan = SlicePlan.of(whole)
+    budget = Budget.of(whole, plan, sparsity=0.5, max_params=None)
+    draw = torch.Generator().manual_seed(7)
+    p: dict[str, Tensor] = {axis: torch.rand(shape, generator=draw) for axis, shape in budget.shapes.items()}
+    kept = budget.kept(p)
+    both = {"heads": p["attention"][:, None] * p["heads"], "ffn": p["network"][:, None] * p["ffn"]}
+    stays, goes = [p["hidden"][kept.indices[HIDDEN]]], [_without(p["hidden"], kept.indices[HIDDEN])]
+    for axis, of_NU in both.items():
+        for layer, of_U in enumerate(of_NU):
+            indices = kept.indices[Group(axis, str(layer))]
+            stays, goes = [*stays, of_U[indices]], [*goes, _without(of_U, indices)]
+    threshold = float(torch.cat(stays).min())
+    assert threshold > float(torch.cat(goes).max())
+    more = {axis: torch.where(each >= float(torch.cat(goes).max()), 1.0, 0.0) for axis, each in both.items()}
+    counts = torch.tensor(len(kept.indices[HIDDEN])), more["heads"].sum(1), more["ffn"].sum(1)
+    grown = counts if float(torch.cat(goes[1:]).max()) > float(goes[0].max()) else (counts[0] + 1, *counts[1:])
+    assert float(budget.size(*grown)) > budget.limit
+
+
+def _without(of_U: Tensor, indices: Tensor) -> Tensor:
+    mask = torch.ones(len(of_U), dtype=torch.bool)
+    mask[indices] = False
+    return of_U[mask]
