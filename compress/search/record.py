@@ -16,6 +16,7 @@ from compress.errors import SearchError
 from compress.export.bundle import Bundle
 from compress.files import written
 from compress.report.units import metric as metric_name
+from compress.search.clocks import named
 from compress.search.desk import Desk, kept
 from compress.search.found import Anchor, Found, Point, Rung
 from compress.search.importances import importances
