@@ -18,11 +18,11 @@ from compress.errors import RecipeError
 from compress.export.bundle import check_parts
 from compress.general import general, load
 from compress.precision import FLOAT32_ONLY
-from compress.pruning.stage import prune_stage, recorded, sizes_of
+from compress.pruning.stage import check_family, prune_stage, recorded, sizes_of
 from compress.recipe import AnyStage, Prune, Recipe, Stage, StudentSpec
 from compress.run import Run
 from compress.shape import Shape
-from compress.slicing import SlicePlan, resized
+from compress.slicing import resized
 from compress.stages import Material, run_stage
 from compress.teachers import Teacher
 
@@ -131,7 +131,7 @@ class Lineage:
         configs: dict[str, PreTrainedConfig] = {}
         config = self.given.model.config
         if self.recipe.pruning:
-            SlicePlan.of(self.given.model)
+            check_family(self.given.model, uneven=self.recipe.target.uneven)
         for stage in self.recipe.stages:
             if isinstance(stage, Prune):
                 if not self.recipe.target.budgets:  # which decide the sizes once there is a teacher

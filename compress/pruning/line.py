@@ -7,6 +7,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from compress import precision as precisions
+from compress.bench.device import open_device
 from compress.call import Call, find, options
 from compress.data.task import Kind
 from compress.errors import PruneError
@@ -73,10 +74,19 @@ def prune(
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
     setting = {"device": device, "threads": threads, "batch": batch, "seq": seq, "uneven": uneven}
     recipe = aimed(recipe, {**sizes, **budgets}, setting)
+    if recipe.target.max_latency_ms is not None or recipe.target.speedup is not None:
+        _reach(recipe.target.device)
     return distill(
         teacher=model, recipe=recipe, data=data, out=out, text=text, label=label, kind=kind, metric=metric, seed=seed,
         precision=precision, resume=resume, gate=gate, allow_pickle=allow_pickle, console=console,
     )  # fmt: skip
+
+
+def _reach(name: str) -> None:
+    """Raises DeviceError for a device that is not there, before hours of training; not of one that asks the user."""
+    if name.partition(":")[0] not in ("browser", "adb"):
+        with open_device(name, say=lambda _: None):
+            pass
 
 
 def aimed(recipe: Recipe, asked: Mapping[str, float | None], setting: Mapping[str, Any]) -> Recipe:

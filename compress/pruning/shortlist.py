@@ -5,6 +5,7 @@ training. What is nearer before training need not be nearer after it (Muralidhar
 for that), so a narrow lead in this table means little.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,14 +72,14 @@ def parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> int:
     left: dict[Any, int] = {**counts(plan, sizes), **dict.fromkeys(plan.heads, sizes.attention)}
     left |= dict.fromkeys(plan.heads.values(), sizes.heads)
     each = {id(tensor): (name, tensor) for name, tensor in parameters_of(model).items()}  # tied ones once
-    total = 0
+    total = 0.0
     for name, tensor in each.values():
         dims = list(tensor.shape)
         for part in plan.cuts[name].slices:
             dims[part.dim] = sum(left.get(group, plan.groups[group]) for group in part.groups)
         share = sizes.layers / plan.sizes.layers if plan.cuts[name].layer is not None else 1
-        total += round(int(np.prod(dims)) * share)
-    return total
+        total += math.prod(dims) * share
+    return round(total)
 
 
 def _batches(rows: Dataset, collate: Batching, device: Any) -> list[dict[str, Tensor]]:

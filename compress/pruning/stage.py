@@ -26,16 +26,32 @@ from compress.data.batches import encode
 from compress.data.corpora import encode_corpus
 from compress.errors import PruneError
 from compress.files import filled
-from compress.pruning.uneven import cut_unevenly
+from compress.pruning.uneven import check_form, cut_unevenly
 from compress.recipe import Prune, Recipe
 from compress.run import Run
 from compress.slicing import Importance, Kept, Sizes, SlicePlan, choose, order, sliced
 from compress.slicing.plan import HIDDEN, LAYERS
+from compress.slicing.rules import FAMILIES
 from compress.stages import Material, peak_rss_mb
 from compress.teachers import Teacher
 from compress.train import Trained
 
 KEPT = "kept.json"
+
+
+def check_family(model: PreTrainedModel, *, uneven: bool) -> None:
+    """Raises PruneError for a model that has no slice plan, with what can be done; uneven: or no uneven form."""
+    if uneven:
+        check_form(model)
+    try:
+        SlicePlan.of(model)
+    except PruneError as error:
+        if model.config.model_type in FAMILIES:
+            raise
+        raise PruneError(
+            f"{error}. `compress.slicing.generic` cuts some others from Python, by one share for everything; what it "
+            "leaves recovers by any recipe that has --set student.init=FOLDER"
+        ) from None
 
 
 def sizes_of(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
@@ -50,7 +66,8 @@ def sizes_of(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
             "in --set target.max_latency_ms=5 (`compress prune` has options for both)"
         )
     if not target.uneven:
-        return on_the_way(whole, Sizes.asked(config, **target.sizes), stage.way)
+        tied = config.model_type != "t5"
+        return on_the_way(whole, Sizes.asked(config, **target.sizes), stage.way, tied=tied)
     even = Sizes.asked(config, **{name: count for name, count in target.sizes.items() if name != "heads"})
     if stage.way < 1:
         return on_the_way(whole, even, stage.way)
@@ -58,17 +75,17 @@ def sizes_of(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
     return replace(even, heads=heads, head_size=whole.head_size)
 
 
-def on_the_way(whole: Sizes, target: Sizes, way: float) -> Sizes:
+def on_the_way(whole: Sizes, target: Sizes, way: float, *, tied: bool = True) -> Sizes:
     """Sizes this share of the way from one to the other, rounded to such as can be.
 
-    Where attention is as wide as the stream it is in, heads are of the size that is nearest to all that is wanted.
+    tied: attention is as wide as the stream it is in; heads are then of the size that is nearest to all that is wanted.
     """
     if way == 1:
         return target
     begin, end = whole.plain(), target.plain()
     between: dict[str, Any] = {name: round(size + way * (end[name] - size)) for name, size in begin.items()}
     stream = "hidden" if whole.bottleneck is None else "bottleneck"
-    if whole.attention == begin[stream]:
+    if tied:
         wanted = {name: begin[name] + way * (end[name] - begin[name]) for name in ("heads", "head_size", stream)}
         fitting = (
             {"heads": heads, "head_size": size, stream: heads * size}

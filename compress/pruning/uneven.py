@@ -7,9 +7,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compress.errors import PruneError
+from compress.models.uneven import CLASSES, CONFIGS
 from compress.models.uneven_slices import kept_layerwise, to_uneven
 from compress.slicing import Group, Importance, Kept, Sizes, SlicePlan, choose, sliced
 from compress.slicing.plan import HIDDEN
+
+
+def check_form(model: PreTrainedModel) -> None:
+    """Raises PruneError for a model that has no form in which its layers differ."""
+    if type(model) not in CLASSES:
+        raise PruneError(
+            f"{type(model).__name__}: layers cannot differ in size; they can in {', '.join(CONFIGS)}. Leave out "
+            "--heterogeneous"
+        )
 
 
 def cut_unevenly(

@@ -1,0 +1,275 @@
+"""Pruning a model, end to end at tiny size: to sizes, resumed, refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from compress.export.bundle import Bundle
+from compress.lineage import Lineage
+from compress.pruning.stage import recorded
+from tests import children, command, pruning_given, tiny
+from tests.pruning_given import pruned
+
+STAGES = ("half", "between", "all", "recover")
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return pruning_given.given(tmp_path_factory.mktemp("given"))
+
+
+@pytest.fixture(scope="module")
+def whole(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run to the end of its stages: half the width and heads, 24 neurons, 3 layers."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPRESS_HOME", str(folder / "home"))
+        return pruned(given, folder / "run", layers=3, hidden=0.5, heads=0.5, ffn=24)
+
+
+def result(run: Path, stage: str) -> Path:
+    return run / "stages" / stage / "model"
+
+
+def weights(run: Path, stage: str) -> dict[str, torch.Tensor]:
+    return load_file(result(run, stage) / "model.safetensors")
+
+
+def words(given: dict[str, Any], out: Path, *more: str) -> list[str]:
+    """`compress prune` of what is given into `out`."""
+    options = ("--recipe", given["recipe"], "--data", given["data"], "--precision", "fp32", "--gate", "warn")
+    return ["prune", given["model"], *options, "--out", str(out), *more]
+
+
+# What comes out
+
+
+@pytest.fixture(scope="module")
+def shipped(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shipped")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPRESS_HOME", str(folder / "home"))
+        told = command.run(*words(given, folder / "run", "--layers", "0.5", "--hidden", "0.75", "--ffn", "40"))
+    assert told.code == 0, told.err
+    assert "half: 4 layers, hidden 32, 4 heads of 8, ffn 64 -> 3 layers, hidden" in told.out
+    return folder / "run"
+
+
+def test_the_bundle_is_a_plain_checkpoint_of_the_sizes_that_were_asked(shipped: Path) -> None:
+    bundle = Bundle.load(shipped / "bundle")
+    model = AutoModelForSequenceClassification.from_pretrained(bundle.path).eval()
+    config = model.config
+    assert type(model).__module__.startswith("transformers.")
+    assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (2, 24, 3)
+    assert config.intermediate_size == 40
+    texts = ["a good film", "the plot is quite dull and cold !"]
+    encoded = AutoTokenizer.from_pretrained(bundle.path)(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**encoded).logits
+    rows = [AutoTokenizer.from_pretrained(bundle.path)(text) for text in texts]
+    assert logits.numpy() == pytest.approx(bundle.logits(rows, precision="fp32"), abs=1e-5)
+    last = weights(shipped, "recover")
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in last.items())
+
+
+def test_the_bundle_says_what_was_asked_and_what_is_left(shipped: Path) -> None:
+    recipe = (shipped / "bundle" / "recipe.yaml").read_text(encoding="utf-8")
+    assert "target:\n  layers: 0.5\n  hidden: 0.75\n  ffn: 40.0\n" in recipe
+    report = json.loads((shipped / "bundle" / "report.json").read_text(encoding="utf-8"))
+    rows = {row["role"]: row for row in report["rows"]}
+    assert rows["student"]["parameters"] < 0.7 * rows["teacher"]["parameters"]
+    assert set(report["stage_seconds"]) == set(STAGES), "pruning takes time too"
+
+
+def test_a_bundle_can_be_pruned_again(shipped: Path, given: dict[str, Any], tmp_path: Path) -> None:
+    run = pruned({**given, "model": str(shipped / "bundle")}, tmp_path / "run", ffn=0.5)
+    assert recorded(result(run, "all"))["sizes"]["after"]["ffn"] == 20
+
+
+# What a prune stage keeps
+
+
+def test_each_prune_stage_says_what_it_kept_of_its_model_and_of_the_teacher(whole: Path, given: dict[str, Any]) -> None:
+    first, second = (recorded(result(whole, stage)) for stage in ("half", "all"))
+    assert first["sizes"]["before"] == {"layers": 4, "hidden": 32, "heads": 4, "head_size": 8, "ffn": 64}
+    assert second["sizes"]["after"] == {"layers": 3, "hidden": 16, "heads": 2, "head_size": 8, "ffn": 24}
+    assert first["sizes"]["after"] == second["sizes"]["before"]
+    assert first["of_teacher"] == {"layers": first["layers"], "hidden": first["kept"]["hidden"]}
+    assert second["of_teacher"]["hidden"] == [first["kept"]["hidden"][unit] for unit in second["kept"]["hidden"]]
+    assert second["of_teacher"]["layers"] == [first["layers"][layer] for layer in second["layers"]]
+    assert first["importance"] == {"by": "molchanov.taylor"}
+
+
+def test_weights_are_those_of_the_kept_units(whole: Path, given: dict[str, Any]) -> None:
+    teacher = load_file(Path(given["model"]) / "model.safetensors")
+    name = "bert.embeddings.word_embeddings.weight"
+    for stage, before in (("half", teacher), ("all", weights(whole, "between"))):
+        kept = recorded(result(whole, stage))["kept"]["hidden"]
+        assert torch.equal(weights(whole, stage)[name], before[name][:, kept])
+
+
+def test_the_kept_units_are_the_most_important(whole: Path) -> None:
+    note, rated = recorded(result(whole, "half")), load_file(result(whole, "half") / "importance.safetensors")
+    for group, kept in note["kept"].items():
+        if group.startswith(("ffn", "hidden", "heads")):
+            assert sorted(kept) == sorted(rated[group].topk(len(kept)).indices.tolist()), group
+    assert note["layers"] == sorted(rated["layers"].topk(len(note["layers"])).indices.tolist())
+
+
+@pytest.mark.parametrize(("rule", "kept"), [("first", [0, 1]), ("last", [2, 3]), ("even", [0, 3])])
+def test_layers_stay_by_a_rule_where_one_is_given(
+    rule: str, kept: list[int], given: dict[str, Any], tmp_path: Path
+) -> None:
+    one = [f"stages.{name}.{key}" for name, key in (("half", f"copy_layers={rule}"), ("all", f"copy_layers={rule}"))]
+    run = pruned(given, tmp_path / "run", layers=2, overrides=[*one, "stages.half.way=0.1"])
+    assert recorded(result(run, "all"))["of_teacher"]["layers"] == kept
+
+
+def test_projections_begin_as_the_dimensions_the_student_came_from(given: dict[str, Any], tmp_path: Path) -> None:
+    still = [f"stages.{stage}.{key}" for stage in ("between", "recover") for key in ("lr=1e-30", "steps=1")]
+    run = pruned(given, tmp_path / "run", hidden=0.5, overrides=still)
+    for stage, cut in (("between", "half"), ("recover", "all")):
+        (checkpoint,) = (run / "stages" / stage / "checkpoints").iterdir()
+        saved = load_file(checkpoint / "model.safetensors")
+        (map_DS,) = (tensor for name, tensor in saved.items() if "projections" in name)
+        origin = recorded(result(run, cut))["of_teacher"]["hidden"]
+        assert torch.equal(map_DS, torch.eye(32)[:, origin])
+
+
+# Resumed
+
+
+class Killed(BaseException):
+    """As a signal, nothing catches it."""
+
+
+@pytest.mark.parametrize("stage", ["half", "between", "all", "recover"])
+def test_a_run_killed_before_any_stage_continues_to_the_same_weights(
+    stage: str, whole: Path, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"layers": 3, "hidden": 0.5, "heads": 0.5, "ffn": 24}
+    student = Lineage._student
+
+    def dies(self: Lineage, at: Any, *rest: Any) -> Any:
+        if at.name == stage:
+            raise Killed
+        return student(self, at, *rest)
+
+    monkeypatch.setattr(Lineage, "_student", dies)
+    with pytest.raises(Killed):
+        pruned(given, tmp_path / "run", **sizes)
+    monkeypatch.setattr(Lineage, "_student", student)
+    run = pruned(given, tmp_path / "run", **sizes, resume=True)
+    for each in STAGES:
+        mine, theirs = weights(run, each), weights(whole, each)
+        assert all(torch.equal(mine[name], tensor) for name, tensor in theirs.items()), each
+        assert mine.keys() == theirs.keys()
+
+
+def test_a_run_is_not_continued_to_other_sizes(given: dict[str, Any], tmp_path: Path) -> None:
+    pruned(given, tmp_path / "run", ffn=0.5)
+    told = command.run(*words(given, tmp_path / "run", "--ffn", "0.25", "--resume"))
+    assert told.code == 2
+    assert "is another run: the recipe differs" in told.err
+
+
+# Refused
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("", ["nothing to prune to", "--layers", "--max-latency-ms"]),
+        ("--layers 2 --speedup 2", ["--layers and --speedup", "give one of them"]),
+        ("--layers 9", ["layers: 9 is more than the model's 4"]),
+        ("--hidden 30 --heads 4", ["hidden: 30 is not a multiple of 4 heads", "28, 32"]),
+        ("--embedding 8", ["embedding: this bert model has no such size"]),
+        ("--ffn 1.5", ["ffn: 1.5; expected a whole number, or a share of the model's 64"]),
+        ("--ffn 0.5 --recipe hinton", ["recipe hinton: has no stage that prunes", "prune-taylor"]),
+        ("--ffn 0.5 --recipe prune-tailor", ["Did you mean 'prune-taylor'?"]),
+        ("--ffn 0.5 --set stages.half.importance=molchanov.tailor", ["Did you mean 'molchanov.taylor'?"]),
+        ("--speedup 2 --device toaster", ["--device toaster: no such device"]),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_trained(
+    asked: str, said: list[str], given: dict[str, Any], tmp_path: Path
+) -> None:
+    told = command.run(*words(given, tmp_path / "run", *asked.split()))
+    assert command.refused(told, tmp_path / "run", *said)
+    assert not (tmp_path / "run" / "stages").exists()
+
+
+def test_a_family_without_a_plan_is_told_what_there_is(given: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny.checkpoint(tmp_path / "model", tiny.model("modernbert", labels=2))
+    told = command.run(*words({**given, "model": model}, tmp_path / "run", "--ffn", "0.5"))
+    assert command.refused(told, tmp_path / "run", "no slice plan for 'modernbert'", "bert", "compress.slicing.generic")
+
+
+# Unevenly
+
+
+def test_layers_keep_what_matters_in_each_where_they_may_differ(given: dict[str, Any], tmp_path: Path) -> None:
+    run = pruned(given, tmp_path / "run", layers=3, heads=0.5, ffn=0.25, hidden=0.75, uneven=True)
+    config = json.loads((result(run, "recover") / "config.json").read_text(encoding="utf-8"))
+    assert config["model_type"] == "uneven-bert"
+    assert (config["num_hidden_layers"], config["hidden_size"], config["head_size"]) == (3, 24, 8)
+    assert (sum(config["heads"]), sum(config["ffn"])) == (3 * 2, 3 * 16)
+    assert json.loads((result(run, "half") / "config.json").read_text(encoding="utf-8"))["model_type"] == "bert"
+    note, rated = recorded(result(run, "all")), load_file(result(run, "all") / "importance.safetensors")
+    kept = [rated[f"ffn.{n}"][note["kept"][f"ffn.{n}"]] for n in note["layers"]]
+    left = [rated[f"ffn.{n}"] for n in note["layers"]]
+    best = torch.cat(left).topk(3 * 16).values
+    assert torch.equal(torch.cat(kept).sort(descending=True).values, best)
+
+
+def test_a_family_without_an_uneven_form_is_refused_at_once(given: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny.checkpoint(tmp_path / "model", tiny.model("albert", labels=2))
+    told = command.run(*words({**given, "model": model}, tmp_path / "run", "--ffn", "0.5", "--heterogeneous"))
+    assert command.refused(told, tmp_path / "run", "AlbertForSequenceClassification: layers cannot differ", "bert")
+
+
+# Other families
+
+
+FAMILIES = {
+    **{name: {"hidden": 16, "heads": 2} for name in ("distilbert", "roberta", "ernie", "deberta-v2")},
+    **{name: {"hidden": 16, "heads": 2, "embedding": 8} for name in ("electra", "albert")},
+    "mobilebert": {"bottleneck": 8, "heads": 2},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_are_pruned_along_their_own_axes(family: str, given: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny.checkpoint(tmp_path / "model", tiny.model(family, labels=2, layers=3))
+    asked = {"layers": 2, "ffn": 0.5, **FAMILIES[family]}
+    run = pruned({**given, "model": model}, tmp_path / "run", **asked)
+    after = recorded(result(run, "all"))["sizes"]["after"]
+    assert after == {**after, **asked, "ffn": 32}
+    assert AutoModelForSequenceClassification.from_pretrained(result(run, "recover")).config.model_type == family
+
+
+# Two processes
+
+
+@pytest.mark.slow
+def test_two_processes_keep_the_same_units_as_one(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums over rows are those of both; the weights differ by the order of summing alone."""
+    arguments = words(given, tmp_path)
+    at = arguments.index("--out")
+    arguments = [*arguments[:at], "--layers", "3", "--hidden", "0.5", "--ffn", "24"]
+    assert children.run(arguments, tmp_path / "one", children.does_not_ship) == 0, children.said(tmp_path / "one")
+    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home-of-two"))  # where no importance is kept
+    started = children.start_together(arguments, tmp_path / "two", children.does_not_ship, processes=2)
+    assert [children.finish(child) for child in started] == [0, 0], children.said(tmp_path / "two")
+    for stage in ("half", "all"):
+        one, two = (recorded(result(tmp_path / run, stage)) for run in ("one", "two"))
+        assert one == two
+    for name, tensor in weights(tmp_path / "one", "recover").items():
+        assert torch.allclose(weights(tmp_path / "two", "recover")[name], tensor, atol=2e-3), name

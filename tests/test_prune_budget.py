@@ -1,0 +1,307 @@
+"""From a budget to a shape: predicted, cut, asked, measured, told."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from compress.bench.protocol import Latency, Setting, summarise
+from compress.call import Call
+from compress.errors import PruneError
+from compress.importance import of
+from compress.pruning import choice, decision, grid
+from compress.pruning.clock import Clock
+from compress.pruning.decision import NAME, Decision
+from compress.pruning.shortlist import losses, parameters
+from compress.search.latency import Estimate
+from compress.slicing import Sizes, SlicePlan, choose, magnitude, resized, sliced
+from compress.slicing.rules import FAMILIES
+from compress.term import Term
+from tests import command, learning, pruning_given, tiny
+from tests.pruning_given import pruned
+
+SETTING = Setting(seq=16)
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return pruning_given.given(tmp_path_factory.mktemp("given"))
+
+
+def cost(config: Any) -> float:
+    """A device that takes so many ms: 1 for the whole model here."""
+    sizes = Sizes.of(config)
+    return sizes.layers * (4 * sizes.hidden**2 + 2 * sizes.hidden * sizes.ffn) / 4 / (4 * 32**2 + 2 * 32 * 64)
+
+
+@dataclass(frozen=True)
+class FakeClock:
+    """Predictions are `cost`; files take `slower` times that."""
+
+    slower: float = 1.0
+    about: str = "a fake, int8"
+
+    def predicted(self, configs: Mapping[str, Any]) -> dict[str, Estimate]:
+        return {name: Estimate(cost(config), 0.01) for name, config in configs.items()}
+
+    def measured(self, configs: Mapping[str, Any]) -> dict[str, float]:
+        return {name: cost(config) * (1 if name == decision.WHOLE else self.slower) for name, config in configs.items()}
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
+    monkeypatch.setattr(choice, "Clock", lambda *_: clock)
+
+
+def decided(run: Path) -> Decision:
+    return Decision.read(run / NAME)
+
+
+# The shape that is taken
+
+
+def test_the_shape_keeps_the_budget_and_fills_it(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed(monkeypatch, FakeClock())
+    run = pruned(given, tmp_path / "run", speedup=2)
+    found = decided(run)
+    assert (found.limit_ms, found.whole_ms) == (0.5, 1.0)
+    assert found.chosen.ms is not None
+    assert found.chosen.ms <= 0.5
+    losses = [each.loss for each in found.candidates]
+    assert losses == sorted(losses), "the nearest to the model's answers first"
+    assert found.chosen == found.candidates[0], "as predictions are right, the first keeps the budget"
+    every = grid.smaller(tiny.bert(layers=4).config, SlicePlan.of(tiny.bert(layers=4)))
+    fits = {name: sizes for name, sizes in every.items() if cost(resized(tiny.bert().config, sizes)) <= 0.5}
+    assert {each.name for each in found.candidates} == set(grid.largest(fits))
+    config = json.loads((run / "stages" / "recover" / "model" / "config.json").read_text(encoding="utf-8"))
+    assert Sizes(**found.chosen.sizes).plain() == found.chosen.sizes
+    assert (config["num_hidden_layers"], config["intermediate_size"]) == (
+        found.chosen.sizes["layers"], found.chosen.sizes["ffn"],
+    )  # fmt: skip
+
+
+def test_milliseconds_are_a_budget_as_well(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed(monkeypatch, FakeClock())
+    by_speed, by_time = (
+        decided(pruned(given, tmp_path / name, **{name: asked})) for name, asked in
+        (("speedup", 4), ("max_latency_ms", 0.25))
+    )  # fmt: skip
+    assert by_speed.chosen == by_time.chosen
+    assert by_time.budget == {"max_latency_ms": 0.25}
+
+
+def test_where_files_are_slower_than_predicted_smaller_shapes_are_tried_once(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed(monkeypatch, FakeClock(slower=1.4))
+    found = decided(pruned(given, tmp_path / "run", speedup=2))
+    assert found.chosen.ms is not None
+    assert found.chosen.predicted_ms is not None
+    assert found.chosen.ms <= 0.5
+    assert found.chosen.predicted_ms <= 0.5 / 1.3
+    assert found.chosen != found.candidates[0]
+
+
+def test_a_budget_that_is_missed_even_so_is_told(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Erratic(FakeClock):
+        def measured(self, configs: Mapping[str, Any]) -> dict[str, float]:
+            return {name: 1.0 if name == decision.WHOLE else 0.6 for name in configs}
+
+    timed(monkeypatch, Erratic())
+    from rich.console import Console
+
+    pruned(given, tmp_path / "run", speedup=2, console=Console(width=400))
+    said = capsys.readouterr().out
+    assert "no measured shape takes 0.5 ms; the fastest" in said
+    assert "which takes 0.6 ms" in said
+
+
+def test_a_resumed_run_decides_nothing_anew(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed(monkeypatch, FakeClock())
+    first = decided(pruned(given, tmp_path / "run", speedup=2))
+    monkeypatch.setattr(choice, "decide", lambda *_: pytest.fail("decided again"))
+    assert decided(pruned(given, tmp_path / "run", speedup=2, resume=True)) == first
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"max_latency_ms": 1e-6}, ["no shape of", "takes 1e-06 ms", "The nearest", "ask for no less"]),
+        ({"max_latency_ms": 2.0}, ["itself takes 1 ms", "nothing to prune"]),
+        ({"max_params": 100}, ["the least that can be left", "compress trim"]),
+        ({"max_params": 1e9}, ["nothing to prune"]),
+    ],
+)
+def test_a_budget_that_cannot_be_is_told_with_the_nearest_that_can(
+    asked: dict[str, float], said: list[str], given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed(monkeypatch, FakeClock())
+    with pytest.raises(PruneError) as error:
+        pruned(given, tmp_path / "run", **asked)
+    assert [part for part in said if part not in str(error.value)] == [], str(error.value)
+
+
+def test_parameters_are_a_budget_that_no_device_is_asked_for(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "open_device", lambda *_, **__: pytest.fail("opened"))
+    run = pruned(given, tmp_path / "run", max_params=2e4)
+    found = decided(run)
+    saved = load_file(run / "stages" / "recover" / "model" / "model.safetensors")
+    assert sum(tensor.numel() for tensor in saved.values()) == found.chosen.parameters <= 2e4
+    assert (found.where, found.limit_ms, found.chosen.ms) == (None, None, None)
+
+
+# What it rests on
+
+
+@pytest.mark.parametrize("family", [name for name in tiny.FAMILIES if name in FAMILIES])
+def test_parameters_are_counted_without_cutting(family: str) -> None:
+    model = tiny.model(family, layers=3)
+    plan, rated = SlicePlan.of(model), magnitude(model)
+    for sizes in list(grid.smaller(model.config, plan).values())[::17]:
+        small = sliced(model, choose(plan, rated, sizes))
+        assert parameters(model, plan, sizes) == sum(each.numel() for each in small.parameters()), str(sizes)
+
+
+def test_the_grid_is_of_shapes_that_the_model_allows() -> None:
+    model = tiny.bert(layers=4)
+    every = grid.smaller(model.config, SlicePlan.of(model))
+    whole = Sizes.of(model.config)
+    assert str(whole) in every
+    assert all(sizes.within(whole) and sizes.head_size == 8 for sizes in every.values())
+    assert {sizes.layers for sizes in every.values()} == {1, 2, 3, 4}
+    assert len(every) == 4 * 4 * 8
+    assert list(grid.largest(every)) == [str(whole)]
+    shallow = {name: sizes for name, sizes in every.items() if sizes.layers < 4 or sizes.ffn < 32}
+    assert {(every[name].layers, every[name].ffn) for name in grid.largest(shallow)} == {(3, 64), (4, 24)}
+
+
+def test_the_loss_of_a_cut_model_is_against_the_whole_models_answers() -> None:
+    model, rows, collate = tiny.bert(labels=3, layers=3), learning.rows(), learning.collate()
+    plan = SlicePlan.of(model)
+    rated = of(Call("molchanov.taylor"), model, plan, rows, collate, batch=8)
+    whole = Sizes.of(model.config)
+    shapes = {"whole": whole, "less": replace(whole, ffn=48), "least": replace(whole, ffn=1, layers=1)}
+    terms = [Term("hinton.soft_targets")]
+    found = losses(model, shapes, rated, rows, collate, layers=None, terms=terms, kind="classification")
+    assert found["whole"] == pytest.approx(0.0, abs=1e-6)
+    assert 1e-6 < found["less"] < found["least"]
+    by_hand = sliced(model, choose(plan, rated, shapes["less"])).eval()
+    total = 0.0
+    for row in rows:
+        batch = {name: tensor for name, tensor in collate([row]).items() if name in ("input_ids", "attention_mask")}
+        with torch.no_grad():
+            p, q = (each(**batch).logits.log_softmax(-1) for each in (model, by_hand))
+        total += float((p.exp() * (p - q)).sum())
+    assert found["less"] == pytest.approx(total / len(rows), rel=1e-4)
+
+
+# A device that is asked
+
+
+class Counted:
+    """A device on which a file takes what its size says."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def facts(self) -> dict[str, str]:
+        return {"cpu": "none", "temperature": str(self.asked)}
+
+    def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
+        self.asked += len(files)
+        times = {name: [[file.stat().st_size / 1e6] * runs] * rounds for name, file in files.items()}
+        return [
+            summarise(name, setting, each, init_ms=1.0, first_ms=1.0, peak_rss_mb=None)
+            for setting in settings
+            for name, each in times.items()
+        ]
+
+
+def test_shapes_are_measured_once_for_each_device_and_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.pruning.clock.SAMPLES", 6)
+    model = tiny.bert(layers=3)
+    shapes = grid.smaller(model.config, SlicePlan.of(model))
+    configs = {name: resized(model.config, sizes) for name, sizes in list(shapes.items())[::5]}
+    device, said = Counted(), list[str]()
+    clock = Clock(device, SETTING, "int8", "classification", segments=True, say=said.append)
+    first = clock.predicted(configs)
+    asked = device.asked
+    assert asked >= 6
+    assert set(first) == set(configs)
+    assert any("6 shapes on fake, int8, 1 thread, batch 1, 16 tokens" in line for line in said)
+    assert replace(clock, device=Counted()).predicted(configs) == first
+    assert device.asked == asked, "kept"
+    again = Counted()
+    replace(clock, device=again, setting=Setting(seq=8)).predicted(configs)
+    assert again.asked, "of another setting nothing was known"
+
+
+@pytest.mark.parametrize(
+    ("ms", "said"),
+    [
+        (0.5, "2.00 times as fast as the unpruned model: within 0.5 ms"),
+        (0.55, "1.82 times as fast as the unpruned model: 10.0% OVER the 0.5 ms"),
+    ],
+)
+def test_what_ships_is_measured_and_held_against_the_budget(
+    ms: float, said: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the whole model, which now takes what it takes."""
+
+    class Two(Counted):
+        def race(
+            self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int
+        ) -> list[Latency]:
+            assert files[decision.SHIPPED] == tmp_path / "run" / "bundle" / "onnx" / "model_quantized.onnx"
+            times = {decision.SHIPPED: ms, decision.WHOLE: 1.0}
+            (setting,) = settings
+            rest = {"init_ms": 1.0, "first_ms": 1.0, "peak_rss_mb": None}
+            return [summarise(name, setting, [[times[name]] * runs] * rounds, **rest) for name in files]
+
+    @contextmanager
+    def opened(*_: object, **__: object) -> Iterator[Counted]:
+        yield Two()
+
+    timed(monkeypatch, FakeClock())
+    monkeypatch.setattr(decision, "open_device", opened)
+    words = ["--recipe", given["recipe"], "--data", given["data"], "--gate", "warn", "--seq", "16", "--speedup", "2"]
+    told = command.run("prune", given["model"], *words, "--out", str(tmp_path / "run"))
+    assert told.code == 0, told.err
+    assert said in " ".join(told.out.split())
+    found = decided(tmp_path / "run")
+    assert (found.shipped_ms, found.whole_ms, found.limit_ms) == (ms, 1.0, 0.5)
+    assert Decision.read(tmp_path / "run" / "bundle" / NAME) == found
+    assert "target:\n  layers" in (tmp_path / "run" / "bundle" / "recipe.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_speed_asked_for_on_this_machine(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it: shapes measured, predicted, cut, measured again; the second time what was measured is known."""
+    monkeypatch.setattr("compress.pruning.clock.SAMPLES", 6)
+    words = ["--recipe", given["recipe"], "--data", given["data"], "--gate", "warn", "--seq", "32", "--speedup", "1.3"]
+    first = command.run("prune", given["model"], *words, "--out", str(tmp_path / "one"))
+    assert first.code == 0, first.err
+    assert "each predicted from the others" in " ".join(first.out.split())
+    assert "budget: " in first.out
+    second = command.run("prune", given["model"], *words, "--out", str(tmp_path / "two"))
+    assert second.code == 0, second.err
+    assert "each predicted from the others" not in " ".join(second.out.split())

@@ -1,0 +1,210 @@
+"""Prune stages and targets in recipes: as strict as all else there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from compress.errors import PruneError, RecipeError
+from compress.lineage import check
+from compress.pruning.line import aimed
+from compress.pruning.stage import on_the_way
+from compress.recipe import Prune, Recipe
+from compress.slicing import Sizes
+from tests import tiny
+from tests.pruning_given import RECIPE
+
+SETTING = {"device": "local", "threads": 1, "batch": 1, "seq": None, "uneven": False}
+
+
+def recipe(folder: Path, *overrides: str, **changes: Any) -> Recipe:
+    tree = yaml.safe_load(RECIPE) | changes
+    return Recipe.load(tiny.recipe(folder, yaml.safe_dump(tree, sort_keys=False)), overrides)
+
+
+def problems(folder: Path, *overrides: str, **changes: Any) -> list[str]:
+    with pytest.raises(RecipeError) as error:
+        recipe(folder, *overrides, **changes)
+    return error.value.problems
+
+
+def test_a_recipe_with_prune_stages(tmp_path: Path) -> None:
+    found = recipe(tmp_path, target={"layers": 2, "ffn": 0.5})
+    assert [type(stage).__name__ for stage in found.stages] == ["Prune", "Stage", "Prune", "Stage"]
+    assert [stage.name for stage in found.pruning] == ["half", "all"]
+    assert [stage.name for stage in found.training] == ["between", "recover"]
+    half = found.pruning[0]
+    assert (half.importance.by, half.way, half.rows, half.rule) == ("molchanov.taylor", 0.5, 24, None)
+    assert found.target.sizes == {"layers": 2, "ffn": 0.5}
+    assert found.target.budgets == {}
+
+
+def test_the_resolved_recipe_loads_to_an_equal_one(tmp_path: Path) -> None:
+    found = recipe(tmp_path, "stages.half.importance={by: molchanov.taylor, targets: drawn}", target={"speedup": 2})
+    (tmp_path / "again.yaml").write_text(found.to_yaml(), encoding="utf-8")
+    again = Recipe.load(str(tmp_path / "again.yaml"))
+    assert again == found.model_copy(update={"name": again.name})
+    assert "speedup: 2.0" in found.to_yaml()
+
+
+def test_prune_stages_are_set_by_name_and_number(tmp_path: Path) -> None:
+    found = recipe(
+        tmp_path, "stages.half.way=0.25", "stages.2.rows=8", "stages.all.copy_layers=even",
+        "target.hidden=0.5", "stages.half.importance=theis.fisher",
+    )  # fmt: skip
+    first, last = found.pruning
+    assert (first.way, first.importance.by, last.rows, last.rule) == (0.25, "theis.fisher", 8, "even")
+    assert found.target.sizes == {"hidden": 0.5}
+
+
+def test_all_problems_at_once_each_with_its_place_and_a_hint(tmp_path: Path) -> None:
+    stages = [
+        {"prune": "Half", "wya": 0.5, "importance": {"rate": 1}, "lr": 1e-3},
+        {"prune": "all", "way": 1.5, "rows": 0, "copy_layers": "importence"},
+        {"prune": "both", "distill": "both", "importance": "molchanov.taylor"},
+    ]
+    found = problems(tmp_path, stages=stages, target={"hiden": 0.5, "layers": -1, "device": 3})
+    for expected in (
+        "tiny.yaml: stages[0].wya: no such setting. Did you mean 'way'?",
+        "tiny.yaml: stages[1].importance: is missing",
+        "tiny.yaml: stages[1].way: Input should be less than or equal to 1, found 1.5",
+        "tiny.yaml: stages[2]: is `prune` and `distill`; a stage is one of them",
+        "tiny.yaml: target.hiden: no such setting. Did you mean 'hidden'?",
+        "tiny.yaml: target.layers: Input should be greater than 0, found -1",
+    ):
+        assert expected in found
+    for place in ("stages[0].name", "stages[0].importance", "stages[0].lr", "stages[1].rows", "stages[1].copy_layers"):
+        assert [problem for problem in found if problem.startswith(f"tiny.yaml: {place}")], place
+    assert any(problem.startswith("tiny.yaml: target.device") for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"student": {"layers": 2}}, "student: what is pruned is the teacher itself"),
+        ({"target": {"ffn": 0.5, "speedup": 2}}, "target: asks for ffn and speedup: give sizes, or a budget"),
+        ({"target": {"max_latency_ms": 1, "speedup": 2}}, "target: asks for max_latency_ms and speedup"),
+        ({"target": {"uneven": True, "speedup": 2}}, "target: asks for layers that differ (uneven) and speedup"),
+        ({"target": {"speedup": 1}}, "target.speedup: Input should be greater than 1"),
+    ],
+)
+def test_what_contradicts_itself(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    assert any(said in problem for problem in problems(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("ways", [(1.0, 1.0), (0.5, 0.4), (0.25, 0.5)])
+def test_every_prune_stage_goes_further_and_the_last_all_of_the_way(tmp_path: Path, ways: tuple[float, float]) -> None:
+    (found,) = problems(tmp_path, f"stages.half.way={ways[0]}", f"stages.all.way={ways[1]}")
+    assert f"`way` of the prune stages is {ways[0]:g}, {ways[1]:g}; each goes further than the one before" in found
+
+
+def test_a_stage_with_a_student_of_its_own_cannot_follow(tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, "stages.recover.student={layers: 1}")
+    assert "stage recover: student: what is pruned is the teacher itself" in found
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{by: molchanov.tailor}", "Did you mean 'molchanov.taylor'?"),
+        ("{by: molchanof.taylor}", "Did you mean 'molchanov'?"),
+        ("{by: molchanov.taylor, target: labels}", "has no option 'target'. Did you mean 'targets'?"),
+        ("{by: molchanov.taylor, targets: label}", "targets: Input should be"),
+    ],
+)
+def test_importance_is_looked_up_before_anything_runs(tmp_path: Path, line: str, said: str) -> None:
+    (found,) = check(recipe(tmp_path, f"stages.all.importance={line}"))
+    assert found.startswith("tiny: stages[2].importance: ")
+    assert said in found
+
+
+# What the command asks for
+
+
+def test_what_is_asked_takes_the_place_of_the_recipes_own(tmp_path: Path) -> None:
+    found = recipe(tmp_path, target={"ffn": 0.5})
+    assert aimed(found, {"layers": None}, SETTING) == found
+    assert aimed(found, {"layers": 2, "ffn": None}, SETTING).target.sizes == {"layers": 2}
+    budget = aimed(found, {"speedup": 2.0, "max_params": 5e6}, SETTING | {"seq": 16}).target
+    assert (budget.sizes, budget.budgets, budget.seq) == ({}, {"speedup": 2.0, "max_params": 5_000_000}, 16)
+
+
+@pytest.mark.parametrize(
+    ("asked", "setting", "said"),
+    [
+        ({}, {}, "nothing to prune to: give sizes (--layers, --hidden, --heads"),
+        ({"layers": 2, "max_latency_ms": 3}, {}, "--layers and --max-latency-ms: sizes, and a budget"),
+        ({"max_latency_ms": 3, "speedup": 2}, {}, "--max-latency-ms and --speedup: both say how fast"),
+        ({"speedup": 2}, {"uneven": True}, "--heterogeneous and --speedup"),
+        ({"speedup": 1}, {}, "--speedup 1: expected a number above 1"),
+        ({"max_params": -1}, {}, "--max-params -1: expected a number above 0"),
+        ({"layers": 0}, {}, "--layers 0: expected a number above 0"),
+        ({"max_latency_ms": float("nan")}, {}, "--max-latency-ms nan: expected a number above 0"),
+    ],
+)
+def test_what_cannot_be_asked(tmp_path: Path, asked: dict[str, float], setting: dict[str, Any], said: str) -> None:
+    with pytest.raises(PruneError) as error:
+        aimed(recipe(tmp_path), asked, SETTING | setting)
+    assert said in str(error.value)
+
+
+def test_a_recipe_that_does_not_prune_names_those_that_do() -> None:
+    with pytest.raises(PruneError, match=r"recipe tinybert: has no stage that prunes; .*prune-taylor"):
+        aimed(Recipe.load("tinybert"), {"layers": 2}, SETTING)
+
+
+def test_a_step_that_learns_what_to_prune_takes_its_aim_from_the_command(tmp_path: Path) -> None:
+    stage = {"distill": "gates", "lr": 1e-3, "step": {"by": "cofi.Gated", "sparsity": 0.6, "warm": 0.2}}
+    found = recipe(tmp_path, stages=[stage])
+
+    def options(**asked: float) -> dict[str, Any]:
+        call = aimed(found, asked, SETTING).training[0].step
+        assert call is not None
+        return dict(call.options)
+
+    assert options() == {"sparsity": 0.6, "warm": 0.2}
+    assert options(heads=0.5) == {"sizes": {"heads": 0.5}, "warm": 0.2}
+    assert options(max_params=1e6) == {"max_params": 1_000_000, "warm": 0.2}
+    with pytest.raises(PruneError, match="prune-taylor finds sizes for a latency"):
+        options(speedup=2)
+
+
+# Sizes on the way
+
+
+@pytest.mark.parametrize(
+    ("whole", "target", "half"),
+    [
+        ((12, 768, 12, 64, 3072), (6, 384, 6, 64, 1536), (9, 576, 9, 64, 2304)),
+        ((6, 384, 12, 32, 1536), (4, 312, 12, 26, 1200), (5, 348, 12, 29, 1368)),
+        ((6, 384, 12, 32, 1536), (6, 384, 6, 64, 768), (6, 384, 8, 48, 1152)),
+        ((4, 64, 4, 16, 128), (4, 16, 1, 16, 128), (4, 48, 3, 16, 128)),
+    ],
+)
+def test_half_way_is_between_and_can_be(whole: tuple[int, ...], target: tuple[int, ...], half: tuple[int, ...]) -> None:
+    begin, end = Sizes(*whole), Sizes(*target)
+    assert on_the_way(begin, end, 0.5) == Sizes(*half)
+    assert on_the_way(begin, end, 1.0) == end
+    assert on_the_way(begin, end, 0.0) == begin
+
+
+def test_every_share_of_the_way_is_within_the_model_and_not_below_the_target() -> None:
+    begin, end = Sizes(12, 768, 12, 64, 3072), Sizes(3, 312, 12, 26, 600)
+    for step in range(21):
+        found = on_the_way(begin, end, step / 20)
+        assert found.within(begin)
+        assert end.within(found)
+        assert found.attention == found.hidden
+
+
+def test_a_t5s_heads_and_width_go_each_its_way() -> None:
+    begin, end = Sizes(6, 512, 8, 64, 2048), Sizes(6, 256, 2, 64, 2048)
+    assert on_the_way(begin, end, 0.5, tied=False) == Sizes(6, 384, 5, 64, 2048)
+
+
+def test_prune_is_frozen_like_all_of_a_recipe(tmp_path: Path) -> None:
+    stage = recipe(tmp_path).pruning[0]
+    assert isinstance(stage, Prune)
+    with pytest.raises(ValueError, match="frozen"):
+        stage.way = 1.0  # type: ignore[misc]
