@@ -20,10 +20,11 @@ from compress.importance import Batches
 from compress.importance import rated as rating
 from compress.importance.gates import gradients
 from compress.importance.losses import Targets, summed
-from compress.slicing import Group, Importance, Kept, Sizes, SlicePlan, choose
+from compress.slicing import Group, Importance, Kept, Sizes, SlicePlan, choose, magnitude
 from compress.teachers import Teacher
 from tests import tiny
 from tests.importance import measured
+from tests.slicing import families
 
 NAMES = ("molchanov.taylor", "theis.fisher", "minitron.activation")
 ONE_OF_EACH = ("bert", "albert", "mobilebert", "deberta-v2")
@@ -110,6 +111,15 @@ def test_low_precision_ranks_alike() -> None:
     pairs = torch.stack([full[Group("ffn", "0")], low[Group("ffn", "0")]])
     assert torch.corrcoef(pairs)[0, 1] > 0.99
     assert not torch.equal(*pairs)
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_the_size_of_weights_can_be_asked_for_in_a_recipe(family: str) -> None:
+    model = families.model(family)
+    found, expected = measured.rated("li.magnitude", model), magnitude(model)
+    assert found.keys() == expected.keys()
+    for group, vector in expected.items():
+        torch.testing.assert_close(found[group] * len(measured.rows()), vector)
 
 
 # On disk

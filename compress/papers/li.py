@@ -1,0 +1,20 @@
+"""Li et al. 2017, "Pruning Filters for Efficient ConvNets", arXiv:1608.08710.
+
+Sec. 3.1  magnitude  units with small weights go first: no gradients, and the rows are not looked at
+
+Deviations
+- the paper sums the absolute weights that write a filter; here the norm of those that write a unit is multiplied with
+  the norm of those that read it (`slicing.magnitude`), as a transformer's next product may ignore what is large.
+- layers are not rated.
+"""
+
+from transformers import PreTrainedModel
+
+from compress.importance.batches import Batches
+from compress.slicing import Importance, SlicePlan
+from compress.slicing import magnitude as of_weights
+
+
+def magnitude(student: PreTrainedModel, batches: Batches, plan: SlicePlan) -> Importance:
+    """Of each unit, the norm of the weights that write it times that of those that read it."""
+    return of_weights(student, plan)

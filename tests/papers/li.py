@@ -1,0 +1,7 @@
+"""Li et al. 2017: no loss of its own; what it rates is in tests/importance."""
+
+from collections.abc import Mapping
+
+from tests.papers.case import Case
+
+CASES: Mapping[str, Case] = {}
