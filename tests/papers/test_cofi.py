@@ -213,6 +213,26 @@ def test_the_masks_of_a_pass_are_drawn_anew_and_settled_ones_are_not() -> None:
     assert all(((each >= 0) & (each <= 1)).all() for each in values.values())
 
 
+@pytest.mark.parametrize("aim", [{"sparsity": 0.5}, {"sizes": UNIFORM["all"]}, {"sizes": UNIFORM["smaller heads"]}])
+def test_every_gate_learns_from_what_it_does(aim: dict[str, Any]) -> None:
+    """In bfloat16 too, and beside every weight but the embeddings' tables."""
+    torch.manual_seed(0)
+    student = model("bert", seed=2)
+    step = gated(student, wait=0.0, **aim)
+    for each in step.gates.log_alpha.values():
+        each.data.zero_()
+    step.begin(1, 10)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.autograd.backward(step(**tiny.batch())["loss"])
+    assert step.gates.log_alpha.keys() == step.aim.shapes.keys()
+    for axis, each in step.gates.log_alpha.items():
+        assert each.grad is not None, axis
+        assert each.grad.isfinite().all(), axis
+        assert each.grad.any(), axis
+    assert all(each.grad is not None for each in student.parameters() if each.requires_grad)
+    assert step.multipliers.lambda_2C.grad is not None
+
+
 def test_layers_are_the_papers_formula() -> None:
     """Eq. 4 and 5 in nested loops, over real tokens."""
     student, teacher = [random(2, 3, 4, seed=n) for n in range(3)], [random(2, 3, 4, seed=9), random(2, 3, 4, seed=8)]

@@ -1,0 +1,100 @@
+"""Pruning by learned gates, end to end at tiny size: an uneven student, a stock one, and one that was interrupted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
+
+import compress
+from compress.export.bundle import Bundle
+from compress.export.onnx import parity
+from compress.flops import parameters
+from compress.models.uneven import CLASSES
+from compress.pruning.line import prune
+from compress.recipe import Recipe
+from compress.recipe_stage import Stage
+from compress.slicing import Sizes
+from compress.trainer import StepTrainer
+from tests import tiny
+from tests.papers.test_cofi import blocks
+
+SHORT = {"steps": 8, "batch": 8, "micro_batch": 4, "max_length": 32, "evaluate": 1, "lr": 1e-3, "checkpoint": 1}
+
+
+def short() -> Recipe:
+    recipe = Recipe.load("prune-cofi")
+    stages = tuple(each.model_copy(update=SHORT) for each in recipe.stages)
+    return recipe.model_copy(update={"stages": stages, "teacher": recipe.teacher.model_copy(update={"steps": 24})})
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("given")
+    teacher = tiny.checkpoint(folder / "teacher", tiny.bert(layers=3))
+    return {"data": tiny.reviews(folder / "data"), "model": teacher, "gate": "warn", "precision": "fp32"}
+
+
+def texts(bundle: Bundle) -> Any:
+    return bundle.predict(["good film", "bad plot"], precision="fp32")
+
+
+def test_a_sparsity_leaves_an_uneven_student_that_ships(given: dict[str, Any], tmp_path: Path) -> None:
+    bundle = prune(**given, recipe=short(), out=tmp_path / "run")
+    student: Any = AutoModelForSequenceClassification.from_pretrained(bundle.path)
+    assert type(student) is CLASSES[BertForSequenceClassification]
+    limit = 0.4 * 3 * (4 * 32 * 32 + 2 * 64 * 32)
+    assert limit - 32 * 3 * 128 < blocks(student) <= limit
+    assert bundle.manifest.parameters == parameters(student)
+    batch = tiny.batch() | {"token_type_ids": torch.zeros(3, 7, dtype=torch.long)}
+    assert parity(student, bundle.files()["fp32"], [batch]) < 1e-4
+    assert len(texts(bundle)) == 2
+    gates = tmp_path / "run" / "stages" / "gates" / "model"
+    assert yaml.safe_load((gates / "config.json").read_text())["model_type"] == "uneven-bert"
+    assert not [name for name in load_file(gates / "model.safetensors") if "gates" in name]
+
+
+def test_sizes_leave_a_plain_model(given: dict[str, Any], tmp_path: Path) -> None:
+    bundle = prune(**given, recipe=short(), out=tmp_path / "run", heads=0.5, hidden=16, ffn=0.5, layers=2)
+    student = AutoModelForSequenceClassification.from_pretrained(bundle.path)
+    assert type(student) is BertForSequenceClassification
+    assert Sizes.of(student.config) == Sizes(layers=2, hidden=16, heads=2, head_size=8, ffn=32)
+
+
+@pytest.mark.slow
+def test_what_was_interrupted_ends_with_the_same_gates_and_weights(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"teacher": given["model"], **{name: given[name] for name in ("data", "gate", "precision")}}
+    compute, calls = StepTrainer.compute_loss, []
+
+    def interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(self.stage.name)
+        if calls.count("gates") == 11:
+            raise KeyboardInterrupt
+        return compute(self, *args, **kwargs)
+
+    compress.distill(**asked, recipe=short(), out=tmp_path / "whole")
+    monkeypatch.setattr(StepTrainer, "compute_loss", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compress.distill(**asked, recipe=short(), out=tmp_path / "again")
+    monkeypatch.undo()
+    compress.distill(**asked, recipe=short(), out=tmp_path / "again", resume=True)
+    for stage in ("gates", "recover"):
+        one, other = (
+            load_file(tmp_path / run / "stages" / stage / "model" / "model.safetensors") for run in ("whole", "again")
+        )
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_recipe_keeps_the_papers_numbers() -> None:
+    gates, recover = Recipe.load("prune-cofi").stages
+    assert isinstance(gates, Stage)
+    assert isinstance(recover, Stage)
+    assert (gates.epochs, gates.batch, gates.lr, gates.weight_decay, recover.epochs) == (20, 32, 2e-5, 0, 20)
+    assert gates.step is not None
+    assert gates.step.options["gate_rate"] * gates.lr == pytest.approx(0.01)
