@@ -94,7 +94,7 @@ class Budget:
             low, high = (middle, high) if self._fits(self._first(order, middle)) else (low, middle - 1)
         hidden_D, heads_NH, ffn_NF = self._first(order, low)
         if not hidden_D.any():
-            hidden_D[active["hidden"].argmax()] = True
+            hidden_D[int(active["hidden"].argmax())] = True
         places = ([row.nonzero().flatten() for row in rows] for rows in (heads_NH, ffn_NF))
         heads, ffn = places
         return kept_layerwise(self.plan, heads=heads, ffn=ffn, hidden=hidden_D.nonzero().flatten())
