@@ -54,9 +54,13 @@ def sliced(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
         small = type(model)(config)
     with torch.no_grad():
         weights = cut(plan, parameters_of(model), kept)
+        taken = {_memory(tensor) for tensor in parameters_of(model).values()}
         for name in parameters_of(small):
             module, _, part = name.rpartition(".")
-            own = weights[name].detach().clone(memory_format=torch.contiguous_format)
+            own = weights.pop(name).detach()
+            if _memory(own) in taken or not own.is_contiguous():  # a view, or a layer that is kept twice
+                own = own.clone(memory_format=torch.contiguous_format)
+            taken.add(_memory(own))
             setattr(small.get_submodule(module), part, nn.Parameter(own))
         _draw_new_rows(plan, small, kept)
     small.tie_weights()
@@ -89,6 +93,10 @@ def order(plan: SlicePlan, importance: Importance) -> Kept:
         indices[heads] = order_H
         indices[rows] = (order_H[:, None] * K + inside_HK).flatten()
     return Kept(plan.sizes, tuple(range(plan.sizes.layers)), indices)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _renamed(name: str, how: Cut, layer: int) -> str:
