@@ -248,9 +248,13 @@ def test_shapes_are_measured_once_for_each_device_and_setting(monkeypatch: pytes
     assert any("6 shapes on fake, int8, 1 thread, batch 1, 16 tokens" in line for line in said)
     assert replace(clock, device=Counted()).predicted(configs) == first
     assert device.asked == asked, "kept"
+    monkeypatch.setattr("compress.pruning.clock.WORTH_KEEPING", -1.0)
     again = Counted()
     replace(clock, device=again, setting=Setting(seq=8)).predicted(configs)
-    assert again.asked, "of another setting nothing was known"
+    asked = again.asked
+    assert asked, "of another setting nothing was known"
+    replace(clock, device=again, setting=Setting(seq=8)).predicted(configs)
+    assert again.asked > asked, "a predictor that is far off is not kept"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from compress.slicing import Sizes
 
 SAMPLES = 14
 """Shapes that a predictor is fitted to: their measuring takes about 20 s on one core."""
+WORTH_KEEPING = 0.1
+"""Mean error of a predictor, above which the next run measures again."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,12 @@ class Clock:
             precision=self.precision, kind=self.kind, segments=self.segments, say=self.say,
         )  # fmt: skip
         found = Predictor.fit(samples, self.setting, self.precision, kind=self.kind, device=self.device)
+        self.say(found.about())
+        if found.errors.mean > WORTH_KEEPING:
+            self.say("such a predictor is not kept: measure while the machine does nothing else")
+            return found
         file.parent.mkdir(parents=True, exist_ok=True)
         found.save(file)
-        self.say(found.about())
         return found
 
     def predicted(self, configs: Mapping[str, Any]) -> dict[str, Estimate]:
