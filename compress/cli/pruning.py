@@ -23,7 +23,8 @@ def prune(
     data: Annotated[str, typer.Option(help="intents, a folder with train and dev files, or a hub id (glue/sst2).")],
     out: Out,
     recipe: Annotated[
-        str, typer.Option(help="How it is cut and recovers: prune-taylor, prune-minitron, or a .yaml file.")
+        str,
+        typer.Option(help="How it is cut and recovers: prune-taylor, -minitron, -cofi, -dynabert, or a .yaml file."),
     ] = "prune-taylor",
     layers: Annotated[
         float | None, typer.Option(help="Layers to keep; below 1: a share of the model's, as for all sizes.")

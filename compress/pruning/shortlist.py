@@ -1,8 +1,8 @@
 """Which of several shapes to prune a model to: each is cut at once, by importance, and asked before any training.
 
-How far a cut model's answers are from the whole model's, on rows it was not chosen by, costs a forward pass, not a
-training. What is nearer before training need not be nearer after it (Muralidharan et al. 2024, Sec. 3.4, train briefly
-for that), so a narrow lead in this table means little.
+How far a cut model's answers are from the whole model's costs a forward pass, not a training. What is nearer before
+training need not be nearer after it (Muralidharan et al. 2024, arXiv:2407.14679, train candidates briefly for that), so
+a narrow lead means little.
 """
 
 import math
