@@ -256,7 +256,7 @@ def test_every_loss_and_option_exists(name: str) -> None:
 @pytest.mark.parametrize("name", recipe_file.names())
 def test_a_recipe_opens_with_its_citation_and_its_command(name: str) -> None:
     title, command, *_ = recipe_file.locate(name).read_text(encoding="utf-8").splitlines()
-    assert re.search(r"arXiv:\d{4}\.\d{5}$", title)
+    assert re.search(r"arXiv:\d{4}\.\d{5}$|https://\S+$", title)
     assert re.match(rf"#   compress (distill|pretrain|prune) .*--recipe {name} ", command)
 
 
