@@ -25,8 +25,8 @@ OPTIONS = {
     "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle",
     "prune": (
         "model --data --out --recipe --layers --hidden --heads --ffn --embedding --bottleneck --max-latency-ms "
-        "--speedup --max-params --heterogeneous --device --threads --batch --seq --set --text --label --kind --metric --seed "
-        "--precision --resume --gate --allow-pickle --json"
+        "--speedup --max-params --heterogeneous --device --threads --batch --seq --set --text --label --kind --metric "
+        "--seed --precision --resume --gate --allow-pickle --json"
     ),
     "export": (
         "model --out --for --precision --opset --tune --device --lan --timeout --python --threads --batch --seq "
@@ -36,6 +36,13 @@ OPTIONS = {
         "bundle --data --out --method --calibration --percentile --rows --max-drop --form --reduce-range --device "
         "--lan --timeout --python --text --label --set --seed --json"
     ),
+    "search": (
+        "--teacher --data --out --space --set --max-latency-ms --speedup --max-params --max-file-mb --min-score "
+        "--objective --device --lan --timeout --python --threads --batch --seq --file --shapes --rounds --runs "
+        "--anchor --sampler --trials --minutes --finalists --winners --storage --name --worker --weights --text "
+        "--label --kind --metric --seed --precision --resume --gate --allow-pickle --json"
+    ),
+    "search show": "study trial --bundle --train --json",
     "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --json",
     "predict": "bundle texts... --pair --precision --json",
     "bench": (
@@ -81,11 +88,17 @@ def bundle(distilled: tuple[command.Told, Path]) -> str:
 
 
 def test_the_commands_and_their_options_are_these() -> None:
-    found = {
-        name: " ".join(_shown(each) for each in each_command.params)
-        for name, each_command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
-    }
+    found = {name: " ".join(_shown(each) for each in each_command.params) for name, each_command in _commands().items()}
     assert found == OPTIONS
+
+
+def _commands() -> dict[str, Any]:
+    """Every command by what is typed for it."""
+    found: dict[str, Any] = {}
+    for name, each in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        inner = getattr(each, "commands", {})
+        found |= {name: each, **{f"{name} {more}": inner[more] for more in inner}}
+    return found
 
 
 def _shown(parameter: Any) -> str:
@@ -94,7 +107,7 @@ def _shown(parameter: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "words", ["--help", "--version", "distill --help", "recipes", "recipes tinybert", "recipes --json"]
+    "words", ["--help", "--version", "distill --help", "search --help", "recipes", "recipes tinybert", "recipes --json"]
 )
 def test_light_commands_import_nothing_heavy(words: str) -> None:
     subprocess.run([sys.executable, "-c", WITHOUT, *words.split()], check=True, stdout=subprocess.DEVNULL)
@@ -105,8 +118,8 @@ def test_predict_imports_nothing_heavy(bundle: str) -> None:
 
 
 def test_help_explains_every_command_and_option() -> None:
-    for name, each in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-        told = command.run(name, "--help")
+    for name, each in _commands().items():
+        told = command.run(*name.split(), "--help")
         assert told.code == 0
         assert each.help in " ".join(told.out.split())
         assert all(parameter.help for parameter in each.params if parameter.param_type_name == "option")

@@ -1,7 +1,7 @@
 """What the later phases of a search work with: its models, data and judge, and what is kept of each student."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from compress.search.space import Choice
 from compress.stages import Material
 from compress.teachers import Gate, Teacher
 
-FACTS = "student.json"
+FACTS, WINNERS = "student.json", "winners.json"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,10 @@ class Kept:
 
 @dataclass(frozen=True)
 class Desk:
-    """The search, its folder, and all that trains and judges its students. `exam`: the validation rows."""
+    """The search, its folder, and all that trains and judges its students.
+
+    exam: the validation rows; among: shapes that keep the budget
+    """
 
     search: Search
     run: Run
@@ -48,6 +51,7 @@ class Desk:
     material: Material
     exam: Exam
     costs: Costs
+    among: tuple[Choice, ...]
     ledger: Ledger
     _judge: SupernetJudge | PlainJudge | None = None
 
@@ -87,6 +91,21 @@ class Desk:
         with written(self.place(number).path / FACTS) as partial:
             partial.write_text(json.dumps(asdict(after), indent=1) + "\n", encoding="utf-8")
         return after
+
+    @property
+    def winners(self) -> tuple[int, ...]:
+        """The trials that were chosen to be distilled fully, in the order of the choice."""
+        file = self.run.path / WINNERS
+        return tuple(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else ()
+
+    def decided(self, at: int, choose: Callable[[Sequence[int]], int]) -> int:
+        """The trial chosen at this place, now or in an earlier session: what it scores later changes no choice."""
+        known = self.winners
+        if at >= len(known):
+            known = (*known, choose(known))
+            with written(self.run.path / WINNERS) as partial:
+                partial.write_text(json.dumps(known) + "\n", encoding="utf-8")
+        return known[at]
 
     def untrained(self, number: int, choice: Choice) -> Path:
         """A folder with the student as its trial knew it: the part of the supernet, or what its legs left.

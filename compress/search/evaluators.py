@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from compress import evaluate
 from compress.data.task import TaskData
+from compress.errors import RecipeError
 from compress.exam import Exam
 from compress.lineage import Lineage
 from compress.recipe import Recipe, Stage
@@ -20,6 +21,7 @@ from compress.search.latency import Estimate
 from compress.search.pace import planned
 from compress.search.sheets import Sheets
 from compress.search.space import Choice, architecture_key
+from compress.search.space_file import Space
 from compress.search.supernet import Supernet
 from compress.stages import Material
 from compress.teachers import Teacher
@@ -118,10 +120,21 @@ def scored(student: PreTrainedModel, exam: Exam, material: Material) -> float:
     return float(exam.scores(logits)[exam.task.metric])
 
 
-def checked(recipe: Recipe, given: Teacher, material: Material, run: Run) -> None:
-    """Raise what would end the recipe in the middle: see `pipeline.check_recipe` and `Lineage.check`."""
+def checked(space: Space, recipe: Recipe, given: Teacher, material: Material, run: Run) -> None:
+    """Raise what would end the recipe, of all the space's stages, in the middle, in the words of the space.
+
+    See `pipeline.check_recipe` and `Lineage.check`.
+    """
     from compress.pipeline import check_lengths, check_recipe
 
-    check_recipe(recipe, 1)
-    check_lengths(recipe, given)
-    Lineage(recipe, given, None, material, run).check()
+    places = {f"stages[{at}]": where for at, where in enumerate(where for where in space.stages if where != "teacher")}
+    try:
+        check_recipe(recipe, 1)
+        check_lengths(recipe, given)
+        Lineage(recipe, given, None, material, run).check()
+    except RecipeError as error:
+        problems = error.problems
+        for stage, where in places.items():
+            dotted = (stage.replace("[", ".").rstrip("]"), where.replace("[", ".").rstrip("]"))
+            problems = [problem.replace(stage, where).replace(*dotted) for problem in problems]
+        raise RecipeError(problems) from error

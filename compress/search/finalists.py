@@ -7,6 +7,7 @@ one. A short distillation of each settles that: "flash distillation", Zhang et a
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -33,14 +34,17 @@ TRAINING = 0.6
 
 
 def shortlist(found: Found, count: int) -> list[Point]:
-    """The front, then the next best that keep the budgets, `count` in all."""
-    front = [found.point(number) for number in found.front]
-    others = sorted(
-        (point for point in found.points if found.feasible(point) and point.number not in found.front),
-        key=lambda point: (-(point.score or 0.0), point.number),
-    )
-    best_first = sorted(front, key=lambda point: -(point.score or 0.0))
-    return [*best_first, *others][:count]
+    """The front, the best first, then the next best that keep the budgets, `count` in all.
+
+    As the trials left them: what was trained or measured since changes nothing, so that a resumed search goes on with
+    the same ones.
+    """
+    bare = [replace(each, scores={"subnet": each.first}, measured=None) for each in found.points]
+    trials = replace(found, points=tuple(bare), front=(), winner=None)
+    front = trials.compute_front()
+    feasible = [point for point in trials.points if trials.feasible(point)]
+    feasible.sort(key=lambda point: (point.number not in front, -(point.score or 0.0), point.number))
+    return [found.point(point.number) for point in feasible[:count]]
 
 
 def shorten(desk: Desk, points: Sequence[Point]) -> None:
@@ -94,22 +98,22 @@ def clock(desk: Desk, points: Sequence[Point], device: Device) -> float | None:
     return found["teacher"].p50_ms if "teacher" in found else None
 
 
-def winner(found: Found, points: Sequence[Point]) -> Point:
-    """Of the finalists as they now stand. Within its budgets the best; without any, the fastest that keeps KEEP.
+def winner(found: Found, points: Sequence[Point], besides: Sequence[int] = ()) -> int:
+    """The number of a finalist: within its budgets the best as they now stand; without any, the fastest that keeps KEEP.
 
     Where none keeps the budgets when it is measured, the one that exceeds them least.
     """
-    if not points:
+    now = [found.point(point.number) for point in points if point.number not in besides]
+    if not now:
         raise SearchError(f"{found.study}: no trial was completed; nothing can be trained further")
-    now = [found.point(point.number) for point in points]
     within = [point for point in now if found.feasible(point)]
     if not within:
-        return min(now, key=lambda point: (len(found.exceeded(point)), found.ms(point) or 0.0))
+        return min(now, key=lambda point: (len(found.exceeded(point)), found.ms(point) or 0.0)).number
     if not found.budgets and found.teacher_score is not None:
         good = [point for point in within if (point.score or 0.0) >= KEEP * found.teacher_score]
         if good:
-            return min(good, key=lambda point: (found.ms(point) or 0.0, point.number))
-    return max(within, key=lambda point: (point.score or 0.0, -(found.ms(point) or 0.0), -point.number))
+            return min(good, key=lambda point: (found.ms(point) or 0.0, point.number)).number
+    return max(within, key=lambda point: (point.score or 0.0, -(found.ms(point) or 0.0), -point.number)).number
 
 
 def finish(desk: Desk, point: Point, *, share: float = 1.0) -> Bundle:

@@ -23,7 +23,7 @@ from compress.search.desk import Desk
 from compress.search.evaluators import PlainJudge, SupernetJudge
 from compress.search.space import Shapes
 from compress.search.storage import hidden
-from compress.search.study import join_study
+from compress.search.study import close_study, join_study
 from compress.search.worker import work
 from compress.stages import Material
 
@@ -88,7 +88,10 @@ def join(
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     PartialState(cpu=on_cpu())
     study = join_study(storage, name, say=say)
-    needed = Needed.of(study)
+    try:
+        needed = Needed.of(study)
+    finally:
+        close_study(study)
     folder = _reached(needed, weights, hidden(storage))
     asked = Search.from_yaml(needed.search, hidden(storage))
 

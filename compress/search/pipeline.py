@@ -1,8 +1,8 @@
 """The straight line of a search: teacher, data and a space in; a measured front, and its best student shipped, out."""
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,9 +31,11 @@ from compress.search.finalists import clock, finish, shorten, shortlist, winner
 from compress.search.found import Found
 from compress.search.joining import leave
 from compress.search.pace import Ledger
+from compress.search.samplers import make_sampler
 from compress.search.space import Shapes
 from compress.search.space_file import Space
-from compress.search.study import front_table, open_study, run_trials
+from compress.search.storage import close_storage, hidden, open_storage
+from compress.search.study import close_study, front_table, open_study, run_trials
 from compress.ship import command_line
 
 if TYPE_CHECKING:
@@ -120,22 +122,26 @@ def search(
         training=precisions.choose(precision), shapes=shapes, rounds=rounds, runs=runs, anchors=anchors, seed=seed,
     )  # fmt: skip
     _check_counts(trials=trials, minutes=minutes, finalists=finalists, winners=winners)
+    _check_study(storage, sampler)
     run = Run.open(Path(out), asked, _identity(asked, sampler, storage), resume=resume, name=NAME)
     with closing(run), open_as(asked.device) as place:
         ledger = Ledger(run.path, parts(chosen), None if minutes is None else 60 * minutes)
         desk = prepared(asked, run, ledger, place, strict=gate == "refuse", allow_pickle=allow_pickle, console=console)
-        study = begun(desk, storage or run.path / JOURNAL, name or run.path.resolve().name, sampler)
-        limit = TRIALS[chosen.mode] if trials is None and minutes is None else trials
-        found = tried(desk, study, trials=limit)
-        return finished(desk, study, found, place, finalists=finalists, winners=winners)
+        with begun(desk, storage or run.path / JOURNAL, name or run.path.resolve().name, sampler) as study:
+            desk = desk.judged_by(judge(desk))
+            leave(study, desk)
+            limit = TRIALS[chosen.mode] if trials is None and minutes is None else trials
+            found = tried(desk, study, trials=limit)
+            return finished(desk, study, found, place, finalists=finalists, winners=winners)
 
 
 def prepared(
     asked: Search, run: Run, ledger: Ledger, place: Device | None, *, strict: bool, allow_pickle: bool, console: Console
 ) -> Desk:
-    """Teacher, data, measured shapes and the judge: all that trials need, made now or in an earlier session.
+    """Teacher, data and measured shapes, of now or of an earlier session: all that a judge is made of.
 
-    place: the device, which may be left out once shapes were measured.
+    place: the device, which may be left out once shapes were measured. Raises SearchError where no shape keeps the
+    budget.
     """
     with ledger.part("preparation"):
         recipe = _recipe(asked.space)
@@ -146,7 +152,7 @@ def prepared(
         shapes = Shapes.of(asked.space, room.given.model.config)
         for line in shapes.dropped:
             console.print(f"[yellow]note[/] {line}", highlight=False)
-        checked(recipe, room.given, room.material, run)
+        checked(asked.space, recipe, room.given, room.material, run)
         tutor, seen = tutored(room, recipe, run, strict=strict)
     task = room.material.data.task
     known = Clocks.load(run.path / "clocks", asked.precisions)
@@ -160,13 +166,13 @@ def prepared(
             known.save(run.path / "clocks")
     costs = Costs(asked, shapes, known, task.kind)
     exam = Exam.of(task, room.material.data.validation, tutor.tokenizer, asked.max_length)
-    desk = Desk(asked, run, room.given, tutor, seen, room.material, exam, costs, ledger)
-    return desk.judged_by(_judge(desk))
+    among = tuple(clocks.within(costs, whole.DRAWN))
+    return Desk(asked, run, room.given, tutor, seen, room.material, exam, costs, among, ledger)
 
 
-def _judge(desk: Desk) -> SupernetJudge | PlainJudge:
-    """Raises SearchError before anything is trained where no shape keeps the budget."""
-    among = clocks.within(desk.costs, whole.DRAWN)
+def judge(desk: Desk) -> SupernetJudge | PlainJudge:
+    """The supernet, trained now or in an earlier session; or what trains each choice."""
+    among = desk.among
     if desk.search.space.mode == "supernet":
         with desk.ledger.part("supernet"):
             net = whole.trained(
@@ -187,15 +193,18 @@ def _judge(desk: Desk) -> SupernetJudge | PlainJudge:
     )  # fmt: skip
 
 
-def begun(desk: Desk, storage: str | Path, name: str, sampler: str) -> "optuna.Study":
-    """The study of this search, begun or continued, with all that a worker needs in it."""
+@contextmanager
+def begun(desk: Desk, storage: str | Path, name: str, sampler: str) -> "Iterator[optuna.Study]":
+    """The study of this search, begun or continued, and closed at the end."""
     study = open_study(
         storage, name, desk.search.identity(),
         objectives=desk.search.objectives, limits={str(limited): most for limited, most in desk.costs.limits().items()},
         sampler=sampler, seed=desk.search.seed, say=desk.say,
     )  # fmt: skip
-    leave(study, desk)
-    return study
+    try:
+        yield study
+    finally:
+        close_study(study)
 
 
 def tried(desk: Desk, study: "optuna.Study", *, trials: int | None) -> Found:
@@ -229,7 +238,7 @@ def finished(desk: Desk, study: "optuna.Study", found: Found, place: Device, *, 
         record.keep(now, desk.run.path)
         return now
 
-    points, notes, chosen = shortlist(found, max(finalists, winners)), list[str](), list[int]()
+    points, notes = shortlist(found, max(finalists, winners)), list[str]()
     if desk.search.space.mode == "supernet":
         with desk.ledger.part("short distillations"):
             shorten(desk, points)
@@ -237,17 +246,16 @@ def finished(desk: Desk, study: "optuna.Study", found: Found, place: Device, *, 
         teacher_ms = clock(desk, points, place)
     now = kept(teacher_ms)
     for at in range(min(winners, len(points))):
-        best = winner(now, [point for point in points if point.number not in chosen])
+        best = now.point(desk.decided(at, partial(winner, now, points)))
         if over := now.exceeded(best):
             notes.append(f"Measured, no finalist keeps the budget: trial {best.number} is over in {', '.join(over)}.")
             desk.say(notes[-1])
-        chosen.append(best.number)
         with desk.ledger.part("final"):
             finish(desk, best, share=1 / (winners - at))
         now = kept(teacher_ms, notes=notes)
     with desk.ledger.part("timing finalists"):
         teacher_ms = clock(desk, points, place)
-    now = kept(teacher_ms, notes=notes, winner=next(iter(chosen), None))
+    now = kept(teacher_ms, notes=notes, winner=next(iter(desk.winners), None))
     desk.material.console.print(record.table(now))
     desk.say(f"page: {desk.run.path / record.PAGE}")
     return now
@@ -265,13 +273,18 @@ def parts(space: Space) -> pace.Parts:
 
 
 def _identity(asked: Search, sampler: str, storage: str | None) -> dict[str, Any]:
-    from compress.search.storage import hidden
-
     return {
         "teacher": asked.teacher, "data": asked.data, "seed": asked.seed, "precision": asked.training,
         "columns": list(asked.columns.model_dump(mode="json").values()), "sampler": sampler,
         "storage": None if storage is None else hidden(storage), "command": command_line(),
     }  # fmt: skip
+
+
+def _check_study(storage: str | None, sampler: str) -> None:
+    """Raises SearchError for a sampler that is none, StorageError for a database that does not answer."""
+    make_sampler(sampler)
+    if storage is not None and "://" in storage:
+        close_storage(open_storage(storage))
 
 
 def _check_counts(*, trials: int | None, minutes: float | None, finalists: int, winners: int) -> None:

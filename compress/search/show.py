@@ -17,7 +17,7 @@ from compress.search.desk import Desk, kept
 from compress.search.finalists import finish, shipped
 from compress.search.found import Found, Point
 from compress.search.pace import Ledger
-from compress.search.pipeline import parts, prepared
+from compress.search.pipeline import judge, parts, prepared
 
 
 def show(study: Path, number: int, out: Path, *, train: bool = False, console: Console | None = None) -> Bundle:
@@ -43,6 +43,7 @@ def show(study: Path, number: int, out: Path, *, train: bool = False, console: C
             ledger = Ledger(study / "students" / str(number), parts(asked.space), None)  # not the search's own time
             ledger.folder.mkdir(parents=True, exist_ok=True)
             desk = prepared(asked, run, ledger, None, strict=False, allow_pickle=False, console=console)
+            desk = desk.judged_by(judge(desk))
             bundle = finish(desk, point) if train else _as_it_is(desk, point)
             record.keep(_with(found, number, study), study)
         finally:
