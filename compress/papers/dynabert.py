@@ -23,6 +23,7 @@ Deviations
 - from the authors' code: theirs runs every width and depth at each step, 4 or 12 subnets; here they are drawn.
 - from the paper: both stages learn from the fine-tuned teacher; the paper's second one from the width-adaptive student,
   each depth from the teacher of its own width (the authors' code has the full width teach all).
+- from the paper: fewer layers are spread evenly, the first and the last among them; `depth: uniform` is its own rule.
 - from the authors' code: the teacher is in eval mode; hidden states and embeddings of real tokens count.
 """
 
