@@ -99,7 +99,7 @@ def clock(desk: Desk, points: Sequence[Point], device: Device) -> float | None:
 
 
 def winner(found: Found, points: Sequence[Point], besides: Sequence[int] = ()) -> int:
-    """The number of a finalist: within its budgets the best as they now stand; without any, the fastest that keeps KEEP.
+    """The number of a finalist: within its budgets the best as they stand; without any, the fastest that keeps KEEP.
 
     Where none keeps the budgets when it is measured, the one that exceeds them least.
     """

@@ -17,16 +17,17 @@ from compress.recipe import Stage
 from compress.run import Run
 from compress.stages import taken
 
-PROBE = 8
-"""Steps that are timed. The first ones of a process are its slowest, so what is planned from them is kept."""
+PROBES = (8, 24)
+"""Steps of two short trainings that are timed: what the longer one took more is what steps take."""
 SPARE = 0.9
 """Share of a stage's time that its steps are planned to fill: it is scored, and written, in the rest."""
 
 Parts = Mapping[str, float]
 SUPERNET: Parts = {
-    "measuring": 0.08, "supernet": 0.42, "trials": 0.12, "short distillations": 0.18, "final": 0.20,
+    "measuring": 0.08, "supernet": 0.42, "trials": 0.12, "short distillations": 0.16, "timing finalists": 0.04,
+    "final": 0.18,
 }  # fmt: skip
-PLAIN: Parts = {"measuring": 0.08, "trials": 0.67, "final": 0.25}
+PLAIN: Parts = {"measuring": 0.08, "trials": 0.66, "timing finalists": 0.04, "final": 0.22}
 """What each part of a search may take of the time that is stated for all of it."""
 
 
@@ -105,17 +106,24 @@ def planned(stage: Stage, data: TaskData) -> int:
 def _fitted(
     stages: Sequence[Stage], data: TaskData, seconds: float, train: Callable[[Stage, Run], object], folder: Path
 ) -> dict[str, int]:
-    """Steps of each stage so that all fit, by the time that PROBE steps of each take in a run that is thrown away."""
-    taking: dict[str, float] = {}
+    """Steps of each stage so that all fit, by the time that short trainings take, in runs that are thrown away."""
+    fixed, wanted = 0.0, 0.0
     with TemporaryDirectory(dir=folder, prefix=".timing-") as scratch:
         for stage in stages:
-            run = Run(Path(scratch) / stage.name, 0, main=True)
-            run.path.mkdir()
-            train(stage.model_copy(update={"steps": PROBE, "evaluate": 0, "checkpoint": PROBE}), run)
-            taking[stage.name] = taken(run, stage.name).seconds / PROBE
-    plan = {stage.name: planned(stage, data) for stage in stages}
-    share = SPARE * seconds / sum(taking[name] * steps for name, steps in plan.items())
-    return {name: steps if share >= 1 else max(1, floor(steps * share)) for name, steps in plan.items()}
+            short, long = (_timed(stage, steps, train, Path(scratch)) for steps in PROBES)
+            step = max(long - short, 0.0) / (PROBES[1] - PROBES[0])
+            fixed += max(0.0, short - PROBES[0] * step)
+            wanted += planned(stage, data) * step
+    share = (SPARE * seconds - fixed) / wanted if wanted else 1.0
+    return {stage.name: max(1, floor(planned(stage, data) * min(1.0, share))) for stage in stages}
+
+
+def _timed(stage: Stage, steps: int, train: Callable[[Stage, Run], object], scratch: Path) -> float:
+    """Seconds of a training of so many steps."""
+    run = Run(scratch / f"{stage.name}-{steps}", 0, main=True)
+    run.path.mkdir()
+    train(stage.model_copy(update={"steps": steps, "evaluate": 0, "checkpoint": steps}), run)
+    return taken(run, stage.name).seconds
 
 
 def _minutes(costs: Parts) -> str:

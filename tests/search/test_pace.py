@@ -1,0 +1,97 @@
+"""A stated time: what each part may take of it, and stages that fit into theirs."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from compress.errors import SearchError
+from compress.recipe import Stage
+from compress.run import Run
+from compress.search.pace import PLAIN, SPARE, SUPERNET, Ledger, planned
+from compress.term import Term
+from compress.train import Trained
+
+DATA: Any = SimpleNamespace(train=range(320))
+
+
+def stage(name: str = "one", **more: Any) -> Stage:
+    given = {"distill": name, "lr": 1e-3, "batch": 32, "epochs": 10, "objective": [Term("hinton.soft_targets")]}
+    return Stage.model_validate(given | more)
+
+
+def takes(step: float, fixed: float = 1.0) -> Any:
+    """A training in which a step takes so many seconds, and everything else `fixed`."""
+
+    def train(stage: Stage, run: Run) -> None:
+        assert (stage.evaluate, run.path.is_dir()) == (0, True)
+        folder = run.result(stage.name)
+        folder.mkdir(parents=True)
+        spent = Trained(stage.steps or 0, 0, fixed + step * (stage.steps or 0), None, None)
+        (folder / "training.json").write_text(json.dumps({"trained": asdict(spent)}))
+
+    return train
+
+
+@pytest.mark.parametrize("parts", [SUPERNET, PLAIN])
+def test_the_shares_are_all_of_the_time(parts: dict[str, float]) -> None:
+    assert sum(parts.values()) == pytest.approx(1)
+
+
+def test_what_a_part_leaves_over_is_shared_by_those_after_it(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, {"a": 0.5, "b": 0.25, "c": 0.25}, 100.0)
+    assert [ledger.left(name) for name in ("a", "b", "c")] == pytest.approx([50, 50, 100])
+    (tmp_path / "costs.json").write_text(json.dumps({"before": 20.0, "a": 10.0}))
+    assert ledger.left("a") == pytest.approx(80 * 0.5 - 10)
+    assert ledger.left("b") == pytest.approx(70 / 2)
+    assert ledger.left("c") == pytest.approx(70)
+    (tmp_path / "costs.json").write_text(json.dumps({"before": 20.0, "a": 300.0}))
+    assert ledger.left("b") == 0.0
+    assert Ledger(tmp_path, {"a": 1.0}, None).left("a") is None
+
+
+def test_time_is_written_down_also_where_a_part_breaks_off_and_adds_up(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, {"a": 1.0}, None)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), ledger.part("a"):
+            raise KeyboardInterrupt
+    assert list(ledger.costs) == ["a"]
+    assert list(Ledger(tmp_path, {"a": 1.0}, None).costs) == ["a"]
+
+
+def test_as_many_steps_as_there_is_time_for(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, {"a": 1.0}, 41.0 / SPARE)
+    (fitted,) = ledger.fit("a", [stage()], DATA, takes(1.0))
+    assert planned(stage(), DATA) == 100
+    assert fitted.steps == 40
+    one, other = Ledger(tmp_path / "..", {"a": 1.0}, None).fit("a", [stage(), stage("two", steps=7)], DATA, takes(1.0))
+    assert (one.steps, other.steps) == (None, 7), "no time was stated"
+
+
+def test_several_stages_share_it_by_their_length_and_none_takes_more_than_it_says(tmp_path: Path) -> None:
+    stages = [stage("long", steps=300), stage("short", steps=100)]
+    both = Ledger(tmp_path, {"a": 1.0}, 202.0 / SPARE).fit("a", stages, DATA, takes(1.0))
+    assert [each.steps for each in both] == [150, 50]
+    (tmp_path / "more").mkdir()
+    both = Ledger(tmp_path / "more", {"a": 1.0}, 5000.0).fit("a", stages, DATA, takes(1.0))
+    assert [each.steps for each in both] == [300, 100]
+
+
+def test_what_was_decided_stays_decided(tmp_path: Path) -> None:
+    Ledger(tmp_path, {"a": 1.0}, 41.0 / SPARE).fit("a", [stage()], DATA, takes(1.0))
+
+    def never(*_: object) -> None:
+        raise AssertionError
+
+    (again,) = Ledger(tmp_path, {"a": 1.0}, 9.0).fit("a", [stage()], DATA, never)
+    assert again.steps == 40
+    assert [path.name for path in tmp_path.iterdir()] == ["steps.json"]
+
+
+def test_when_no_time_is_left_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "costs.json").write_text(json.dumps({"preparation": 90.0}))
+    with pytest.raises(SearchError, match=r"its 1 minutes are spent \(preparation 1.5\), and a is to come. Nothing is"):
+        Ledger(tmp_path, {"a": 1.0}, 60.0).fit("a", [stage()], DATA, takes(1.0))
