@@ -3,9 +3,9 @@
 A latency is predicted, so a shape keeps the limit only where its prediction and SURE standard deviations of it do: of
 shapes at that edge one in forty proves too slow when it is measured. The lower limits make a band: where one student is
 wanted, not a front, shapes that leave much of the budget unused need not be scored. That a band is drawn at all matters
-more than who samples in it: where scores were a made-up smooth function of BERT shapes (Optuna 5.0.0, means of 5 seeds),
-the best of 20 drawn at random from 0.8 to 1.0 of the limit was 1.3 points from the optimum, of 20 that TPE chose under
-a constraint 3.8.
+more than who samples in it: where scores were a made-up smooth function of BERT shapes (Optuna 5.0.0, means of 5
+seeds), the best of 20 drawn at random from 0.8 to 1.0 of the limit was 1.3 points from the optimum, of 20 that TPE
+chose under a constraint 3.8.
 """
 
 import math
