@@ -4,6 +4,9 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -379,3 +382,37 @@ def test_a_full_disk_leaves_a_search_that_goes_on(
     assert f"{out / 'journal.log'}: No space left on device" in told.err
     assert not command.partial(out)
     assert command.run(*shelf.words(out, "--resume")).code == 0
+
+
+ON_A_FAKE_DEVICE = """
+from compress.bench import device
+from compress.cli import main
+from tests.search.shelved import weighing
+device.open_device = weighing
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_search_killed_while_its_supernet_trains_goes_on_from_there(shelf: Searched, tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    steps = ("--set", "supernet.steps=48", "--set", "supernet.checkpoint=8")
+    process = subprocess.Popen(
+        [sys.executable, "-c", ON_A_FAKE_DEVICE, *shelf.words(out, *steps)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 120
+        while not list(out.glob("stages/supernet/checkpoints/checkpoint-*")):
+            assert process.poll() is None, process.stderr and process.stderr.read().decode()
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.communicate()
+    assert not (out / "stages" / "supernet" / "model").exists()
+    told = command.run(*shelf.words(out, *steps, "--resume"))
+    assert told.code == 0, told.err
+    trained = json.loads((out / "stages" / "supernet" / "model" / "training.json").read_text())["trained"]
+    assert trained["steps"] <= 40, "the rest alone"
+    assert {rung.examples for rung in record.read(out).ladder if rung.what == "supernet"} > {48 * 16}
