@@ -165,9 +165,10 @@ def _raced(
 
 
 def within(costs: Costs, count: int) -> list[Choice]:
-    """At most `count` shapes that keep the budget, of those that use much of its latency where there are such.
+    """At most `count` shapes that keep the budget, the one with the fewest FLOPs first.
 
-    Raises SearchError, naming the closest, where none keeps it.
+    Three in four of them use much of its latency, where there are such: there the best students are; the others are
+    what the rest of the front is of. Raises SearchError, naming the closest, where none keeps it.
     """
     budget = costs.budget()
     by_parts = bool(budget.limits().keys() - {"latency", "score"})
@@ -178,12 +179,19 @@ def within(costs: Costs, count: int) -> list[Choice]:
     }
     fixed = min(predictor.costs.get("fixed", 0.0) for predictor in costs.clocks.predictors.values())
     check_possible(budget, priced, fixed_ms=fixed or None)
-    for limits in (budget.banded(), budget):
-        found = [choice for choice in drawn if (each := priced[named(choice)])
-                 and limits.fits(each.estimate, each.facts) is None]  # fmt: skip
-        if found:
-            return found[:count]
-    raise AssertionError("a budget that is possible has shapes")
+    kept = [choice for choice in drawn if _keeps(budget, priced[named(choice)])]
+    banded = [_keeps(budget.banded(), priced[named(choice)]) for choice in kept]
+    used, rest = (
+        [choice for choice, inside in zip(kept, banded, strict=True) if inside is want] for want in (True, False)
+    )
+    least = min(kept, key=lambda choice: Terms.of(costs.shapes.config(choice), costs.search.setting, costs.kind).flops)
+    some = used[: max(3 * count // 4, count - len(rest))]
+    found = [least, *some, *rest]
+    return list({named(choice): choice for choice in found}.values())[:count]
+
+
+def _keeps(budget: Budget, one: Priced) -> bool:
+    return budget.fits(one.estimate, one.facts) is None
 
 
 def _bare(choice: Choice) -> Choice:

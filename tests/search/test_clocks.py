@@ -1,0 +1,73 @@
+"""Shapes within a budget, by what some measured ones say."""
+
+from typing import Any
+
+import pytest
+from transformers import BertConfig
+
+from compress.bench.protocol import Setting
+from compress.errors import SearchError
+from compress.search import space_file
+from compress.search.asked import Search
+from compress.search.budget import BAND, SURE, Budget
+from compress.search.clocks import Clocks, Costs, named, within
+from compress.search.latency import Predictor, Sample, Terms
+from compress.search.space import Shapes
+
+BERT = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, vocab_size=99)
+
+
+def costs(**budget: Any) -> Costs:
+    """Of the space width-depth, on a device that takes 0.2 ms and another for each 500 million operations."""
+    space = space_file.load("width-depth")
+    shapes, setting = Shapes.of(space, BERT), Setting()
+    samples = []
+    for choice in shapes.drawn(12, seed=0):
+        terms = Terms.of(shapes.config(choice), setting)
+        samples.append(Sample(named(choice), terms, 0.2 + terms.flops / 5e8))
+    clocks = Clocks(
+        {"int8": Predictor.fit(samples, setting, "int8")},
+        {"teacher int8": Sample("teacher", Terms({}, 0.0), 3.0)},
+    )
+    search = Search.of(teacher="t", data="d", space=space, budget=Budget(**budget))
+    return Costs(search, shapes, clocks, "classification")
+
+
+def test_without_a_budget_all_of_a_space_is_within_the_smallest_first() -> None:
+    found = within(costs(), 1000)
+    assert len(found) == 400
+    assert (found[0]["layers"], found[0]["hidden"], found[0]["ffn"]) == (2, 96, 192)
+
+
+def test_most_use_much_of_the_budget_and_some_are_the_rest_of_the_front() -> None:
+    given = costs(max_latency_ms=2.0)
+    found = within(given, 40)
+    estimates = [given.latency(choice) for choice in found]
+    assert len({named(choice) for choice in found}) == 40
+    assert all(one.ms + SURE * one.error_ms <= 2.0 for one in estimates)
+    assert sum(one.ms >= BAND * 2.0 for one in estimates) == 30
+    assert found[0]["layers"] == 2
+
+
+def test_a_speed_up_is_over_the_teachers_own_file() -> None:
+    assert costs(speedup=2.0).limits() == {"latency": 1.5}
+
+
+def test_parameters_are_counted_where_they_are_limited() -> None:
+    given = costs(max_params=1e6)
+    found = within(given, 20)
+    assert found
+    assert all(given.facts(choice)["parameters"] <= 1e6 for choice in found)
+
+
+def test_an_impossible_budget_names_the_closest() -> None:
+    with pytest.raises(SearchError, match=r"impossible budget: of 400 shapes the closest is layers 2, hidden 96"):
+        within(costs(max_latency_ms=0.1), 20)
+
+
+def test_what_was_measured_survives_its_files(tmp_path: Any) -> None:
+    clocks = costs().clocks
+    assert Clocks.load(tmp_path, ("int8",)) is None
+    clocks.save(tmp_path)
+    assert Clocks.load(tmp_path, ("int8",)) == clocks
+    assert Clocks.from_json(clocks.to_json()).predictors == clocks.predictors
