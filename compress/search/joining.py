@@ -76,7 +76,7 @@ def join(
     weights: Path | None = None,
     minutes: float | None = None,
     console: Console | None = None,
-) -> "optuna.Study":
+) -> None:
     """Judge shapes of the search in this storage until it has all it asks for, or `minutes` have passed.
 
     name      of its study, where the storage holds several
@@ -98,7 +98,8 @@ def join(
     def judge(_: Mapping[str, str]) -> tuple[Shapes, SupernetJudge | PlainJudge]:
         return _judge(asked, needed, folder, study.study_name, console)
 
-    return work(storage, study.study_name, judge, seconds=None if minutes is None else 60 * minutes, say=say)
+    seconds = None if minutes is None else 60 * minutes
+    close_study(work(storage, study.study_name, judge, seconds=seconds, say=say))
 
 
 def _reached(needed: Needed, weights: Path | None, where: str) -> Path:

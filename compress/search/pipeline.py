@@ -36,6 +36,7 @@ from compress.search.space import Shapes
 from compress.search.space_file import Space
 from compress.search.storage import close_storage, hidden, open_storage
 from compress.search.study import close_study, front_table, open_study, run_trials
+from compress.search.told import counted
 from compress.ship import command_line
 
 if TYPE_CHECKING:
@@ -219,11 +220,15 @@ def tried(desk: Desk, study: "optuna.Study", *, trials: int | None) -> Found:
             looked[:] = [time.monotonic()]
 
     try:
+        if trials is None:
+            study.set_user_attr("trials", None)  # as many as there is time for, also for workers
         with desk.ledger.part("trials"):
             run_trials(
                 study, desk.costs.shapes, desk.judge,
                 trials=trials, seconds=desk.ledger.left("trials"), say=desk.say, watch=look,
             )  # fmt: skip
+        if trials is None:
+            study.set_user_attr("trials", counted(study.get_trials(deepcopy=False)))  # which ends the workers
     finally:  # an interruption, or a space without a shape that fits, leaves what was found
         found = record.found(desk, study, anchors=anchors)
         record.keep(found, desk.run.path)

@@ -20,7 +20,7 @@ from compress.export.bundle import Bundle
 from compress.search import record
 from compress.search.asked import Search
 from compress.search.found import Found
-from compress.search.study import open_study
+from compress.search.study import join_study, open_study
 from tests import command
 from tests.search.shelved import PLAIN, Searched, weighing
 
@@ -293,6 +293,19 @@ def test_a_worker_needs_a_search_that_has_begun(tmp_path: Path) -> None:
     assert "give --storage" in told.err
     told = command.run("search", "--storage", str(tmp_path / "journal.log"), "--worker")
     assert (told.code, "holds no study yet" in told.err) == (2, True)
+
+
+def test_a_stated_time_ends_workers_too_and_more_of_it_goes_on(
+    searched: Path, found: Found, shelf: Searched, tmp_path: Path
+) -> None:
+    mine = Path(shutil.copytree(searched, tmp_path / searched.name))
+    words = shelf.words(mine, *BUDGET, "--set", "short.evaluate=1", "--resume", "--minutes", "60")
+    words = [word for word in words if word != "--trials"]
+    words.remove("5")
+    told = command.run(*words)
+    assert told.code == 0, told.err
+    assert join_study(mine / "journal.log", say=lambda _: None).user_attrs["trials"] < len(found.points)
+    assert command.run(*words).code == 0
 
 
 @pytest.mark.slow
