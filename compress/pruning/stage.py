@@ -8,6 +8,7 @@ stages/<name>/model/training.json  the seconds it took
 """
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -68,11 +69,12 @@ def sizes_of(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
     if not target.uneven:
         tied = config.model_type != "t5"
         return on_the_way(whole, Sizes.asked(config, **target.sizes), stage.way, tied=tied)
-    even = Sizes.asked(config, **{name: count for name, count in target.sizes.items() if name != "heads"})
-    if stage.way < 1:
-        return on_the_way(whole, even, stage.way)
-    heads = Sizes.asked(config, heads=target.heads).heads if target.heads is not None else whole.heads
-    return replace(even, heads=heads, head_size=whole.head_size)
+    uneven = Sizes.asked(config, **target.sizes, narrow=True)
+    if stage.way == 1:
+        return uneven
+    even = on_the_way(whole, uneven, stage.way, tied=False)
+    heads = max(uneven.heads, math.ceil(even.hidden / whole.head_size))  # none is lost that the last stage keeps
+    return replace(even, heads=heads, hidden=heads * whole.head_size)
 
 
 def on_the_way(whole: Sizes, target: Sizes, way: float, *, tied: bool = True) -> Sizes:

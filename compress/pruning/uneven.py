@@ -44,7 +44,7 @@ def cut_unevenly(
                for layer, units in zip(depth.layers, each, strict=True)}  # fmt: skip
     if hidden is not None:
         indices[HIDDEN] = hidden
-    return small, replace(depth, indices=indices)
+    return small, replace(depth, sizes=sizes, indices=indices)
 
 
 def _heads(plan: SlicePlan, rated: Importance, block: str) -> Tensor:

@@ -48,11 +48,13 @@ class Sizes:
         ffn: float | None = None,
         embedding: float | None = None,
         bottleneck: float | None = None,
+        narrow: bool = False,
     ) -> "Sizes":
         """The model's sizes with these instead: counts, or shares below 1 of the model's own.
 
         Where hidden is given without heads, heads keep their size as far as it divides; a share of hidden is rounded
-        to whole heads. Raises PruneError naming the size that cannot be, with the nearest that can.
+        to whole heads. narrow: attention need not be as wide as its stream (`models.uneven`), heads keep their size.
+        Raises PruneError naming the size that cannot be, with the nearest that can.
         """
         whole = Sizes.of(config)
         wanted = {
@@ -69,7 +71,7 @@ class Sizes:
                 f"hidden {found.hidden}: is the embedding's width too, where {config.model_type} has no projection "
                 f"between them and this model has; ask for another hidden, or an embedding below {found.hidden}"
             )
-        if config.model_type == "t5":
+        if narrow or config.model_type == "t5":
             return found
         stream = "hidden" if whole.bottleneck is None else "bottleneck"
         asked = {"hidden": hidden, "bottleneck": bottleneck}[stream]
@@ -134,7 +136,8 @@ def _fit_heads(found: Sizes, whole: Sizes, stream: str, *, given: bool, shared: 
         heads = min(fitting, key=lambda each: (width // each > before, abs(width // each - before), -each))
         found = replace(found, heads=heads)
     if width % found.heads:
-        near = sorted({max(1, width // found.heads) * found.heads, -(-width // found.heads) * found.heads})
+        down, up = max(1, width // found.heads) * found.heads, -(-width // found.heads) * found.heads
+        near = sorted({down, up} if up <= getattr(whole, stream) else {down})
         raise PruneError(
             f"{stream}: {width} is not a multiple of {found.heads} heads, as this family needs; the nearest that are: "
             f"{', '.join(map(str, near))}"
