@@ -130,6 +130,15 @@ def test_what_is_asked_takes_the_place_of_the_recipes_own(tmp_path: Path) -> Non
     assert (budget.sizes, budget.budgets, budget.seq) == ({}, {"speedup": 2.0, "max_params": 5_000_000}, 16)
 
 
+def test_settings_of_command_and_recipe_stand_beside_each_other(tmp_path: Path) -> None:
+    found = recipe(tmp_path, target={"precision": "fp32", "threads": 2, "ffn": 0.5})
+    budget = aimed(found, {"speedup": 2.0}, SETTING | {"seq": 16}).target
+    assert (budget.precision, budget.threads, budget.seq, budget.sizes) == ("fp32", 2, 16, {})
+    assert aimed(found, {}, SETTING | {"uneven": True}).target == found.target.model_copy(update={"uneven": True})
+    with pytest.raises(PruneError, match="--heterogeneous and --speedup"):
+        aimed(recipe(tmp_path, target={"speedup": 2}), {}, SETTING | {"uneven": True})
+
+
 @pytest.mark.parametrize(
     ("asked", "setting", "said"),
     [
@@ -138,7 +147,8 @@ def test_what_is_asked_takes_the_place_of_the_recipes_own(tmp_path: Path) -> Non
         ({"max_latency_ms": 3, "speedup": 2}, {}, "--max-latency-ms and --speedup: both say how fast"),
         ({"speedup": 2}, {"uneven": True}, "--heterogeneous and --speedup"),
         ({"speedup": 1}, {}, "--speedup 1: expected a number above 1"),
-        ({"max_params": -1}, {}, "--max-params -1: expected a number above 0"),
+        ({"max_params": 0.5}, {}, "--max-params 0.5: expected a number above 1"),
+        ({"ffn": float("inf")}, {}, "--ffn inf: expected a number above 0"),
         ({"layers": 0}, {}, "--layers 0: expected a number above 0"),
         ({"max_latency_ms": float("nan")}, {}, "--max-latency-ms nan: expected a number above 0"),
     ],
@@ -168,6 +178,9 @@ def test_a_step_that_learns_what_to_prune_takes_its_aim_from_the_command(tmp_pat
     assert options(max_params=1e6) == {"max_params": 1_000_000, "warm": 0.2}
     with pytest.raises(PruneError, match="prune-taylor finds sizes for a latency"):
         options(speedup=2)
+    with pytest.raises(PruneError, match=r"--heterogeneous and --heads: under sizes .* --max-params"):
+        aimed(found, {"heads": 0.5}, SETTING | {"uneven": True})
+    assert aimed(found, {"max_params": 1e6}, SETTING | {"uneven": True}) == aimed(found, {"max_params": 1e6}, SETTING)
 
 
 # Sizes on the way

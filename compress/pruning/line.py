@@ -1,5 +1,6 @@
 """The straight line of pruning: a model and what is to be left of it in, a smaller, recovered, measured bundle out."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -90,27 +91,33 @@ def _reach(name: str) -> None:
 
 
 def aimed(recipe: Recipe, asked: Mapping[str, float | None], setting: Mapping[str, Any]) -> Recipe:
-    """The recipe with what is asked as its aim, instead of its own; its own where nothing is. Raises PruneError."""
+    """The recipe with what is asked as its aim, instead of its own sizes or budget; these where nothing is asked.
+
+    Settings that are not the default take the place of the recipe's own. Raises PruneError.
+    """
     given = {name: value for name, value in asked.items() if value is not None}
-    _check(given, uneven=setting["uneven"])
+    _check(given)
     learns = [stage for stage in recipe.training if stage.step is not None and "sizes" in options(find(stage.step.by))]
     if not recipe.pruning and not learns:
         known = [name for name in names() if name.startswith("prune-")]
         raise PruneError(f"recipe {recipe.name}: has no stage that prunes; recipes that have: {', '.join(known)}")
     if not recipe.pruning:
-        return _learned(recipe, learns[0], given)
-    if given:
-        count = {"max_params": int(given["max_params"])} if "max_params" in given else {}
-        return recipe.model_copy(update={"target": Target.model_validate({**setting, **given, **count})})
-    if not recipe.target.sizes and not recipe.target.budgets:
+        return _learned(recipe, learns[0], given, uneven=setting["uneven"])
+    aim = given or {**recipe.target.sizes, **recipe.target.budgets}
+    if not aim:
         raise PruneError(
             f"nothing to prune to: give sizes ({_options(SIZES)}), as counts or shares of the model's, or a budget "
             f"({_options(BUDGETS)})"
         )
-    return recipe
+    own = recipe.target.model_dump(exclude={*SIZES, *BUDGETS}, exclude_unset=True)
+    own |= {name: value for name, value in setting.items() if value != Target.model_fields[name].default}
+    if own.get("uneven") and (budgets := [name for name in BUDGETS if name in aim]):
+        raise PruneError(f"--heterogeneous and {_options(budgets)}: layers that differ are asked for by sizes")
+    count = {"max_params": int(aim["max_params"])} if "max_params" in aim else {}
+    return recipe.model_copy(update={"target": Target.model_validate({**own, **aim, **count})})
 
 
-def _check(given: Mapping[str, float], *, uneven: bool) -> None:
+def _check(given: Mapping[str, float]) -> None:
     """Raises PruneError for what cannot be asked together, and for what is no number that could be asked for."""
     sizes, budgets = ([name for name in of if name in given] for of in (SIZES, BUDGETS))
     if sizes and budgets:
@@ -119,15 +126,13 @@ def _check(given: Mapping[str, float], *, uneven: bool) -> None:
         )
     if {"max_latency_ms", "speedup"} <= set(given):
         raise PruneError("--max-latency-ms and --speedup: both say how fast it is to be; give one of them")
-    if uneven and budgets:
-        raise PruneError(f"--heterogeneous and {_options(budgets)}: layers that differ are asked for by sizes")
     for name, value in given.items():
-        limit = 1 if name == "speedup" else 0
-        if not value > limit:
+        limit = 1 if name in ("speedup", "max_params") else 0
+        if not limit < value < math.inf:
             raise PruneError(f"{_options([name])} {value:g}: expected a number above {limit}")
 
 
-def _learned(recipe: Recipe, stage: Stage, given: Mapping[str, float]) -> Recipe:
+def _learned(recipe: Recipe, stage: Stage, given: Mapping[str, float], *, uneven: bool) -> Recipe:
     """A recipe whose step learns what to prune, with another aim."""
     assert stage.step is not None, "it was asked for its options"
     if time := [name for name in given if name in ("max_latency_ms", "speedup")]:
@@ -137,6 +142,11 @@ def _learned(recipe: Recipe, stage: Stage, given: Mapping[str, float]) -> Recipe
         )
     if not given:
         return recipe
+    if uneven and (sizes := [name for name in SIZES if name in given]):
+        raise PruneError(
+            f"--heterogeneous and {_options(sizes)}: under sizes {stage.step.by} leaves every layer the same; its "
+            "sparsity, or --max-params, lets layers differ"
+        )
     count = int(given["max_params"]) if "max_params" in given else 0
     aim: dict[str, Any] = {"max_params": count} if count else {"sizes": dict(given)}
     others = {name: value for name, value in stage.step.options.items() if name not in ("sparsity", *BUDGETS, "sizes")}
