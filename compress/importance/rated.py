@@ -87,7 +87,8 @@ def _mean(found: Importance, plan: SlicePlan, rows: int, call: Call) -> dict[str
         raise PruneError(f"{call.by}: says nothing of {', '.join(lacking)}; it must rate every group of the plan")
     means: dict[str, Tensor] = {}
     for group, total in sorted(found.items()):
-        means[str(group)] = (reduce(total.detach().float().contiguous(), "sum") / rows).cpu()
+        here = total.detach().float().contiguous().to(PartialState().device)  # where processes can add up
+        means[str(group)] = (reduce(here, "sum") / rows).cpu()
         if not bool(means[str(group)].isfinite().all()):
             raise PruneError(f"{call.by}: the importance of {group} is not finite; try fp32, or look at the model")
     if not any(bool(vector.any()) for vector in means.values()):

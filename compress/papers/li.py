@@ -8,6 +8,7 @@ Deviations
 - layers are not rated.
 """
 
+from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from compress.importance.batches import Batches
@@ -16,5 +17,6 @@ from compress.slicing import magnitude as of_weights
 
 
 def magnitude(student: PreTrainedModel, batches: Batches, plan: SlicePlan) -> Importance:
-    """Of each unit, the norm of the weights that write it times that of those that read it."""
-    return of_weights(student, plan)
+    """Of each unit, the norm of the weights that write it times that of those that read it, an equal share of it from
+    each process."""
+    return {group: of_unit / PartialState().num_processes for group, of_unit in of_weights(student, plan).items()}

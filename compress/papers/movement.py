@@ -41,7 +41,7 @@ def movement(
 ) -> Importance:
     """-W * dL/dW summed over each unit's weights and over `steps` of fine-tuning; L is the mean over a batch.
 
-    Of all processes together, each gets the same. Raises PruneError where the loss is not finite.
+    Processes train together, and each gives its equal share of the sum. Raises PruneError where the loss is not finite.
     """
     moved = copy.deepcopy(student).eval().requires_grad_(True)
     optimizer = torch.optim.AdamW(moved.parameters(), lr=lr, weight_decay=0.0)
@@ -57,7 +57,7 @@ def movement(
         optimizer.step()
     if not all(bool(scores.isfinite().all()) for scores in found.values()):
         raise PruneError(f"movement: the loss is not finite after {steps} steps at lr {lr}; lower lr")
-    return found
+    return {group: of_unit / PartialState().num_processes for group, of_unit in found.items()}
 
 
 def _together(model: nn.Module) -> None:
