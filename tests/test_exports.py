@@ -26,6 +26,7 @@ PUBLIC = [
     "distill",
     "load_task",
     "pretrain",
+    "prune",
 ]
 
 
