@@ -4,13 +4,14 @@ Shapes: B batch, L tokens, D hidden, H heads.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from compress.call import find, options
+from compress.comparison import Loss, check_layers, check_sizes
 from compress.errors import ObjectiveError, did_you_mean
 from compress.layer_map import layer_pairs as layer_pairs  # noqa: PLC0414 maps are a part of terms
 from compress.papers.bert import IGNORED
@@ -19,30 +20,9 @@ from compress.shape import Shape
 from compress.signals import LAYERED, NAMES, Signals
 from compress.term import Term
 
-
-class Loss(Protocol):
-    """A paper's formula, marked with what it reads."""
-
-    reading: Reading
-
-    def __call__(self, student: Tensor, target: Any, mask_BL: Tensor, /, **options: Any) -> Tensor: ...
-
-
 MASKED = -1e4
 """Score of a pad where a softmax runs over positions: its exp is 0 in float32, also after a temperature."""
 
-_MUST_AGREE = {
-    "logits": ("classes",),
-    "pair": (),
-    "embeddings": ("hidden",),
-    "layers": ("hidden",),
-    "encoder_layers": ("hidden",),
-    "scores": ("heads",),
-    "queries": ("heads", "head_size"),
-    "keys": ("heads", "head_size"),
-    "values": ("heads", "head_size"),
-}
-_SIZE = {"hidden": "width"}
 PROJECTABLE = frozenset({"embeddings", "layers", "encoder_layers"})
 
 
@@ -117,13 +97,15 @@ class Objective(nn.Module):
         self.pairs: list[list[tuple[int, int]]] = []
         self.projections = nn.ModuleDict()
         self.maps = [_projection(term, name) for term, name in zip(self.terms, self.names, strict=True)]
-        for term, reading, name in zip(self.terms, self.readings, self.maps, strict=True):
+        for term, loss, name in zip(self.terms, self.losses, self.maps, strict=True):
+            reading = loss.reading
             self.pairs.append([])
             if reading.against == "teacher" and teacher is not None:
-                _compare(term, reading, student, teacher)
+                check_sizes(term, loss, student, teacher)
                 if reading.signal in LAYERED:
                     counts = (shape.stack(reading.signal) for shape in (student, teacher))
                     self.pairs[-1] = layer_pairs(term.layers, *counts)
+                    check_layers(term, loss, student, teacher, self.pairs[-1])
                 if term.project and name not in self.projections:
                     self.projections[name] = nn.Linear(student.hidden, teacher.hidden, bias=False)
 
@@ -164,9 +146,9 @@ class Objective(nn.Module):
 
     def fits(self, student: Shape, teacher: Shape) -> None:
         """Raise ObjectiveError when some term cannot compare these shapes, as a subnet of the student may have."""
-        for term, reading in zip(self.terms, self.readings, strict=True):
-            if reading.against == "teacher":
-                _compare(term, reading, student, teacher)
+        for term, loss in zip(self.terms, self.losses, strict=True):
+            if loss.reading.against == "teacher":
+                check_sizes(term, loss, student, teacher)
 
     def _value(
         self,
@@ -268,34 +250,3 @@ def _distinct(names: list[str]) -> list[str]:
         seen[name] = seen.get(name, 0) + 1
         out.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
     return out
-
-
-def _over_tokens(reading: Reading) -> bool:
-    return reading.signal == "logits" and reading.per != "example"
-
-
-def _compare(term: Term, reading: Reading, student: Shape, teacher: Shape) -> None:
-    """Raise ObjectiveError when this loss cannot compare these two shapes."""
-    for size in ("vocabulary",) if _over_tokens(reading) else _MUST_AGREE[reading.signal]:
-        mine, theirs, called = getattr(student, size), getattr(teacher, size), _SIZE.get(size, size)
-        if mine == theirs or called in reading.bridges or (called == "width" and term.project):
-            continue
-        remedy = {
-            "width": "add `project: true` to learn a linear map between them",
-            "heads": f"give the student {theirs} heads, or compare relations instead, which bear any head count: "
-            "minilm.query_relations, minilm.key_relations, minilm.value_relations",
-            "head_size": "compare relations instead: minilm.value_relations",
-            "classes": "both need the same labels",
-            "vocabulary": "both need the same tokenizer",
-        }[called]
-        raise ObjectiveError(
-            f"{term.name} compares {reading.signal}, but the student has {called.replace('_', ' ')} {mine} and the "
-            f"teacher {theirs}: {remedy}"
-        )
-    for side, shape in (("student", student), ("teacher", teacher)):
-        relation_heads = term.options.get("heads")
-        if "heads" in reading.bridges and relation_heads and shape.heads * shape.head_size % relation_heads:
-            raise ObjectiveError(
-                f"{term.name}: {relation_heads} relation heads do not divide the {side}'s attention width "
-                f"{shape.heads * shape.head_size}; choose `heads` so that they do"
-            )

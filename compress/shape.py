@@ -21,7 +21,8 @@ WITHOUT_LAYERS = ("static-embedding",)
 class Shape:
     """layers N, hidden D, heads H, head_size K, ffn, embedding E (= D where not factorised), vocabulary V, classes.
 
-    decoder_layers is None but for an encoder-decoder, whose encoder has `layers`.
+    decoder_layers is None but for an encoder-decoder, whose encoder has `layers`. uneven_heads: of each layer, where
+    layers differ (`models.uneven`); heads is then the most that any has.
     """
 
     family: str
@@ -34,6 +35,11 @@ class Shape:
     vocabulary: int
     classes: int
     decoder_layers: int | None = None
+    uneven_heads: tuple[int, ...] | None = None
+
+    def heads_of(self, layer: int) -> int:
+        """H of this layer."""
+        return self.heads if self.uneven_heads is None else self.uneven_heads[layer]
 
     def stack(self, signal: str) -> int:
         """How many layers a signal has: `layers` of an encoder-decoder are the decoder's."""
@@ -44,7 +50,14 @@ class Shape:
         """Read a transformers config; every family spells these names its own way."""
         if config.model_type in WITHOUT_LAYERS:
             hidden = _find(config, "hidden")
-            sizes = {"layers": 0, "hidden": hidden, "heads": 1, "head_size": hidden, "ffn": 0, "embedding": hidden}
+            sizes: dict[str, Any] = {
+                "layers": 0,
+                "hidden": hidden,
+                "heads": 1,
+                "head_size": hidden,
+                "ffn": 0,
+                "embedding": hidden,
+            }
             return Shape(config.model_type, vocabulary=config.vocab_size, classes=config.num_labels, **sizes)
         hidden, heads = _find(config, "hidden"), _find(config, "heads")
         return Shape(
@@ -58,6 +71,7 @@ class Shape:
             vocabulary=config.vocab_size,
             classes=config.num_labels,
             decoder_layers=_find(config, "decoder_layers") if config.is_encoder_decoder else None,
+            uneven_heads=tuple(config.heads) if config.model_type.startswith("uneven-") else None,
         )
 
 

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from compress.data.task import Task
-from compress.errors import PruneError
+from compress.errors import ObjectiveError, PruneError
 from compress.export.bundle import Bundle
 from compress.export.graphs import rewritten
 from compress.export.int8 import quantize_dynamic
@@ -34,10 +34,12 @@ from compress.flops import flops_per_token, parameters
 from compress.heads import create
 from compress.models.uneven import CLASSES, CONFIGS, UnevenBertConfig
 from compress.models.uneven_slices import kept_layerwise, to_uneven
+from compress.objective import Objective
 from compress.shape import Shape
 from compress.signals import NAMES, open_attention, read
 from compress.slicing import Kept, SlicePlan, masked
 from compress.slicing.plan import HIDDEN
+from compress.term import Term
 from tests import tiny
 from tests.slicing.families import model
 
@@ -211,6 +213,40 @@ def test_it_trains_with_dropout_in_every_block() -> None:
         small = to_uneven(whole, kept_of(whole)).train()
         small(**tiny.batch(), labels=torch.tensor([0, 1, 2])).loss.backward()
         assert all(each.grad is not None and each.grad.isfinite().all() for each in small.parameters())
+
+
+@pytest.mark.parametrize(
+    ("term", "said"),
+    [
+        (Term("tinybert.attention"), "layer 0 of the student has 2 heads and layer 0 of the teacher 4: compare hidden"),
+        (Term("minilm.value_relation", layers=((1, 1),)), "layer 1 of the student has 0 heads and layer 1 of the teac"),
+        (Term("minilm.key_relations", options={"heads": 32}), "teacher 4, which 32 relation heads do not divide"),
+        (Term("minilm.key_relations", layers=((1, 1),), options={"heads": 8}), "0 heads .* which 8 relation heads do"),
+    ],
+)
+def test_what_cannot_be_compared_layer_by_layer_is_named(term: Term, said: str) -> None:
+    whole = model("bert", layers=4)
+    student, teacher = (Shape.of(each.config) for each in (to_uneven(whole, kept_of(whole)), whole))
+    assert student.heads == teacher.heads == 4, "what differs is in the layers"
+    with pytest.raises(ObjectiveError, match=said):
+        Objective([term], student, teacher)
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        Term("tinybert.attention", layers=((3, 3),)),
+        Term("minilm.key_relations", layers=((0, 0), (2, 2)), options={"heads": 8}),
+    ],
+)
+def test_layers_that_agree_are_compared(term: Term) -> None:
+    whole = model("bert", layers=4).eval()
+    small = to_uneven(whole, kept_of(whole))
+    objective = Objective([term], Shape.of(small.config), Shape.of(whole.config))
+    for each in (small, whole):
+        open_attention(each)
+    shown = [read(each, tiny.batch(), objective.student_wants) for each in (small, whole)]
+    assert objective(*shown)["total"].isfinite()
 
 
 def test_a_new_one_is_drawn_as_its_family_is() -> None:

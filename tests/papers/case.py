@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import compress.papers
-from compress.objective import Loss
+from compress.comparison import Loss
 from compress.papers.reading import Reading
 
 Formula = Callable[..., float]

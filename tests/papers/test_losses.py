@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress.objective import Loss
+from compress.comparison import Loss
 from compress.papers.reading import Item, Reading
 from tests.papers.case import Case, losses, papers
 
