@@ -1,11 +1,8 @@
 """A stage is a function from model to model. All of ours minimise an objective: that is what `run_stage` does."""
 
-import json
-import resource
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -137,9 +134,9 @@ def run_stage(
 
     `teacher_logits` on the validation split add the agreement to each evaluation. `origin_D`: the dimensions of the
     teacher that those of a student cut out of it came from. `judged` makes of the stage's score another, as one that
-    asks parts of the student. The seed is set from the run and the stage's name, so that
-    a stage does the same whether or not the ones before it ran in this process. The result is the step's student, which
-    may have become another model when the step finished.
+    asks parts of the student. The seed is set from the run and the stage's name, so that a stage does the same whether
+    or not the ones before it ran in this process. The result is the step's student, which may have become another
+    model when the step finished.
     """
     if stage.head == "seq2seq":
         material = replace(material, collate=Seq2SeqCollate(material.tokenizer, student))
@@ -278,20 +275,13 @@ def scorer(material: Material, stage: Stage, teacher_logits: NDArray[np.float32]
 
 def taken(run: Run, stage: str) -> Trained:
     """What a finished stage took."""
-    return Trained(**json.loads((run.result(stage) / "training.json").read_text(encoding="utf-8"))["trained"])
+    return Trained.read(run.result(stage))
 
 
 def _keep(folder: Path, student: PreTrainedModel, material: Material, trained: Trained) -> None:
     student.save_pretrained(folder)
     material.tokenizer.save_pretrained(folder)
-    facts = {"trained": asdict(trained), "peak_rss_mb": peak_rss_mb()}
-    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-
-
-def peak_rss_mb() -> float:
-    """Most memory this process has held, in megabytes (10^6 bytes)."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+    trained.write(folder)
 
 
 def _cached(stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset, material: Material) -> TeacherCache:

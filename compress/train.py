@@ -4,12 +4,15 @@ The loop, mixed precision, DDP and the optimiser are the library's, what differs
 numbers become its arguments, and what is left half-done by a kill is found and continued.
 """
 
+import json
 import math
 import os
+import resource
 import shutil
+import sys
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -37,6 +40,22 @@ class Trained:
     seconds: float
     score: float | None
     best_step: int | None
+
+    @staticmethod
+    def read(folder: Path) -> "Trained":
+        """What is written in a finished stage's folder."""
+        return Trained(**json.loads((folder / "training.json").read_text(encoding="utf-8"))["trained"])
+
+    def write(self, folder: Path) -> None:
+        """Beside the model, with the most memory that this process has held, in MB."""
+        facts = {"trained": asdict(self), "peak_rss_mb": peak_rss_mb()}
+        (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def peak_rss_mb() -> float:
+    """Most memory this process has held, in megabytes (10^6 bytes)."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
 def train(

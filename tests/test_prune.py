@@ -1,11 +1,13 @@
 """Pruning a model, end to end at tiny size: to sizes, resumed, refused."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -84,6 +86,13 @@ def test_the_bundle_says_what_was_asked_and_what_is_left(shipped: Path) -> None:
     rows = {row["role"]: row for row in report["rows"]}
     assert rows["student"]["parameters"] < 0.7 * rows["teacher"]["parameters"]
     assert set(report["stage_seconds"]) == set(STAGES), "pruning takes time too"
+
+
+def test_fewer_heads_that_save_nothing_are_told(given: dict[str, Any], tmp_path: Path) -> None:
+    for asked, told in (({"heads": 0.5}, True), ({"heads": 0.5, "hidden": 0.5}, False)):
+        console = Console(record=True, quiet=False, file=io.StringIO(), width=200)
+        pruned(given, tmp_path / str(told), console=console, **asked)
+        assert ("fewer heads are larger ones" in console.export_text()) == told
 
 
 def test_a_bundle_can_be_pruned_again(shipped: Path, given: dict[str, Any], tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class Gates(nn.Module):
         if "hidden" in self.log_alpha:
             self._attach_hidden(model)
         if "layers" in self.log_alpha:
-            stack = model.get_submodule(_stack(plan))
+            stack = model.get_submodule(plan.stack)
             for number, layer in enumerate(stack.children()):
                 hook = _passing(self._of_layer, number)  # before those that note the layer's output
                 hooks.callback(layer.register_forward_hook(hook, prepend=True).remove)
@@ -228,12 +228,6 @@ def _ones(count: int, places: Tensor | None) -> Tensor:
     if places is None:
         return torch.ones(count)
     return torch.zeros(count).index_fill_(0, places[places >= 0].cpu(), 1.0)
-
-
-def _stack(plan: SlicePlan) -> str:
-    """The name of the list of layers."""
-    name, cut = next((name, cut) for name, cut in plan.cuts.items() if cut.layer is not None)
-    return name[: cut.span[0] - 1]
 
 
 Of = Callable[[int], Tensor | None]

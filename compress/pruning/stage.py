@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset
+from rich.console import Console
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, set_seed
 
@@ -33,7 +34,7 @@ from compress.run import Run
 from compress.slicing import Importance, Kept, Sizes, SlicePlan, choose, order, sliced
 from compress.slicing.plan import HIDDEN, LAYERS
 from compress.slicing.rules import FAMILIES
-from compress.stages import Material, peak_rss_mb
+from compress.stages import Material
 from compress.teachers import Teacher
 from compress.train import Trained
 
@@ -69,7 +70,7 @@ def sizes_of(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
     if not target.uneven:
         tied = config.model_type != "t5"
         return on_the_way(whole, Sizes.asked(config, **target.sizes), stage.way, tied=tied)
-    uneven = Sizes.asked(config, **target.sizes, narrow=True)
+    uneven = Sizes.uneven(config, target.sizes)
     if stage.way == 1:
         return uneven
     even = on_the_way(whole, uneven, stage.way, tied=False)
@@ -138,8 +139,18 @@ def prune_stage(
             small.save_pretrained(folder)
             material.tokenizer.save_pretrained(folder)
             _write(folder, note, rated, seconds=time.perf_counter() - started)
-    material.console.print(f"{stage.name}: {plan.sizes} -> {sizes}", highlight=False)
+    _say(material.console, stage.name, plan.sizes, sizes)
     return small
+
+
+def _say(console: Console, name: str, before: Sizes, after: Sizes) -> None:
+    console.print(f"{name}: {before} -> {after}", highlight=False)
+    if after.heads < before.heads and after.attention == before.attention:
+        console.print(
+            "[yellow]note[/] fewer heads are larger ones where attention is as wide as its stream: to make it smaller "
+            "give hidden too (MobileBERT: bottleneck), or --heterogeneous",
+            highlight=False,
+        )
 
 
 def calibration(stage: Prune, material: Material, seed: int) -> Dataset:
@@ -183,6 +194,4 @@ def _write(folder: Path, note: Mapping[str, Any], rated: Importance, *, seconds:
         {str(group): vector.float().cpu().contiguous() for group, vector in rated.items()},
         folder / "importance.safetensors",
     )
-    trained = Trained(steps=0, examples=0, seconds=seconds, score=None, best_step=None)
-    facts = {"trained": asdict(trained), "peak_rss_mb": peak_rss_mb()}
-    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    Trained(steps=0, examples=0, seconds=seconds, score=None, best_step=None).write(folder)

@@ -11,6 +11,7 @@ from compress.errors import PruneError
 from compress.models.uneven import CLASSES, CONFIGS
 from compress.models.uneven_slices import kept_layerwise, to_uneven
 from compress.slicing import Group, Importance, Kept, Sizes, SlicePlan, choose, sliced
+from compress.slicing.kept import most, of_heads
 from compress.slicing.plan import HIDDEN
 
 
@@ -35,9 +36,9 @@ def cut_unevenly(
     plan = SlicePlan.of(model)
     depth = choose(plan, rated, replace(plan.sizes, layers=sizes.layers), layers=layers)
     shallow = sliced(model, depth) if sizes.layers < plan.sizes.layers else model
-    heads = _best([_heads(plan, rated, str(layer)) for layer in depth.layers], sizes.heads)
+    heads = _best([of_heads(plan, rated, Group("heads", str(layer))) for layer in depth.layers], sizes.heads)
     ffn = _best([rated[Group("ffn", str(layer))] for layer in depth.layers], sizes.ffn)
-    hidden = rated[HIDDEN].topk(sizes.hidden).indices.sort().values if sizes.hidden < plan.sizes.hidden else None
+    hidden = most(rated[HIDDEN], sizes.hidden) if sizes.hidden < plan.sizes.hidden else None
     small = to_uneven(shallow, kept_layerwise(SlicePlan.of(shallow), heads=heads, ffn=ffn, hidden=hidden))
     indices = {Group(axis, str(layer)): units
                for axis, each in (("heads", heads), ("ffn", ffn))
@@ -47,15 +48,8 @@ def cut_unevenly(
     return small, replace(depth, sizes=sizes, indices=indices)
 
 
-def _heads(plan: SlicePlan, rated: Importance, block: str) -> Tensor:
-    """Of a function that rates no heads: their rows of values together."""
-    whole = rated.get(Group("heads", block))
-    return rated[Group("value", block)].view(plan.sizes.heads, -1).sum(-1) if whole is None else whole
-
-
 def _best(rated: Sequence[Tensor], average: int) -> list[Tensor]:
     """Of each layer those of its units that are among the best of all, in their order; `average` of each layer."""
-    every = torch.cat([vector.float().cpu() for vector in rated])
-    best = torch.zeros(len(every), dtype=torch.bool)
-    best[every.topk(average * len(rated)).indices] = True
+    best = torch.zeros(sum(map(len, rated)), dtype=torch.bool)
+    best[most(torch.cat([vector.float().cpu() for vector in rated]), average * len(rated))] = True
     return [part.nonzero().flatten() for part in best.split([len(vector) for vector in rated])]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.errors import PruneError
-from compress.slicing.kept import Importance, Kept, counts
+from compress.slicing.kept import Importance, Kept, counts, of_heads
 from compress.slicing.plan import VOCABULARY, Cut, Group, SlicePlan, parameters_of
 from compress.slicing.sizes import resized
 
@@ -86,9 +86,7 @@ def order(plan: SlicePlan, importance: Importance) -> Kept:
     }
     H, K = plan.sizes.heads, plan.sizes.head_size
     for rows, heads in plan.heads.items():
-        values = [importance[group] for group, of in plan.heads.items() if of == heads and group.axis == "value"]
-        of_heads = importance.get(heads, torch.stack([each.float().view(H, K).sum(1) for each in values]).sum(0))
-        order_H = of_heads.float().cpu().argsort(descending=True, stable=True)
+        order_H = of_heads(plan, importance, heads).float().cpu().argsort(descending=True, stable=True)
         inside_HK = importance[rows].float().cpu().view(H, K)[order_H].argsort(dim=1, descending=True, stable=True)
         indices[heads] = order_H
         indices[rows] = (order_H[:, None] * K + inside_HK).flatten()

@@ -40,16 +40,16 @@ def choose(plan: SlicePlan, importance: Importance, sizes: Sizes, *, layers: str
     """
     _check(plan, sizes)
     if layers is None and LAYERS in importance and plan.own_layers:
-        chosen = _largest(importance[LAYERS], sizes.layers).tolist()
+        chosen = most(importance[LAYERS], sizes.layers).tolist()
     else:
         chosen = copied_layers(layers or "even", sizes.layers, plan.sizes.layers)
     indices: dict[Group, Tensor] = {}
     for group, count in counts(plan, sizes).items():
         if count < plan.groups[group]:
-            indices[group] = _largest(importance[group], count)
+            indices[group] = most(importance[group], count)
     if sizes.heads < plan.sizes.heads:
         for heads in set(plan.heads.values()):
-            indices[heads] = _largest(_of_heads(plan, importance, heads), sizes.heads)
+            indices[heads] = most(of_heads(plan, importance, heads), sizes.heads)
     return Kept(sizes, tuple(chosen), indices | _rows(plan, sizes, indices, importance))
 
 
@@ -87,11 +87,12 @@ def _check(plan: SlicePlan, sizes: Sizes) -> None:
         raise PruneError("layers: this model's groups of layers share weights; its depth cannot be cut")
 
 
-def _largest(importance: Tensor, count: int) -> Tensor:
-    return importance.float().cpu().topk(count).indices.sort().values
+def most(importance: Tensor, count: int) -> Tensor:
+    """The places of the most important units, in their order; of equals the first."""
+    return importance.float().cpu().argsort(descending=True, stable=True)[:count].sort().values
 
 
-def _of_heads(plan: SlicePlan, importance: Importance, heads: Group) -> Tensor:
+def of_heads(plan: SlicePlan, importance: Importance, heads: Group) -> Tensor:
     """What heads matter: as said, else the sum over their rows of values, over all blocks they are in."""
     if heads in importance:
         return importance[heads]
@@ -121,4 +122,4 @@ def _rows(
 
 def _best_inside(importance: Tensor, kept_H: Tensor, size: int, wanted: int) -> Tensor:
     of_HK = importance.float().cpu().view(-1, size)[kept_H]
-    return of_HK.topk(wanted, dim=1).indices.sort(dim=1).values
+    return of_HK.argsort(dim=1, descending=True, stable=True)[:, :wanted].sort(dim=1).values

@@ -87,20 +87,12 @@ def _only_layers(model: PreTrainedModel, plan: SlicePlan, kept: Kept) -> Iterato
     if kept.layers == tuple(range(plan.sizes.layers)):
         yield
         return
-    path, stack = _stack(model, plan)
+    stack = model.get_submodule(plan.stack)
+    assert isinstance(stack, nn.ModuleList), "a family's layers are a list"
     layers = nn.ModuleList(stack[n] for n in kept.layers)
-    parent, _, name = path.rpartition(".")
+    parent, _, name = plan.stack.rpartition(".")
     with _set(model.get_submodule(parent), name, layers), _set(config, "num_hidden_layers", len(layers)):
         yield
-
-
-def _stack(model: PreTrainedModel, plan: SlicePlan) -> tuple[str, nn.ModuleList]:
-    """The list of layers and its name."""
-    name, cut = next((name, cut) for name, cut in plan.cuts.items() if cut.layer is not None)
-    path = name[: cut.span[0] - 1]
-    found = model.get_submodule(path)
-    assert isinstance(found, nn.ModuleList), "a family's layers are a list"
-    return path, found
 
 
 @contextmanager

@@ -84,6 +84,12 @@ class SlicePlan:
         """Whether each layer has weights of its own; ALBERT's have not."""
         return any(cut.layer is not None for cut in self.cuts.values())
 
+    @property
+    def stack(self) -> str:
+        """The name of the list of layers, in a model whose layers have weights of their own."""
+        name, cut = next((name, cut) for name, cut in self.cuts.items() if cut.layer is not None)
+        return name[: cut.span[0] - 1]
+
     def blocks(self, axis: str) -> list[Group]:
         """The groups of an axis, in the order of the model."""
         return [group for group in self.groups if group.axis == axis]
