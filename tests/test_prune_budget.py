@@ -109,6 +109,17 @@ def test_where_files_are_slower_than_predicted_smaller_shapes_are_tried_once(
     assert found.chosen.ms <= 0.5
     assert found.chosen.predicted_ms <= 0.5 / 1.3
     assert found.chosen != found.candidates[0]
+    assert len({each.name for each in found.candidates}) == len(found.candidates), "each shape once"
+
+
+def test_where_no_smaller_shape_is_left_the_fastest_is_taken(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = grid.smaller(tiny.bert(layers=4).config, SlicePlan.of(tiny.bert(layers=4)))
+    least = min(cost(resized(tiny.bert().config, sizes)) for sizes in every.values())
+    timed(monkeypatch, FakeClock(slower=1.4))
+    found = decided(pruned(given, tmp_path / "run", max_latency_ms=1.05 * least))
+    assert found.chosen.ms == pytest.approx(1.4 * least)
 
 
 def test_a_budget_that_is_missed_even_so_is_told(

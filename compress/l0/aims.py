@@ -66,7 +66,7 @@ class Budget:
         whole = float(size(torch.tensor(sizes.hidden), sizes.heads * of_N, sizes.ffn * of_N))
         least = float(size(torch.tensor(1), 0 * of_N, 0 * of_N))
         limit = (1 - sparsity) * whole if sparsity is not None else float(max_params or 0)
-        if not least <= limit < whole:
+        if not least <= limit < whole or not limit:
             asked = f"sparsity {sparsity}" if sparsity is not None else f"max_params {max_params}"
             most = "a sparsity above 0 and below 1" if sparsity is not None else f"{least:,.0f} to {whole - 1:,.0f}"
             raise PruneError(f"{asked}: cannot be; expected {most}")

@@ -38,7 +38,7 @@ _TABLES = ("words", "positions", "types", "tasks")
 
 class Gates(nn.Module):
     """log alpha of every gate that `aim` asks for, and what multiplies the model now: drawn anew for each forward pass
-    of training, settled at the aim in eval mode, nothing while `waiting`.
+    of training, nothing there while `waiting`; settled at the aim in eval mode, as if training ended.
 
     begin: the first log alpha of gates on heads, neurons and rows; the coarse ones begin open. Registered in the
     model while attached, so that its best weights and their gates are kept together. Raises PruneError for a family

@@ -76,8 +76,9 @@ class _Choice:
         found = self._raced(self.clock, limit)
         if not _keeping(found, limit):
             over = min(each.ms / limit for each in found if each.ms is not None)
-            self.material.console.print(f"the files take {over - 1:.0%} more than predicted: now smaller shapes")
-            found = sorted((*found, *self._raced(self.clock, limit / over)), key=lambda each: each.loss)
+            if any(each.ms <= limit / over for each in self.estimates.values()):
+                self.material.console.print(f"the files take {over - 1:.0%} more than predicted: now smaller shapes")
+                found = _both(found, self._raced(self.clock, limit / over))
         measured = [each for each in found if each.ms is not None]
         keeping = _keeping(found, limit)
         chosen = keeping[0] if keeping else min(measured, key=lambda each: each.ms or 0.0)
@@ -173,6 +174,12 @@ class _Choice:
         target = self.recipe.target
         where = None if self.clock is None else self.clock.about
         return Decision(target.budgets, where, chosen, tuple(found))
+
+
+def _both(one: Iterable[Candidate], other: Iterable[Candidate]) -> list[Candidate]:
+    """Each shape once, measured where it was, ranked."""
+    measured_last = sorted((*one, *other), key=lambda each: each.ms is not None)
+    return sorted({each.name: each for each in measured_last}.values(), key=lambda each: each.loss)
 
 
 def _keeping(found: Iterable[Candidate], limit: float) -> list[Candidate]:

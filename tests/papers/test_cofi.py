@@ -346,6 +346,7 @@ def test_embeddings_rest_while_masks_are_learned_and_no_gate_is_beyond_return() 
         ({"sparsity": 0.5, "max_params": 9}, ObjectiveError, "one of sparsity"),
         ({"sparsity": 1.5}, PruneError, "sparsity 1.5: cannot be; expected a sparsity above 0 and below 1"),
         ({"sparsity": 0.0}, PruneError, "sparsity 0.0: cannot be"),
+        ({"sparsity": 1.0}, PruneError, "sparsity 1.0: cannot be; expected a sparsity above 0 and below 1"),
         ({"max_params": 10}, PruneError, r"max_params 10: cannot be; expected [\d,]+ to [\d,]+"),
         ({"sizes": {"haeds": 2}}, PruneError, "gates cannot prune 'haeds'.*heads"),
         ({"sizes": {"heads": 9}}, PruneError, "heads: 9 is more than the model's 4"),
