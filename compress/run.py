@@ -29,6 +29,8 @@ _IDENTITY = ("teacher", "prompt", "data", "corpus", "seed", "precision", "column
 _FACTS = "run.json"
 _PAPERS = ("recipe.yaml", "search.yaml", _FACTS)
 """Written before anything runs; a directory that holds no more than these has nothing to lose."""
+_SPENT = "costs.json"
+"""What a search that failed at once has spent: nothing to lose either, and none of the next one's time."""
 
 
 class Resolved(Protocol):
@@ -71,12 +73,13 @@ class Run:
             raise RunError(f"{path}: is not empty and not a run of compress; choose another --out")
         if there and not resume:
             raise RunError(f"{path}: holds a run already; --resume continues it, another --out starts a new one")
-        path.mkdir(parents=True, exist_ok=True)
+        _make(path)
         lock = _locked(path)
         try:
             if there:
                 _same(path, recipe, identity, name)
             else:
+                (path / _SPENT).unlink(missing_ok=True)
                 papers = {name: recipe.to_yaml(), _FACTS: json.dumps(dict(identity), indent=1) + "\n"}
                 for paper, content in papers.items():
                     with written(path / paper) as partial:
@@ -107,10 +110,17 @@ class Run:
             self._lock.close()
 
 
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be made ({error.strerror}); choose an --out that can be written") from error
+
+
 def _kept(path: Path) -> bool:
     """Whether a directory holds more than what a run of ours begins with: the lock, then its papers, whole or not."""
     entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    papers = {".lock", *_PAPERS, *(f".{name}.partial" for name in _PAPERS)}
+    papers = {".lock", _SPENT, *_PAPERS, *(f".{name}.partial" for name in _PAPERS)}
     return bool(entries - papers) or (bool(entries) and ".lock" not in entries)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from compress.address import hidden
 from compress.bench.device import open_device
 from compress.exam import Exam
 from compress.export.bundle import Bundle
@@ -80,7 +81,7 @@ def ship(
 
 
 def command_line() -> str:
-    """What to type to run this again."""
+    """What to type to run this again, with *** for passwords of addresses: it is kept, and ships with bundles."""
     name = Path(sys.argv[0]).name
     program = ["python", "-m", "compress"] if name == "__main__.py" else [name]
-    return shlex.join([*program, *sys.argv[1:]])
+    return shlex.join([*program, *map(hidden, sys.argv[1:])])

@@ -57,7 +57,10 @@ def test_to_resume_nothing_is_to_begin(tmp_path: Path, recipe: Recipe) -> None:
         assert (run.path / "run.json").is_file()
 
 
-@pytest.mark.parametrize("left", [".lock", ".lock recipe.yaml", ".lock recipe.yaml .run.json.partial"])
+@pytest.mark.parametrize(
+    "left",
+    [".lock", ".lock recipe.yaml", ".lock recipe.yaml run.json costs.json", ".lock recipe.yaml .run.json.partial"],
+)
 def test_killed_before_it_began_it_begins_again(tmp_path: Path, recipe: Recipe, left: str) -> None:
     for name in left.split():
         (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
@@ -65,6 +68,13 @@ def test_killed_before_it_began_it_begins_again(tmp_path: Path, recipe: Recipe, 
     for resume in (True, False):
         opened(tmp_path / "run", recipe, resume=resume).close()
         assert json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8")) == IDENTITY
+    assert not (tmp_path / "run" / "costs.json").exists()
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path, recipe: Recipe) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(RunError, match=r"file/run: cannot be made .*choose an --out that can be written"):
+        opened(tmp_path / "file" / "run", recipe)
 
 
 def test_every_difference_to_the_run_there_is_named(tmp_path: Path, recipe: Recipe) -> None:

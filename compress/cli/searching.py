@@ -111,8 +111,9 @@ def search(
             f"--{each}" for each, given in {"teacher": teacher, "data": data, "out": out}.items() if given is None
         ]
         if teacher is None or data is None or out is None:
-            raise SearchError(f"search: {', '.join(missing)} is missing; see compress search --help")
+            raise SearchError(f"search: needs {', '.join(missing)} too; see compress search --help")
         from compress.bench.device import open_device
+        from compress.pruning.decision import to_the_user
         from compress.search.pipeline import search as run
 
         found = run(
@@ -133,7 +134,7 @@ def search(
                 lan=lan,
                 timeout=timeout,
                 python=python,
-                say=partial(shown.print, markup=False, highlight=False, soft_wrap=True),
+                say=to_the_user(device, shown),
             ),
             threads=threads,
             batch=batch,
@@ -187,7 +188,7 @@ def show(
             if as_json:
                 print(found.to_json(), end="")
             else:
-                console().print(record.table(found))
+                record.show(found, console())
             return
         from compress.search.show import show as write
 

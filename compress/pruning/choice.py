@@ -48,7 +48,7 @@ def decide(recipe: Recipe, tutor: Teacher, material: Material, run: Run) -> Deci
     with ExitStack() as opened:
         clock = None
         if target.max_latency_ms is not None or target.speedup is not None:
-            say = partial(material.console.print, highlight=False, markup=False)
+            say = partial(material.console.print, highlight=False, markup=False, soft_wrap=True)
             device = opened.enter_context(open_device(target.device, say=to_the_user(target.device, material.console)))
             segments = makes_segments(material.tokenizer)
             clock = Clock(device, setting_of(recipe), target.precision, material.kind, segments, say)

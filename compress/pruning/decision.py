@@ -105,8 +105,10 @@ class Decision:
 
 
 def to_the_user(device: str, console: Console) -> Callable[[str], None]:
-    """What a device says, which matters where the user has something to do: not of this machine."""
-    return (lambda _: None) if device == "local" else partial(console.print, highlight=False, markup=False)
+    """What a device says, which matters where the user has something to do: not of this machine, nor over ssh."""
+    if device.partition(":")[0] in ("local", "ssh"):
+        return lambda _: None
+    return partial(console.print, highlight=False, markup=False, soft_wrap=True)
 
 
 def setting_of(recipe: Recipe) -> Setting:

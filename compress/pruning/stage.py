@@ -144,7 +144,7 @@ def prune_stage(
 
 
 def _say(console: Console, name: str, before: Sizes, after: Sizes) -> None:
-    console.print(f"{name}: {before} -> {after}", highlight=False)
+    console.print(f"{name}: {before} -> {after}", highlight=False, soft_wrap=True)
     if after.heads < before.heads and after.attention == before.attention:
         console.print(
             "[yellow]note[/] fewer heads are larger ones where attention is as wide as its stream: to make it smaller "

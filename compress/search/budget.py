@@ -53,6 +53,8 @@ class Budget:
             raise SearchError(
                 f"--speedup {self.speedup:g}: the teacher itself has 1; expected more, as in 2 for half of its latency"
             )
+        if self.min_score is not None and self.min_score > 1:
+            raise SearchError(f"--min-score {self.min_score:g}: no metric is above 1; expected a share, as in 0.9")
         for low, high in (("min_latency_ms", "max_latency_ms"), ("min_params", "max_params")):
             least, most = getattr(self, low), getattr(self, high)
             if least is not None and most is not None and least >= most:

@@ -25,6 +25,7 @@ from compress.search.desk import Desk
 from compress.search.evaluators import PlainJudge, scored
 from compress.search.found import Found, Point
 from compress.search.latency import exported, race
+from compress.search.record import unmet
 from compress.ship import ship
 
 KEEP = 0.97
@@ -37,12 +38,16 @@ def shortlist(found: Found, count: int) -> list[Point]:
     """The front, the best first, then the next best that keep the budgets, `count` in all.
 
     As the trials left them: what was trained or measured since changes nothing, so that a resumed search goes on with
-    the same ones.
+    the same ones. Raises SearchError where none keeps the budgets, with the nearest.
     """
     bare = [replace(each, scores={"subnet": each.first}, measured=None) for each in found.points]
     trials = replace(found, points=tuple(bare), front=(), winner=None)
     front = trials.compute_front()
     feasible = [point for point in trials.points if trials.feasible(point)]
+    if not feasible:
+        raise SearchError(
+            f"{found.study}: {unmet(found)}. Ask for less in another --out, or for more --trials with --resume"
+        )
     feasible.sort(key=lambda point: (point.number not in front, -(point.score or 0.0), point.number))
     return [found.point(point.number) for point in feasible[:count]]
 
@@ -91,7 +96,7 @@ def clock(desk: Desk, points: Sequence[Point], device: Device) -> float | None:
                     segments=makes_segments(desk.material.tokenizer),
                 )  # fmt: skip
                 files |= scratch.enter_context(made)
-        found = race(files, device, search.setting, rounds=search.rounds, runs=search.runs)
+        found = race(files, device, search.setting, rounds=search.rounds, runs=search.runs, say=desk.say)
     for point in points:
         desk.keep(point.number, measured={str(search.setting): found[str(point.number)].p50_ms})
     _mention(desk, found)

@@ -11,6 +11,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from compress import digest, heads, teachers
+from compress.address import hidden
 from compress.data import load_task
 from compress.data.batches import Collate
 from compress.data.cache import home
@@ -22,7 +23,6 @@ from compress.search.clocks import Clocks, Costs
 from compress.search.desk import Desk
 from compress.search.evaluators import PlainJudge, SupernetJudge
 from compress.search.space import Shapes
-from compress.search.storage import hidden
 from compress.search.study import close_study, join_study
 from compress.search.worker import work
 from compress.stages import Material

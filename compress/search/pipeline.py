@@ -11,6 +11,7 @@ from accelerate import PartialState
 from rich.console import Console
 
 from compress import precision as precisions
+from compress.address import hidden
 from compress.bench.device import Device, open_device
 from compress.classroom import opened, tutored
 from compress.data.task import Kind
@@ -34,7 +35,7 @@ from compress.search.pace import Ledger
 from compress.search.samplers import make_sampler
 from compress.search.space import Shapes
 from compress.search.space_file import Space
-from compress.search.storage import close_storage, hidden, open_storage
+from compress.search.storage import close_storage, open_storage
 from compress.search.study import close_study, front_table, open_study, run_trials
 from compress.search.told import counted
 from compress.ship import command_line
@@ -261,7 +262,7 @@ def finished(desk: Desk, study: "optuna.Study", found: Found, place: Device, *, 
     with desk.ledger.part("timing finalists"):
         teacher_ms = clock(desk, points, place)
     now = kept(teacher_ms, notes=notes, winner=next(iter(desk.winners), None))
-    desk.material.console.print(record.table(now))
+    record.show(now, desk.material.console)
     desk.say(f"page: {desk.run.path / record.PAGE}")
     return now
 

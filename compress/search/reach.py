@@ -56,4 +56,5 @@ def cause(error: BaseException) -> str:
         inner = deeper
     details = getattr(inner, "details", None)  # of a gRPC error: a method
     told = details() if callable(details) else inner
-    return " ".join(str(told).split()).rstrip(".") or type(inner).__name__
+    lines = (" ".join(line.split()) for line in str(told).splitlines())
+    return "; ".join(line for line in lines if line).rstrip(".?") or type(inner).__name__

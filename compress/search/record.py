@@ -5,9 +5,11 @@ import importlib.metadata
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.table import Table
 
 from compress.bench.local import machine
@@ -91,14 +93,40 @@ def read(study: Path) -> Found:
     return Found.from_json(study / RECORD)
 
 
+def show(found: Found, console: Console) -> None:
+    """The front, and what it is held against: what `compress search show STUDY` prints."""
+    score = "" if found.teacher_score is None else f": {metric_name(found.metric)} {found.teacher_score:.4f}"
+    own = "" if found.teacher_ms is None else f", {found.teacher_ms:.2f} ms"
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    if found.front:
+        console.print(table(found))
+    else:
+        say(unmet(found))
+    say(f"teacher {found.teacher}{score}{own}; {found.device}, {found.setting}")
+    say(f"any trial as a bundle: compress search show {found.study} TRIAL --bundle OUT [--train]")
+
+
+def unmet(found: Found) -> str:
+    """That no trial keeps the budgets, and which is nearest, in words."""
+    near = found.nearest()
+    if near is None:
+        return "no trial was completed within the budgets"
+    over = [
+        f"{objective} {found.value(near, objective):.4g}, asked for {found.budgets[objective]:.4g}"
+        for objective in found.exceeded(near)
+    ]
+    why = "; ".join(over) or near.reason
+    return f"no trial keeps the budgets; the nearest is trial {near.number} ({named(near.choice)}): {why}"
+
+
 def table(found: Found) -> Table:
-    """The front: what `compress search show STUDY` prints."""
-    how = f"Any of them as a bundle: compress search show {found.study} TRIAL --bundle OUT [--train]"
-    shown = Table(box=None, pad_edge=False, caption=f"{found.device}, {found.setting}. {how}")
+    """The front, and the winner in bold, even where something not yet trained stands above it."""
+    shown = Table(box=None, pad_edge=False)
     for name in ("trial", metric_name(found.metric), "stage", "ms", "parameters", "MB"):
         shown.add_column(name, justify="left" if name == "stage" else "right")
     shown.add_column("student", overflow="fold")
-    for number in found.front:
+    winner = [] if found.winner is None or found.winner in found.front else [found.winner]
+    for number in [*winner, *found.front]:
         point = found.point(number)
         shown.add_row(*_cells(found, point), style="bold" if number == found.winner else "")
     return shown

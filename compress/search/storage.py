@@ -18,6 +18,7 @@ from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBSt
 from optuna.trial import FrozenTrial
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, ProgrammingError, SQLAlchemyError
 
+from compress.address import hidden
 from compress.search.lines import WholeLines
 from compress.search.pulse import STEADY, Pulse, run_again
 from compress.search.reach import Say, StorageError, cause, quiet
@@ -48,12 +49,6 @@ def close_storage(storage: BaseStorage) -> None:
         behind.engine.dispose()
     elif isinstance(behind, GrpcStorageProxy):
         behind.close()
-
-
-def hidden(where: Path | str) -> str:
-    """The address without its password, in whichever of its places one stands."""
-    without = re.sub(r"(://[^:/?]*):.*@", r"\1:***@", str(where))
-    return re.sub(r"(password=)[^&]*", r"\1***", without)
 
 
 def serve(url: str, host: str = "localhost", port: int = 13000) -> None:

@@ -15,13 +15,14 @@ import optuna
 from optuna.pruners import NopPruner
 from optuna.storages import BaseStorage
 
+from compress.address import hidden
 from compress.errors import SearchError
 from compress.search.identity import OBJECTIVES, code_version, record, same, same_code
 from compress.search.judge import Choice, Judge, Predicted, Space
 from compress.search.pulse import STEADY, Pulse, me, sweep
 from compress.search.reach import Say, StorageError, quiet, reaching
 from compress.search.samplers import SAMPLERS, make_sampler
-from compress.search.storage import close_storage, hidden, open_storage
+from compress.search.storage import close_storage, open_storage
 from compress.search.told import front, front_table, points
 from compress.search.trials import run_trials
 

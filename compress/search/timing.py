@@ -123,8 +123,8 @@ def exported(
 
     with tempfile.TemporaryDirectory(prefix="compress-shapes-") as scratch:
         files = {}
+        say(f"exporting {len(configs)} shapes with random weights")
         for number, (name, config) in enumerate(configs.items()):
-            say(f"exporting {number + 1} of {len(configs)}: {name}")
             files[name] = Path(scratch) / f"{number}.onnx"
             model = _built(name, config, setting, kind)
             full = files[name].with_suffix(".fp32.onnx")

@@ -60,6 +60,7 @@ def test_a_speedup_is_a_latency_once_the_teacher_is_measured() -> None:
         ({"max_latency_ms": 0.0}, "--max-latency-ms 0: expected a number above 0"),
         ({"max_file_mb": -1.0}, "--max-file-mb -1"),
         ({"max_latency_ms": float("nan")}, "--max-latency-ms nan"),
+        ({"min_score": 90.0}, "--min-score 90: no metric is above 1"),
         ({"speedup": 1.0}, "--speedup 1: the teacher itself has 1"),
     ],
 )

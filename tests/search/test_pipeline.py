@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,12 +17,14 @@ import torch
 import yaml
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from compress.errors import SearchError
 from compress.export.bundle import Bundle
 from compress.search import record
 from compress.search.asked import Search
+from compress.search.finalists import shortlist
 from compress.search.found import Found
 from compress.search.study import join_study, open_study
-from tests import command
+from tests import command, tiny
 from tests.search.shelved import PLAIN, Searched, weighing
 
 BUDGET = ("--max-params", "15000")
@@ -132,8 +135,30 @@ def test_the_page_and_the_front_are_there(searched: Path, found: Found) -> None:
     told = command.run("search", "show", str(searched))
     assert told.code == 0
     rows = [line.split()[0] for line in told.out.splitlines() if line.split() and line.split()[0].isdigit()]
-    assert {*map(str, found.front)} <= {*rows}
+    assert {*map(str, found.front), str(found.winner)} <= {*rows}
+    assert f"{found.teacher}: accuracy {found.teacher_score:.4f}" in told.out
+    assert f"compress search show {found.study} TRIAL --bundle OUT" in told.out, "in one line, to be copied"
     assert json.loads(command.run("search", "show", str(searched), "--json").out)["front"] == list(found.front)
+
+
+def test_where_no_trial_keeps_the_budgets_the_nearest_is_named(mine: Path, found: Found) -> None:
+    none = replace(found, budgets={"parameters": 10}, front=())
+    with pytest.raises(SearchError, match=r"no trial keeps the budgets; .* or for more --trials with --resume"):
+        shortlist(none, 2)
+    record.keep(none, mine)
+    told = command.run("search", "show", str(mine)).out
+    least = min(one.parameters for one in found.points if one.parameters)
+    assert "no trial keeps the budgets; the nearest is trial" in told
+    assert f"parameters {least:.4g}, asked for 10" in told
+
+
+def test_a_family_without_a_plan_has_no_supernet(shelf: Searched, tmp_path: Path) -> None:
+    modern = tiny.checkpoint(tmp_path / "modern", tiny.model("modernbert", labels=2))
+    out = tmp_path / "study"
+    told = command.run(*shelf.words(out, "--gate", "warn", teacher=modern))
+    assert command.refused(told, out, "no slice plan for 'modernbert'")
+    assert command.run(*shelf.words(out, "--gate", "warn", "--trials", "0")).code == 2, "the folder is as good as new"
+    assert not {one.name for one in out.iterdir()} - {".lock", "run.json", "search.yaml", "costs.json"}
 
 
 @pytest.fixture

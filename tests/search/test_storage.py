@@ -19,10 +19,11 @@ import psutil
 import pytest
 from optuna.trial import TrialState
 
+from compress.address import hidden
 from compress.search import lines, storage
 from compress.search.pulse import ATTEMPTS, Pulse, me, sweep
 from compress.search.reach import StorageError, quiet
-from compress.search.storage import hidden, open_storage
+from compress.search.storage import open_storage
 from compress.search.study import open_study, run_trials
 from compress.search.told import counted
 from tests.search.toy import OF, PULSE, Toy, ToyJudge, started
