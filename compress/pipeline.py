@@ -25,7 +25,7 @@ from compress.pruning.decision import checked, settled
 from compress.recipe import AnyStage, Recipe, Stage
 from compress.run import Run
 from compress.shape import positions
-from compress.ship import command_line, ship
+from compress.ship import BUDGETED_LIMIT, INT8_LIMIT, command_line, ship
 from compress.train import shares
 
 
@@ -95,7 +95,11 @@ def distill(
         sized = settled(recipe, tutor, material, run)
         student = Lineage(sized, given, tutor, material, run).train(sized.stages, teacher_logits=seen.logits)
         if run.main:
-            bundle = ship(student, tutor, material, recipe=sized, run=run, notes=seen.notes, started=started)
+            timed = recipe.target.speedup is not None or recipe.target.max_latency_ms is not None
+            bundle = ship(
+                student, tutor, material, recipe=sized, run=run, notes=seen.notes, started=started,
+                int8_limit=BUDGETED_LIMIT if timed else INT8_LIMIT,
+            )  # fmt: skip
             checked(bundle, recipe, tutor, material, run)
         state.wait_for_everyone()
     return Bundle.load(run.path / "bundle")

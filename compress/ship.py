@@ -16,8 +16,7 @@ from compress.export.bundle import Bundle
 from compress.files import written
 from compress.measure import card, measure
 from compress.quantize.certify import carried, certify
-from compress.quantize.methods import as_written
-from compress.quantize.pipeline import keep_score
+from compress.quantize.pipeline import CALIBRATION_ROWS, keep_score
 from compress.recipe import Recipe
 from compress.report.evidence import report_of
 from compress.run import Run
@@ -26,6 +25,8 @@ from compress.teachers import Teacher
 
 INT8_LIMIT = 0.002
 """How much of the score, and what share of the answers, quantisation may change on the validation split."""
+BUDGETED_LIMIT = 0.005
+"""The same of a student that was made for a latency: a product in float32 costs what pruning has saved."""
 
 
 def ship(
@@ -37,11 +38,13 @@ def ship(
     run: Run,
     notes: Sequence[str],
     started: float,
+    int8_limit: float = INT8_LIMIT,
 ) -> Bundle:
     """Write `bundle/` and `report.html` into the run's directory and print the comparison.
 
-    int8 leaves in float32 what it must to stay within INT8_LIMIT of fp32, and is certified on the validation split that
-    decided so. `started`: time.time() of the run's start.
+    int8 is dynamic where that stays within `int8_limit` of fp32, else SmoothQuant of training rows, else the nearer of
+    the two with what it must leave in float32; it is certified on the validation split that decided so. `started`:
+    time.time() of the run's start.
     """
     data, length = material.data, recipe.stages[-1].max_length
     bundle = Bundle.write(
@@ -49,11 +52,14 @@ def ship(
         recipe=recipe.to_yaml(), card={"name": f"{recipe.name} student of {tutor.name}"},
     )  # fmt: skip
     exam = Exam.of(data.task, data.validation, tutor.tokenizer, length)
-    bundle, mixed = keep_score(bundle, exam, limit=INT8_LIMIT, threads=os.cpu_count() or 1)
+    bundle, mixed, method = keep_score(
+        bundle, exam, limit=int8_limit, threads=os.cpu_count() or 1,
+        rows=lambda: Exam.of(data.task, data.train, tutor.tokenizer, length).spread(CALIBRATION_ROWS).rows,
+    )  # fmt: skip
     if mixed.keep:
         notes = [
             *notes,
-            f"int8 leaves {len(mixed.keep)} of its matrix products in float32, to change at most {INT8_LIMIT:.1%} of "
+            f"int8 leaves {len(mixed.keep)} of its matrix products in float32, to change at most {int8_limit:.1%} of "
             f"the answers on the validation split: {', '.join(mixed.keep)}.",
         ]
     if data.task.unanswerable:
@@ -65,7 +71,7 @@ def ship(
     bundle = bundle.attach("report.json", report.to_json())
     with open_device("local") as here:
         proof = certify(
-            bundle, "int8", exam, max_drop=INT8_LIMIT, device=here, method=as_written(bundle).method,
+            bundle, "int8", exam, max_drop=int8_limit, device=here, method=method,
             split="validation", data=data.name, kept=mixed.keep,
         )  # fmt: skip
     bundle = carried(bundle, "int8", proof, mixed.sensitivity)

@@ -33,6 +33,7 @@ CALIBRATIONS: tuple[tuple[Calibration, float], ...] = (
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
 """Xiao et al. 2022 find 0.5 right for OPT and BLOOM, 0.75 and more for models with more outliers (section 4.1)."""
 PERCENTILE = 99.99
+DYNAMIC = "dynamic int8"
 
 Say = Callable[[str], None]
 
@@ -120,7 +121,7 @@ def dynamic(source: Path) -> Attempt:
     def make(target: Path, keep: Sequence[str]) -> None:
         quantize_dynamic(source, target, keep=keep)
 
-    return Attempt("dynamic int8", make)
+    return Attempt(DYNAMIC, make)
 
 
 def as_written(bundle: Bundle) -> Attempt:

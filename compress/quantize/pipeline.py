@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from datasets import Dataset
+
 from compress.bench.device import Device, open_device
 from compress.bench.protocol import Latency, Setting
 from compress.data_of import data_of, exam_of
@@ -19,7 +21,7 @@ from compress.quantize.certify import carried, certify
 from compress.quantize.costs import raced
 from compress.quantize.histogram import Method as Calibration
 from compress.quantize.judge import Judge
-from compress.quantize.methods import PERCENTILE, Attempt, Calibrated, Name, as_written, dynamic
+from compress.quantize.methods import DYNAMIC, PERCENTILE, Attempt, Calibrated, Name, as_written, dynamic
 from compress.quantize.mixed import Mixed, by_size, mix
 from compress.quantize.products import products
 from compress.quantize.static import Form
@@ -132,24 +134,45 @@ def quantize(
         return Quantized(_taken(bundle, candidate, out), proof, mixed, times, sizes)
 
 
-def keep_score(bundle: Bundle, exam: Exam, *, limit: float, threads: int) -> tuple[Bundle, Mixed]:
-    """The bundle with an int8 file that leaves in float32 what it must to stay near fp32 on the exam's rows: see `mix`.
+def keep_score(
+    bundle: Bundle, exam: Exam, *, limit: float, threads: int, rows: Callable[[], Dataset] | None = None
+) -> tuple[Bundle, Mixed, str]:
+    """The bundle with an int8 file that is near enough to fp32 on the exam's rows, how near, and how it was made.
 
-    For a bundle just written: what carries little of the error is not worth its time in float32, so where those that
-    do carry it do not suffice, int8 stays as near as it is.
+    The file it was written with, where that is near enough at `limit` (`Outcome.near`); else SmoothQuant of `rows`, as
+    fast, where they are given and the ranges are not learned ones; else the nearer of the two with the products left in
+    float32 that it takes: see `mix`. For a bundle just written: what carries little of the error is not worth its time
+    in float32, so where those that do carry it do not suffice, int8 stays as near as it is.
     """
-    graph = read_model(bundle.files()["fp32"]).graph
+    source = bundle.files()["fp32"]
+    graph = read_model(source).graph
     parts, attempt = products(graph), as_written(bundle)
+    written_as = attempt.method
     judge = Judge.of(bundle, exam, threads=threads, products=len(parts))
-    mixed = mix(
-        attempt.make, parts, judge, limit=limit, worth=SHIPPED_WORTH, whatever_it_takes=False,
-        costs=lambda: by_size(parts, graph),
-    )  # fmt: skip
-    if mixed.keep:
-        with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch:
+        if rows is not None and attempt.method == DYNAMIC and not judge.outcome(bundle.files()["int8"]).near(limit):
+            settings = Calibrated(rows(), judge, Path(scratch))
+            attempt = _nearer(attempt, settings.smoothquant(source, _unsaid), judge, Path(scratch))
+        mixed = mix(
+            attempt.make, parts, judge, limit=limit, worth=SHIPPED_WORTH, whatever_it_takes=False,
+            costs=lambda: by_size(parts, graph),
+        )  # fmt: skip
+        if mixed.keep or attempt.method != written_as:
             attempt.make(Path(scratch) / "int8.onnx", mixed.keep)
             bundle = bundle.put("int8", Path(scratch) / "int8.onnx")
-    return bundle, mixed
+    return bundle, mixed, attempt.method
+
+
+def _nearer(one: Attempt, other: Attempt, judge: Judge, scratch: Path) -> Attempt:
+    """The way whose file, all of it in int8, has the least error."""
+    files = [scratch / name for name in ("one.onnx", "other.onnx")]
+    for attempt, file in zip((one, other), files, strict=True):
+        attempt.make(file, ())
+    return (one, other)[judge.nearest(files)]
+
+
+def _unsaid(_: str) -> None:
+    """Says nothing."""
 
 
 def _attempt(method: Name, bundle: Bundle, settings: Calibrated, limit: float, say: Say) -> Attempt:

@@ -70,7 +70,7 @@ def test_the_product_that_hurts_stays_float_and_no_other(outlier_in: int, tmp_pa
     shipped, exam = bundle(tmp_path / "bundle", outlier_in=(outlier_in,))
     lost = 1 - exam.scores(shipped.logits(exam.rows))[TASK.metric]
     assert lost > 0.05, "the case is no case: int8 is good as it is"
-    kept, mixed = keep_score(shipped, exam, limit=0.05, threads=1)
+    kept, mixed, _ = keep_score(shipped, exam, limit=0.05, threads=1)
     assert mixed.near
     assert mixed.keep == (outputs(shipped)[outlier_in],)
     assert 1 - exam.scores(kept.logits(exam.rows))[TASK.metric] == pytest.approx(mixed.outcome.drop)
@@ -79,6 +79,19 @@ def test_the_product_that_hurts_stays_float_and_no_other(outlier_in: int, tmp_pa
     assert nodes[mixed.keep[0]] == "MatMul"
     assert "MatMulInteger" in nodes.values()
     Bundle.load(kept.path)
+
+
+def test_smoothing_comes_before_floats_where_there_are_rows_to_smooth_by(tmp_path: Path) -> None:
+    shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0,))
+    kept, mixed, method = keep_score(shipped, exam, limit=0.05, threads=1, rows=lambda: exam.rows)
+    assert method.startswith("SmoothQuant static int8")
+    assert mixed.near
+    assert mixed.keep == ()
+    nodes = [node.op_type for node in onnx.load(kept.files()["int8"]).graph.node]
+    assert "MatMul" not in {
+        node.op_type for node in onnx.load(kept.files()["int8"]).graph.node if "output" in node.name
+    }
+    assert nodes.count("MatMulIntegerToFloat") == len(parts(shipped))
 
 
 def test_sensitivity_tells_the_error_of_each_product_and_what_goes_without_it(tmp_path: Path) -> None:
@@ -94,14 +107,14 @@ def test_sensitivity_tells_the_error_of_each_product_and_what_goes_without_it(tm
 
 def test_nothing_is_kept_nor_measured_where_nothing_is_lost(tmp_path: Path) -> None:
     shipped, exam = bundle(tmp_path / "bundle")
-    same, mixed = keep_score(shipped, exam, limit=1.0, threads=1)
+    same, mixed, _ = keep_score(shipped, exam, limit=1.0, threads=1)
     assert (mixed.keep, mixed.sensitivity, mixed.near) == ((), (), True)
     assert same == shipped
 
 
 def test_a_limit_that_cannot_be_met_keeps_only_what_matters(tmp_path: Path) -> None:
     shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0,))
-    _, mixed = keep_score(shipped, exam, limit=-1.0, threads=1)
+    _, mixed, _ = keep_score(shipped, exam, limit=-1.0, threads=1)
     assert mixed.keep == (outputs(shipped)[0],)
     assert not mixed.near
 
