@@ -53,13 +53,20 @@ def shortlist(found: Found, count: int) -> list[Point]:
 
 
 def shorten(desk: Desk, points: Sequence[Point]) -> None:
-    """A short distillation of each, from what the supernet made of it; those that had theirs are left alone."""
+    """A short distillation of each, from what the supernet made of it, as far as the time stated for them goes.
+
+    Those that had theirs are left alone.
+    """
     if not points:
         return
+    left, began = desk.ledger.left("short distillations"), time.monotonic()
     stages = _fitted(desk, "short distillations", [desk.search.space.short], points[0], share=1 / len(points))
     for point in points:
         if "short" in desk.kept(point.number).scores:
             continue
+        if point is not points[0] and left is not None and time.monotonic() - began >= left:
+            desk.say(f"the time for short distillations is over: trial {point.number} and those after it have none")
+            return
         desk.material.console.print(
             f"short distillation of trial {point.number}: {named(point.choice)}", highlight=False
         )

@@ -19,6 +19,8 @@ from compress.stages import taken
 
 PROBES = (8, 24)
 """Steps of two short trainings that are timed: what the longer one took more is what steps take."""
+LEAST = 0.5
+"""Of the longer one's mean step: a step takes no less, whatever the difference of two short times says."""
 SPARE = 0.9
 """Share of a stage's time that its steps are planned to fill: it is scored, and written, in the rest."""
 
@@ -111,7 +113,8 @@ def _fitted(
     with TemporaryDirectory(dir=folder, prefix=".timing-") as scratch:
         for stage in stages:
             short, long = (_timed(stage, steps, train, Path(scratch)) for steps in PROBES)
-            step = max(long - short, 0.0) / (PROBES[1] - PROBES[0])
+            more = PROBES[1] - PROBES[0]
+            step = max((long - short) / more, LEAST * long / PROBES[1])
             fixed += max(0.0, short - PROBES[0] * step)
             wanted += planned(stage, data) * step
     share = (SPARE * seconds - fixed) / wanted if wanted else 1.0

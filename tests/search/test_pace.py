@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from compress.errors import SearchError
 from compress.recipe import Stage
 from compress.run import Run
+from compress.search import finalists
 from compress.search.pace import PLAIN, SPARE, SUPERNET, Ledger, planned
 from compress.term import Term
 from compress.train import Trained
@@ -95,3 +97,35 @@ def test_when_no_time_is_left_that_is_said(tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text(json.dumps({"preparation": 90.0}))
     with pytest.raises(SearchError, match=r"its 1 minutes are spent \(preparation 1.5\), and a is to come. Nothing is"):
         Ledger(tmp_path, {"a": 1.0}, 60.0).fit("a", [stage()], DATA, takes(1.0))
+
+
+def test_a_step_is_never_taken_to_be_free(tmp_path: Path) -> None:
+    """Of two short trainings on a busy machine the longer one may end first."""
+    (fitted,) = Ledger(tmp_path, {"a": 1.0}, 45.0 / SPARE).fit("a", [stage()], DATA, takes(0.0, fixed=24.0))
+    assert fitted.steps == 50
+
+
+def test_short_distillations_end_with_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = iter([0.0, 5.0, 10.0, 15.0])
+    kept: list[int] = []
+    said: list[str] = []
+    fixed: dict[str, Any] = {
+        "_fitted": lambda *_, **__: [], "trained": lambda *_: None, "scored": lambda *_: 0.5,
+        "named": str, "time": SimpleNamespace(monotonic=lambda: next(began)),
+    }  # fmt: skip
+    for name, stand_in in fixed.items():
+        monkeypatch.setattr(finalists, name, stand_in)
+    desk: Any = SimpleNamespace(
+        ledger=SimpleNamespace(left=lambda _: 10.0),
+        search=SimpleNamespace(space=SimpleNamespace(short=None)),
+        kept=lambda number: SimpleNamespace(scores={}),
+        keep=lambda number, **_: kept.append(number),
+        untrained=lambda *_: None,
+        material=SimpleNamespace(console=Console(quiet=True)),
+        exam=None,
+        say=said.append,
+    )
+    points: Any = [SimpleNamespace(number=number, choice={}) for number in (3, 1, 4, 2)]
+    finalists.shorten(desk, points)
+    assert kept == [3, 1]
+    assert said == ["the time for short distillations is over: trial 4 and those after it have none"]
