@@ -143,6 +143,8 @@ class Lineage:
                 previous = stage.teacher == "previous" and stage.kind == "distill"
                 source = configs[ancestor(self.recipe.stages, stage).name] if previous else self.given.model.config
                 config = students.config_for(spec, source)
+            elif spec is not None and isinstance(spec.init, str):
+                students.begun_from(spec.init)
             heads.model_class(config, stage.head, self.material.kind)
             configs[stage.name] = config
 

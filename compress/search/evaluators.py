@@ -23,7 +23,7 @@ from compress.search.sheets import Sheets
 from compress.search.space import Choice, architecture_key
 from compress.search.space_file import Space
 from compress.search.supernet import Supernet
-from compress.slicing import check_family
+from compress.slicing import SlicePlan
 from compress.stages import Material
 from compress.teachers import Teacher
 
@@ -129,7 +129,7 @@ def checked(space: Space, recipe: Recipe, given: Teacher, material: Material, ru
     from compress.pipeline import check_lengths, check_recipe
 
     if space.mode == "supernet":
-        check_family(given.model)
+        SlicePlan.of(given.model)
     places = {f"stages[{at}]": where for at, where in enumerate(where for where in space.stages if where != "teacher")}
     try:
         check_recipe(recipe, 1)

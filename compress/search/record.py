@@ -108,9 +108,10 @@ def show(found: Found, console: Console) -> None:
 
 def unmet(found: Found) -> str:
     """That no trial keeps the budgets, and which is nearest, in words."""
-    near = found.nearest()
+    failed = [point for point in found.points if point.state == "failed"]
+    near = replace(found, points=tuple(point for point in found.points if point not in failed)).nearest()
     if near is None:
-        return "no trial was completed within the budgets"
+        return f"trial {failed[0].number} failed: {failed[0].reason}" if failed else "no trial was completed"
     over = [
         f"{objective} {found.value(near, objective):.4g}, asked for {found.budgets[objective]:.4g}"
         for objective in found.exceeded(near)

@@ -9,7 +9,7 @@ from compress.slicing.cut import cut, order, ordered, sliced
 from compress.slicing.kept import Importance, Kept, choose, counts, prefix
 from compress.slicing.magnitude import magnitude
 from compress.slicing.masked import masked
-from compress.slicing.plan import Group, SlicePlan, check_family, parameters_of
+from compress.slicing.plan import Group, SlicePlan, parameters_of
 from compress.slicing.sizes import Sizes, resized
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "Kept",
     "Sizes",
     "SlicePlan",
-    "check_family",
     "choose",
     "counts",
     "cut",

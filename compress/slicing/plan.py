@@ -45,16 +45,6 @@ class Cut:
     queries: int | None
 
 
-def check_family(model: PreTrainedModel) -> None:
-    """Raises PruneError where no model of this family has a plan."""
-    family = str(model.config.model_type)
-    if family not in FAMILIES:
-        raise PruneError(
-            f"{type(model).__name__}: no slice plan for {family!r}; there is one for {', '.join(FAMILIES)}"
-            + (did_you_mean(family, FAMILIES) if family.startswith("deberta") else "")
-        )
-
-
 @dataclass(frozen=True)
 class SlicePlan:
     """Every weight of a model, how it is cut, and how many units each group has.
@@ -72,8 +62,12 @@ class SlicePlan:
     @staticmethod
     def of(model: PreTrainedModel) -> "SlicePlan":
         """The plan of this model, under whatever head. Raises PruneError for a family or a weight that has none."""
-        check_family(model)
         family = str(model.config.model_type)
+        if family not in FAMILIES:
+            raise PruneError(
+                f"{type(model).__name__}: no slice plan for {family!r}; there is one for {', '.join(FAMILIES)}"
+                + (did_you_mean(family, FAMILIES) if family.startswith("deberta") else "")
+            )
         sizes = Sizes.of(model.config)
         groups: dict[Group, int] = {LAYERS: sizes.layers}
         cuts = {

@@ -160,14 +160,20 @@ def build(
     return student
 
 
+def begun_from(init: str) -> str:
+    """The folder of a checkpoint that students begin as, by its path or its name. Raises StudentError."""
+    if Path(init, "config.json").is_file():
+        return init
+    try:
+        return str(resolve(init))
+    except TeacherError as error:
+        raise StudentError(
+            f"student.init: {init!r} is neither scratch, teacher, nor a folder with a config.json; {error}"
+        ) from error
+
+
 def _from_checkpoint(folder: str, teacher: PreTrainedModel, auto: Any) -> PreTrainedModel:
-    if not Path(folder, "config.json").is_file():
-        try:
-            folder = str(resolve(folder))
-        except TeacherError as error:
-            raise StudentError(
-                f"student.init: {folder!r} is neither scratch, teacher, nor a folder with a config.json; {error}"
-            ) from error
+    folder = begun_from(folder)
     labels = {name: getattr(teacher.config, name) for name in ("id2label", "label2id", "problem_type")}
     student: PreTrainedModel = auto.from_pretrained(
         folder, ignore_mismatched_sizes=True, use_safetensors=True, **labels

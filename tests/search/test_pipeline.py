@@ -388,6 +388,14 @@ def test_what_cannot_be_searched_is_told_before_anything_is_trained(
     assert command.refused(command.run(*shelf.words(out, *more)), out, *said)
 
 
+def test_a_beginning_that_no_student_has_is_told_before_any_trial(shelf: Searched, tmp_path: Path) -> None:
+    (tmp_path / "plain.yaml").write_text(PLAIN, encoding="utf-8")
+    out = tmp_path / "study"
+    told = command.run(*shelf.words(out, "--set", "student.init=rando", space=str(tmp_path / "plain.yaml")))
+    assert command.refused(told, out, "student.init: 'rando' is neither scratch")
+    assert "trial" not in told.out
+
+
 def test_a_storage_of_another_search_is_left_as_it_was(shelf: Searched, tmp_path: Path) -> None:
     journal = tmp_path / "journal.log"
     open_study(journal, "study", {"teacher": "another"}, objectives=("score",), say=lambda _: None)
