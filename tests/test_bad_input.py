@@ -142,7 +142,7 @@ def test_output_directories_of_others_are_left_alone(shelf: Shelf, tmp_path: Pat
         (command.run(*shelf.distill(run, "--resume")), "run: is another run: the recipe differs"),
         (command.run(*shelf.distill(foreign)), "notes: is not empty and not a run of compress; choose another --out"),
         (command.run(*shelf.distill(file)), "file: is a file; --out must name a directory"),
-        (command.run(*shelf.distill(file / "run")), "file/run: Not a directory"),
+        (command.run(*shelf.distill(file / "run")), "file/run: cannot be made (Not a directory)"),
     ):
         assert refused(told, foreign, said)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
