@@ -4,6 +4,7 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,7 +23,7 @@ from compress.run import Run
 from compress.search.clocks import Costs, named
 from compress.search.facts import facts
 from compress.search.found import Rung
-from compress.search.pace import Ledger
+from compress.search.pace import Ledger, planned
 from compress.search.space import Choice
 from compress.search.supernet import Supernet
 from compress.slicing import Sizes, SlicePlan, order, sliced
@@ -34,13 +35,15 @@ from compress.trainer import Score
 LADDER = "ladder.json"
 BACKWARD = 3.0
 """A training step's operations by those of its forward pass (Kaplan et al. 2020, arXiv:2001.08361, Sec. 2.1)."""
+RUNGS, LOOKS = 4, 5
+"""Subnets on the ladder, and how often each is scored at least: a curve of size, or of data, needs four points."""
 DRAWN = 200
 """Subnets that training draws from, at most."""
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """Subnets that are scored whenever the supernet is: the smallest, one of the middle, and the largest."""
+    """Subnets that are scored whenever the supernet is: the smallest, the largest, and some evenly between."""
 
     rungs: tuple[Choice, ...]
     costs: Costs
@@ -48,7 +51,8 @@ class Ladder:
     @staticmethod
     def of(costs: Costs, among: Sequence[Choice]) -> "Ladder":
         by_size = sorted(among, key=lambda choice: inner_weights(costs.shapes.sizes(choice)))
-        picked = {named(each): each for each in (by_size[0], by_size[len(by_size) // 2], by_size[-1])}
+        places = (round(at * (len(by_size) - 1) / (RUNGS - 1)) for at in range(RUNGS))
+        picked = {named(each): each for each in map(by_size.__getitem__, places)}
         return Ladder(tuple(picked.values()), costs)
 
     def judged(self, score: Score) -> Score:
@@ -99,6 +103,8 @@ def trained(
         run_stage(short, copy.deepcopy(whole), tutor, material, scratch, origin_D=origin_D)
 
     (stage,) = ledger.fit("supernet", [stage], material.data, probe)
+    epochs = planned(stage, material.data) * stage.batch / len(material.data.train)
+    stage = stage.model_copy(update={"evaluate": max(stage.evaluate, ceil(LOOKS / max(1.0, epochs)))})
     ladder = Ladder.of(costs, among)
     ladder.keep(run.path / LADDER, stage, _flops(costs, among, stage, material))
     return run_stage(stage, whole, tutor, material, run, origin_D=origin_D, judged=ladder.judged)
