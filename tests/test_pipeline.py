@@ -223,11 +223,15 @@ def tiny_sizes(recipe: Recipe) -> list[str]:
 
 def plain(recipe: Recipe) -> bool:
     """Whether a recipe is made of objectives alone; tests/test_every_recipe.py runs the others."""
-    return recipe.name != "prompted" and not recipe.pruning and all(
-        not (stage.step or stage.augment or stage.rows or stage.corrupt or stage.student)
-        and stage.head in ("task", "encoder")
-        and isinstance(recipe.student.init, str)
-        for stage in recipe.stages
+    return (
+        recipe.name != "prompted"
+        and not recipe.pruning
+        and all(
+            not (stage.step or stage.augment or stage.rows or stage.corrupt or stage.student)
+            and stage.head in ("task", "encoder")
+            and isinstance(recipe.student.init, str)
+            for stage in recipe.stages
+        )
     )
 
 
