@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 MOST_SHOWN = 30
 """Choices listed in a message: a folder may hold thousands."""
@@ -53,6 +54,14 @@ class SearchError(CompressError):
 
 class RunError(CompressError):
     """A run directory that is locked, foreign, or cannot be written."""
+
+
+class DamagedError(CompressError):
+    """A file or folder of ours that is no longer what was written; `path` names it, `problems` lists what differs."""
+
+    def __init__(self, path: Path, problems: list[str], remedy: str = "") -> None:
+        super().__init__(f"{path}: is damaged: {'; '.join(problems)}. {remedy}".rstrip())
+        self.path, self.problems = path, problems
 
 
 class ExportError(CompressError):

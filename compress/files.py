@@ -1,6 +1,11 @@
-"""Files and folders that are whole or not there: written beside, then renamed."""
+"""Write files and folders that are whole or absent, also after a power cut: write beside, flush, then rename.
+
+A sealed folder also holds `checksums.json`, the SHA-256 of each of its files, so that damage is found before use.
+"""
 
 import errno
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -8,13 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from compress.errors import DamagedError
+
 FULL = 2**16
 """A disk with fewer bytes free is full: writers leave what is less than their next block."""
+CHECKSUMS = "checksums.json"
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """What the system, or a library in words of its own, makes of a full disk: an OSError that names `path`."""
+    """Re-raise errors of a full or failing disk as an OSError that names `path`, also those of libraries."""
     from safetensors import SafetensorError
 
     try:
@@ -34,31 +42,106 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; it takes the name `path` at the end, and is removed if anything fails."""
+    """Yield a path beside `path` to write to; give it the name `path` at the end, or remove it if anything fails."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with naming(path):
             yield partial
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-        partial.replace(path)
+            put(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
 
 @contextmanager
-def filled(path: Path) -> Iterator[Path]:
-    """A folder beside `path` to fill; it takes the name `path`, and the place of what was there, at the end."""
+def filled(path: Path, *, sealed: bool = False) -> Iterator[Path]:
+    """Yield a new folder beside `path` to fill; let it take the place of `path` at the end, with `sealed` sealed."""
     partial, retired = (path.with_name(f".{path.name}.{suffix}") for suffix in ("partial", "retired"))
+    if retired.exists() and not path.exists():  # a process was killed between the two renames below
+        retired.rename(path)
     try:
-        for left_over in (partial, retired):  # of a process that was killed here
+        for left_over in (partial, retired):
             shutil.rmtree(left_over, ignore_errors=True)
         partial.mkdir(parents=True)
         with naming(path):
             yield partial
-        if path.exists():
-            path.rename(retired)
-        partial.rename(path)
+            if sealed:
+                seal(partial)
+            flush(partial)
+            if path.exists():
+                path.rename(retired)
+            _rename(partial, path)
     finally:
         for left_over in (partial, retired):
             shutil.rmtree(left_over, ignore_errors=True)
+
+
+def put(partial: Path, path: Path) -> None:
+    """Flush a finished file or folder to the disk, rename it to `path` over a file of that name, flush the rename."""
+    flush(partial)
+    _rename(partial, path)
+
+
+def flush(path: Path) -> None:
+    """Flush a file, or a folder with all files below it, to the disk, and let others read it as the umask says.
+
+    Some libraries create files that only their owner may read.
+    """
+    os.umask(umask := os.umask(0o077))
+    for folder, _, names in os.walk(path) if path.is_dir() else ():
+        for name in names:
+            flush(Path(folder, name))
+        _flush(Path(folder))
+    if path.is_file() and not path.is_symlink():
+        path.chmod(0o666 & ~umask | path.stat().st_mode & 0o111)
+        _flush(path)
+
+
+def _rename(partial: Path, path: Path) -> None:
+    partial.replace(path)
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def seal(folder: Path) -> None:
+    """Write the checksums of all files below `folder` into it."""
+    digests = {name: sha256(folder / name) for name in _names(folder)}
+    (folder / CHECKSUMS).write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
+
+
+def verify(folder: Path) -> None:
+    """Compare a sealed folder with its checksums. Raises DamagedError, which lists every file that differs."""
+    try:
+        digests = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        expected = {str(name): str(digest) for name, digest in digests.items()}
+    except FileNotFoundError:
+        raise DamagedError(folder, [f"{CHECKSUMS} is missing"]) from None
+    except (ValueError, AttributeError):
+        raise DamagedError(folder, [f"{CHECKSUMS} cannot be read"]) from None
+    present = _names(folder)
+    problems = [f"{name} is missing" for name in sorted(expected.keys() - present)]
+    problems += [f"{name} is not one of its files" for name in sorted(present - expected.keys())]
+    problems += [
+        f"{name} has changed since it was written"
+        for name in sorted(expected.keys() & present)
+        if sha256(folder / name) != expected[name]
+    ]
+    if problems:
+        raise DamagedError(folder, problems)
+
+
+def sha256(path: Path) -> str:
+    """The hex digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _names(folder: Path) -> set[str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix() for path in files} - {CHECKSUMS}

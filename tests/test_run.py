@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from compress.errors import RunError
-from compress.files import filled, written
 from compress.recipe import Recipe
 from compress.run import Run
 from tests import tiny
@@ -157,44 +156,3 @@ def test_a_stage_is_done_when_its_result_is_there(tmp_path: Path, recipe: Recipe
         assert run.remaining(recipe.stages) == (run.result(first.name), [second])
         run.result(second.name).mkdir(parents=True)
         assert run.remaining(recipe.stages) == (run.result(second.name), [])
-
-
-# Files and folders
-
-
-def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    for content in ("old", "new"):
-        with written(path) as partial:
-            partial.write_text(content, encoding="utf-8")
-            assert not path.exists() or path.read_text(encoding="utf-8") == "old"
-        assert path.read_text(encoding="utf-8") == content
-    with pytest.raises(KeyboardInterrupt), written(path) as partial:
-        partial.write_text("hal", encoding="utf-8")
-        raise KeyboardInterrupt
-    assert path.read_text(encoding="utf-8") == "new"
-    assert [each.name for each in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_folder_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "folder"
-    for content in ("old", "new"):
-        with filled(path) as partial:
-            (partial / content).touch()
-            assert not path.exists() or (path / "old").is_file()
-        assert [each.name for each in path.iterdir()] == [content], "nothing of the old one stays"
-    with pytest.raises(KeyboardInterrupt), filled(path) as partial:
-        (partial / "half").touch()
-        raise KeyboardInterrupt
-    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
-    assert [each.name for each in path.iterdir()] == ["new"]
-
-
-def test_what_a_kill_left_beside_is_cleared(tmp_path: Path) -> None:
-    for left in (".folder.partial", ".folder.retired"):
-        (tmp_path / left).mkdir()
-        (tmp_path / left / "half").touch()
-    with filled(tmp_path / "folder") as partial:
-        (partial / "whole").touch()
-    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
-    assert [each.name for each in (tmp_path / "folder").iterdir()] == ["whole"]

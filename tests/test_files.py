@@ -1,0 +1,142 @@
+"""Files and folders are whole or absent, flushed before they get their names, and damage to them is found."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from compress import files
+from compress.errors import DamagedError
+from compress.files import CHECKSUMS, filled, put, verify, written
+
+
+def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for content in ("old", "new"):
+        with written(path) as partial:
+            partial.write_text(content, encoding="utf-8")
+            assert not path.exists() or path.read_text(encoding="utf-8") == "old"
+        assert path.read_text(encoding="utf-8") == content
+    with pytest.raises(KeyboardInterrupt), written(path) as partial:
+        partial.write_text("hal", encoding="utf-8")
+        raise KeyboardInterrupt
+    assert path.read_text(encoding="utf-8") == "new"
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    for content in ("old", "new"):
+        with filled(path) as partial:
+            (partial / content).touch()
+            assert not path.exists() or (path / "old").is_file()
+        assert [each.name for each in path.iterdir()] == [content], "nothing of the old one stays"
+    with pytest.raises(KeyboardInterrupt), filled(path) as partial:
+        (partial / "half").touch()
+        raise KeyboardInterrupt
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+    assert [each.name for each in path.iterdir()] == ["new"]
+
+
+def test_what_a_kill_left_beside_is_cleared(tmp_path: Path) -> None:
+    for left in (".folder.partial", ".folder.retired"):
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "half").touch()
+    with filled(tmp_path / "folder") as partial:
+        (partial / "whole").touch()
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+    assert [each.name for each in (tmp_path / "folder").iterdir()] == ["whole"]
+
+
+def test_a_folder_that_was_retired_and_not_replaced_comes_back(tmp_path: Path) -> None:
+    retired = tmp_path / ".folder.retired"
+    retired.mkdir()
+    (retired / "old").touch()
+    with pytest.raises(KeyboardInterrupt), filled(tmp_path / "folder"):
+        raise KeyboardInterrupt
+    assert [each.name for each in (tmp_path / "folder").iterdir()] == ["old"]
+
+
+def test_everything_is_flushed_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[tuple[str, str]] = []
+
+    def flushed(handle: int) -> None:
+        events.append(("fsync", Path(f"/proc/self/fd/{handle}").readlink().name))
+
+    rename = Path.replace
+
+    def renamed(self: Path, target: Path) -> Path:
+        events.append(("rename", target.name))
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(Path, "replace", renamed)
+    with filled(tmp_path / "folder") as partial:
+        (partial / "below").mkdir()
+        (partial / "below" / "file").write_text("x")
+    expected = {("fsync", ".folder.partial"), ("fsync", "below"), ("fsync", "file")}
+    assert set(events[:-2]) == expected
+    assert events[-2:] == [("rename", "folder"), ("fsync", tmp_path.name)]
+    events.clear()
+    with written(tmp_path / "file") as partial:
+        partial.write_text("x")
+    assert events == [("fsync", ".file.partial"), ("rename", "file"), ("fsync", tmp_path.name)]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664)])
+def test_the_umask_decides_who_may_read(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        with filled(tmp_path / "folder") as partial:
+            os.close(os.open(partial / "private", os.O_CREAT | os.O_WRONLY, 0o600))
+        private = tmp_path / "private"
+        os.close(os.open(private, os.O_CREAT | os.O_WRONLY, 0o600))
+        put(private, tmp_path / "public")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "folder" / "private", tmp_path / "public"):
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def sealed(path: Path) -> Path:
+    with filled(path, sealed=True) as partial:
+        (partial / "below").mkdir()
+        (partial / "below" / "a").write_bytes(b"a" * 100)
+        (partial / "b").write_bytes(b"b")
+    return path
+
+
+def test_a_sealed_folder_is_what_was_written(tmp_path: Path) -> None:
+    verify(sealed(tmp_path / "folder"))
+
+
+@pytest.mark.parametrize("name", ["below/a", "b", CHECKSUMS])
+@pytest.mark.parametrize("damage", ["bit", "cut", "empty", "gone"])
+def test_any_damage_to_a_sealed_folder_is_found(tmp_path: Path, name: str, damage: str) -> None:
+    folder = sealed(tmp_path / "folder")
+    path = folder / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    contents = {"bit": content, "cut": content[: len(content) // 2], "empty": b""}
+    path.unlink() if damage == "gone" else path.write_bytes(contents[damage])
+    with pytest.raises(DamagedError) as caught:
+        verify(folder)
+    assert caught.value.path == folder
+    assert any(name in problem or name == CHECKSUMS for problem in caught.value.problems)
+
+
+def test_a_file_added_to_a_sealed_folder_is_found(tmp_path: Path) -> None:
+    folder = sealed(tmp_path / "folder")
+    (folder / "more").touch()
+    with pytest.raises(DamagedError) as caught:
+        verify(folder)
+    assert caught.value.problems == ["more is not one of its files"]
+
+
+def test_checksums_that_are_no_table_are_damage(tmp_path: Path) -> None:
+    folder = sealed(tmp_path / "folder")
+    for content in ("[]", "3", "\x00", '{"b": "x"'):
+        (folder / CHECKSUMS).write_text(content)
+        with pytest.raises(DamagedError):
+            files.verify(folder)
