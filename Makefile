@@ -33,12 +33,13 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/dev.stamp: $(VENV)/base.stamp requirements/dev.txt
-	$(PIP) -r requirements/dev.txt
+	$(PIP) --no-deps --require-hashes -r requirements/dev.txt
 	touch $@
 
-$(VENV)/base.stamp: requirements/base.txt pyproject.toml
+$(VENV)/base.stamp: requirements/base.txt requirements/torch.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python >= 3.11 is needed: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -r requirements/base.txt
+	$(PIP) --no-deps --require-hashes -r requirements/base.txt
+	$(PIP) -r requirements/torch.txt
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@

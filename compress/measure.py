@@ -5,7 +5,6 @@ other in one interleaved measurement.
 """
 
 import datetime
-import importlib.metadata
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from compress.export.predictor import open_predictor
 from compress.files import naming
 from compress.flops import flops_per_token, parameters
 from compress.journal import curves
+from compress.provenance import versions
 from compress.recipe import Recipe
 from compress.report import Report, Row
 from compress.run import Run
@@ -128,7 +128,7 @@ def measure(
         stage_seconds={stage: each["trained"]["seconds"] for stage, each in spent.items() if each},
         seed=run.seed,
         curves=curves(run.path / "log.jsonl"),
-        versions={library: importlib.metadata.version(library) for library in _LIBRARIES},
+        versions=versions(_LIBRARIES),
         machine=machine(),
         noise="; ".join(noisy) or None,
         notes=(

@@ -51,7 +51,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_the_version_is_the_installed_one() -> None:
-    assert compress.__version__ == version("compress")
+    assert compress.__version__ == version("compress-kit")
 
 
 def test_importing_compress_imports_nothing_else_that_is_installed() -> None:

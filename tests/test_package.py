@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from compress import provenance
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -97,31 +100,34 @@ def test_it_works_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
 
 
 def pins(*names: str) -> dict[str, str]:
-    lines = [line for name in ("base", "dev", *names) for line in _lines(ROOT / "requirements" / f"{name}.txt")]
-    found = [re.fullmatch(r"([a-z0-9-]+)==([0-9][a-z0-9.]*)", line) for line in lines]
-    assert all(found), "one exact version per line, no markers, no addresses"
-    pinned = {match[1]: match[2] for match in found if match}
-    assert len(pinned) == len(lines), "nothing is pinned twice"
+    """Return the version of each pinned distribution; every pin but torch's has hashes."""
+    pinned = {"torch": _text("torch").splitlines()[-1].removeprefix("torch==")}
+    for name in names:
+        text = re.sub(r"^(#.*|-r base\.txt)\n", "", _text(name), flags=re.MULTILINE)
+        pin = r"([a-z0-9-]+)==([0-9][a-z0-9.]*)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n"
+        assert re.fullmatch(f"(?:{pin})+", text), f"{name}.txt: one exact version with its hashes each, no addresses"
+        found = {match[1]: match[2] for match in re.finditer(pin, text)}
+        assert not found.keys() & pinned.keys(), "nothing is pinned twice"
+        pinned |= found
     return pinned
 
 
-def _lines(path: Path) -> list[str]:
-    lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
-    return [line for line in lines if line and line != "-r base.txt"]
+def _text(name: str) -> str:
+    return (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
 
 
 def test_everything_declared_is_pinned_to_a_version_that_is_allowed() -> None:
     project = PROJECT["project"]
     extras = [line for lines in project["optional-dependencies"].values() for line in lines]
     declared = [Requirement(line) for line in (*PROJECT["build-system"]["requires"], *project["dependencies"], *extras)]
-    pinned = pins("executorch", "litert")
+    pinned = pins("base", "dev", "executorch") | pins("litert")
     for requirement in declared:
         if requirement.name != project["name"]:
             assert pinned[canonicalize_name(requirement.name)] in requirement.specifier
 
 
 def test_what_the_pins_depend_on_is_pinned() -> None:
-    pinned = pins()
+    pinned = pins("base", "dev")
     for name, version in pinned.items():
         try:
             found = metadata.distribution(name)
@@ -134,8 +140,26 @@ def test_what_the_pins_depend_on_is_pinned() -> None:
         assert {canonicalize_name(each.name) for each in plain} <= pinned.keys(), f"of {name}"
 
 
-def test_torch_comes_first_and_from_an_index_of_the_users_choice() -> None:
-    assert _lines(ROOT / "requirements" / "base.txt")[0].startswith("torch==")
+def test_an_environment_of_its_own_pins_all_that_is_declared() -> None:
+    declared = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["litert"]]
+    assert {canonicalize_name(Requirement(line).name) for line in declared} <= pins("litert").keys()
+
+
+def test_nothing_tells_to_install_the_package_of_somebody_else() -> None:
+    """`compress` on package indexes is not ours."""
+    assert PROJECT["project"]["name"] == provenance.DISTRIBUTION != "compress"
+    bare = re.compile(rb"(?<![\w.-])compress\[\w+\]|pip install (-\S+ )*['\"]?compress(?![\w-])")
+    own = [path for path in _tracked() if path.suffix != ".py" or path.name != Path(__file__).name]
+    assert [path for path in own if bare.search(path.read_bytes())] == []
+
+
+@pytest.mark.parametrize("extra", sorted(PROJECT["project"]["optional-dependencies"].keys() - {"dev"}))
+def test_a_hint_names_what_the_extra_lists(extra: str) -> None:
+    listed = [Requirement(line) for line in PROJECT["project"]["optional-dependencies"][extra]]
+    words = shlex.split(provenance.install_command(extra))
+    assert words[:2] == ["pip", "install"]
+    found = [Requirement(word) for word in words[2:]]
+    assert {(each.name, each.specifier) for each in found} == {(each.name, each.specifier) for each in listed}
 
 
 def test_continuous_integration_runs_the_readmes_test_command() -> None:
@@ -146,9 +170,12 @@ def test_continuous_integration_runs_the_readmes_test_command() -> None:
 
 
 def test_no_file_names_the_machine_it_was_written_on() -> None:
+    machine = re.compile(rb"(?<![\w.])/((work|root|opt)|home/\w+)/\w")
+    assert [path for path in _tracked() if machine.search(path.read_bytes())] == []
+
+
+def _tracked() -> list[Path]:
     listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("not a git checkout")
-    machine = re.compile(rb"(?<![\w.])/((work|root|opt)|home/\w+)/\w")
-    files = [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
-    assert [path for path in files if machine.search(path.read_bytes())] == []
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]

@@ -22,6 +22,7 @@ from compress.export.card import model_card
 from compress.export.manifest import Manifest, Stamp
 from compress.files import filled, written
 from compress.heads import PROBLEMS, output_names
+from compress.provenance import versions
 from compress.shape import positions
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Bundle:
                 max_length=max_length,
                 model_type=model.config.model_type,
                 parameters=sum(parameter.numel() for parameter in model.parameters()),
-                versions=manifests.versions(),
+                versions=versions(manifests.PACKAGES),
                 files={},
             )
             (folder / "README.md").write_text(model_card(card, manifest), encoding="utf-8")

@@ -11,6 +11,7 @@ from compress.errors import BundleError, ExportError
 from compress.export import manifest
 from compress.export.manifest import Stamp
 from compress.files import filled
+from compress.provenance import versions
 
 NAME = "contents.json"
 
@@ -60,5 +61,5 @@ def made(path: Path, kind: Literal["embeddings", "generative"], model_type: str,
         raise ExportError(f"{path}: exists and is none of ours; expected a new folder, or an exported one to replace")
     with filled(path) as folder:
         yield folder
-        found = Contents(kind, model_type, max_length, manifest.versions(), manifest.stamps(folder))
+        found = Contents(kind, model_type, max_length, versions(manifest.PACKAGES), manifest.stamps(folder))
         (folder / NAME).write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")

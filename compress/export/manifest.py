@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -100,11 +99,6 @@ def stamps(folder: Path) -> dict[str, Stamp]:
     """The stamp of every file below the folder but the manifest, sorted by path."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / NAME)
     return {path.relative_to(folder).as_posix(): Stamp.of(path) for path in paths}
-
-
-def versions() -> dict[str, str]:
-    """The versions of the packages that decide what a bundle holds."""
-    return {name: version(name) for name in PACKAGES}
 
 
 def _problem(path: Path, expected: Stamp) -> str:

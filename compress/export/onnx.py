@@ -11,7 +11,6 @@ import copy
 import json
 import warnings
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from compress import __version__
 from compress.errors import ExportError
 from compress.export.graphs import SHIPPED, Form, rewritten
 from compress.export.session import SESSION_KEY, SESSION_WHY_KEY, UNFUSED_SKIP, UNFUSED_SKIP_WHY, open_session
@@ -74,7 +74,7 @@ def to_onnx(
         _trace(plain, probes[0], partial, opset)
         file = onnx.load_model(partial)
         _read_shared_weights(file.graph)
-        file.producer_name, file.producer_version = "compress", version("compress")
+        file.producer_name, file.producer_version = "compress", __version__
         onnx.helper.set_model_props(file, _metadata(plain.config))
         if form is not None:
             file = rewritten(file, form).model
@@ -232,7 +232,7 @@ def _read_shared_weights(graph: onnx.GraphProto) -> None:
 
 def _metadata(config: Any) -> dict[str, str]:
     return {
-        "compress.version": version("compress"),
+        "compress.version": __version__,
         "compress.model_type": config.model_type,
         "compress.task": config.problem_type or "",
         "compress.labels": json.dumps([config.id2label[index] for index in range(config.num_labels)]),

@@ -1,7 +1,6 @@
 """search.json and search.html: what a search has found so far, put together from its folder and its study."""
 
 import datetime
-import importlib.metadata
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from compress.data.task import TaskData
 from compress.errors import SearchError
 from compress.export.bundle import Bundle
 from compress.files import written
+from compress.provenance import versions
 from compress.report.units import metric as metric_name
 from compress.search.clocks import named
 from compress.search.desk import Desk, kept
@@ -69,7 +69,7 @@ def found(
         train_rows=len(desk.material.data.train),
         sampler=str(study.user_attrs.get("sampler", "")),
         seed=search.seed,
-        versions={library: importlib.metadata.version(library) for library in LIBRARIES},
+        versions=versions(LIBRARIES),
         machine=machine(),
         notes=(*desk.seen.notes, *costs.shapes.dropped, *notes),
     )

@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, ProgrammingError, SQLAlchemyError
 
 from compress.address import hidden
+from compress.provenance import install_command
 from compress.search.lines import WholeLines
 from compress.search.pulse import STEADY, Pulse, run_again
 from compress.search.reach import Say, StorageError, cause, quiet
@@ -58,7 +59,6 @@ def serve(url: str, host: str = "localhost", port: int = 13000) -> None:
     """
     if "://" not in url or url.startswith("grpc://"):
         raise StorageError(f"{hidden(url)}: a proxy stands in front of a database; give its URL, as postgresql://...")
-    _need("grpc", "grpc", hidden(url))
     storage = open_storage(url)
     with quiet():
         # Cached, as Optuna advises: each question of a worker would be a query otherwise.
@@ -128,7 +128,8 @@ def _with_driver(url: str) -> str:
         return url
     if scheme != "postgresql+psycopg" and not find_spec("psycopg") and find_spec("psycopg2"):
         return f"postgresql+psycopg2://{rest}"
-    _need("psycopg", "postgresql", hidden(url))
+    if not find_spec("psycopg"):
+        raise StorageError(f"{hidden(url)}: needs the package psycopg: {install_command('postgresql')}")
     return f"postgresql+psycopg://{rest}"
 
 
@@ -145,7 +146,6 @@ def _proxy(url: str) -> BaseStorage:
     match = re.fullmatch(r"grpc://([^:/@]+|\[[^\]]+\]):(\d{1,5})/?", url)
     if not match:
         raise StorageError(f"{hidden(url)}: is not the address of a proxy; expected grpc://host:port")
-    _need("grpc", "grpc", url)
     storage = GrpcStorageProxy(host=match[1], port=int(match[2]))
     try:
         storage.wait_server_ready(timeout=CONNECT_SECONDS)
@@ -156,8 +156,3 @@ def _proxy(url: str) -> BaseStorage:
             f"\"from compress.search.storage import serve; serve('postgresql://...', port={match[2]})\""
         ) from error
     return storage
-
-
-def _need(module: str, extra: str, url: str) -> None:
-    if not find_spec(module):
-        raise StorageError(f"{url}: needs the package {module}: pip install 'compress[{extra}]'")

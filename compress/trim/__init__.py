@@ -27,6 +27,7 @@ from compress.export.bundle import FILES, Bundle
 from compress.export.saved import save
 from compress.files import filled
 from compress.heads import task_class
+from compress.provenance import versions
 from compress.trim.checks import PROBED, check_outputs, compare_files, first_output, rows_of
 from compress.trim.cut import Cut, cut, encoded_alike
 from compress.trim.tables import cut_file, cut_model, pinned
@@ -81,7 +82,7 @@ def trim_bundle(
             if name in bundle.manifest.files:
                 cut_file(bundle.path / name, folder / name, found.kept)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        made = replace(bundle.manifest, parameters=parameters, versions=manifests.versions(), files={})
+        made = replace(bundle.manifest, parameters=parameters, versions=versions(manifests.PACKAGES), files={})
         card = {"name": out.name, "limits": (LIMIT.format(before=trimmed.before, after=len(found.kept)),)}
         (folder / "README.md").write_text(Bundle(folder, made).card(card), encoding="utf-8")
         made = replace(made, files=manifests.stamps(folder))

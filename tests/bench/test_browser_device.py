@@ -364,11 +364,11 @@ class _served:  # noqa: N801  # stands for the context manager of that name
 
 def test_without_segno_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "segno", None)
-    assert qr.code("http://10.0.0.1:1/#t") == "For a QR code of this link: pip install 'compress[lan]'"
+    assert qr.code("http://10.0.0.1:1/#t") == "For a QR code of this link: pip install 'segno>=1.6'"
 
 
 def test_a_code_is_square_and_of_the_link() -> None:
-    pytest.importorskip("segno", reason="needs the extra compress[lan]")
+    pytest.importorskip("segno", reason="needs segno, of the extra lan")
     lines = qr.code("http://192.168.178.20:54321/#" + "t" * 43).splitlines()
     assert {len(line) for line in lines} == {len(lines[0])}
     assert abs(2 * len(lines) - len(lines[0])) <= 1  # a character is two modules high

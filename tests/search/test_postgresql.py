@@ -24,7 +24,7 @@ from compress.search.told import counted
 from tests.search.test_worker import nothing_lost
 from tests.search.toy import PULSE, Toy, ToyJudge, started, worker
 
-pytest.importorskip("psycopg", reason="needs psycopg: pip install 'compress[postgresql]'")
+pytest.importorskip("psycopg", reason="needs psycopg, of the extra postgresql")
 
 QUIET: Callable[[str], None] = lambda line: None  # noqa: E731
 USER = "compress"

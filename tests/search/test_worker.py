@@ -125,7 +125,6 @@ def nothing_lost(storage: Path | str, wanted: int) -> bool:
 @pytest.fixture
 def proxy(tmp_path: Path) -> Iterator[tuple[str, str]]:
     """The address of a gRPC proxy, and that of the database behind it."""
-    pytest.importorskip("grpc", reason="needs grpcio: pip install 'compress[grpc]'")
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]

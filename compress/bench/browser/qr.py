@@ -3,13 +3,15 @@
 import importlib
 from io import StringIO
 
+from compress.provenance import install_command
+
 
 def code(link: str) -> str:
-    """The code in half-block characters; a line that names the extra where `segno` is not installed."""
+    """Draw the code in half-block characters; return a line that says what to install where `segno` is missing."""
     try:
         segno = importlib.import_module("segno")
     except ModuleNotFoundError:
-        return "For a QR code of this link: pip install 'compress[lan]'"
+        return f"For a QR code of this link: {install_command('lan')}"
     drawn = StringIO()
     segno.make(link, error="m").terminal(drawn, compact=True)
     return drawn.getvalue()

@@ -19,12 +19,13 @@ from compress.errors import ExportError, did_you_mean
 from compress.export import contents
 from compress.export import manifest as manifests
 from compress.export.formats import onnx
-from compress.export.formats.outcome import Made, Outcome, far_off, versions
+from compress.export.formats.outcome import Made, Outcome, far_off
 from compress.export.formats.subject import Subject, copy_tokenizer
 from compress.export.formats.tuned import Race, RealRows, tuned
 from compress.export.manifest import Stamp
 from compress.export.source import Shipped, Source, Writer
 from compress.files import filled
+from compress.provenance import versions
 
 if TYPE_CHECKING:
     from compress.evidence import Tried

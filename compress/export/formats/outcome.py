@@ -4,11 +4,11 @@ import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from compress.errors import ExportError
 from compress.export.trial import Difference
+from compress.provenance import install_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +69,7 @@ def required(module: str, extra: str) -> Any:
         if (error.name or "").partition(".")[0] != package:
             raise
         raise ExportError(
-            f"{package} is not installed; expected it for this format: pip install 'compress[{extra}]'"
+            f"{package} is not installed; expected it for this format: {install_command(extra)}"
         ) from error
 
 
@@ -84,17 +84,6 @@ def converting(name: str, model_type: str, runtime: str) -> Iterator[None]:
             f"{name}: {model_type} cannot be exported to {runtime} ({type(error).__name__}: {first}); --for onnx and "
             "--for ort take every family"
         ) from error
-
-
-def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Of those that are installed."""
-    found = {}
-    for name in packages:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def show(exported: "Exported", console: "Console") -> None:
