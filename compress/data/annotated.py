@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from compress.data import cache, conll, squad
 from compress.data.examples import Examples
-from compress.data.sources import Role, local_files
+from compress.data.paths import Role, local_files
 from compress.data.task import METRICS, Kind, Task, TaskData
 from compress.errors import DataError, did_you_mean
 

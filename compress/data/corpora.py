@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from compress.data import cache, documents, hub, parallel
+from compress.data import cache, documents, parallel, paths
 from compress.data.embedded import pydoc
 from compress.data.frames import Template, tokenised
+from compress.data.text import reading
 from compress.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -78,34 +79,32 @@ def load_corpus(source: str) -> Corpus:
     `data.parallel` reads; its documents are pairs. DataError, within 30 seconds, where there is no such source or no
     text in it.
     """
-    path = Path(source).expanduser()
-    if source == "pydoc":
-        corpus = Corpus("pydoc", pydoc.fingerprint(), pydoc.documents)
-    elif pair := parallel.find(path):
-        corpus = Corpus(path.name, _contents(path, pair), partial(parallel.read, pair), parallel=True)
-    elif path.exists():
-        corpus = _local(path)
-    elif hub.is_id(source) and documents.kind(path.name) is None and not source.startswith("."):
-        corpus = _hub(source)
-    else:
-        near = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise DataError(f"{source}: there is no such file or folder.{did_you_mean(path.name, near)}")
+    kind, path = paths.corpus_kind(source), paths.local(source)
+    match kind:
+        case "pydoc":
+            corpus = Corpus("pydoc", pydoc.fingerprint(), pydoc.documents)
+        case "parallel":
+            pair = parallel.find(path)
+            corpus = Corpus(path.name, _contents(path, pair), partial(parallel.read, pair), parallel=True)
+        case "local":
+            corpus = _local(path)
+        case "hub":
+            corpus = _hub(source)
     if not any(document.strip() for document in corpus.documents()):
         raise DataError(f"{source}: there is no text in it.")
     return corpus
 
 
 def _local(path: Path) -> Corpus:
-    files = documents.find(path)
+    with reading(path):
+        files = documents.find(path)
     return Corpus(path.resolve().name, _contents(path, files), partial(documents.read, files))
 
 
 def _contents(path: Path, files: Sequence[Path]) -> str:
     names = [str(file.relative_to(path)) if path.is_dir() else file.name for file in files]
-    try:
+    with reading(path):
         return cache.digest("files", *names, *files)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}.") from error
 
 
 def _hub(source: str) -> Corpus:

@@ -26,7 +26,6 @@ from compress.data.rows import Cell, Rows, batches, sampled
 from compress.data.text import opened
 from compress.errors import DataError
 
-SUFFIXES = (".tsv", ".csv", ".txt")
 FIELD_CHARACTERS = 64 * 2**20
 """The longest field: what goes beyond is an unclosed quotation mark that swallows the file, not a text."""
 

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import re
 import tarfile
 import zlib
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import IO, Any, Final, Literal, cast
 
+from compress.data.text import refuse_special
 from compress.errors import DataError, did_you_mean
 
 Kind = Literal["text", "wiki", "jsonl", "parquet", "tar"]
@@ -54,16 +56,23 @@ def find(source: Path) -> list[Path]:
 
     A folder that holds a dump (wiki_NN files or tar archives) is that dump: a note or licence beside it is not read.
     """
-    if source.is_file():
+    if not source.is_dir():
+        refuse_special(source)
         if kind(source.name) is None:
             raise DataError(f"{source}: no text file by its name. Expected {ACCEPTED}.")
         return [source]
-    below = sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith("."))
+    walked = (Path(folder, name) for folder, _, names in os.walk(source, onerror=_fail) for name in names)
+    below = sorted(path for path in walked if path.is_file() and not path.name.startswith("."))
     files = [path for path in below if kind(path.name)]
     if not files:
         seen = ", ".join(str(path.relative_to(source)) for path in below[:5]) or "nothing"
         raise DataError(f"{source}: a folder without text; it holds {seen}. Expected {ACCEPTED}.")
     return [path for path in files if kind(path.name) in {"wiki", "tar"}] or files
+
+
+def _fail(error: OSError) -> None:
+    """Stop at a folder that cannot be read: its text would be missing in silence."""
+    raise error
 
 
 def read(files: Sequence[Path]) -> Iterator[str]:

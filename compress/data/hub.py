@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -22,11 +21,6 @@ SUITES: Final = {"glue": "nyu-mll/glue", "super_glue": "aps/super_glue", "tweet_
 
 ANSWER_SECONDS = 5.0
 """How long the hub may take to answer at all; without this check its client retries for minutes."""
-
-
-def is_id(source: str) -> bool:
-    """Whether a source is spelled as the hub spells data sets: `name`, `owner/name`, `owner/name:configuration`."""
-    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", source) is not None
 
 
 def splits(source: str) -> tuple[dict[str, Rows], tuple[str, ...]]:

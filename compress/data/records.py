@@ -17,8 +17,6 @@ from compress.errors import DataError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
-
 Record = Mapping[str, Any]
 
 

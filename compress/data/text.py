@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,24 +12,43 @@ from compress.errors import DataError
 
 
 @contextmanager
+def reading(place: str | Path) -> Iterator[None]:
+    """Re-raise what the system says about a file or folder as a DataError that names it."""
+    try:
+        yield
+    except OSError as error:
+        if error.strerror is None:  # a library's own, whose message says more
+            raise
+        raise DataError(f"{error.filename or place}: cannot be read: {error.strerror}.") from error
+
+
+def refuse_special(path: Path) -> None:
+    """Refuse what is no regular file: a pipe or device never ends, or can be read only once."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise DataError(f"{path}: is a folder; expected a file.")
+    if not stat.S_ISREG(mode):
+        raise DataError(f"{path}: is a pipe, socket or device; data is read more than once: write it to a file first.")
+
+
+@contextmanager
 def opened(path: Path, newline: str = "\n") -> Iterator[TextIO]:
     """A UTF-8 file, without its byte order mark; DataError where it cannot be read or is not UTF-8."""
     try:
-        with path.open(encoding="utf-8-sig", newline=newline) as file:
-            yield file
+        with reading(path):
+            refuse_special(path)
+            with path.open(encoding="utf-8-sig", newline=newline) as file:
+                yield file
     except UnicodeDecodeError as error:
         raise DataError(_not_utf8(path)) from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}.") from error
 
 
 def head(path: Path, size: int = 1 << 16) -> str:
     """The beginning of a file, for a look at what it may be; bytes that are no UTF-8 are replaced."""
-    try:
+    with reading(path):
+        refuse_special(path)
         with path.open("rb") as file:
             return file.read(size).decode("utf-8-sig", errors="replace")
-    except OSError:
-        return ""
 
 
 def _not_utf8(path: Path) -> str:

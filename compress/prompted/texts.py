@@ -13,6 +13,7 @@ from datasets import Dataset
 
 from compress.data import columns, load_task, sources
 from compress.data.corpora import load_corpus
+from compress.data.paths import SUFFIXES
 from compress.data.task import Task, TaskData
 from compress.data.text import opened
 from compress.errors import DataError
@@ -70,8 +71,8 @@ def _is_corpus(source: str, path: Path) -> bool:
     if source == "pydoc":
         return True
     if path.is_dir():
-        return not any("train" in entry.name and entry.suffix.lower() in sources.SUFFIXES for entry in path.iterdir())
-    return path.is_file() and path.suffix.lower() not in sources.SUFFIXES
+        return not any("train" in entry.name and entry.suffix.lower() in SUFFIXES for entry in path.iterdir())
+    return path.is_file() and path.suffix.lower() not in SUFFIXES
 
 
 def _rows(texts: Sequence[list[str]]) -> Dataset:
