@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: demo test check lint clean help
+.PHONY: demo test check campaign lint clean help
 
 demo: $(VENV)/base.stamp ## distil, export, quantise and measure the embedded default; needs no network once installed
 	rm -rf runs/demo
@@ -20,6 +20,9 @@ test: lint ## what continuous integration runs: lint, then every test
 check: lint ## lint, then the quick tests
 	$(PYTEST) -m "not slow"
 
+campaign: $(VENV)/dev.stamp ## interrupt, damage and deceive every command, 30 minutes; COMPRESS_CAMPAIGN_SEED=1 draws other cases
+	COMPRESS_CAMPAIGN=whole $(BIN)/python -m pytest tests/campaign --numprocesses logical --maxprocesses 8 --dist worksteal
+
 lint: $(VENV)/dev.stamp ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -30,7 +33,7 @@ clean: ## remove what make made: the environment, caches, the demo's run
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/dev.stamp: $(VENV)/base.stamp requirements/dev.txt
 	$(PIP) --no-deps --require-hashes -r requirements/dev.txt

@@ -149,6 +149,17 @@ def test_a_body_too_large_or_of_unknown_length_is_refused_unread(
     connection.close()
 
 
+def test_an_address_that_cannot_be_parsed_is_refused(link: str) -> None:
+    """Not a connection that ends without a reply, from an error in the server."""
+    url = urlsplit(link)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=10)
+    connection.putrequest("GET", "http://[/", skip_host=True)
+    connection.putheader("Host", url.netloc)
+    connection.endheaders()
+    assert connection.getresponse().status == 403
+    connection.close()
+
+
 def test_other_methods_are_not_there(link: str) -> None:
     url = urlsplit(link)
     for method in ("PUT", "DELETE", "OPTIONS"):

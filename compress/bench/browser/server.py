@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from compress.bench.browser.visitor import Visitor
 from compress.bench.protocol import DeviceError
@@ -141,13 +141,13 @@ class _Exchange(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if not self._is_ours():
             return
-        url = urlsplit(self.path)
-        if page := PUBLIC.get(url.path):
+        path, _, query = self.path.partition("?")
+        if page := PUBLIC.get(path):
             self._send(HTTPStatus.OK, page)
-        elif (name := self._inside(url.path)) is None:
+        elif (name := self._inside(path)) is None:
             self._refuse(HTTPStatus.FORBIDDEN)
         elif name == "next":
-            self._next(parse_qs(url.query).get("after", [""])[0])
+            self._next(parse_qs(query).get("after", [""])[0])
         elif offered := self.site.offers.get(name):
             self._send(HTTPStatus.OK, offered, kind=KINDS[Path(name).suffix])
         else:
