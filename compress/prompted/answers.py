@@ -22,6 +22,17 @@ from compress.data.cache import home
 from compress.errors import TeacherError
 from compress.files import naming
 
+SHOWN = 60
+"""Characters of the end of a prompt that a message repeats, to find its text by."""
+
+
+class UnansweredError(TeacherError):
+    """A prompt that got no answer, by its `number` among those asked."""
+
+    def __init__(self, reason: str, number: int) -> None:
+        super().__init__(reason)
+        self.number = number
+
 
 @dataclass(frozen=True)
 class Likelihood:
@@ -71,7 +82,7 @@ class Speaker(Protocol):
 
 
 def ask(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str], *, console: Console) -> Likelihoods:
-    """How likely each of `answers` is to follow each of `prompts`.
+    """Ask how likely each of `answers` is to follow each of `prompts`. Raises TeacherError for a row without an answer.
 
     Every answer is appended to a file under $COMPRESS_HOME/soft-labels as soon as it is known, by the digest of its
     prompt, one file per speaker and set of answers: what was asked before is not asked again, whatever stopped it.
@@ -83,11 +94,16 @@ def ask(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str], *, con
         new = {mark: prompt for mark, prompt in zip(marks, prompts, strict=True) if mark not in known}
         new_marks = list(new)
         with _progress(console, speaker.name, len(new)) as bar:
-            for at, likelihood in speaker.likelihoods(list(new.values()), answers):
-                file.write(json.dumps({"prompt": new_marks[at], **asdict(likelihood)}) + "\n")
-                file.flush()
-                known[new_marks[at]] = likelihood
-                bar.advance(bar.task_ids[0])
+            try:
+                for at, likelihood in speaker.likelihoods(list(new.values()), answers):
+                    file.write(json.dumps({"prompt": new_marks[at], **asdict(likelihood)}) + "\n")
+                    file.flush()
+                    known[new_marks[at]] = likelihood
+                    bar.advance(bar.task_ids[0])
+            except UnansweredError as error:
+                row = marks.index(new_marks[error.number])
+                end = prompts[row][-SHOWN:]
+                raise TeacherError(f"row {row + 1:,} of {len(marks):,}, asked with ...{end!r}: {error}") from error
             seconds = bar.tasks[0].elapsed or 0.0
     found = [known[mark] for mark in marks]
     log_p_NA = np.array([each.log_p for each in found], dtype=np.float64)

@@ -8,37 +8,49 @@
 The key goes into the header of requests to `url` alone: not into files, logs or messages, nor where a redirect leads.
 """
 
-import http.client
 import json
 import math
 import os
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator
+import anyio
+import httpx2
+from anyio.from_thread import start_blocking_portal
+from pydantic import AliasPath, BaseModel, Field, ValidationError, field_validator
+from typing_extensions import TypedDict
 
 from compress import digest, recipe_file
 from compress.errors import PromptError, RecipeError, TeacherError, did_you_mean
-from compress.prompted.answers import Likelihood
+from compress.prompted.answers import Likelihood, UnansweredError
 from compress.recipe import Frozen
+from compress.terminal import one_line
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 FIRST_WAIT = 1.0
 LONGEST_WAIT = 120.0
 """Seconds: waiting doubles from the first to the longest. An endpoint that asks for more is left alone."""
+MOST_BYTES = 2**22
+MOST_PER_BYTE = 64
+"""Bytes that an answer may have, and how many more for each byte of its request: `echo` tells about 80 bytes of each
+token, and a token is seldom one byte."""
 BYTES_PER_TOKEN = 3
 """An endpoint's tokenizer is not here: texts are cut as if tokens were this short, English ones are about 4 bytes."""
 LEAST = 1e-9
 """The probability that rounding may leave for tokens that were not listed."""
+SHOWN = 300
+"""Characters of an endpoint's own words that a message repeats."""
+
+LogP = Annotated[float, Field(strict=True, le=0.01, allow_inf_nan=False)]
+"""The logarithm of a probability; the rounding of some endpoints puts a certain token a little above 0."""
 
 
 class Endpoint(Frozen):
@@ -48,7 +60,8 @@ class Endpoint(Frozen):
                  top: /completions lists its `top` next tokens; chat: /chat/completions does. For these two an answer
                  must be one token; one not listed counts as the most that is left for it, and is counted
     concurrency  requests under way at a time
-    timeout      seconds an answer may take; retries: of a request that failed for a reason that may pass
+    timeout      seconds from the request to the last byte of its answer
+    retries      of a request that failed for a reason that may pass, or that was answered with what is no answer
     """
 
     url: str
@@ -103,21 +116,35 @@ def _problem(file: str, error: Any) -> str:
 def open_endpoint(path: str) -> "RemoteModel":
     """Raises PromptError for the file, TeacherError where the environment lacks the key."""
     endpoint = Endpoint.load(path)
-    if endpoint.key is not None and not os.environ.get(endpoint.key):
+    if endpoint.key is None:
+        return RemoteModel(endpoint)
+    key = os.environ.get(endpoint.key, "").strip()
+    if not key:
         raise TeacherError(f"{path}: the environment variable {endpoint.key} is empty or not set; put the key there")
-    return RemoteModel(endpoint, os.environ.get(endpoint.key) if endpoint.key else None)
+    if not (key.isascii() and key.isprintable()):
+        raise TeacherError(f"{path}: the environment variable {endpoint.key} holds characters that no key may have")
+    return RemoteModel(endpoint, key)
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """A redirect would take question and key elsewhere."""
+class _TransientError(Exception):
+    """A request that may be answered when it is repeated, after `wait` seconds or more."""
 
-    def redirect_request(self, *_: Any) -> None:
-        return None
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+class _UnusableError(_TransientError):
+    """An answer came and is none: the endpoint is not busy, and waiting longer each time would not help."""
 
 
 @dataclass(frozen=True)
 class RemoteModel:
-    """A Speaker. Questions are asked `concurrency` at a time; when one fails for good, those under way are awaited."""
+    """A Speaker. Questions are asked `concurrency` at a time; when one fails for good, those under way are awaited.
+
+    No answer may be longer, or take longer, than `limit` and `endpoint.timeout` say: whatever the endpoint sends,
+    memory stays bounded and the command ends.
+    """
 
     endpoint: Endpoint
     key: str | None = field(default=None, repr=False)
@@ -142,23 +169,57 @@ class RemoteModel:
         return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
 
     def likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> Iterator[tuple[int, Likelihood]]:
-        over, failed = threading.Event(), None
-        with ThreadPoolExecutor(self.endpoint.concurrency) as pool:
-            asked = {pool.submit(self._likelihood, text, answers, over): number for number, text in enumerate(prompts)}
-            try:
-                for future in as_completed(asked):
-                    error = future.exception()
-                    if error is None:
-                        yield asked[future], future.result()
-                    else:
-                        failed = failed or error
-                        over.set()
-            finally:
-                over.set()
+        waiting = iter(enumerate(prompts))
+        under_way: dict[Future[Likelihood], int] = {}
+        failed: UnansweredError | None = None
+        with start_blocking_portal() as portal, portal.wrap_async_context_manager(self._client()) as client:
+            over = portal.call(anyio.Event)
+            while True:
+                for number, prompt in islice(waiting, 0 if failed else self.endpoint.concurrency - len(under_way)):
+                    under_way[portal.start_task_soon(self._likelihood, client, over, prompt, answers)] = number
+                if not under_way:
+                    break
+                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                    number = under_way.pop(future)
+                    try:
+                        yield number, future.result()
+                    except TeacherError as error:
+                        failed = failed or UnansweredError(str(error), number)
+                        portal.call(over.set)
         if failed is not None:
             raise failed
 
-    def _likelihood(self, prompt: str, answers: Sequence[str], over: threading.Event) -> Likelihood:
+    def _client(self) -> httpx2.AsyncClient:
+        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}  # what is unpacked has no bounds
+        if self.key is not None:
+            headers["Authorization"] = f"Bearer {self.key}"
+        limits = httpx2.Limits(max_connections=self.endpoint.concurrency)
+        return httpx2.AsyncClient(headers=headers, limits=limits, timeout=None, follow_redirects=False)
+
+    async def _likelihood(
+        self, client: httpx2.AsyncClient, over: anyio.Event, prompt: str, answers: Sequence[str]
+    ) -> Likelihood:
+        """The endpoint's answer to one question. Raises TeacherError when it refuses, or does not answer after all
+        retries; none is made any more when all is `over`."""
+        path, asked = self._question(prompt, answers)
+        for attempt in range(self.endpoint.retries + 1):
+            try:
+                return self._read(await self._post(client, path, asked), prompt, answers)
+            except _TransientError as error:
+                doubled = FIRST_WAIT if isinstance(error, _UnusableError) else FIRST_WAIT * 2**attempt
+                reason, pause = error, max(min(doubled, LONGEST_WAIT), error.wait)
+            if pause > LONGEST_WAIT or attempt == self.endpoint.retries:
+                break
+            with anyio.move_on_after(pause):
+                await over.wait()
+                break
+        raise TeacherError(
+            f"teacher {self.name}: no answer after {attempt + 1} requests: {reason}. What was answered before is kept: "
+            "the same command goes on from there"
+        )
+
+    def _question(self, prompt: str, answers: Sequence[str]) -> tuple[str, bytes]:
+        """The path to post to, and what."""
         path, asked = "completions", {"model": self.endpoint.model, "temperature": 0}
         if self.endpoint.mode == "echo":
             texts = [prompt + answer for answer in answers]
@@ -168,67 +229,85 @@ class RemoteModel:
         else:
             path, said = "chat/completions", [{"role": "user", "content": prompt}]
             asked |= {"messages": said, "max_tokens": 1, "logprobs": True, "top_logprobs": self.endpoint.top}
-        found = self._post(path, asked, over)
+        return path, json.dumps(asked).encode()
+
+    async def _post(self, client: httpx2.AsyncClient, path: str, body: bytes) -> bytes:
+        """The bytes of the endpoint's answer. Raises _TransientError, and TeacherError when it refuses for good."""
+        content, most = bytearray(), MOST_BYTES + MOST_PER_BYTE * len(body)
+        try:
+            with anyio.fail_after(self.endpoint.timeout):
+                async with client.stream("POST", f"{self.endpoint.url}/{path}", content=body) as response:
+                    async for chunk in response.aiter_raw():
+                        content += chunk
+                        if len(content) > most:
+                            raise _UnusableError(f"its answer is longer than {most:,} bytes")
+        except TimeoutError:
+            raise _TransientError(f"its answer took longer than {self.endpoint.timeout:g} s") from None
+        except httpx2.HTTPError as error:
+            raise _TransientError(self._shown(f"{type(error).__name__}: {error}")) from None
+        if response.status_code == HTTPStatus.OK:
+            return bytes(content)
+        said = self._shown(content.decode("utf-8", "replace")) or response.reason_phrase
+        reason = f"HTTP {response.status_code}: {said}"
+        if response.status_code in RETRIED:
+            raise _TransientError(reason, _retry_after(response.headers.get("Retry-After")))
+        raise TeacherError(f"teacher {self.name}: {reason}{_advice(response.status_code)}")
+
+    def _read(self, content: bytes, prompt: str, answers: Sequence[str]) -> Likelihood:
+        """Raises _UnusableError for what is no answer, with what is wrong with it."""
         try:
             if self.endpoint.mode == "echo":
-                return echoed(found["choices"], prompt, answers)
-            shown = found["choices"][0]["logprobs"]
+                return echoed(_Echo.model_validate_json(content).choices, prompt, answers)
             if self.endpoint.mode == "top":
-                return listed(shown["top_logprobs"][0].items(), answers)
-            return listed(((each["token"], each["logprob"]) for each in shown["content"][0]["top_logprobs"]), answers)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise TeacherError(
-                f"teacher {self.name}: its answer lacks what `mode: {self.endpoint.mode}` reads ({error!r}): "
-                f"{self._redacted(json.dumps(found))[:300]}. Not every endpoint tells log-probabilities; try another "
-                "mode (echo, top, chat)"
-            ) from error
-
-    def _post(self, path: str, body: Mapping[str, Any], over: threading.Event) -> Any:
-        """The endpoint's answer, decoded. Raises TeacherError when it refuses, does not answer after all retries, or
-        when all is `over` before it was asked."""
-        if over.is_set():
-            raise TeacherError(f"teacher {self.name}: was not asked any more")
-        request = urllib.request.Request(f"{self.endpoint.url}/{path}", json.dumps(body).encode(), method="POST")
-        request.add_header("Content-Type", "application/json")
-        if self.key is not None:
-            request.add_unredirected_header("Authorization", f"Bearer {self.key}")
-        opener = urllib.request.build_opener(_Stay)
-        for attempt in range(self.endpoint.retries + 1):
-            wait = min(FIRST_WAIT * 2**attempt, LONGEST_WAIT)
-            try:
-                with opener.open(request, timeout=self.endpoint.timeout) as answer:
-                    return self._decoded(answer.read())
-            except urllib.error.HTTPError as error:
-                with error:
-                    reason = self._reason(error)
-                    if error.code not in RETRIED:
-                        raise TeacherError(f"teacher {self.name}: {reason}{_advice(error.code)}") from None
-                    wait = _retry_after(error.headers.get("Retry-After"), wait)
-            except (OSError, http.client.HTTPException) as error:
-                reason = self._redacted(f"{type(error).__name__}: {error}")
-            if wait > LONGEST_WAIT or attempt == self.endpoint.retries or over.wait(wait):
-                break
-        raise TeacherError(
-            f"teacher {self.name}: no answer after {attempt + 1} requests ({reason}). What was answered "
-            "before is kept: the same command goes on from there"
+                return listed(_Top.model_validate_json(content).tokens.items(), answers)
+            chat = _Chat.model_validate_json(content)
+            return listed(((each["token"], each["logprob"]) for each in chat.tokens), answers)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            problem = f"{where}: {first['msg']}, not {first['input']!r}" if where else first["msg"]
+        except ValueError as error:
+            problem = str(error)
+        raise _UnusableError(
+            f"its answer {self._shown(content.decode('utf-8', 'replace'))!r} is none that `mode: {self.endpoint.mode}` "
+            f"reads ({self._shown(problem)}); not every endpoint tells log-probabilities, another mode (echo, top, "
+            "chat) may do"
         )
 
-    def _decoded(self, answer: bytes) -> Any:
-        try:
-            return json.loads(answer)
-        except ValueError as error:
-            shown = self._redacted(answer[:200].decode("utf-8", "replace"))
-            raise TeacherError(f"teacher {self.name}: its answer is not JSON ({error}): {shown!r}") from error
+    def _shown(self, text: str) -> str:
+        """Words of the endpoint's own, without the key, as a message may repeat them."""
+        return one_line((text.replace(self.key, "***") if self.key else text)[: 10 * SHOWN], SHOWN)
 
-    def _reason(self, error: urllib.error.HTTPError) -> str:
-        try:
-            said = error.read(2000).decode("utf-8", "replace")
-        except (OSError, http.client.HTTPException):
-            said = ""
-        return f"HTTP {error.code}: {' '.join(self._redacted(said).split())[:300] or error.reason}"
 
-    def _redacted(self, text: str) -> str:
-        return text.replace(self.key, "***") if self.key else text
+class _Tokens(TypedDict):
+    text_offset: list[int]
+    token_logprobs: list[LogP | None]
+
+
+class _Choice(TypedDict):
+    index: int
+    logprobs: _Tokens
+
+
+class _Listed(TypedDict):
+    token: str
+    logprob: LogP
+
+
+class _Echo(BaseModel):
+    choices: list[_Choice]
+
+
+class _Top(BaseModel):
+    tokens: dict[str, LogP] = Field(
+        min_length=1, validation_alias=AliasPath("choices", 0, "logprobs", "top_logprobs", 0)
+    )
+
+
+class _Chat(BaseModel):
+    tokens: list[_Listed] = Field(
+        min_length=1, validation_alias=AliasPath("choices", 0, "logprobs", "content", 0, "top_logprobs")
+    )
 
 
 def _advice(code: int) -> str:
@@ -239,38 +318,43 @@ def _advice(code: int) -> str:
     return ". Check url, model and mode in the endpoint file"
 
 
-def _retry_after(header: str | None, otherwise: float) -> float:
-    """Seconds that the server asks to wait: a number, or a date."""
-    if header is None:
-        return otherwise
+def _retry_after(header: str | None) -> float:
+    """Read how many seconds the server asks to wait, from a number or a date; 0 where it asks for nothing sensible."""
     try:
-        return max(0.0, float(header))
+        seconds = float(header or 0)
     except ValueError:
-        pass
-    try:
-        return max(0.0, (parsedate_to_datetime(header) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
-        return otherwise
+        try:
+            seconds = (parsedate_to_datetime(str(header)) - datetime.now(UTC)).total_seconds()
+        except (ValueError, TypeError):  # no date, or one without a time zone
+            seconds = 0.0
+    return seconds if seconds > 0 else 0.0  # of nan too
 
 
 def echoed(choices: Sequence[Mapping[str, Any]], prompt: str, answers: Sequence[str]) -> Likelihood:
     """From the log-probabilities of every token of prompt and answer, of each answer.
 
-    A token may span the end of the prompt: then all answers are scored from where it begins. Raises what a dictionary
-    of another form raises.
+    A token may span the end of the prompt: then all answers are scored from where it begins. Raises ValueError for
+    answers without tokens of their own, or without their log-probabilities.
     """
+    if len(choices) != len(answers):
+        raise ValueError(f"choices: {len(choices)}, not {len(answers)}")
     spans = []
     for choice, answer in zip(sorted(choices, key=lambda each: each["index"]), answers, strict=True):
         shown, end = choice["logprobs"], len(prompt) + len(answer)
         starts = shown["text_offset"]
+        if not starts or len(starts) != len(shown["token_logprobs"]):
+            raise ValueError("choices: text_offset and token_logprobs are empty, or differ in length")
         ends = [*starts[1:], max(end, starts[-1])]
         told = zip(starts, ends, shown["token_logprobs"], strict=True)
         spans.append([(start, stop, log_p) for start, stop, log_p in told if start < end and stop > start])
-    begin = min(start for tokens in spans for start, stop, _ in tokens if stop > len(prompt))
-    own = [[float(log_p) for _, stop, log_p in tokens if stop > begin] for tokens in spans]
+    begin = min((start for tokens in spans for start, stop, _ in tokens if stop > len(prompt)), default=math.inf)
+    own = [[log_p for _, stop, log_p in tokens if stop > begin] for tokens in spans]
     if not all(own):
-        raise ValueError("an answer without a token")
-    return Likelihood(tuple(map(sum, own)), tuple(map(len, own)))
+        raise ValueError("choices: an answer without a token")
+    log_p = [[each for each in tokens if each is not None] for tokens in own]
+    if log_p != own:
+        raise ValueError("choices: an answer's token without a log-probability")
+    return Likelihood(tuple(map(sum, log_p)), tuple(map(len, log_p)))
 
 
 def listed(tokens: Any, answers: Sequence[str]) -> Likelihood:

@@ -2,14 +2,19 @@
 
 import json
 import math
+import socket
 import threading
+import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from rich.console import Console
 
@@ -101,6 +106,10 @@ def scripted(log_p: float = -0.5) -> Callable[[int, str, dict[str, Any]], Reply]
     return reply
 
 
+def told(starts: list[int], log_p: list[Any]) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "logprobs": {"text_offset": starts, "token_logprobs": log_p}}]}
+
+
 def test_echo_scores_the_answer_s_tokens_alone(serve: Any) -> None:
     server = serve(scripted())
     (likelihood,) = found(model(server), ["Is it good ?"], (" yes", " not at all"))
@@ -189,21 +198,38 @@ def test_a_refusal_that_passes_is_tried_again(refusal: tuple[int, dict[str, str]
 
 
 def test_retry_after_is_honoured() -> None:
-    assert http._retry_after("7", 1.0) == 7
-    assert http._retry_after("-3", 1.0) == 0
-    assert 1 <= http._retry_after(formatdate(usegmt=True, timeval=__import__("time").time() + 3), 9.0) <= 3
-    assert http._retry_after(None, 1.5) == http._retry_after("soon", 1.5) == 1.5
+    assert http._retry_after("7") == 7
+    assert 1 <= http._retry_after(formatdate(usegmt=True, timeval=time.time() + 3)) <= 3
+    assert http._retry_after("1e999") > http.LONGEST_WAIT
+
+
+@pytest.mark.parametrize(
+    "header", ["nan", "-5", "-inf", "0", "soon", "", None, "Thu, 01 Jan 1970 00:00:00 GMT", "9" * 5000]
+)
+def test_retry_after_that_makes_no_sense_leaves_the_waiting_to_us(header: str | None) -> None:
+    assert http._retry_after(header) in {0.0, math.inf}
+
+
+def test_waiting_doubles_whatever_the_endpoint_asks_for(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint that asks for no wait, or for one in the past, was asked again at once."""
+    waits: list[float] = []
+    move_on_after = anyio.move_on_after
+    monkeypatch.setattr(http.anyio, "move_on_after", lambda wait: waits.append(wait) or move_on_after(0))
+    server = serve(lambda n, *_: (429, {"Retry-After": ["nan", "-5", "0"][n % 3]}, b"busy"))
+    with pytest.raises(TeacherError):
+        found(model(server, retries=4), ["a"])
+    assert waits == pytest.approx([0.01, 0.02, 0.04, 0.08])
 
 
 def test_an_endpoint_that_asks_for_an_hour_is_left_alone(serve: Any) -> None:
     server = serve(lambda *_: (429, {"Retry-After": "3600"}, b"quota"))
-    with pytest.raises(TeacherError, match=r"no answer after 1 requests \(HTTP 429: quota\).*goes on from there"):
+    with pytest.raises(TeacherError, match=r"no answer after 1 requests: HTTP 429: quota\..*goes on from there"):
         found(model(server), ["a"])
 
 
 def test_retries_end(serve: Any) -> None:
     server = serve(lambda *_: (503, {}, b"down"))
-    with pytest.raises(TeacherError, match=r"no answer after 3 requests \(HTTP 503: down\)"):
+    with pytest.raises(TeacherError, match=r"no answer after 3 requests: HTTP 503: down"):
         found(model(server), ["a"])
     assert len(server.seen) == 3
 
@@ -230,22 +256,114 @@ def test_a_server_that_is_too_slow(serve: Any) -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (b"<html>no</html>", "its answer is not JSON"),
-        (b'{"choices": [', "its answer is not JSON"),
-        ({"choices": [{"index": 0, "logprobs": None}]}, "lacks what `mode: echo` reads"),
-        ({"error": "no"}, "lacks what `mode: echo` reads"),
-        ([], "lacks what `mode: echo` reads"),
-        ({"choices": []}, "lacks what `mode: echo` reads"),
-        ({"choices": [{"index": 0, "logprobs": {"text_offset": [0, 1], "token_logprobs": [None]}}]}, "lacks what"),
-        ({"choices": [{"index": 0, "logprobs": {"text_offset": [0], "token_logprobs": [None]}}]}, "lacks what"),
+        (b"<html>no</html>", "Invalid JSON"),
+        (b'{"choices": [', "Invalid JSON"),
+        (b"[" * 20_000, "Invalid JSON"),
+        (b"\xff\xfe", "Invalid JSON"),
+        ({"choices": [{"index": 0, "logprobs": None}]}, "choices.0.logprobs"),
+        ({"error": "no"}, "choices: Field required"),
+        ([], "object"),
+        ({"choices": []}, "choices: 0, not 1"),
+        (told([0, 1], [None]), "differ in length"),
+        (told([], []), "are empty"),
+        (told([0, 1], [None, None]), "without a log-probability"),
+        (told([0, 1], [None, 1000]), "not 1000"),
+        (told([0, 1], [None, math.nan]), "not nan"),
+        (told([0, 1], [None, -math.inf]), "not -inf"),
+        (told([0, 1], [None, "-0.5"]), "not '-0.5'"),
+        (told([0, 1], [None, True]), "not True"),
+        (told([0, 10**400], [None, -1.0]), "text_offset"),
     ],
 )
-def test_answers_that_are_none_are_told(answer: Any, said: str, serve: Any) -> None:
+def test_answers_that_are_none_are_asked_for_again_and_told(answer: Any, said: str, serve: Any) -> None:
     server = serve(lambda *_: ok(answer))
     with pytest.raises(TeacherError) as caught:
         found(model(server), ["a"], (" b",))
     assert said in str(caught.value)
-    assert len(server.seen) == 1
+    assert "teacher m at 127.0.0.1: no answer after 3 requests" in str(caught.value)
+    assert len(server.seen) == 3
+
+
+@pytest.mark.parametrize("mode", ["top", "chat"])
+@pytest.mark.parametrize("log_p", [1000, math.nan, "-1", None])
+def test_listed_log_probabilities_that_are_none_are_told_with_their_value(mode: str, log_p: Any, serve: Any) -> None:
+    top = {"top_logprobs": [{"a": log_p}], "content": [{"top_logprobs": [{"token": "a", "logprob": log_p}]}]}
+    server = serve(lambda *_: ok({"choices": [{"logprobs": top}]}))
+    with pytest.raises(TeacherError, match=f"m at 127.*not {log_p!r}"):
+        found(model(server, mode=mode, retries=0), ["a"])
+
+
+def test_one_answer_that_is_none_ends_nothing(serve: Any) -> None:
+    answer = scripted()
+
+    def reply(number: int, path: str, body: dict[str, Any]) -> Reply:
+        status, headers, content = answer(number, path, body)
+        return status, headers, content[: len(content) // 2] if number == 1 else content
+
+    server = serve(reply)
+    assert len(found(model(server, concurrency=1), ["a b", "c d", "e f"])) == 3
+    assert len(server.seen) == 4
+
+
+def test_the_row_without_an_answer_is_named(serve: Any, home: Path) -> None:
+    answer = scripted()
+    server = serve(lambda n, path, body: (400, {}, b"no") if "bad" in body["prompt"][0] else answer(n, path, body))
+    with pytest.raises(TeacherError, match=r"row 3 of 4.*is this bad"):
+        ask(model(server), ["a b", "c d", "is this bad", "e f"], ANSWERS, console=Console(quiet=True))
+
+
+@contextmanager
+def endless(chunk: bytes, pause: float, head: bytes = b"HTTP/1.1 200 OK\r\n\r\n") -> Iterator[str]:
+    """The address of a server that sends `head`, then `chunk` for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        over = threading.Event()
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    with connection, suppress(OSError):
+                        connection.sendall(head)
+                        while not over.wait(pause):
+                            connection.sendall(chunk)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        over.set()
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_an_endpoint_that_never_stops_sending_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MOST_BYTES", 2**20)
+    with endless(b" " * 2**16, 0.0) as url:
+        speaker = RemoteModel(Endpoint(url=url, model="m", retries=0))
+        tracemalloc.start()
+        try:
+            with pytest.raises(TeacherError, match="longer than"):
+                found(speaker, ["a"])
+            assert tracemalloc.get_traced_memory()[1] < 2**23
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "])
+def test_the_timeout_is_of_the_whole_answer(head: bytes) -> None:
+    """Each byte comes well within it, of the body or of a header."""
+    with endless(b" ", 0.02, head) as url:
+        began = time.monotonic()
+        with pytest.raises(TeacherError, match=r"longer than 0\.2 s"):
+            found(RemoteModel(Endpoint(url=url, model="m", retries=0, timeout=0.2)), ["a"])
+        assert time.monotonic() - began < 3
+
+
+def test_an_endpoint_s_words_cannot_speak_to_the_terminal(serve: Any) -> None:
+    server = serve(lambda *_: (400, {}, b"\x1b]0;owned\x07\x1b[2J\xc2\x9b" + b"a" * 10_000 + KEY.encode()))
+    with pytest.raises(TeacherError) as caught:
+        found(model(server), ["a"])
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize(

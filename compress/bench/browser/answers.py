@@ -11,17 +11,9 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, FiniteFloat, PositiveInt, TypeAdapter, ValidationError
 
 from compress.bench.protocol import DeviceError
+from compress.terminal import one_line
 
-MOST_TEXT = 600
-
-
-def harmless(text: str) -> str:
-    """One line without control characters, which a terminal would obey, of at most MOST_TEXT characters."""
-    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return words if len(words) <= MOST_TEXT else words[: MOST_TEXT - 3] + "..."
-
-
-Text = Annotated[str, BeforeValidator(lambda value: harmless(value) if isinstance(value, str) else value)]
+Text = Annotated[str, BeforeValidator(lambda value: one_line(value) if isinstance(value, str) else value)]
 Milliseconds = Annotated[FiniteFloat, Field(ge=0)]
 
 
@@ -97,7 +89,7 @@ def read(answer: Mapping[str, Any], kind: type[Answer], *, about: str = "") -> A
     and for nonsense."""
     device = f"browser: {about}" if about else "browser"
     if "error" in answer:
-        raise DeviceError(f"{device}: {harmless(str(answer['error'])) or 'the page failed without a word'}")
+        raise DeviceError(f"{device}: {one_line(str(answer['error'])) or 'the page failed without a word'}")
     try:
         return TypeAdapter(kind).validate_python(answer.get("ok"))
     except ValidationError as error:
