@@ -19,6 +19,8 @@ class Certificate:
     rows, split, data      on how many examples, of which split, of which data
     device, runtime        where it ran, and on what: int8 answers differ between processors and runtimes
     kept         products left in float32 to get there
+    sha256       of the whole file that carries this certificate, so '' in that file itself; exact_sha256: of the fp32
+                 file it was compared with. '' in older certificates
     certified    whether the drop is within max_drop; reason says why not, or with what to spare
     date         ISO 8601
     """
@@ -40,6 +42,8 @@ class Certificate:
     reason: str
     date: str
     kept: tuple[str, ...] = ()
+    sha256: str = ""
+    exact_sha256: str = ""
 
     @property
     def drop(self) -> float:

@@ -27,7 +27,7 @@ from compress.exam import Exam
 from compress.export.bundle import Bundle
 from compress.export.onnx import makes_segments, parity, to_onnx
 from compress.export.predictor import open_predictor
-from compress.files import naming
+from compress.files import naming, sha256
 from compress.flops import flops_per_token, parameters
 from compress.journal import curves
 from compress.provenance import versions
@@ -182,6 +182,7 @@ def _row(
         measured = {
             "flops_per_token": flops_per_token(one.model),
             "file_mb": one.file.stat().st_size / 1e6,
+            "sha256": sha256(one.file),
             "latency": _latency(times, one.name),
             "peak_rss_mb": max(time.peak_rss_mb or 0.0 for time in times if time.name == one.name),
             **_training(spent),

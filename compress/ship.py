@@ -5,6 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -15,10 +16,9 @@ from compress.exam import Exam
 from compress.export.bundle import Bundle
 from compress.files import written
 from compress.measure import card, measure
-from compress.quantize.certify import carried, certify
+from compress.quantize.certify import certify, signed
 from compress.quantize.pipeline import CALIBRATION_ROWS, keep_score
 from compress.recipe import Recipe
-from compress.report.evidence import report_of
 from compress.run import Run
 from compress.stages import Material
 from compress.teachers import Teacher
@@ -64,18 +64,18 @@ def ship(
         ]
     if data.task.unanswerable:
         bundle = bundle.with_threshold(exam.threshold(bundle.logits(exam.rows, threads=os.cpu_count() or 1)))
-    report = measure(
-        bundle, tutor, student, material,
-        recipe=recipe, run=run, notes=notes, command=command_line(), seconds=time.time() - started,
-    )  # fmt: skip
-    bundle = bundle.attach("report.json", report.to_json())
     with open_device("local") as here:
         proof = certify(
             bundle, "int8", exam, max_drop=int8_limit, device=here, method=method,
             split="validation", data=data.name, kept=mixed.keep,
         )  # fmt: skip
-    bundle = carried(bundle, "int8", proof, mixed.sensitivity)
-    report = report_of(bundle)
+    bundle, proof = signed(bundle, "int8", proof)  # before the file is measured: it is another one from here on
+    report = measure(
+        bundle, tutor, student, material,
+        recipe=recipe, run=run, notes=notes, command=command_line(), seconds=time.time() - started,
+    )  # fmt: skip
+    report = replace(report, certificates=(proof,), sensitivity=mixed.sensitivity)
+    bundle = bundle.attach("report.json", report.to_json())
     if tutor.asked is not None:
         bundle = bundle.attach("prompt.yaml", tutor.asked.prompt)
     bundle = bundle.attach("README.md", bundle.card(card(report, recipe, tutor.name)))

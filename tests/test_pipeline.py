@@ -11,9 +11,11 @@ from safetensors.torch import load_file
 import compress
 from compress import finetune, stages
 from compress.errors import TeacherError
-from compress.export.bundle import Bundle
+from compress.export.bundle import FILES, Bundle
 from compress.recipe import Recipe
 from compress.recipe_file import names
+from compress.report import Report, compare
+from compress.report.candidates import Basis
 from tests import learning, tiny
 
 PARTS = {
@@ -109,6 +111,29 @@ def test_the_report_sets_student_beside_teacher_and_baselines(shipped: Path) -> 
     assert student == pytest.approx(best, abs=0.03), "of the best weights, from the ONNX file"
     assert report["split"] == "validation"
     assert set(report["stage_seconds"]) == set(PARTS)
+
+
+def test_the_comparison_has_score_time_and_size_of_the_very_files_that_are_shipped(shipped: Path) -> None:
+    report = Report.from_json(shipped / "bundle" / "report.json")
+    stamps = Bundle.load(shipped / "bundle").manifest.files
+    assert {row.name: row.sha256 for row in report.of_role("student")} == {
+        f"student {which}": stamps[FILES[which]].sha256
+        for which in ("fp32", "int8")  # type: ignore[index]
+    }
+    (proof,) = report.certificates
+    assert (proof.sha256, proof.exact_sha256) == (stamps[FILES["int8"]].sha256, stamps[FILES["fp32"]].sha256)
+    choice = compare.compare([shipped])
+    by_precision = {one.precision: one for one in choice.candidates}
+    int8, row = by_precision["int8"], report.rows[-1]
+    assert choice.basis == Basis(report.data, report.split, report.split_rows)
+    assert (choice.score(int8), int8.size_mb) == (report.score(row), row.file_mb)
+    assert choice.view is not None
+    row_p50 = (row.latency or {})[str(choice.view.setting)]["p50_ms"]
+    assert compare.median(int8, choice.view) == row_p50
+    assert not any(one.by_name for one in choice.candidates)
+    fp32 = by_precision["fp32"]
+    if choice.score(fp32) == choice.score(int8) and (compare.median(fp32, choice.view) or 0) > row_p50:
+        assert compare.pick(choice, compare.Limits(), choice.view).candidate == int8
 
 
 def test_the_resolved_recipe_says_all_there_is_to_know(shipped: Path, given: dict[str, Any]) -> None:

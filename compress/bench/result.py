@@ -11,12 +11,15 @@ from typing import Literal
 
 from compress.bench.device import Device
 from compress.bench.protocol import DeviceError, Latency, Setting, Sustained
-from compress.files import written
+from compress.files import sha256, written
 
 
 @dataclass(frozen=True)
 class Result:
-    """machine: the device's facts; date: ISO 8601. Names in latencies are `<bundle folder>:<precision>`."""
+    """machine: the device's facts; date: ISO 8601. Names in latencies are `<bundle folder>:<precision>`.
+
+    sha256  name -> the digest of the file that ran; {} in older results
+    """
 
     device: str
     machine: Mapping[str, str]
@@ -24,6 +27,7 @@ class Result:
     command: str
     latencies: tuple[Latency, ...]
     sustained: tuple[Sustained, ...] = ()
+    sha256: Mapping[str, str] = field(default_factory=dict)
     format: Literal[1] = field(default=1, kw_only=True)
 
     def to_json(self) -> str:
@@ -55,7 +59,8 @@ def measure(
     runs: int,
     seconds: float | None,
 ) -> Result:
-    """Races the files at every setting; then, where `seconds` is given, runs each alone for so long at the first."""
+    """Race the files at every setting; then, where `seconds` is given, run each alone for so long at the first."""
+    digests = {name: sha256(path) for name, path in files.items()}
     latencies = device.race(files, settings, rounds=rounds, runs=runs)
     sustained = device.sustain(files, settings[0], seconds=seconds) if seconds is not None else []
     return Result(
@@ -65,6 +70,7 @@ def measure(
         command=shlex.join(["compress", *sys.argv[1:]]),
         latencies=tuple(latencies),
         sustained=tuple(sustained),
+        sha256=digests,
     )
 
 

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from compress.exam import Exam
 from compress.export.bundle import FILES, Bundle, Precision
 from compress.export.changed import certified
 from compress.export.session import read_model
+from compress.files import sha256
 from compress.quantize.judge import Outcome, compared
 from compress.report import evidence
 
@@ -66,6 +68,7 @@ def certify(
         reason=reason,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         kept=tuple(kept),
+        exact_sha256=sha256(files[0]),
     )
 
 
@@ -81,12 +84,18 @@ def verdict(outcome: Outcome, max_drop: float) -> tuple[bool, str]:
 def carried(
     bundle: Bundle, precision: Precision, proof: Certificate, sensitivity: Sequence[Sensitivity] = ()
 ) -> Bundle:
-    """The bundle with the certificate in the file's own metadata and in report.json."""
+    """Write the certificate into the file's own metadata and into report.json."""
+    bundle, proof = signed(bundle, precision, proof)
+    return evidence.keep(bundle, certificates=(proof,), sensitivity=sensitivity)
+
+
+def signed(bundle: Bundle, precision: Precision, proof: Certificate) -> tuple[Bundle, Certificate]:
+    """Write the certificate into the file's own metadata; return it with the digest that the file has from then on."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "certified.onnx"
         certified(bundle.path / FILES[precision], file, proof)
         bundle = bundle.put(precision, file)
-    return evidence.keep(bundle, certificates=(proof,), sensitivity=sensitivity)
+    return bundle, replace(proof, sha256=bundle.manifest.files[FILES[precision]].sha256)
 
 
 def _logits(device: Device, file: Path, exam: Exam) -> NDArray[np.float32]:

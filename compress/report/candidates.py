@@ -1,4 +1,8 @@
-"""The candidates: every file of every bundle, with its score, its proof, its size and its times on every device."""
+"""The candidates: every file of every bundle, with its score, its proof, its size and its times on every device.
+
+What was measured belongs to the file whose SHA-256 it names. Older reports and results name none: theirs is taken to
+belong to the file of that name, and the candidate says so.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +18,8 @@ from compress.report import report as reports
 from compress.report.inputs import Inputs, Shipped, called
 from compress.report.report import Report, Row, finite
 
+Key = tuple[str, str]
+"""A candidate's bundle and precision."""
 OWN = "own races"
 """The place of the times that reports hold: files of one run were raced against each other, those of two were not."""
 
@@ -55,9 +61,11 @@ class Candidate:
     """One file that can be shipped, or (`teacher`) what it was made from.
 
     name          `<bundle> <precision>`, or the teacher's
+    sha256        of the file; of a teacher ''
     scores        of the report's metric, by the rows they are of; on several devices, the lowest
     certificates  what was proved of the file, on each device
     times         place -> setting -> times
+    by_name       whether some of this was joined by the file's name, because its source names no SHA-256
     """
 
     name: str
@@ -67,12 +75,14 @@ class Candidate:
     size_mb: float | None
     parameters: int | None
     scores: Mapping[Basis, float]
+    sha256: str = ""
     certificates: tuple[Certificate, ...] = ()
     times: Mapping[str, Mapping[Setting, Timing]] = field(default_factory=dict)
+    by_name: bool = False
 
     @property
     def certified(self) -> bool | None:
-        """Whether every certificate says so; None without one."""
+        """Say whether every certificate holds; None without one."""
         return all(one.certified for one in self.certificates) if self.certificates else None
 
     @property
@@ -98,26 +108,24 @@ class Place:
 
 
 def of_bundle(bundle: Shipped) -> list[Candidate]:
-    """The files of one bundle, with what its report says of them.
-
-    Where a file was certified after the report was written, it is another file than the report's row speaks of: then
-    its score is the certificate's, and the row's times are not its.
-    """
+    """List the files of one bundle, with what its report says of them."""
     report = bundle.report
     certificates = report.certificates if report else ()
     found = []
     for precision, file in FILES.items():
         if file not in bundle.manifest.files:
             continue
-        own = tuple(one for one in certificates if one.artefact == file)
-        row = _row(report, precision) if report else None
-        if report and any(moment(one.date) > moment(report.date) for one in own):
-            row = None
+        digest = bundle.manifest.files[file].sha256
+        own = tuple(one for one in certificates if one.artefact == file and one.sha256 in (digest, ""))
+        row = _row(report, precision, digest, own) if report else None
         scores = dict(_row_score(report, row))
         for basis, value in _proved(report, own, "after"):
             scores[basis] = min(value, scores.get(basis, value))
-        if precision == "fp32":  # what the others were compared with, unless it has a certificate of its own
-            scores = dict(_proved(report, certificates, "before")) | scores
+        # older certificates do not name the fp32 file that they compare with; one of its own outweighs them
+        compared = [
+            one for one in certificates if one.exact_sha256 == digest or (precision == "fp32" and not one.exact_sha256)
+        ]
+        scores = dict(_proved(report, compared, "before")) | scores
         found.append(
             Candidate(
                 name=f"{bundle.name} {precision}",
@@ -127,8 +135,10 @@ def of_bundle(bundle: Shipped) -> list[Candidate]:
                 size_mb=bundle.manifest.files[file].bytes / 1e6,
                 parameters=bundle.manifest.parameters,
                 scores=scores,
+                sha256=digest,
                 certificates=own,
                 times=_own_times(report, row),
+                by_name=(row is not None and row.sha256 is None) or any(not one.sha256 for one in own),
             )
         )
     return found
@@ -161,7 +171,7 @@ def teachers(bundles: Sequence[Shipped]) -> list[Candidate]:
 
 
 def places(inputs: Inputs, candidates: Sequence[Candidate]) -> tuple[list[Place], list[Candidate], list[str]]:
-    """The devices, the candidates with their times on them, and which names of result files are of no bundle here.
+    """Group the results by device: places, candidates with their times there, and names that are of no file here.
 
     Results of the same device and processor are of one place; of the same file and setting, the later ones count.
     """
@@ -176,12 +186,13 @@ def places(inputs: Inputs, candidates: Sequence[Candidate]) -> tuple[list[Place]
         place = Place(device if alone else f"{device}, {cpu or 'unnamed processor'}", group[-1][1].machine)
         for path, measured in group:
             names = dict.fromkeys([one.name for one in measured.latencies] + [one.name for one in measured.sustained])
-            meant = {name: file for name in names if (file := _meant(name, inputs.bundles, path)) in known}
-            unmatched += [f"{path}: {name}" for name in names if name not in meant]
+            meant = {name: _meant(name, measured.sha256.get(name), known, inputs.bundles, path) for name in names}
+            unmatched += [f"{path}: {name}" for name in names if not meant[name]]
             for one in measured.latencies:
-                if one.name in meant:
-                    known[meant[one.name]] = _timed(known[meant[one.name]], place.name, one)
-            runs = [(known[meant[one.name]].name, one) for one in measured.sustained if one.name in meant]
+                for file in meant[one.name]:
+                    timed = _timed(known[file], place.name, one)
+                    known[file] = replace(timed, by_name=timed.by_name or one.name not in measured.sha256)
+            runs = [(known[file].name, one) for one in measured.sustained for file in meant[one.name]]
             place = replace(
                 place,
                 sources=(*place.sources, (measured.command, measured.date)),
@@ -192,7 +203,7 @@ def places(inputs: Inputs, candidates: Sequence[Candidate]) -> tuple[list[Place]
 
 
 def moment(date: str) -> datetime:
-    """An ISO 8601 date; what is none is before all others."""
+    """Read an ISO 8601 date; what is none is before all others."""
     try:
         found = datetime.fromisoformat(date)
     except ValueError:
@@ -200,18 +211,29 @@ def moment(date: str) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def _meant(name: str, bundles: Sequence[Shipped], file: Path) -> tuple[str, str]:
-    """(bundle, precision) that a name in a result file means; the bundle is '' where none given is meant."""
+def _meant(
+    name: str, digest: str | None, known: Mapping[Key, Candidate], bundles: Sequence[Shipped], file: Path
+) -> list[Key]:
+    """Find the candidates that a name in a result file means: those with its digest; without one, by the name."""
+    if digest is not None:
+        return [key for key, one in known.items() if one.sha256 == digest]
     folder, _, precision = name.rpartition(":")
     for which, inside in FILES.items():  # a lone file that is a bundle's
         if name.endswith(f"/{inside}"):
             folder, precision = name.removesuffix(f"/{inside}"), which
     bundle = called(folder, bundles, file)
-    return (bundle.name if bundle else "", precision)
+    key = (bundle.name if bundle else "", precision)
+    return [key] if key in known else []
 
 
-def _row(report: Report, precision: str) -> Row | None:
-    return next((row for row in report.of_role("student") if row.name.rpartition(" ")[2] == precision), None)
+def _row(report: Report, precision: str, digest: str, proofs: Sequence[Certificate]) -> Row | None:
+    """Find the row of the file with this digest; without any, by its name, unless the file was certified later."""
+    rows = report.of_role("student")
+    if any(row.sha256 for row in rows):
+        return next((row for row in rows if row.sha256 == digest), None)
+    if any(one.sha256 for one in proofs):
+        return None
+    return next((row for row in rows if row.name.rpartition(" ")[2] == precision), None)
 
 
 def _row_score(report: Report | None, row: Row | None) -> Iterator[tuple[Basis, float]]:

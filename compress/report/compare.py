@@ -131,8 +131,9 @@ def compare(paths: Sequence[Path], at: str | None = None) -> Choice:
     task = _one_task(given.bundles)
     listed = [one for bundle in given.bundles for one in made.of_bundle(bundle)]
     places, listed, unmatched = made.places(given, listed)
-    basis = _basis(listed)
-    teachers = [one for one in made.teachers(given.bundles) if basis in one.scores]
+    taught = made.teachers(given.bundles)
+    basis = _basis(listed, taught)
+    teachers = [one for one in taught if basis in one.scores]
     if any(OWN in one.times for one in listed):
         places.append(_own(given.bundles))
     choice = Choice(
@@ -228,9 +229,10 @@ def _said(task: Task) -> str:
     return f"{task.kind}{of}{f' ({shown})' if shown else ''} by {task.metric}"
 
 
-def _basis(listed: Sequence[Candidate]) -> Basis | None:
-    found = [basis for one in listed for basis in one.scores]
-    return max(dict.fromkeys(found), key=found.count, default=None)
+def _basis(listed: Sequence[Candidate], teachers: Sequence[Candidate]) -> Basis | None:
+    """Choose the rows that most candidates are scored on; of several, those that most teachers are scored on too."""
+    found, beside = ([basis for one in each for basis in one.scores] for each in (listed, teachers))
+    return max(dict.fromkeys(found), key=lambda basis: (found.count(basis), beside.count(basis)), default=None)
 
 
 def _baselines(bundles: Sequence[Shipped], basis: Basis | None) -> tuple[tuple[str, float], ...]:

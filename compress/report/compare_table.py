@@ -48,6 +48,8 @@ def plain(choice: Choice, limits: Limits, chosen: Pick) -> dict[str, Any]:
                 "name": one.name,
                 "path": next(str(bundle.path) for bundle in choice.bundles if bundle.name == one.bundle),
                 "precision": one.precision,
+                "sha256": one.sha256,
+                "by_name": one.by_name,
                 "score": choice.score(one),
                 "drop": choice.drop(one),
                 "certified": one.certified,

@@ -9,6 +9,7 @@ from compress.bench.protocol import DeviceError
 from compress.bench.result import Result
 from compress.errors import BundleError
 from compress.export import manifest as manifests
+from compress.export.bundle import Bundle
 from compress.export.manifest import Manifest
 from compress.report.evidence import NAME
 from compress.report.report import Report
@@ -85,8 +86,9 @@ def _bundle_folder(path: Path) -> Path:
 
 
 def _shipped(path: Path, name: str) -> Shipped:
-    kept = path / NAME
-    return Shipped(path, name, Manifest.read(path), Report.from_json(kept) if kept.is_file() else None)
+    """Load a bundle, every file checked: what a report says is of the files that its manifest lists."""
+    manifest = Bundle.load(path).manifest
+    return Shipped(path, name, manifest, Report.from_json(path / NAME) if NAME in manifest.files else None)
 
 
 def _telling(path: Path) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ class Row:
     latency          setting (`str` of a bench.protocol.Setting: `1 thread, batch 1, 128 tokens`) -> times
     file_mb, peak_rss_mb   10^6 bytes
     train_seconds    all that was spent to make this row, its stages together
+    sha256           of the file that was scored and timed; None where there was none, and in older reports
     """
 
     name: str
@@ -56,6 +57,7 @@ class Row:
     peak_rss_mb: float | None = None
     train_seconds: float | None = None
     samples_per_second: float | None = None
+    sha256: str | None = None
 
     def __post_init__(self) -> None:
         times = [found[key] for found in (self.latency or {}).values() for key in ("min_ms", "p50_ms", "p95_ms")]

@@ -44,6 +44,7 @@ def remarks(choice: Choice, chosen: Pick) -> tuple[str, ...]:
         *_baselines(choice, chosen.candidate),
         *_other_rows(choice),
         *_times(choice),
+        *_joined(choice),
         *_absent(choice),
     )
 
@@ -146,6 +147,15 @@ def _times(choice: Choice) -> Iterator[str]:
         verb = "was" if len(noisy) == 1 else "were"
         yield (
             f"The machine changed speed while {named(noisy)} {verb} timed (noisy, ~): take these times as approximate."
+        )
+
+
+def _joined(choice: Choice) -> Iterator[str]:
+    by_name = tuple(one for one in choice.candidates if one.by_name)
+    if by_name:
+        yield (
+            f"Figures of {named(by_name)} were joined by the file’s name: their report or result is older than the "
+            "SHA-256 that tells whether they are of the very file that is there. `compress bench` measures again."
         )
 
 

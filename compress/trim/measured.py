@@ -169,6 +169,7 @@ def certified(
             method=method,
             split=name,
             data=data,
+            exact_sha256=before.manifest.files[FILES[precision]].sha256,
         )
     return proofs
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from compress.exam import Exam
 from compress.export.bundle import FILES, Bundle
 from compress.export.changed import CERTIFICATE_KEY as KEY
 from compress.export.session import metadata, read_model
+from compress.files import sha256
 from compress.quantize.certify import carried, certify, verdict
 from compress.quantize.judge import Outcome
 from compress.report.report import Report
@@ -75,6 +76,8 @@ def test_the_file_and_the_report_carry_it(shipped: tuple[Bundle, Exam], here: De
     written = metadata(read_model(kept.files()["int8"]))
     assert json.loads(written[KEY]) == {**asdict(found), "kept": ["x"]}
     assert written["compress.precision"] == "int8"
-    assert Report.from_json(kept.path / "report.json").certificates == (found,)
+    signed = replace(found, sha256=sha256(kept.files()["int8"]))
+    assert signed.exact_sha256 == sha256(kept.files()["fp32"])
+    assert Report.from_json(kept.path / "report.json").certificates == (signed,)
     again = carried(kept, "int8", proof(shipped, here, 0.5))
     assert [each.max_drop for each in Report.from_json(again.path / "report.json").certificates] == [0.5]

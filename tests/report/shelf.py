@@ -1,6 +1,7 @@
-"""Bundles and result files of the sample report, on disk: manifests and reports, no models. No number was measured."""
+"""Bundles and result files of the sample report, on disk: files of zeros for models. No number was measured."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 from compress.bench.protocol import Latency, Setting
 from compress.data.task import Task
 from compress.evidence import Certificate, Sensitivity, Tried
-from compress.export.bundle import FILES
+from compress.export import manifest as manifests
+from compress.export.bundle import FILES, Precision
 from compress.export.manifest import Manifest, Stamp
 from compress.report import Report
 from tests.report.sample import ROWS, latency, report
@@ -24,20 +26,60 @@ def student(score: float, p50: float, **changes: Any) -> Report:
     return report(**{"rows": (*ROWS[:3], fp32, int8), **changes})
 
 
+OTHER = "f" * 64
+"""The digest of no file here."""
+
+
 def bundle(
-    folder: Path, told: Report | None, *, task: Task = TASK, sizes: dict[str, float] | None = None, inner: bool = True
+    folder: Path,
+    told: Report | None,
+    *,
+    task: Task = TASK,
+    sizes: dict[str, float] | None = None,
+    inner: bool = True,
+    old: bool = False,
 ) -> Path:
-    """A run with this report in its bundle (`inner`), or the bundle alone; `sizes`: precision -> MB."""
+    """Write a run with this report in its bundle (`inner`), or the bundle alone; `sizes`: precision -> kB.
+
+    The report's students and certificates name the files' digests where they name none, unless it is an old one.
+    """
     path = folder / "bundle" if inner else folder
-    path.mkdir(parents=True)
-    files = {
-        FILES[precision]: Stamp(int(mb * 1e6), "0" * 64)  # type: ignore[index]
-        for precision, mb in ({"fp32": 57.0, "int8": 14.4} if sizes is None else sizes).items()
-    }
-    Manifest(task, 128, "bert", 14_000_000, {"torch": "2.13.0"}, files).write(path)
+    (path / "onnx").mkdir(parents=True)
+    for precision, size in ({"fp32": 57.0, "int8": 14.4} if sizes is None else sizes).items():
+        name = f"{folder} {precision}".encode()
+        (path / FILES[precision]).write_bytes(name.ljust(int(size * 1e3), b"\0"))  # type: ignore[index]
     if told is not None:
-        (path / "report.json").write_text(told.to_json(), encoding="utf-8")
+        made = told if old else naming_files(told, manifests.stamps(path))
+        (path / "report.json").write_text(made.to_json(), encoding="utf-8")
+    Manifest(task, 128, "bert", 14_000_000, {"torch": "2.13.0"}, manifests.stamps(path)).write(path)
     return folder
+
+
+def naming_files(told: Report, files: Mapping[str, Stamp]) -> Report:
+    digests = {name: stamp.sha256 for name, stamp in files.items()}
+    by_row = {f"student {precision}": digests.get(name) for precision, name in FILES.items()}
+    return replace(
+        told,
+        rows=tuple(replace(row, sha256=row.sha256 or by_row.get(row.name)) for row in told.rows),
+        certificates=tuple(
+            replace(
+                one,
+                sha256=one.sha256 or digests.get(one.artefact, ""),
+                exact_sha256=one.exact_sha256 or digests.get(FILES["fp32"], ""),
+            )
+            for one in told.certificates
+        ),
+    )
+
+
+def rewrite_manifest(folder: Path) -> None:
+    """Let the manifest list the files as they are now."""
+    path = folder / "bundle"
+    replace(Manifest.read(path), files=manifests.stamps(path)).write(path)
+
+
+def digest(folder: Path, precision: Precision) -> str:
+    return Stamp.of(folder / "bundle" / FILES[precision]).sha256
 
 
 def bench(path: Path, times: dict[str, float], **changes: Any) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.errors import CompressError
+from compress.errors import BundleError, CompressError
 from compress.export.bundle import FILES, Precision
 from compress.report import compare, compare_table, units, verdict
 from compress.report.candidates import OWN
@@ -15,7 +15,18 @@ from compress.report.compare import Choice, Limits, Pick, View
 from compress.report.significance import apart
 from tests.command import run
 from tests.report.sample import ROWS, latency, report
-from tests.report.shelf import LATER, TASK, bench, bundle, certificate, proved, student
+from tests.report.shelf import (
+    LATER,
+    OTHER,
+    TASK,
+    bench,
+    bundle,
+    certificate,
+    digest,
+    proved,
+    rewrite_manifest,
+    student,
+)
 
 FREE = Limits()
 PROVED: tuple[tuple[Precision, float], ...] = (("fp32", 0.886), ("int8", 0.88))
@@ -56,7 +67,7 @@ def test_runs_and_bundles_are_named_by_their_folders_and_each_is_there_once(tmp_
 def test_the_best_score_is_first_and_scores_sizes_and_times_are_the_reports(three: list[Path]) -> None:
     choice = compare.compare(three)
     first = choice.candidates[0]
-    assert (first.name, choice.score(first), first.size_mb) == ("good fp32", pytest.approx(0.91), 57.0)
+    assert (first.name, choice.score(first), first.size_mb) == ("good fp32", pytest.approx(0.91), 0.057)
     assert choice.view is not None and choice.view.place == OWN
     assert compare.median(first, choice.view) == 12.0
     assert choice.drop(choice.candidates[1]) == pytest.approx(0.01)
@@ -90,8 +101,8 @@ def test_the_front_keeps_equals(tmp_path: Path) -> None:
         ({"budget_ms": 4.0}, "quick fp32"),
         ({"budget_ms": 2.0}, "quick int8"),
         ({"budget_ms": 1.9}, None),
-        ({"max_mb": 20.0}, "good int8"),
-        ({"max_mb": 20.0, "budget_ms": 5.0}, "quick int8"),
+        ({"max_mb": 0.02}, "good int8"),
+        ({"max_mb": 0.02, "budget_ms": 5.0}, "quick int8"),
         ({"min_score": 0.7}, "quick int8"),
         ({"min_score": 0.895}, "quick fp32"),
         ({"min_score": 0.95}, None),
@@ -118,16 +129,18 @@ def test_the_headline_says_what_was_picked_why_and_what_cannot_be_told_from_it(t
     choice = compare.compare(three)
     said, remarks = told(choice)
     assert said == (
-        "good fp32 scores best: accuracy 0.910 at 12.0 ms and 57.0 MB; on 872 rows quick int8 cannot be told from it, "
-        "and takes 2.00 ms for 14.4 MB."
+        "good fp32 scores best: accuracy 0.910 at 12.0 ms and 0.0570 MB; on 872 rows quick int8 cannot be told from "
+        "it, and takes 2.00 ms for 0.0144 MB."
     )
     assert "872 rows cannot tell accuracy 0.910 from that of good int8 (0.900), quick fp32 (0.898) and " in remarks
-    assert told(choice, Limits(budget_ms=4, max_mb=20))[0].startswith("Within 4 ms and 20 MB, quick int8 scores best: ")
+    assert told(choice, Limits(budget_ms=4, max_mb=0.02))[0].startswith(
+        "Within 4 ms and 0.02 MB, quick int8 scores best: "
+    )
     assert told(choice, Limits(min_score=0.85))[0].startswith(
         "quick int8 is the fastest with accuracy of at least 0.850"
     )
     assert told(choice, Limits(budget_ms=1))[0] == (
-        "Within 1 ms, there is nothing: the best score is 0.910, the fastest takes 2.00 ms, the smallest has 14.4 MB."
+        "Within 1 ms, there is nothing: the best score is 0.910, the fastest takes 2.00 ms, the smallest has 0.0144 MB."
     )
 
 
@@ -135,7 +148,7 @@ def test_noisy_times_make_nothing_faster(tmp_path: Path) -> None:
     told_of = student(0.89, 2.0)
     noisy = (*told_of.rows[:4], replace(told_of.rows[4], latency=latency(2.0, noisy=True)))
     said, _ = told(compare.compare([bundle(tmp_path / "a", replace(told_of, rows=noisy))]))
-    assert said == "a fp32 scores best: accuracy 0.900 at 4.00 ms and 57.0 MB."
+    assert said == "a fp32 scores best: accuracy 0.900 at 4.00 ms and 0.0570 MB."
 
 
 def test_the_pick_that_no_baseline_should_reach(tmp_path: Path) -> None:
@@ -177,32 +190,74 @@ def test_scores_of_other_rows_are_shown_and_not_compared(tmp_path: Path, three: 
     assert "other int8 and other fp32 are scored on other rows (sst2, test split, 1,821 rows)" in told(choice)[1]
 
 
-def test_a_newer_certificate_speaks_for_the_file_instead_of_the_reports_row(tmp_path: Path) -> None:
-    choice = compare.compare([bundle(tmp_path / "a", student(0.80, 3.0, certificates=(certificate(0.888),)))])
+def test_what_a_report_says_is_of_the_file_whose_digest_it_names_whatever_the_dates(tmp_path: Path) -> None:
+    proof = certificate(0.888, rows=500, split="test", date="2026-12-31T00:00:00+00:00")
+    choice = compare.compare([bundle(tmp_path / "a", student(0.90, 3.0, certificates=(proof,)))])
     int8 = next(one for one in choice.candidates if one.precision == "int8")
-    assert choice.score(int8) == 0.888
-    assert int8.times == {}, "the row's times are of the file that was there before"
-    assert int8.certified is True
-    older = student(0.80, 3.0, certificates=(certificate(0.8, date="2026-11-21T02:00:00+05:00"),))
-    kept = compare.compare([bundle(tmp_path / "b", older)])
-    assert all(one.times for one in kept.candidates)
+    assert choice.basis is not None and choice.basis.split == "validation"
+    assert (choice.score(int8), compare.median(int8, choice.view), int8.certified) == (0.9, 3.0, True)
+    assert not any(one.by_name for one in choice.candidates)
+
+
+def test_a_file_made_anew_has_its_certificates_score_and_none_of_the_old_files_times(tmp_path: Path) -> None:
+    told = student(0.80, 3.0, certificates=(certificate(0.888), certificate(0.1, sha256=OTHER, device="browser")))
+    told = replace(told, rows=(*told.rows[:4], replace(told.rows[4], sha256=OTHER)))
+    choice = compare.compare([bundle(tmp_path / "a", told)])
+    int8 = next(one for one in choice.candidates if one.precision == "int8")
+    assert (choice.score(int8), int8.times, int8.certified) == (0.888, {}, True)
+    assert [one.device for one in int8.certificates] == ["local"], "the other is of another file"
+
+
+def test_an_old_report_that_names_no_digest_is_joined_by_name_and_says_so(tmp_path: Path) -> None:
+    told_of = student(0.90, 3.0, certificates=(certificate(0.888, rows=500),))
+    choice = compare.compare([bundle(tmp_path / "a", told_of, old=True)])
+    int8 = next(one for one in choice.candidates if one.precision == "int8")
+    assert (choice.score(int8), compare.median(int8, choice.view), int8.by_name) == (0.9, 3.0, True)
+    assert "SHA-256" in told(choice)[1]
+    newer = replace(told_of, certificates=(certificate(0.888, sha256=digest(tmp_path / "a", "int8")),))
+    file = tmp_path / "a" / "bundle" / "report.json"
+    file.write_text(newer.to_json(), encoding="utf-8")
+    rewrite_manifest(tmp_path / "a")
+    int8 = next(one for one in compare.compare([tmp_path / "a"]).candidates if one.precision == "int8")
+    assert int8.times == {}, "certified by name of digest: it was made after the old report"
+
+
+def test_a_bundle_with_one_changed_bit_is_refused(tmp_path: Path) -> None:
+    for name in (FILES["int8"], "report.json"):
+        path = bundle(tmp_path / name.replace("/", "-"), student(0.9, 3.0))
+        file = path / "bundle" / name
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(BundleError, match=Path(name).name):
+            compare.compare([path])
+
+
+def test_a_result_is_of_the_file_whose_digest_it_names(tmp_path: Path, three: list[Path]) -> None:
+    digests = {"a:int8": digest(three[0], "int8"), "quick:int8": OTHER, "b:int8": digest(three[1], "fp32")}
+    result = bench(tmp_path / "b.json", dict.fromkeys(digests, 5.0), sha256=digests)
+    choice = compare.compare([*three, result], at="local")
+    assert {one.name for one in choice.timed(choice.view)} == {"good int8", "quick fp32"}  # type: ignore[arg-type]
+    assert [one.rpartition(": ")[2] for one in choice.unmatched] == ["quick:int8"]
 
 
 def test_a_file_is_as_good_as_on_the_device_where_it_does_worst(tmp_path: Path) -> None:
     proofs = (certificate(0.888), certificate(0.868, certified=False, device="browser"))
-    choice = compare.compare([bundle(tmp_path / "a", student(0.80, 3.0, certificates=proofs))])
+    choice = compare.compare([bundle(tmp_path / "a", student(0.90, 3.0, certificates=proofs))])
     int8 = next(one for one in choice.candidates if one.precision == "int8")
     assert choice.score(int8) == 0.868
     assert int8.certified is False
-    said, remarks = told(choice, Limits(max_mb=20))
+    said, remarks = told(choice, Limits(max_mb=0.02))
     assert "a int8 scores best" in said
     assert "a int8 is not certified: the drop of 0.020 is more than 0.005." in remarks
 
 
 def test_an_fp32_file_with_a_certificate_of_its_own_is_not_what_the_others_began_from(tmp_path: Path) -> None:
     # a trimmed bundle: both files were compared with the bundle it was trimmed from
-    proofs = tuple(certificate(after, before=0.89, artefact=FILES[which]) for which, after in PROVED)
-    choice = compare.compare([bundle(tmp_path / "a", student(0.80, 3.0, certificates=proofs))])
+    proofs = tuple(
+        certificate(after, before=0.89, artefact=FILES[which], exact_sha256=OTHER) for which, after in PROVED
+    )
+    choice = compare.compare([bundle(tmp_path / "a", report(rows=ROWS[:3], certificates=proofs))])
     assert {one.precision: choice.score(one) for one in choice.candidates} == {"fp32": 0.886, "int8": 0.88}
     assert choice.drop(choice.candidates[1]) == pytest.approx(0.006)
 
@@ -354,14 +409,15 @@ def test_what_is_no_input_is_refused(tmp_path: Path, three: list[Path]) -> None:
         compare.compare([bench(tmp_path / "b.json", {"a:int8": 1.0})])
     broken = bundle(tmp_path / "broken", student(0.9, 1.0))
     (broken / "bundle" / "report.json").write_text('{"title": 3}')
+    rewrite_manifest(broken)
     with pytest.raises(CompressError, match=r"broken.*report.json: not a report"):
         compare.compare([broken])
 
 
 def test_json_has_every_figure_and_no_nan(three: list[Path], tmp_path: Path) -> None:
     choice = compare.compare([*three, bundle(tmp_path / "bare", None)])
-    chosen = compare.pick(choice, Limits(max_mb=20), choice.view)
-    text = json.dumps(compare_table.plain(choice, Limits(max_mb=20), chosen), allow_nan=False)
+    chosen = compare.pick(choice, Limits(max_mb=0.02), choice.view)
+    text = json.dumps(compare_table.plain(choice, Limits(max_mb=0.02), chosen), allow_nan=False)
     plain = json.loads(text)
     assert plain["pick"] == "good int8"
     assert plain["rows"] == {"data": "sst2", "split": "validation", "rows": 872}
