@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from compress.errors import CompressError
     from compress.export.bundle import Bundle
     from compress.objective import Objective
+    from compress.papers.reading import reads
     from compress.pipeline import distill
     from compress.pretraining import pretrain
     from compress.pruning.line import prune
@@ -46,6 +47,7 @@ _HOMES = {
     "load_task": "compress.data",
     "pretrain": "compress.pretraining",
     "prune": "compress.pruning.line",
+    "reads": "compress.papers.reading",
 }
 
 __all__ = [
@@ -66,6 +68,7 @@ __all__ = [
     "load_task",
     "pretrain",
     "prune",
+    "reads",
 ]
 
 

@@ -68,10 +68,18 @@ def resolve(name: str, *, allow_pickle: bool = False) -> Path:
 
     Hub ids are looked up through the local hub cache; without a network what is cached still works.
     """
+    check(name, allow_pickle=allow_pickle)
     place = _place(name)
     if isinstance(place, str):
-        place = _from_hub(place, allow_pickle)
-    return place if name == EMBEDDED else _checked(place, allow_pickle)
+        place = _checked(_from_hub(place, allow_pickle), allow_pickle)
+    return place
+
+
+def check(name: str, *, allow_pickle: bool = False) -> None:
+    """Raise TeacherError for a checkpoint that is neither whole on this disk nor a hub id; nothing is fetched."""
+    place = _place(name)
+    if isinstance(place, Path) and name != EMBEDDED:
+        _checked(place, allow_pickle)
 
 
 def config_folder(name: str) -> Path:

@@ -1,7 +1,8 @@
 """Whether a loss can compare what a student and its teacher show, as far as their sizes tell."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -12,12 +13,16 @@ from compress.shape import Shape
 from compress.term import Term
 
 
-class Loss(Protocol):
-    """A paper's formula, marked with what it reads."""
+@dataclass(frozen=True)
+class Loss:
+    """A formula, what it reads, and whether it takes the mask."""
 
+    function: Callable[..., Tensor]
     reading: Reading
+    masked: bool = True
 
-    def __call__(self, student: Tensor, target: Any, mask_BL: Tensor, /, **options: Any) -> Tensor: ...
+    def __call__(self, student: Tensor, target: Any, mask_BL: Tensor, /, **options: Any) -> Tensor:
+        return self.function(student, target, *([mask_BL] if self.masked else []), **options)
 
 
 _MUST_AGREE = {
@@ -88,5 +93,6 @@ def _relation_heads(term: Term, loss: Loss) -> int | None:
     """Into how many heads a loss splits what it compares; None where it takes the heads that there are."""
     if "heads" not in loss.reading.bridges:
         return None
-    found = term.options.get("heads", options(loss)["heads"].default if "heads" in options(loss) else None)
+    known = options(loss.function)
+    found = term.options.get("heads", known["heads"].default if "heads" in known else None)
     return None if found is None else int(found)

@@ -177,7 +177,10 @@ def ancestor(stages: Sequence[AnyStage], stage: Stage) -> AnyStage:
 
 
 def check(recipe: Recipe) -> list[str]:
-    """Every problem of a recipe's functions, and of who learns from whom, that shows without models."""
+    """List every problem of a recipe's functions, and of who learns from whom, that shows without models.
+
+    The user's own functions are passed over until they have been imported.
+    """
     problems = []
     calls = [
         (f"stages[{at}].{name}", getattr(stage, name), given)
@@ -190,7 +193,7 @@ def check(recipe: Recipe) -> list[str]:
     ]
     calls += [(f"{where}.init", spec.init, ("words",)) for where, spec in specs if spec and isinstance(spec.init, Call)]
     for where, call, given in calls:
-        if call is not None:
+        if call is not None and not call.absent:
             problems += calling.check(call, f"{recipe.name}: {where}", given=given)
     for at, stage in enumerate(recipe.stages):
         if isinstance(stage, Stage) and stage.teacher == "previous" and stage.kind == "distill":

@@ -3,22 +3,23 @@
 Shapes: B batch, L tokens, D hidden, H heads.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from compress.call import find, options
+from compress.call import find, misfits, options
 from compress.comparison import Loss, check_layers, check_sizes
 from compress.errors import ObjectiveError, did_you_mean
 from compress.layer_map import layer_pairs as layer_pairs  # noqa: PLC0414 maps are a part of terms
 from compress.papers.bert import IGNORED
-from compress.papers.reading import Reading
+from compress.papers.reading import USUAL_ITEMS, Reading
 from compress.shape import Shape
 from compress.signals import LAYERED, NAMES, Signals
-from compress.term import Term
+from compress.term import SETTINGS, Term
 
 MASKED = -1e4
 """Score of a pad where a softmax runs over positions: its exp is 0 in float32, also after a temperature."""
@@ -26,42 +27,62 @@ MASKED = -1e4
 PROJECTABLE = frozenset({"embeddings", "layers", "encoder_layers"})
 
 
-def find_loss(name: str | Callable[..., Any]) -> Loss:
-    """`tinybert.attention` -> compress/papers/tinybert.py; `my.package.losses.mine` -> your own; a function is itself.
+def find_loss(term: Term) -> Loss:
+    """Return the formula of a term, and what it reads: a paper's, or the user's own where that has been imported.
 
-    Raises ObjectiveError when there is none, or when it does not say what it reads.
+    Raises ObjectiveError when there is none, when it does not say what it reads, or takes other arguments than a loss.
     """
-    if not isinstance(name, str):
-        return _marked(name, getattr(name, "__qualname__", repr(name)))
-    return _marked(find(name, called="loss", mark="reading"), name)
+    if term.code is not None or not isinstance(term.loss, str):
+        function: Any = term.code or term.loss
+    else:
+        function = find(term.loss, called="loss", mark="reading")
+    marked = getattr(function, "reading", None)
+    if isinstance(marked, Reading) and term.reads is not None:
+        raise ObjectiveError(f"{term.name} says itself that it reads {marked.signal}: remove `reads`")
+    if not isinstance(marked, Reading):
+        if term.reads is None:
+            raise ObjectiveError(
+                f"{term.name} does not say what it reads: mark it, as in @compress.reads('logits'), or say it in the "
+                "recipe, as in `reads: logits`"
+            )
+        marked = Reading(term.reads, per=USUAL_ITEMS.get(term.reads, "token"))
+    return Loss(function, marked, masked=_takes_mask(function, term.name, marked))
 
 
-def _marked(loss: Any, name: str) -> Loss:
-    if not isinstance(getattr(loss, "reading", None), Reading):
-        raise ObjectiveError(
-            f"{name!r} does not say what it reads: mark it, as in @compress.papers.reading.reads('layers')"
-        )
-    return loss
+def _takes_mask(function: Any, name: str, reading: Reading) -> bool:
+    """Tell whether a loss takes the mask. Raises ObjectiveError for arguments that are not those of a loss."""
+    expected = f"expected def {name.rpartition('.')[2]}(student, {reading.against}[, mask], *, option=...)"
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:  # what is not called, or is of C
+        raise ObjectiveError(f"{name}: its arguments cannot be read; {expected}") from error
+    places = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    stray = [each for each in parameters if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    if len(places) not in (2, 3) or stray:
+        raise ObjectiveError(f"{name} takes {inspect.signature(function)}; {expected}: options stand after the *")
+    return len(places) == 3
 
 
-def check(terms: Sequence[Term], where: str) -> list[str]:
-    """Every problem of these terms that shows without models: unknown losses, unknown options, senseless settings."""
+def check(terms: Sequence[Term], where: str, *, absent: bool = False) -> list[str]:
+    """List every problem of these terms that shows without models: unknown losses and options, senseless settings.
+
+    absent: functions of the user's that have not been imported are passed over.
+    """
     problems: list[str] = []
     for i, term in enumerate(terms):
         place = f"{where}.objective[{i}]".lstrip(".")
+        if absent and term.absent:
+            continue
         try:
-            loss = find_loss(term.loss)
+            loss = find_loss(term)
         except ObjectiveError as error:
             problems.append(f"{place}: {error}")
             continue
         reading = loss.reading
         if reading.signal not in NAMES:
             problems.append(f"{place}: {term.name} reads {reading.signal!r}.{did_you_mean(reading.signal, NAMES)}")
-        known_options = options(loss)
-        for option in term.options:
-            if option not in known_options:
-                known = [*known_options, "weight", "layers", "project", "only"]
-                problems.append(f"{place}: {term.name} has no option {option!r}.{did_you_mean(option, known)}")
+        wrong = misfits(term.options, options(loss.function), SETTINGS[1:])
+        problems += [f"{place}: {term.name}{problem}" for problem in wrong]
         if term.project and reading.signal not in PROJECTABLE:
             problems.append(f"{place}: {term.name} reads {reading.signal}, which cannot be projected; remove `project`")
         if term.layers != "uniform" and reading.signal not in LAYERED:
@@ -87,7 +108,7 @@ class Objective(nn.Module):
         problems = check(self.terms, "")
         if problems:
             raise ObjectiveError("\n".join(problems))
-        self.losses = [find_loss(term.loss) for term in self.terms]
+        self.losses = [find_loss(term) for term in self.terms]
         self.readings = [loss.reading for loss in self.losses]
         self.names = _distinct([term.name for term in self.terms])
         self.student_wants = frozenset(reading.signal for reading in self.readings)
@@ -177,9 +198,12 @@ class Objective(nn.Module):
             map_TD = self.projections[self.maps[i]].weight
             return linear(hidden_BLD, map_TD[:, : hidden_BLD.shape[-1]])  # type: ignore[index]
 
-        if reading.signal not in LAYERED:
-            return loss(project(mine), theirs, mask_BL, **term.options)
-        values = [loss(project(mine[m]), theirs[n], mask_BL, **term.options) for m, n in pairs]
+        compared = [(mine, theirs)] if reading.signal not in LAYERED else [(mine[m], theirs[n]) for m, n in pairs]
+        values = [loss(project(own), other, mask_BL, **term.options) for own, other in compared]
+        for value in values:
+            if not isinstance(value, Tensor) or value.dim():
+                shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise ObjectiveError(f"{term.name} returns {shown}; expected one number, a tensor without dimensions")
         return torch.stack(values).sum()
 
     def _answers(

@@ -10,7 +10,7 @@ from typing import Literal
 from accelerate import PartialState
 from rich.console import Console
 
-from compress import lineage, teachers
+from compress import lineage, preflight, teachers, user_code
 from compress import precision as precisions
 from compress.classroom import opened, tutored
 from compress.data.made import asks_language_model
@@ -32,7 +32,7 @@ from compress.train import shares
 def distill(
     *,
     teacher: str,
-    recipe: str | Recipe,
+    recipe: str | Path | Recipe,
     data: str,
     out: str | Path,
     corpus: str | None = None,
@@ -47,6 +47,7 @@ def distill(
     resume: bool = False,
     gate: Literal["refuse", "warn"] = "refuse",
     allow_pickle: bool = False,
+    allow_code: str | Path | None = None,
     console: Console | None = None,
 ) -> Bundle:
     """Distil `teacher` into a student as `recipe` says, ship it as a bundle in `out`/bundle, and measure it.
@@ -59,20 +60,26 @@ def distill(
                labels the data by answering it; the recipe's student names the checkpoint it begins as
     out        the run's directory; `resume` continues a run that was interrupted, to the same final weights
     gate       what a teacher that is no better than the majority answer leads to
+    allow_code the folder of your own functions that the recipe names: such a recipe is a program, and runs only so
 
     Raises a CompressError that says what to do for anything wrong with these.
     """
     console, started = console or Console(quiet=True), time.time()
-    state = PartialState(cpu=on_cpu())
-    recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
+    recipe = preflight.load_recipe(recipe, overrides)
     prompt = Prompt.load(prompt) if isinstance(prompt, str) else prompt
-    check_recipe(recipe, state.num_processes)
+    preflight.check(
+        recipe, teacher=teacher, out=out, data=data, corpus=corpus, prompted=prompt is not None, seed=seed,
+        resume=resume, allow_pickle=allow_pickle, allow_code=allow_code,
+    )  # fmt: skip
+    state = PartialState(cpu=on_cpu())
+    recipe = with_code(recipe, state.num_processes, allow_code)
     checkpoint = teacher if prompt is None else beginning(recipe)
     number_format = precisions.choose(precision)
     identity = {
         "teacher": teacher, "prompt": prompt and prompt.model_dump(mode="json"), "data": data, "corpus": corpus,
         "seed": seed, "precision": number_format,
-        "columns": [list(text) if text else None, label, kind, metric], "command": command_line(),
+        "columns": [list(text) if text else None, label, kind, metric], "code": user_code.digests(recipe),
+        "command": command_line(),
     }  # fmt: skip
     run = Run.open(Path(out), recipe, identity, resume=resume, main=state.is_main_process)
     with closing(run):
@@ -112,13 +119,22 @@ def on_cpu() -> bool:
     return not torch.cuda.is_available() or bool(os.environ.get("ACCELERATE_USE_CPU"))
 
 
+def with_code(recipe: Recipe, processes: int, allow_code: str | Path | None) -> Recipe:
+    """Return the recipe with the user's own functions, imported after all else was checked. Raises RecipeError."""
+    check_recipe(recipe, processes)
+    loaded = user_code.load(recipe, allow_code)
+    check_recipe(loaded, processes)
+    return loaded
+
+
 def check_recipe(recipe: Recipe, processes: int) -> None:
-    """What only shows with papers and machine at hand: unknown losses and options, batches that do not split."""
+    """Raise RecipeError for what only shows with papers and machine at hand: unknown losses and options, batches that
+    do not split. The user's own functions are passed over until they have been imported."""
     problems = lineage.check(recipe)
     for where, stage in _stages(recipe):
         if not isinstance(stage, Stage):
             continue
-        problems += check(stage.objective, f"{recipe.name}: {where}")
+        problems += check(stage.objective, f"{recipe.name}: {where}", absent=True)
         try:
             shares(stage, processes)
         except RecipeError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from accelerate import PartialState
 from rich.console import Console
 
-from compress import general, teachers
+from compress import general, preflight, teachers, user_code
 from compress import precision as precisions
 from compress.data import load_task
 from compress.data.batches import Collate
@@ -16,7 +16,7 @@ from compress.data.corpora import load_corpus
 from compress.errors import RecipeError
 from compress.files import filled
 from compress.lineage import Lineage, in_bf16
-from compress.pipeline import check_lengths, check_recipe, on_cpu
+from compress.pipeline import check_lengths, on_cpu, with_code
 from compress.recipe import Recipe
 from compress.run import Run
 from compress.ship import command_line
@@ -26,7 +26,7 @@ from compress.stages import Material, taken
 def pretrain(
     *,
     teacher: str,
-    recipe: str | Recipe,
+    recipe: str | Path | Recipe,
     out: str | Path,
     corpus: str | None = None,
     data: str | None = None,
@@ -35,6 +35,7 @@ def pretrain(
     precision: precisions.Precision = "auto",
     resume: bool = False,
     allow_pickle: bool = False,
+    allow_code: str | Path | None = None,
     console: Console | None = None,
 ) -> Path:
     """Run a recipe's stages up to the first that ends in a task's head; returns the checkpoint's folder, `out`/student.
@@ -43,18 +44,21 @@ def pretrain(
               the model takes
     corpus    the text of stages on text; data: the labelled set of stages that answer with text, as T5 does
 
-    The checkpoint is a plain transformers folder with its tokenizer, and may be the teacher of other runs. Raises a
-    CompressError that says what to do for anything wrong with these.
+    The rest is as for `distill`. The checkpoint is a plain transformers folder with its tokenizer, and may be the
+    teacher of other runs. Raises a CompressError that says what to do for anything wrong with these.
     """
     console = console or Console(quiet=True)
+    recipe = preflight.load_recipe(recipe, overrides)
+    preflight.check(
+        recipe, teacher=teacher, out=out, data=data, corpus=corpus, seed=seed, resume=resume,
+        allow_pickle=allow_pickle, allow_code=allow_code,
+    )  # fmt: skip
     state = PartialState(cpu=on_cpu())
-    recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
-    recipe = _without_task(recipe, corpus, data)
-    check_recipe(recipe, state.num_processes)
+    recipe = with_code(_without_task(recipe, corpus, data), state.num_processes, allow_code)
     number_format = precisions.choose(precision)
     identity = {
         "teacher": teacher, "data": data, "corpus": corpus, "seed": seed, "precision": number_format,
-        "columns": [None, None, None, None], "command": command_line(),
+        "columns": [None, None, None, None], "code": user_code.digests(recipe), "command": command_line(),
     }  # fmt: skip
     run = Run.open(Path(out), recipe, identity, resume=resume, main=state.is_main_process)
     with closing(run):

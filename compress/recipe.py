@@ -6,11 +6,13 @@ This module imports neither torch nor transformers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from compress import user_code
 from compress.errors import RecipeError, did_you_mean
 from compress.recipe_file import extended, locate, override
 from compress.recipe_stage import ALL_KINDS, KINDS, TAGS, AnyStage, Frozen, Head, Prune, Stage, StudentSpec, Target
@@ -105,12 +107,16 @@ class Recipe(Frozen):
         return self
 
     @staticmethod
-    def load(name: str, overrides: Sequence[str] = ()) -> "Recipe":
+    def load(name: str | Path, overrides: Sequence[str] = (), *, allow_code: str | Path | None = None) -> "Recipe":
         """Read `recipes/<name>.yaml` (or the .yaml file `name`), apply `path=value` overrides, check everything.
 
-        Raises RecipeError with every problem found. Losses are looked up by `objective.check`, which needs torch.
+        allow_code   the folder of the user's own functions that the recipe names (or an installed package): they are
+                     imported last, and only then. Left out, none is.
+
+        Raises RecipeError with every problem found. Losses of papers are looked up by `objective.check`, which needs
+        torch.
         """
-        path = locate(name)
+        path = locate(str(name))
         tree = extended(path)
         for line in overrides:
             override(tree, line, ALL_KINDS)
@@ -125,7 +131,7 @@ class Recipe(Frozen):
             problems += [_problem(path.name, each) for each in error.errors() if not _follows(each)]
         if problems:
             raise RecipeError(sorted(set(problems)))
-        return recipe
+        return recipe if allow_code is None else user_code.load(recipe, allow_code)
 
     def plain(self) -> dict[str, Any]:
         """Plain data with every number, defaults included."""

@@ -11,6 +11,7 @@
 A stage is done when its `model/` exists; there is no other cursor.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -24,9 +25,9 @@ from compress.errors import RunError
 from compress.files import naming, written
 from compress.recipe import AnyStage
 
-_IDENTITY = ("teacher", "prompt", "data", "corpus", "seed", "precision", "columns")
+_IDENTITY = ("teacher", "prompt", "data", "corpus", "seed", "precision", "columns", "code")
 """What must agree for a run to be continued, besides the recipe."""
-_FACTS = "run.json"
+_FACTS, _LOCK = "run.json", ".lock"
 _PAPERS = ("recipe.yaml", "search.yaml", _FACTS)
 """Written before anything runs; a directory that holds no more than these has nothing to lose."""
 _SPENT = "costs.json"
@@ -65,14 +66,7 @@ class Run:
         """
         if not main:
             return Run(path, identity["seed"], main=False)
-        if path.exists() and not path.is_dir():
-            raise RunError(f"{path}: is a file; --out must name a directory")
-        kept = _kept(path)
-        there = (path / "run.json").is_file() and kept
-        if kept and not there:
-            raise RunError(f"{path}: is not empty and not a run of compress; choose another --out")
-        if there and not resume:
-            raise RunError(f"{path}: holds a run already; --resume continues it, another --out starts a new one")
+        there = Run.check(path, resume=resume)
         _make(path)
         lock = _locked(path)
         try:
@@ -88,6 +82,26 @@ class Run:
             lock.close()
             raise
         return Run(path, identity["seed"], main=True, _lock=lock)
+
+    @staticmethod
+    def check(path: Path, *, resume: bool = False) -> bool:
+        """Tell whether a run is there, to be continued; nothing is written. Raises RunError for another's directory."""
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path}: is a file; --out must name a directory")
+        kept = _kept(path)
+        there = (path / _FACTS).is_file() and kept
+        if kept and not there:
+            raise RunError(f"{path}: is not empty and not a run of compress; choose another --out")
+        if there and not resume:
+            raise RunError(f"{path}: holds a run already; --resume continues it, another --out starts a new one")
+        above = next(each for each in (path, *path.absolute().parents) if each.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+            why = os.strerror(errno.EACCES if above.is_dir() else errno.ENOTDIR)
+            raise RunError(f"{path}: cannot be made ({why}); choose an --out that can be written")
+        if (path / _LOCK).is_file():
+            with (path / _LOCK).open(encoding="utf-8") as file:
+                _lock(path, file, fcntl.LOCK_SH)
+        return there
 
     def stage(self, name: str) -> Path:
         """The stage's own directory."""
@@ -120,29 +134,34 @@ def _make(path: Path) -> None:
 def _kept(path: Path) -> bool:
     """Whether a directory holds more than what a run of ours begins with: the lock, then its papers, whole or not."""
     entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    papers = {".lock", _SPENT, *_PAPERS, *(f".{name}.partial" for name in _PAPERS)}
-    return bool(entries - papers) or (bool(entries) and ".lock" not in entries)
+    papers = {_LOCK, _SPENT, *_PAPERS, *(f".{name}.partial" for name in _PAPERS)}
+    return bool(entries - papers) or (bool(entries) and _LOCK not in entries)
 
 
 def _locked(path: Path) -> IO[str]:
     """Held as long as the process lives, whatever kills it."""
-    file = (path / ".lock").open("a+", encoding="utf-8")
+    file = (path / _LOCK).open("a+", encoding="utf-8")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(path, file, fcntl.LOCK_EX)
         file.truncate(0)
-        with naming(path / ".lock"):
+        with naming(path / _LOCK):
             file.write(str(os.getpid()))
             file.flush()
-    except BlockingIOError:
-        file.seek(0)
-        owner = file.read().strip() or "unknown"
-        file.close()
-        raise RunError(f"{path}: another process (pid {owner}) is running this run; wait for it, or stop it") from None
-    except OSError:
+    except (OSError, RunError):
         with suppress(OSError):  # what could not be written before cannot be written when closing
             file.close()
         raise
     return file
+
+
+def _lock(path: Path, file: IO[str], way: int) -> None:
+    """Lock the file without waiting. Raises RunError where another process holds it."""
+    try:
+        fcntl.flock(file, way | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip() or "unknown"
+        raise RunError(f"{path}: another process (pid {owner}) is running this run; wait for it, or stop it") from None
 
 
 def _same(path: Path, recipe: Resolved, identity: Mapping[str, Any], name: str) -> None:

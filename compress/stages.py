@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from compress import digest, evaluate
-from compress.call import Call, find, options
+from compress.call import Call, options
 from compress.data.batches import Batching, encode
 from compress.data.built import built
 from compress.data.cache import home
@@ -91,7 +91,7 @@ class Material:
                 split = augmented(split, stage.augment, lm.model, lm.tokenizer, lm_digest=lm.digest, seed=seed)
             if stage.rows is not None:
                 return encode_task(
-                    split, self.data.task, self.tokenizer, find(stage.rows.by), stage.rows.options,
+                    split, self.data.task, self.tokenizer, stage.rows.function, stage.rows.options,
                     max_length=stage.max_length,
                 )  # fmt: skip
             return encode(split, self.tokenizer, stage.max_length)
@@ -112,7 +112,7 @@ class Material:
         limit = HELD_OUT_TOKENS if held_out else stage.limit_tokens
         if stage.rows is None:
             return encode_corpus(text, self.tokenizer, stage.max_length, limit_tokens=limit)
-        builder, options = find(stage.rows.by), stage.rows.options
+        builder, options = stage.rows.function, stage.rows.options
         return built(
             text, self.tokenizer, builder, stage.rows.by, options,
             max_length=stage.max_length, seed=seed, limit_tokens=limit,
@@ -140,7 +140,7 @@ def run_stage(
     """
     if stage.head == "seq2seq":
         material = replace(material, collate=Seq2SeqCollate(material.tokenizer, student))
-    seed = run.seed + int(digest.of_value(stage.name)[:6], 16)
+    seed = (run.seed + int(digest.of_value(stage.name)[:6], 16)) % 2**32
     set_seed(seed)
     rows = material.rows(stage, seed)
     words = _words(stage, material, rows) if stage.corrupt or stage.step else None
@@ -180,7 +180,7 @@ def _step(
         for map_DS in objective.projections.parameters() if origin_D is not None else ():
             map_DS.data = torch.eye(len(map_DS))[:, origin_D]  # instead of a random map, which must first be learned
     model = teacher.model if teacher else None
-    known = options(find(stage.step.by)) if stage.step else {"shown": None}
+    known = options(stage.step.function) if stage.step else {"shown": None}
     shown = None
     if objective and teacher and "shown" in known:
         if teacher.asked:

@@ -19,14 +19,16 @@ from tests.command import Shelf
 OPTIONS = {
     "distill": (
         "--teacher --recipe --data --out --corpus --prompt --set --text --label --kind --metric --seed --precision "
-        "--resume --gate --allow-pickle --json"
+        "--resume --gate --allow-pickle --allow-code --json"
     ),
-    "pretrain": "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle",
+    "pretrain": (
+        "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle --allow-code"
+    ),
     "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle",
     "prune": (
         "model --data --out --recipe --layers --hidden --heads --ffn --embedding --bottleneck --max-latency-ms "
         "--speedup --max-params --heterogeneous --device --threads --batch --seq --set --text --label --kind --metric "
-        "--seed --precision --resume --gate --allow-pickle --json"
+        "--seed --precision --resume --gate --allow-pickle --allow-code --json"
     ),
     "export": (
         "model --out --for --precision --opset --tune --device --lan --timeout --python --threads --batch --seq "
@@ -40,9 +42,9 @@ OPTIONS = {
         "--teacher --data --out --space --set --max-latency-ms --speedup --max-params --max-file-mb --min-score "
         "--objective --device --lan --timeout --python --threads --batch --seq --file --shapes --rounds --runs "
         "--anchor --sampler --trials --minutes --finalists --winners --storage --name --worker --weights --text "
-        "--label --kind --metric --seed --precision --resume --gate --allow-pickle --json"
+        "--label --kind --metric --seed --precision --resume --gate --allow-pickle --allow-code --json"
     ),
-    "search show": "study trial --bundle --train --json",
+    "search show": "study trial --bundle --train --allow-code --json",
     "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --json",
     "predict": "bundle texts... --pair --precision --json",
     "bench": (

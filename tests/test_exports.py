@@ -27,6 +27,7 @@ PUBLIC = [
     "load_task",
     "pretrain",
     "prune",
+    "reads",
 ]
 
 

@@ -57,7 +57,7 @@ def only_one(ids: Tensor) -> Tensor:
 
 def test_every_kind_of_item_is_tested_and_counted() -> None:
     assert set(EVERY_ITEM) == set(get_args(Item))
-    assert all(find_loss(term.loss).reading.per == per for per, terms in EVERY_ITEM.items() for term in terms)
+    assert all(find_loss(term).reading.per == per for per, terms in EVERY_ITEM.items() for term in terms)
     counts = {per: count.item() for per, count in counted(masked_batch(some)).items()}
     assert counts == {"example": 4, "token": 17, "pair": 49 + 9 + 25 + 4, "label": 4}
 

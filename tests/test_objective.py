@@ -1,6 +1,6 @@
 """Layer maps, projections, and refusals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -254,6 +254,19 @@ def test_mobilebert_attends_in_its_bottleneck() -> None:
 # What shows without models
 
 
+@reads("layers")
+def mine(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor, *, power: float = 1.0) -> Tensor:
+    return (student_BLD - teacher_BLD).abs().pow(power).mean()
+
+
+def plain(student_BLD: Tensor, teacher_BLD: Tensor) -> Tensor:
+    return (student_BLD - teacher_BLD).abs().mean()
+
+
+def needy(student_BLD: Tensor, teacher_BLD: Tensor, *, power: float) -> Tensor:
+    return (student_BLD - teacher_BLD).pow(power).mean()
+
+
 @pytest.mark.parametrize(
     ("term", "message"),
     [
@@ -262,10 +275,21 @@ def test_mobilebert_attends_in_its_bottleneck() -> None:
         (Term("tinybert.mean_over"), "no loss 'tinybert.mean_over'"),
         (Term("reading.reads"), "no paper 'reading'"),
         (Term("hidden"), "no loss 'hidden'"),
-        (Term("no.such.module"), "cannot import 'no.such'"),
-        (Term("math.gcd.of"), "cannot import 'math.gcd'"),
-        (Term("tests.tiny.model"), "'tests.tiny.model' does not say what it reads"),
-        (Term(tiny.model), "'model' does not say what it reads"),
+        (Term("no.such.module"), "no loss 'no.such.module'"),
+        (Term("tests.tiny.model"), "no loss 'tests.tiny.model'"),
+        (Term(tiny.model), "tests.tiny.model does not say what it reads"),
+        (Term(mine, reads="logits"), "says itself that it reads layers: remove `reads`"),
+        (Term(plain, reads="logitz"), "reads 'logitz'. Did you mean 'logits'?"),
+        (Term(plain, reads="layers", power=2), "has no option 'power'"),
+        (Term(tiny.model, reads="layers"), "expected def model(student, teacher[, mask], *, option=...)"),
+        (Term(print, reads="layers"), "expected def print(student, teacher[, mask], *, option=...)"),
+        (Term(lambda student, teacher, mask, power=2: student, reads="layers"), "(student, teacher, mask, power=2)"),
+        (Term(lambda student: student, reads="layers"), "(student)"),
+        (Term(lambda student, teacher, **more: student, reads="layers"), "**more"),
+        (Term(3, reads="layers"), "its arguments cannot be read"),  # type: ignore[arg-type]
+        (Term("hinton.soft_targets", temperature=0), "temperature: Input should be greater than 0, found 0"),
+        (Term("hinton.soft_targets", temperature="warm"), "temperature: "),
+        (Term(needy, reads="layers"), "needs the option 'power'"),
         (
             Term("hinton.soft_targets", options={"temprature": 2.0}),
             "no option 'temprature'. Did you mean 'temperature'?",
@@ -292,14 +316,26 @@ def test_all_problems_at_once() -> None:
     assert places == ["stages[1].objective[0]", "stages[1].objective[2]", "stages[1].objective[2]"]
 
 
-@reads("layers")
-def mine(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor, *, power: float = 1.0) -> Tensor:
-    return (student_BLD - teacher_BLD).abs().pow(power).mean()
-
-
-def test_your_own_loss_by_path_or_as_a_function() -> None:
+def test_your_own_loss_is_a_function_with_or_without_mark_and_mask() -> None:
     student, teacher = signals(STUDENT, 1), signals(TEACHER, 2)
-    terms = [Term(loss, layers="last", options={"power": 2.0}) for loss in (f"{__name__}.mine", mine)]
-    by_path, as_function = (Objective([term], STUDENT, TEACHER)(student, teacher)["total"] for term in terms)
-    assert find_loss(f"{__name__}.mine") is mine
-    assert by_path == as_function == mine(student.layers[-1], teacher.layers[-1], student.mask_BL, power=2.0)
+    terms = [Term(mine, layers="last", power=1), Term(plain, reads="layers", layers="last")]
+    marked, unmarked = (Objective([term], STUDENT, TEACHER)(student, teacher) for term in terms)
+    expected = mine(student.layers[-1], teacher.layers[-1], student.mask_BL)
+    assert marked["total"] == unmarked["total"] == expected
+    assert list(marked) == [f"{__name__}.mine", "total"]
+    assert find_loss(terms[0]).function is mine
+
+
+@pytest.mark.parametrize("loss", [lambda student, teacher: student - teacher, lambda student, teacher: 1.0])
+def test_a_loss_returns_one_number(loss: Callable[..., Any]) -> None:
+    objective = Objective([Term(loss, reads="layers")], STUDENT, TEACHER)
+    with pytest.raises(ObjectiveError, match="expected one number"):
+        objective(signals(STUDENT, 1), signals(TEACHER, 2))
+
+
+@pytest.mark.parametrize(
+    ("signal", "per"), [("logits", "example"), ("pair", "example"), ("scores", "pair"), ("layers", "token")]
+)
+def test_what_a_mean_usually_runs_over(signal: str, per: str) -> None:
+    assert find_loss(Term(plain, reads=signal)).reading.per == per
+    assert find_loss(Term(reads(signal)(lambda student, teacher: student))).reading.per == per

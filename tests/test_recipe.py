@@ -224,7 +224,7 @@ def test_set_by_number_and_by_name(tmp_path: Path) -> None:
         ("stages.0=5", "mine.yaml: stages[0]: "),
         (
             "stages.0.objective.0.weight=much",
-            "mine.yaml: stages[0].objective[0]: weight must be a number, found 'much'",
+            "mine.yaml: stages[0].objective[0]: weight must be a number from 0 to 1,000,000, found 'much'",
         ),
         ("extends=tinybert", "mine.yaml: extends: no such setting."),
     ],

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from compress.cli.options import (
+    AllowCode,
     AllowPickle,
     CorpusName,
     Json,
@@ -41,21 +42,36 @@ def distill(
     resume: Resume = False,
     gate: OnWeakTeacher = "refuse",
     allow_pickle: AllowPickle = False,
+    allow_code: AllowCode = None,
     as_json: Json = False,
 ) -> None:
     """Distil a teacher into a student, export and quantise it, and measure it beside its teacher."""
     with told(hint=f"Continue with: compress distill ... --out {out} --resume"):
-        from compress.pipeline import distill as run
+        from compress import preflight
+
+        ready = preflight.load_recipe(recipe, overrides or [])
+        preflight.check(
+            ready,
+            teacher=teacher,
+            out=out,
+            data=data,
+            corpus=corpus,
+            prompted=prompt is not None,
+            seed=seed,
+            resume=resume,
+            allow_pickle=allow_pickle,
+            allow_code=allow_code,
+        )
+        from compress.pipeline import distill as run  # seconds: torch
 
         shown = console(as_json)
         bundle = run(
             teacher=teacher,
-            recipe=recipe,
+            recipe=ready,
             data=data,
             out=out,
             corpus=corpus,
             prompt=prompt,
-            overrides=overrides or [],
             text=text,
             label=label,
             kind=kind,
@@ -65,6 +81,7 @@ def distill(
             resume=resume,
             gate=gate,
             allow_pickle=allow_pickle,
+            allow_code=allow_code,
             console=shown,
         )
         if as_json and not shown.quiet:
@@ -82,22 +99,37 @@ def pretrain(
     precision: Precision = "auto",
     resume: Resume = False,
     allow_pickle: AllowPickle = False,
+    allow_code: AllowCode = None,
 ) -> None:
     """Run a recipe's stages on text alone: a general student, a language model, a teacher. Ends in a checkpoint."""
     with told(hint=f"Continue with: compress pretrain ... --out {out} --resume"):
-        from compress.pretraining import pretrain as run
+        from compress import preflight
+
+        ready = preflight.load_recipe(recipe, overrides or [])
+        preflight.check(
+            ready,
+            teacher=teacher,
+            out=out,
+            data=data,
+            corpus=corpus,
+            seed=seed,
+            resume=resume,
+            allow_pickle=allow_pickle,
+            allow_code=allow_code,
+        )
+        from compress.pretraining import pretrain as run  # seconds: torch
 
         run(
             teacher=teacher,
-            recipe=recipe,
+            recipe=ready,
             out=out,
             corpus=corpus,
             data=data,
-            overrides=overrides or [],
             seed=seed,
             precision=precision,
             resume=resume,
             allow_pickle=allow_pickle,
+            allow_code=allow_code,
             console=console(),
         )
 

@@ -21,6 +21,10 @@ Seed = Annotated[int, typer.Option(help="Of every random number of the run.")]
 Precision = Annotated[Literal["auto", "bf16", "fp32"], typer.Option(help="What training computes in.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out.")]
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Accept pickled weights you trust.")]
+AllowCode = Annotated[
+    Path | None,
+    typer.Option(help="Folder of your own functions that the recipe names: it is a program, and runs only so."),
+]
 OnWeakTeacher = Annotated[
     Literal["refuse", "warn"], typer.Option(help="What to do with a teacher no better than the majority.")
 ]

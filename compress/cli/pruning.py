@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import typer
 
 from compress.cli.options import (
+    AllowCode,
     AllowPickle,
     Json,
     OnWeakTeacher,
@@ -66,16 +67,30 @@ def prune(
     resume: Resume = False,
     gate: OnWeakTeacher = "refuse",
     allow_pickle: AllowPickle = False,
+    allow_code: AllowCode = None,
     as_json: Json = False,
 ) -> None:
     """Cut from a model what matters least, to given sizes or a budget; let it recover, ship and measure it."""
     with told(hint=f"Continue with: compress prune ... --out {out} --resume"):
-        from compress.pruning.line import prune as run
+        from compress import preflight
+
+        ready = preflight.load_recipe(recipe, overrides or [])
+        preflight.check(
+            ready,
+            teacher=model,
+            out=out,
+            data=data,
+            seed=seed,
+            resume=resume,
+            allow_pickle=allow_pickle,
+            allow_code=allow_code,
+        )
+        from compress.pruning.line import prune as run  # seconds: torch
 
         shown = console(as_json)
         bundle = run(
             model=model,
-            recipe=recipe,
+            recipe=ready,
             data=data,
             out=out,
             layers=layers,
@@ -92,7 +107,6 @@ def prune(
             threads=threads,
             batch=batch,
             seq=seq,
-            overrides=overrides or [],
             text=text,
             label=label,
             kind=kind,
@@ -102,6 +116,7 @@ def prune(
             resume=resume,
             gate=gate,
             allow_pickle=allow_pickle,
+            allow_code=allow_code,
             console=shown,
         )
         if as_json and not shown.quiet:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from compress.cli.options import (
+    AllowCode,
     AllowPickle,
     DevicePython,
     DeviceTimeout,
@@ -90,6 +91,7 @@ def search(
     resume: Resume = False,
     gate: OnWeakTeacher = "refuse",
     allow_pickle: AllowPickle = False,
+    allow_code: AllowCode = None,
     as_json: Json = False,
 ) -> None:
     """Find the students that are best under a budget on your device; the best one is distilled and shipped."""
@@ -105,14 +107,28 @@ def search(
 
             if storage is None:
                 raise SearchError("--worker: joins a search in its storage; give --storage, as that search was given")
-            join(storage, name=name, weights=weights, minutes=minutes, console=shown)
+            join(storage, name=name, weights=weights, minutes=minutes, allow_code=allow_code, console=shown)
             return
         missing = [
             f"--{each}" for each, given in {"teacher": teacher, "data": data, "out": out}.items() if given is None
         ]
         if teacher is None or data is None or out is None:
             raise SearchError(f"search: needs {', '.join(missing)} too; see compress search --help")
-        from compress.bench.device import open_device
+        from compress import preflight
+        from compress.search import space_file
+
+        chosen = space_file.load(space, overrides or [])
+        preflight.check(
+            chosen,
+            teacher=teacher,
+            out=out,
+            data=data,
+            seed=seed,
+            resume=resume,
+            allow_pickle=allow_pickle,
+            allow_code=allow_code,
+        )
+        from compress.bench.device import open_device  # seconds: torch
         from compress.pruning.decision import to_the_user
         from compress.search.pipeline import search as run
 
@@ -120,8 +136,7 @@ def search(
             teacher=teacher,
             data=data,
             out=out,
-            space=space,
-            overrides=overrides or [],
+            space=chosen,
             max_latency_ms=max_latency_ms,
             speedup=speedup,
             max_params=max_params,
@@ -160,6 +175,7 @@ def search(
             resume=resume,
             gate=gate,
             allow_pickle=allow_pickle,
+            allow_code=allow_code,
             console=shown,
         )
         if as_json:
@@ -172,6 +188,7 @@ def show(
     trial: Annotated[int | None, typer.Argument(help="Number of a trial; without it, the front is shown.")] = None,
     bundle: Annotated[Path | None, typer.Option(help="New folder for the trial's student.")] = None,
     train: Annotated[bool, typer.Option("--train", help="Distil it fully first, as the winner was.")] = False,
+    allow_code: AllowCode = None,
     as_json: Json = False,
 ) -> None:
     """Show the front of a search, or write one of its students as a bundle."""
@@ -192,7 +209,7 @@ def show(
             return
         from compress.search.show import show as write
 
-        made = write(study, trial, bundle, train=train, console=console(as_json))
+        made = write(study, trial, bundle, train=train, allow_code=allow_code, console=console(as_json))
         if as_json:
             print((made.path / "report.json").read_text(encoding="utf-8"))
         else:

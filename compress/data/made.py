@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from compress.call import Call, find
+from compress.call import Call
 from compress.data import cache
 from compress.data.batches import fingerprint
 from compress.data.corpora import Corpus
@@ -33,7 +33,7 @@ TEXTS: Final = ("text", "text_pair", "question", "context")
 def asks_language_model(call: Call) -> bool:
     """Whether this augmentation works with a language model, as its second parameter, `lm`, says; else any encoder."""
     try:
-        return "lm" in inspect.signature(find(call.by)).parameters
+        return "lm" in inspect.signature(call.function).parameters
     except ObjectiveError:  # no such function: told where recipes are checked
         return True
 
@@ -49,7 +49,7 @@ def augmented(
     folder = cache.home() / "augmented"
     final = folder / f"{key}.arrow"
     if not final.exists():
-        rows = find(call.by)(split, lm, tokenizer, rng=np.random.default_rng(seed), **call.options)
+        rows = call.function(split, lm, tokenizer, rng=np.random.default_rng(seed), **call.options)
         schema = split.features.arrow_schema
         with cache.writing(folder) as fresh:
             cache.keep(cache.write(fresh / "rows.arrow", _batches(rows, schema, call.by)), final)
@@ -71,7 +71,9 @@ def task_text(data: TaskData, split: Dataset) -> Corpus:
 
 def _key(what: str, split: Dataset, tokenizer: PreTrainedTokenizerBase, call: Call, *more: str) -> str:
     options = json.dumps(dict(call.options), sort_keys=True)
-    return cache.digest(what, ENCODING, split._fingerprint, fingerprint(tokenizer), call.by, options, *more)
+    return cache.digest(
+        what, ENCODING, split._fingerprint, fingerprint(tokenizer), call.by, options, *call.written_in, *more
+    )
 
 
 def _batches(rows: Iterator[dict[str, Any]], schema: pa.Schema, what: str) -> Iterator[pa.RecordBatch]:

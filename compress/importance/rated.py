@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress import digest
-from compress.call import Call, checked, find
+from compress.call import Call, checked
 from compress.data.batches import Batching
 from compress.data.cache import home
 from compress.errors import PruneError
@@ -61,7 +61,7 @@ def of(
     path = home() / "importance" / f"{_key(call, model, rows, batches, teacher)}.safetensors"
     kept = _of_first(load_file(path) if PartialState().is_main_process and path.is_file() else None)
     if kept is None:
-        found = find(call.by)(model, batches, plan, **call.options)
+        found = call.function(model, batches, plan, **call.options)
         kept = _of_first(_mean(found, plan, len(rows), call))
         if PartialState().is_main_process:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,8 +97,7 @@ def _mean(found: Importance, plan: SlicePlan, rows: int, call: Call) -> dict[str
 
 
 def _key(call: Call, model: nn.Module, rows: Dataset, batches: Batches, teacher: Teacher | None) -> str:
-    function = find(call.by)
-    code = digest.of_files([Path(str(inspect.getsourcefile(function)))])
+    code = digest.of_files([Path(str(inspect.getsourcefile(call.function)))])
     told: list[Any] = [VERSION, code, call.plain(), _of_weights(model), rows._fingerprint, len(rows), batches.size]
     return digest.of_value([*told, batches.bf16, teacher and teacher.digest])[:24]
 

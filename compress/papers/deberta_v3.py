@@ -38,6 +38,7 @@ from compress.errors import StudentError
 from compress.objective import Objective
 from compress.papers import electra
 from compress.papers.deberta import MaskDecoder
+from compress.papers.reading import Temperature
 from compress.signals import read
 
 TABLES = ("word_embeddings", "position_embeddings")
@@ -128,7 +129,7 @@ class ReplacedTokens(nn.Module):
         words: Words,
         weight: float = 50.0,
         layers: float = 0.5,
-        temperature: float = 1.0,
+        temperature: Temperature = 1.0,
         sharing: Literal["gdes", "es", "nes"] = "gdes",
     ) -> None:
         super().__init__()

@@ -24,18 +24,20 @@ from compress.data.words import Words
 from compress.errors import DataError
 from compress.papers.bert import conceal, predictable
 from compress.papers.hinton import kl_divergence, mean_over
-from compress.papers.reading import reads
+from compress.papers.reading import Temperature, reads
 
 
 @reads("logits", per="token")
-def soft_targets(student_BLV: Tensor, teacher_BLV: Tensor, mask_BL: Tensor, *, temperature: float = 2.0) -> Tensor:
+def soft_targets(
+    student_BLV: Tensor, teacher_BLV: Tensor, mask_BL: Tensor, *, temperature: Temperature = 2.0
+) -> Tensor:
     """L_ce: T^2 KL(softmax(z_T / T) || softmax(z_S / T)), mean over the real tokens."""
     return mean_over(kl_divergence(student_BLV, teacher_BLV, temperature), mask_BL)
 
 
 @reads("logits", per="label", mask="labels")
 def masked_soft_targets(
-    student_BLV: Tensor, teacher_BLV: Tensor, mask_BL: Tensor, *, temperature: float = 2.0
+    student_BLV: Tensor, teacher_BLV: Tensor, mask_BL: Tensor, *, temperature: Temperature = 2.0
 ) -> Tensor:
     """L_ce restricted to the masked positions; here `mask_BL` marks those."""
     return mean_over(kl_divergence(student_BLV, teacher_BLV, temperature), mask_BL)

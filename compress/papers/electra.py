@@ -36,7 +36,7 @@ from compress.errors import ObjectiveError, StudentError
 from compress.objective import Objective
 from compress.papers.bert import IGNORED, masked_lm
 from compress.papers.hinton import mean_over
-from compress.papers.reading import reads
+from compress.papers.reading import Temperature, reads
 from compress.shape import Shape
 from compress.signals import read
 from compress.step import Distillation
@@ -64,7 +64,9 @@ def mask(batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, maske
 
 
 @torch.no_grad()
-def replace(ids_BL: Tensor, labels_BL: Tensor, logits_RV: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def replace(
+    ids_BL: Tensor, labels_BL: Tensor, logits_RV: Tensor, temperature: Temperature = 1.0
+) -> tuple[Tensor, Tensor]:
     """x^corrupt of Sec. 2, and 1 where it differs from the original text, else 0.
 
     Each labelled position gets one token of softmax(z / temperature); a sample that is the original is no replacement.
@@ -88,7 +90,7 @@ def replaced_tokens(student_BL: Tensor, replaced_BL: Tensor, mask_BL: Tensor) ->
 
 @reads("logits", per="token")
 def soft_replaced_tokens(
-    student_BL: Tensor, teacher_BL: Tensor, mask_BL: Tensor, *, temperature: float = 1.0
+    student_BL: Tensor, teacher_BL: Tensor, mask_BL: Tensor, *, temperature: Temperature = 1.0
 ) -> Tensor:
     """T^2 KL(Bernoulli(sigmoid(z_T / T)) || Bernoulli(sigmoid(z_S / T))), mean over real tokens."""
     t_BL, s_BL = teacher_BL.float() / temperature, student_BL.float() / temperature
@@ -153,7 +155,7 @@ class ReplacedTokens(nn.Module):
         weight: float = 50.0,
         width: float = 0.25,
         layers: float = 1.0,
-        temperature: float = 1.0,
+        temperature: Temperature = 1.0,
     ) -> None:
         super().__init__()
         reads_teacher = objective is not None and "logits" in objective.teacher_wants

@@ -28,13 +28,13 @@ from compress.data.words import Words
 from compress.errors import ObjectiveError
 from compress.objective import Objective
 from compress.papers.hinton import kl_divergence, mean_over
-from compress.papers.reading import reads
+from compress.papers.reading import Temperature, reads
 from compress.step import Distillation
 
 
 @reads("logits", per="label", mask="labels")
 def divergence(
-    student_BLV: Tensor, teacher_BLV: Tensor, mask_BL: Tensor, *, beta: float = 0.5, temperature: float = 1.0
+    student_BLV: Tensor, teacher_BLV: Tensor, mask_BL: Tensor, *, beta: float = 0.5, temperature: Temperature = 1.0
 ) -> Tensor:
     """beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q, of teacher p and student q at T.
 
@@ -74,7 +74,7 @@ class OnPolicy(nn.Module):
         *,
         words: Words,
         share: float = 0.5,
-        temperature: float = 0.9,
+        temperature: Temperature = 0.9,
         prompt: int = 32,
         new_tokens: int = 128,
     ) -> None:

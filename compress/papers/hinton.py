@@ -13,7 +13,7 @@ Others divide differently: TextBrewer has no T^2, TinyBERT means over the classe
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from compress.papers.reading import reads
+from compress.papers.reading import Temperature, reads
 
 
 def mean_over(values: Tensor, mask_BL: Tensor | None) -> Tensor:
@@ -32,13 +32,17 @@ def kl_divergence(student_BV: Tensor, teacher_BV: Tensor, temperature: float) ->
 
 
 @reads("logits", per="example")
-def soft_targets(student_BV: Tensor, teacher_BV: Tensor, mask_BL: Tensor | None, *, temperature: float = 1.0) -> Tensor:
+def soft_targets(
+    student_BV: Tensor, teacher_BV: Tensor, mask_BL: Tensor | None, *, temperature: Temperature = 1.0
+) -> Tensor:
     """T^2 KL(softmax(z_T / T) || softmax(z_S / T)), mean over examples (Sec. 2: T^2 keeps gradients of one size)."""
     return mean_over(kl_divergence(student_BV, teacher_BV, temperature), mask_BL)
 
 
 @reads("logits", per="example")
-def soft_labels(student_BV: Tensor, teacher_BV: Tensor, mask_BL: Tensor | None, *, temperature: float = 1.0) -> Tensor:
+def soft_labels(
+    student_BV: Tensor, teacher_BV: Tensor, mask_BL: Tensor | None, *, temperature: Temperature = 1.0
+) -> Tensor:
     """T^2 sum over classes of KL(Bernoulli(sigmoid(z_T / T)) || Bernoulli(sigmoid(z_S / T))), mean over examples."""
     t_BV, s_BV = teacher_BV.float() / temperature, student_BV.float() / temperature
     p_BV = t_BV.sigmoid()

@@ -25,7 +25,7 @@ from torch import Tensor
 from compress.augmentation import augment, near_words
 from compress.papers import bert
 from compress.papers.hinton import mean_over
-from compress.papers.reading import reads
+from compress.papers.reading import Temperature, reads
 
 __all__ = ["attention", "augment", "embeddings", "hidden", "near_words", "prediction", "regression"]
 
@@ -52,7 +52,9 @@ def embeddings(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Ten
 
 
 @reads("logits", per="example")
-def prediction(student_BV: Tensor, teacher_BV: Tensor, mask_BL: Tensor | None, *, temperature: float = 1.0) -> Tensor:
+def prediction(
+    student_BV: Tensor, teacher_BV: Tensor, mask_BL: Tensor | None, *, temperature: Temperature = 1.0
+) -> Tensor:
     """Eq. 10: CE(z^T / t, z^S / t), mean over examples. Its minimum is the teacher's entropy, not 0."""
     p_BV = (teacher_BV.float() / temperature).softmax(-1)
     return mean_over(-(p_BV * (student_BV.float() / temperature).log_softmax(-1)).sum(-1), mask_BL)

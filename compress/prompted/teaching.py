@@ -49,7 +49,7 @@ def _problems(stage: Stage) -> list[str]:
         problems.append("data, head: a prompted teacher teaches the task: expected `task` for both")
     for term in stage.objective:
         try:
-            reading = find_loss(term.loss).reading
+            reading = find_loss(term).reading
         except ObjectiveError:  # told with all other problems of objectives
             continue
         if reading.against == "teacher" and reading.signal != "logits":

@@ -2,18 +2,21 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from accelerate import PartialState
 from rich.console import Console
 
 from compress import precision as precisions
+from compress import preflight
 from compress.bench.device import open_device
-from compress.call import Call, find, options
+from compress.call import options
 from compress.data.task import Kind
 from compress.errors import PruneError
 from compress.export.bundle import Bundle
-from compress.pipeline import distill
+from compress.pipeline import distill, on_cpu, with_code
 from compress.recipe import Recipe, Stage, Target
 from compress.recipe_file import names
 from compress.recipe_stage import BUDGETS, SIZES
@@ -24,7 +27,7 @@ def prune(
     model: str,
     data: str,
     out: str | Path,
-    recipe: str | Recipe = "prune-taylor",
+    recipe: str | Path | Recipe = "prune-taylor",
     layers: float | None = None,
     hidden: float | None = None,
     heads: float | None = None,
@@ -49,6 +52,7 @@ def prune(
     resume: bool = False,
     gate: Literal["refuse", "warn"] = "refuse",
     allow_pickle: bool = False,
+    allow_code: str | Path | None = None,
     console: Console | None = None,
 ) -> Bundle:
     """Prune `model`, let it recover with its unpruned self as teacher, ship it as a bundle in `out`/bundle, measured.
@@ -72,7 +76,12 @@ def prune(
         "bottleneck": bottleneck,
     }  # fmt: skip
     budgets = {"max_latency_ms": max_latency_ms, "speedup": speedup, "max_params": max_params}
-    recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
+    recipe = preflight.load_recipe(recipe, overrides)
+    preflight.check(
+        recipe, teacher=model, out=out, data=data, seed=seed, resume=resume, allow_pickle=allow_pickle,
+        allow_code=allow_code,
+    )  # fmt: skip
+    recipe = with_code(recipe, PartialState(cpu=on_cpu()).num_processes, allow_code)
     setting = {"device": device, "threads": threads, "batch": batch, "seq": seq, "uneven": uneven}
     recipe = aimed(recipe, {**sizes, **budgets}, setting)
     if recipe.target.max_latency_ms is not None or recipe.target.speedup is not None:
@@ -97,7 +106,7 @@ def aimed(recipe: Recipe, asked: Mapping[str, float | None], setting: Mapping[st
     """
     given = {name: value for name, value in asked.items() if value is not None}
     _check(given)
-    learns = [stage for stage in recipe.training if stage.step is not None and "sizes" in options(find(stage.step.by))]
+    learns = [stage for stage in recipe.training if stage.step is not None and "sizes" in options(stage.step.function)]
     if not recipe.pruning and not learns:
         known = [name for name in names() if name.startswith("prune-")]
         raise PruneError(f"recipe {recipe.name}: has no stage that prunes; recipes that have: {', '.join(known)}")
@@ -150,7 +159,7 @@ def _learned(recipe: Recipe, stage: Stage, given: Mapping[str, float], *, uneven
     count = int(given["max_params"]) if "max_params" in given else 0
     aim: dict[str, Any] = {"max_params": count} if count else {"sizes": dict(given)}
     others = {name: value for name, value in stage.step.options.items() if name not in ("sparsity", *BUDGETS, "sizes")}
-    changed = stage.model_copy(update={"step": Call(stage.step.by, {**others, **aim})})
+    changed = stage.model_copy(update={"step": replace(stage.step, options={**others, **aim})})
     return recipe.model_copy(update={"stages": tuple(changed if each is stage else each for each in recipe.stages)})
 
 

@@ -32,9 +32,7 @@ BATCH = 32
 def last_words(recipe: Recipe, kind: Kind | None) -> list[Term]:
     """The part of the recipe's last objective that reads logits: what its students are to answer in the end."""
     for stage in reversed(recipe.training):
-        terms = [
-            term for term in stage.objective if term.serves(kind) and find_loss(term.loss).reading.signal == "logits"
-        ]
+        terms = [term for term in stage.objective if term.serves(kind) and find_loss(term).reading.signal == "logits"]
         if terms:
             return terms
     raise PruneError(f"{recipe.name}: no objective reads logits, by which a budget could choose a shape; give sizes")

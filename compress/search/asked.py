@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from compress import digest
+from compress import digest, user_code
 from compress.bench.protocol import Setting
 from compress.data.task import Kind
 from compress.errors import SearchError, did_you_mean
@@ -103,6 +103,10 @@ class Search(Frozen):
             **words, **allowed, "space": self.space.name, "setting": str(self.setting),
             "search": digest.of_value(tree)[:16],
         }  # fmt: skip
+
+    def with_code(self, allow_code: str | Path | None) -> "Search":
+        """Return the search with the user's own functions that its space names. Raises RecipeError."""
+        return self.model_copy(update={"space": user_code.load(self.space, allow_code)})
 
     def plain(self) -> dict[str, Any]:
         """Plain data with every number."""

@@ -75,12 +75,14 @@ def join(
     name: str | None = None,
     weights: Path | None = None,
     minutes: float | None = None,
+    allow_code: str | Path | None = None,
     console: Console | None = None,
 ) -> None:
     """Judge shapes of the search in this storage until it has all it asks for, or `minutes` have passed.
 
     name      of its study, where the storage holds several
     weights   the folder of the supernet (or teacher) here, where it is not at the path that the search knows it by
+    allow_code  the folder of functions that are not ours and that its space names
 
     Raises SearchError where the study or the weights cannot be reached, or are not those of the search.
     """
@@ -93,7 +95,7 @@ def join(
     finally:
         close_study(study)
     folder = _reached(needed, weights, hidden(storage))
-    asked = Search.from_yaml(needed.search, hidden(storage))
+    asked = Search.from_yaml(needed.search, hidden(storage)).with_code(allow_code)
 
     def judge(_: Mapping[str, str]) -> tuple[Shapes, SupernetJudge | PlainJudge]:
         return _judge(asked, needed, folder, study.study_name, console)

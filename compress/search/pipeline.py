@@ -11,6 +11,7 @@ from accelerate import PartialState
 from rich.console import Console
 
 from compress import precision as precisions
+from compress import preflight, user_code
 from compress.address import hidden
 from compress.bench.device import Device, open_device
 from compress.classroom import opened, tutored
@@ -92,11 +93,12 @@ def search(
     resume: bool = False,
     gate: Literal["refuse", "warn"] = "refuse",
     allow_pickle: bool = False,
+    allow_code: str | Path | None = None,
     console: Console | None = None,
 ) -> Found:
     """Find the students of `teacher` that are best on `data` under a budget; the best one is distilled and shipped.
 
-    teacher, data, text, label, kind, metric, gate, precision    as for `compress.distill`
+    teacher, data, text, label, kind, metric, gate, precision, allow_code    as for `compress.distill`
     space       name (recipes/spaces), path of a .yaml, or a Space; `overrides` are `supernet.epochs=2`-like settings
     max_latency_ms, speedup, max_params, max_file_mb, min_score    see `budget.Budget`
     objectives  what the front is over: the score, and latency, parameters, flops_per_token, file_mb
@@ -112,9 +114,13 @@ def search(
     Raises a CompressError that says what to do for anything wrong with these; what was found until then is kept.
     """
     console = console or Console(quiet=True)
+    chosen = space if isinstance(space, Space) else space_file.load(space, overrides)
+    preflight.check(
+        chosen, teacher=teacher, out=out, data=data, seed=seed, resume=resume, allow_pickle=allow_pickle,
+        allow_code=allow_code,
+    )  # fmt: skip
     if PartialState(cpu=on_cpu()).num_processes > 1:
         raise SearchError("a search is one process: start more with `compress search --storage URL --worker`")
-    chosen = space if isinstance(space, Space) else space_file.load(space, overrides)
     asked = Search.of(
         teacher=teacher, data=data, space=chosen, columns=Columns(text=text, label=label, kind=kind, metric=metric),
         budget=Budget(max_latency_ms=max_latency_ms, speedup=speedup, max_params=max_params, max_file_mb=max_file_mb,
@@ -125,6 +131,7 @@ def search(
     )  # fmt: skip
     _check_counts(trials=trials, minutes=minutes, finalists=finalists, winners=winners)
     _check_study(storage, sampler)
+    asked = asked.with_code(allow_code)
     run = Run.open(Path(out), asked, _identity(asked, sampler, storage), resume=resume, name=NAME)
     with closing(run), open_as(asked.device) as place:
         ledger = Ledger(run.path, parts(chosen), None if minutes is None else 60 * minutes)
@@ -282,7 +289,8 @@ def _identity(asked: Search, sampler: str, storage: str | None) -> dict[str, Any
     return {
         "teacher": asked.teacher, "data": asked.data, "seed": asked.seed, "precision": asked.training,
         "columns": list(asked.columns.model_dump(mode="json").values()), "sampler": sampler,
-        "storage": None if storage is None else hidden(storage), "command": command_line(),
+        "storage": None if storage is None else hidden(storage), "code": user_code.digests(asked.space),
+        "command": command_line(),
     }  # fmt: skip
 
 

@@ -20,12 +20,21 @@ from compress.search.pace import Ledger
 from compress.search.pipeline import judge, parts, prepared
 
 
-def show(study: Path, number: int, out: Path, *, train: bool = False, console: Console | None = None) -> Bundle:
+def show(
+    study: Path,
+    number: int,
+    out: Path,
+    *,
+    train: bool = False,
+    allow_code: str | Path | None = None,
+    console: Console | None = None,
+) -> Bundle:
     """The student of a trial as a bundle in `out`, measured beside its teacher.
 
     One that the search has shipped is copied. Any other is what the search made of it, a part of the supernet or the
     student of a short training, which its card says; with `train` it is distilled fully first, by the search's final
-    stages. Raises SearchError where there is no such trial or its shape could not be judged.
+    stages. allow_code: the folder of your own functions that its space names. Raises SearchError where there is no such
+    trial or its shape could not be judged.
     """
     console = console or Console(quiet=True)
     asked, found = Search.read(study), record.read(study)
@@ -40,6 +49,7 @@ def show(study: Path, number: int, out: Path, *, train: bool = False, console: C
         facts = json.loads((study / "run.json").read_text(encoding="utf-8"))
         run = Run.open(study, asked, facts, resume=True, name=NAME)
         try:
+            asked = asked.with_code(allow_code)
             ledger = Ledger(study / "students" / str(number), parts(asked.space), None)  # not the search's own time
             ledger.folder.mkdir(parents=True, exist_ok=True)
             desk = prepared(asked, run, ledger, None, strict=False, allow_pickle=False, console=console)

@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from compress import heads, importance
-from compress.call import Call, find, options
+from compress.call import options
 from compress.files import written
 from compress.journal import curves
 from compress.papers.dynabert import inner_weights
@@ -113,11 +113,11 @@ def trained(
 def _drawing_from(stage: Stage, among: Sequence[Choice], costs: Costs) -> Stage:
     """The stage whose step draws from these subnets, where it is one that can be told so."""
     step = stage.step
-    if step is None or "among" not in options(find(step.by)) or "among" in step.options:
+    if step is None or "among" not in options(step.function) or "among" in step.options:
         return stage
     shapes: dict[Sizes, None] = dict.fromkeys(costs.shapes.sizes(choice) for choice in among)
     plain = [{name: count for name, count in each.plain().items() if name != "head_size"} for each in shapes]
-    return stage.model_copy(update={"step": Call(step.by, {**step.options, "among": plain[:DRAWN]})})
+    return stage.model_copy(update={"step": replace(step, options={**step.options, "among": plain[:DRAWN]})})
 
 
 def _in_order(

@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 import compress.models  # noqa: F401  # transformers knows the families of ours from here on
 from compress import heads
-from compress.call import Call, find, options
+from compress.call import Call, options
 from compress.checkpoints import resolve
 from compress.data.task import Kind
 from compress.data.words import Words
@@ -155,7 +155,7 @@ def build(
         _carry(spec, teacher, student)
     elif isinstance(spec.init, Call):
         with torch.no_grad():
-            spec.init(student, teacher, **({"words": words} if "words" in options(find(spec.init.by)) else {}))
+            spec.init(student, teacher, **({"words": words} if "words" in options(spec.init.function) else {}))
     share(student, **spec.share)
     return student
 

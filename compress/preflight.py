@@ -1,0 +1,68 @@
+"""What can be told of a command in its first second: recipe, files, places and numbers, before torch is imported.
+
+Commands call this before they import what trains, library functions before they do anything. Nothing is opened but
+settings, nothing is fetched, and no code of the user's runs.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel
+
+from compress import checkpoints, user_code
+from compress.data import paths
+from compress.errors import CompressError, RecipeError, TeacherError
+from compress.recipe import Recipe
+from compress.run import Run
+
+MOST_SEED: Final = 2**32 - 1
+"""What numpy's generators take."""
+
+
+def load_recipe(recipe: str | Path | Recipe, overrides: Sequence[str] = ()) -> Recipe:
+    """Return the recipe of a name or a file, with what overrides change; a Recipe is itself. Raises RecipeError."""
+    if not isinstance(recipe, Recipe):
+        return Recipe.load(recipe, overrides)
+    if overrides:
+        raise RecipeError([f"overrides ({', '.join(overrides)}): are for a recipe's name or file, not for a Recipe"])
+    return recipe
+
+
+def check(
+    settings: BaseModel,
+    *,
+    teacher: str,
+    out: str | Path,
+    data: str | None = None,
+    corpus: str | None = None,
+    prompted: bool = False,
+    seed: int = 0,
+    resume: bool = False,
+    allow_pickle: bool = False,
+    allow_code: str | Path | None = None,
+) -> None:
+    """Raise a CompressError for whatever is wrong with these as far as it shows before torch is imported.
+
+    settings   a recipe, or a space; prompted: `teacher` is a language model, and may be an endpoint's file
+    """
+    check_seed(seed)
+    user_code.check(settings, allow_code)
+    if prompted and teacher.endswith((".yaml", ".yml")):
+        if not Path(teacher).is_file():
+            raise TeacherError(f"{teacher}: no such endpoint file")
+    else:
+        checkpoints.check(teacher, allow_pickle=allow_pickle)
+    if data is not None:
+        paths.check(data)
+    if corpus is not None:
+        paths.check_corpus(corpus)
+    if os.environ.get("RANK", "0") == "0":  # other processes of a launch find the run that the first one has begun
+        Run.check(Path(out), resume=resume)
+
+
+def check_seed(seed: int) -> None:
+    """Raise CompressError for a number that numpy's and torch's generators do not both take."""
+    if not isinstance(seed, int) or not 0 <= seed <= MOST_SEED:
+        raise CompressError(f"--seed {seed}: expected a whole number from 0 to {MOST_SEED}")
