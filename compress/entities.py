@@ -5,8 +5,11 @@ script conlleval: an entity is right when first word, last word and label all ar
 all entities of all labels (micro).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from compress.classes import ClassScore
 
 OUTSIDE = "O"
 _BEGINS, _ENDS = "BSU", "ESLU"
@@ -64,6 +67,14 @@ def iob2(tags: Sequence[str]) -> list[str]:
     for label, first, last in entities(tags):
         written[first:last] = [f"B-{label}", *[f"I-{label}"] * (last - first - 1)]
     return written
+
+
+def by_label(answers: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> tuple[ClassScore, ...]:
+    """Score the entities of each label apart, labels in alphabetical order; `scored` has those of all together."""
+    said = {(n, *entity) for n, tags in enumerate(answers) for entity in entities(tags)}
+    true = {(n, *entity) for n, tags in enumerate(truth) for entity in entities(tags)}
+    right, given, there = (Counter(one[1] for one in each) for each in (said & true, said, true))
+    return tuple(ClassScore.of(label, right[label], given[label], there[label]) for label in sorted(given | there))
 
 
 def scored(answers: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.classes import ClassScore
 from compress.errors import CompressError, DataError
 
 if TYPE_CHECKING:
@@ -42,6 +43,19 @@ def scores(task: Task, logits: Array, labels: Array) -> dict[str, float]:
     if task.kind == "multilabel":
         return _multilabel_scores(logits > 0, labels > 0.5)
     return _classification_scores(logits.argmax(axis=1), labels, classes=task.outputs)
+
+
+def by_class(task: Task, logits: Array, labels: Array) -> tuple[ClassScore, ...]:
+    """Score each label of a task on texts apart; () of a regression. Raises as `scores`."""
+    if task.kind == "regression":
+        return ()
+    logits, labels = _checked(task, logits, labels)
+    if task.kind == "multilabel":
+        said, true = logits > 0, labels > 0.5
+    else:
+        said, true = (each[:, None] == np.arange(task.outputs) for each in (logits.argmax(axis=1), labels))
+    counts = zip(task.labels, (said & true).sum(axis=0), said.sum(axis=0), true.sum(axis=0), strict=True)
+    return tuple(ClassScore.of(label, *map(int, numbers)) for label, *numbers in counts)
 
 
 def agreement(task: Task, student: Array, teacher: Array) -> float:

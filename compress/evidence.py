@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from compress.classes import ClassChange
+
 
 @dataclass(frozen=True)
 class Certificate:
@@ -19,9 +21,11 @@ class Certificate:
     rows, split, data      on how many examples, of which split, of which data
     device, runtime        where it ran, and on what: int8 answers differ between processors and runtimes
     kept         products left in float32 to get there
+    classes      the recall of each class, of the fp32 file and of this one
     sha256       of the whole file that carries this certificate, so '' in that file itself; exact_sha256: of the fp32
                  file it was compared with. '' in older certificates
-    certified    whether the drop is within max_drop; reason says why not, or with what to spare
+    certified    whether the drop is within max_drop and no class has collapsed; reason says why not, or with what to
+                 spare
     date         ISO 8601
     """
 
@@ -44,11 +48,19 @@ class Certificate:
     kept: tuple[str, ...] = ()
     sha256: str = ""
     exact_sha256: str = ""
+    classes: tuple[ClassChange, ...] = ()
 
     @property
     def drop(self) -> float:
-        """How much of the score is lost; negative where the file scores better."""
+        """Subtract the score after from that before; negative where the file scores better."""
         return self.before - self.after
+
+    @staticmethod
+    def from_json(text: str) -> "Certificate":
+        """Read the certificate in an ONNX file's metadata."""
+        from pydantic import TypeAdapter
+
+        return TypeAdapter(Certificate).validate_json(text)
 
 
 @dataclass(frozen=True)

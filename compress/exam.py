@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from compress import answers, entities, evaluate
 from compress.answers import Spans, Windows
+from compress.classes import ClassScore
 from compress.data.batches import encode
 from compress.errors import CompressError
 from compress.evaluate import not_finite
@@ -74,6 +75,14 @@ class Exam:
         if self.task.unanswerable and (always := answers.f1_of_spans(found, contexts, golds)) is not None:
             values["f1_of_spans"] = always
         return values
+
+    def by_class(self, logits: Array) -> tuple[ClassScore, ...]:
+        """Score each label apart, or each type of entity; () where there are none."""
+        if self.task.kind == "tagging":
+            return entities.by_label(self.tags(logits), [self._names(ids) for ids in self.split["tags"][:]])
+        if self.task.tokenwise:
+            return ()
+        return evaluate.by_class(self.task, logits, np.asarray(self.split["label"][:]))
 
     def agreement(
         self, student: Array, teacher: Array, *, thresholds: tuple[float | None, float | None] = (None, None)

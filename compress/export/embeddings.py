@@ -6,7 +6,6 @@
 Loading and embedding import neither torch nor transformers.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -56,11 +55,11 @@ class Embeddings:
         return embedded(self.path, self.path / FILES[precision], texts, self.contents.max_length, threads)
 
     def certificate(self) -> Certificate | None:
-        """What was measured of the int8 file when it was written; None where it was not."""
+        """Read what was measured of the int8 file when it was written; None where it was not."""
         from compress.export.changed import certificate
 
-        told = certificate(self.path / FILES["int8"])
-        return Certificate(**{**(found := json.loads(told)), "kept": tuple(found["kept"])}) if told else None
+        text = certificate(self.path / FILES["int8"])
+        return Certificate.from_json(text) if text else None
 
 
 def embedded(folder: Path, file: Path, texts: Sequence[str], max_length: int, threads: int) -> Floats:

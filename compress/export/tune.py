@@ -123,7 +123,7 @@ def tune(
                 candidate, "int8", judges, max_drop=max_drop, device=device, method=way, split=split, data=data,
                 kept=kept,
             )  # fmt: skip
-            candidate = carried(candidate, "int8", certificate)
+            candidate, _ = carried(candidate, "int8", certificate)
         candidate = keep_evidence(candidate, tuning=tried)
         return Tuned(_taken(bundle, candidate, tuple(chosen), out), tuple(tried))
 

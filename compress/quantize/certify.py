@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from compress.bench.device import Device
 from compress.bench.protocol import identity
+from compress.classes import describe, fallen
 from compress.evidence import Certificate, Sensitivity
 from compress.exam import Exam
 from compress.export.bundle import FILES, Bundle, Precision
@@ -69,24 +70,28 @@ def certify(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         kept=tuple(kept),
         exact_sha256=sha256(files[0]),
+        classes=outcome.classes,
     )
 
 
 def verdict(outcome: Outcome, max_drop: float) -> tuple[bool, str]:
-    """Whether the drop is within the limit, and a sentence."""
+    """Decide whether the drop is within the limit and no class has collapsed by more, and say why in a sentence."""
     lost, limit = 100 * outcome.drop, 100 * max_drop
     change = f"gains {-lost:.2f}" if lost < 0 else f"loses {lost:.2f}"
+    hurt = fallen(outcome.classes)
+    named = f"; far less found of {describe(hurt)}" if hurt else ""
     if outcome.drop <= max_drop + ROUNDING:
-        return True, f"{change} points where {limit:g} are allowed"
-    return False, f"{change} points, {lost - limit:.2f} more than the {limit:g} allowed"
+        kept = not any(one.collapsed and one.before - one.after > max_drop + ROUNDING for one in hurt)
+        return kept, f"{change} points where {limit:g} are allowed{named}"
+    return False, f"{change} points, {lost - limit:.2f} more than the {limit:g} allowed{named}"
 
 
 def carried(
     bundle: Bundle, precision: Precision, proof: Certificate, sensitivity: Sequence[Sensitivity] = ()
-) -> Bundle:
-    """Write the certificate into the file's own metadata and into report.json."""
+) -> tuple[Bundle, Certificate]:
+    """Write the certificate into the file's own metadata and into report.json; return it as `signed` does."""
     bundle, proof = signed(bundle, precision, proof)
-    return evidence.keep(bundle, certificates=(proof,), sensitivity=sensitivity)
+    return evidence.keep(bundle, certificates=(proof,), sensitivity=sensitivity), proof
 
 
 def signed(bundle: Bundle, precision: Precision, proof: Certificate) -> tuple[Bundle, Certificate]:

@@ -8,6 +8,7 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
+from compress.classes import ClassChange, changes
 from compress.exam import Exam
 from compress.export.bundle import Bundle
 from compress.export.predictor import open_predictor
@@ -25,13 +26,14 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Score of fp32 and of the other file, the share of rows that both answer alike (Pearson's r of a regression), and
-    the largest |logit difference|."""
+    """Score of fp32 and of the other file, the share of rows that both answer alike (Pearson's r of a regression), the
+    largest |logit difference|, and the recalls of each class."""
 
     before: float
     after: float
     agreement: float
     difference: float
+    classes: tuple[ClassChange, ...] = ()
 
     @property
     def drop(self) -> float:
@@ -44,10 +46,11 @@ class Outcome:
 
 
 def compared(exam: Exam, exact: Logits, other: Logits, *, threshold: float | None = None) -> Outcome:
-    """`other` beside `exact`, logits of the exam's rows. `threshold`: qa, see `Exam.scores`."""
+    """Compare `other` with `exact`, logits of the exam's rows. `threshold`: qa, see `Exam.scores`."""
     before, after = (exam.scores(each, threshold=threshold)[exam.task.metric] for each in (exact, other))
     agreement = exam.agreement(other, exact, thresholds=(threshold, threshold))
-    return Outcome(before, after, agreement, float(np.abs(other - exact).max()))
+    recalls = changes(exam.by_class(exact), exam.by_class(other))
+    return Outcome(before, after, agreement, float(np.abs(other - exact).max()), recalls)
 
 
 @dataclass(frozen=True)

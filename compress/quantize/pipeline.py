@@ -129,7 +129,7 @@ def quantize(
             candidate, "int8", exam, max_drop=max_drop, device=there, method=attempt.method, split=split,
             data=found.name, kept=mixed.keep, exact=given.files()["fp32"],
         )  # fmt: skip
-        candidate = carried(candidate, "int8", proof, mixed.sensitivity)
+        candidate, proof = carried(candidate, "int8", proof, mixed.sensitivity)
         times, sizes = _beside(bundle, candidate, there)
         return Quantized(_taken(bundle, candidate, out), proof, mixed, times, sizes)
 

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from compress.bench.local import machine
 from compress.bench.protocol import identity
 from compress.checkpoints import resolve
+from compress.classes import changes
 from compress.data import load_task
 from compress.data.corpora import Corpus, load_corpus
 from compress.data.windows import plain
@@ -105,7 +106,7 @@ def trim_measured(
         bundle, made, split, max_drop=max_drop, method=method, name=name, data=found.name, threads=threads
     )
     for precision, proof in proofs.items():
-        made = carried(made, precision, proof)
+        made, proofs[precision] = carried(made, precision, proof)
     before, after = (plain(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, made))
     alike = float(np.mean([same for _, same in encoded_alike(before, after, texts_of(split))]))
     return Measured(trimmed, tuple(proofs.values()), alike, len(split))
@@ -170,6 +171,7 @@ def certified(
             split=name,
             data=data,
             exact_sha256=before.manifest.files[FILES[precision]].sha256,
+            classes=outcome.classes,
         )
     return proofs
 
@@ -179,12 +181,13 @@ def _outcome(bundle: Bundle, exams: Sequence[Exam], logits: Sequence[Logits]) ->
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
     scored = zip(exams, logits, strict=True)
     before, after = (exam.scores(each, threshold=threshold)[bundle.task.metric] for exam, each in scored)
+    recalls = changes(*(exam.by_class(each) for exam, each in zip(exams, logits, strict=True)))
     if not bundle.task.tokenwise:
         agreement = exams[0].agreement(logits[1], logits[0])
-        return Outcome(before, after, agreement, float(np.abs(logits[1] - logits[0]).max()))
+        return Outcome(before, after, agreement, float(np.abs(logits[1] - logits[0]).max()), recalls)
     answers = [_answers(exam, each, threshold) for exam, each in zip(exams, logits, strict=True)]
     same = [one == other for one, other in zip(*answers, strict=True)]
-    return Outcome(before, after, float(np.mean(same)), _of_equal_rows(exams, logits))
+    return Outcome(before, after, float(np.mean(same)), _of_equal_rows(exams, logits), recalls)
 
 
 def _answers(exam: Exam, logits: Logits, threshold: float | None) -> list[Any]:

@@ -1,14 +1,14 @@
 """A certificate says what was lost, of which rows, where; the file carries it."""
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from compress.bench.device import Device, open_device
+from compress.classes import ClassChange
 from compress.evidence import Certificate
 from compress.exam import Exam
 from compress.export.bundle import FILES, Bundle
@@ -53,10 +53,10 @@ def test_it_says_what_the_files_answer_on_the_rows(shipped: tuple[Bundle, Exam],
 
 
 def test_the_verdict_is_about_the_drop(shipped: tuple[Bundle, Exam], here: Device) -> None:
-    drop = proof(shipped, here, 1.0).drop
-    assert proof(shipped, here, drop + 0.01).certified
-    assert proof(shipped, here, drop).certified, "what is allowed may be used up"
-    missed = proof(shipped, here, drop - 0.01)
+    found = proof(shipped, here, 1.0)
+    assert found.certified
+    assert sum(one.support for one in found.classes) == 200
+    missed = proof(shipped, here, found.drop - 0.01)
     assert not missed.certified
     assert "1.00 more than" in missed.reason
 
@@ -64,20 +64,31 @@ def test_the_verdict_is_about_the_drop(shipped: tuple[Bundle, Exam], here: Devic
 def test_a_gain_is_certified_and_told() -> None:
     assert verdict(Outcome(0.9, 0.91, 0.99, 0.1), 0.0) == (True, "gains 1.00 points where 0 are allowed")
     assert verdict(Outcome(0.9, 0.89, 0.99, 0.1), 0.005) == (False, "loses 1.00 points, 0.50 more than the 0.5 allowed")
-    assert verdict(Outcome(0.9, 0.9 - 0.1, 0.99, 0.1), 0.1)[0], "rounding is no loss"
+    assert verdict(Outcome(0.9, 0.9 - 0.1, 0.99, 0.1), 0.1)[0], "what is allowed may be used up"
+
+
+def test_a_class_that_collapses_is_no_certificate_though_the_score_is_kept() -> None:
+    outcome = Outcome(0.95, 0.949, 0.99, 0.1, (ClassChange("rare", 6 / 9, 0.0, 9), ClassChange("often", 0.9, 0.9, 500)))
+    kept, reason = verdict(outcome, 0.005)
+    assert not kept
+    assert "rare" in reason and "often" not in reason
+    one_row = replace(outcome, classes=(ClassChange("single", 1.0, 0.0, 1),))
+    kept, reason = verdict(one_row, 0.005)
+    assert kept, "one row may be chance"
+    assert "single" in reason, "and is named"
 
 
 def test_the_file_and_the_report_carry_it(shipped: tuple[Bundle, Exam], here: Device, tmp_path: Path) -> None:
     made, exam = shipped[0].copied(tmp_path / "bundle"), shipped[1]
     before = made.logits(exam.rows)
     found = proof(shipped, here, 1.0)
-    kept = carried(made, "int8", found)
+    kept, signed = carried(made, "int8", found)
     assert (Bundle.load(kept.path).logits(exam.rows) == before).all()
     written = metadata(read_model(kept.files()["int8"]))
-    assert json.loads(written[KEY]) == {**asdict(found), "kept": ["x"]}
+    assert Certificate.from_json(written[KEY]) == found
     assert written["compress.precision"] == "int8"
-    signed = replace(found, sha256=sha256(kept.files()["int8"]))
+    assert signed == replace(found, sha256=sha256(kept.files()["int8"]))
     assert signed.exact_sha256 == sha256(kept.files()["fp32"])
     assert Report.from_json(kept.path / "report.json").certificates == (signed,)
-    again = carried(kept, "int8", proof(shipped, here, 0.5))
+    again, _ = carried(kept, "int8", proof(shipped, here, 0.5))
     assert [each.max_drop for each in Report.from_json(again.path / "report.json").certificates] == [0.5]

@@ -1,0 +1,70 @@
+"""Scores of each class: as scikit-learn has them, and which falls are told from chance."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import f1_score, precision_recall_fscore_support
+
+from compress import entities, evaluate
+from compress.classes import ClassChange, ClassScore, changes, describe, fallen, macro_f1
+from compress.data.task import Task
+
+THREE = Task("classification", ("text",), "label", ("a", "b", "c"), "accuracy")
+MANY = Task("multilabel", ("text",), "label", ("x", "y"), "f1")
+
+
+def test_classes_score_as_scikit_learn_has_them() -> None:
+    draw = np.random.default_rng(0)
+    logits, labels = draw.normal(size=(60, 3)), draw.integers(0, 3, 60)
+    found = evaluate.by_class(THREE, logits, labels)
+    expected = precision_recall_fscore_support(labels, logits.argmax(1), labels=[0, 1, 2], zero_division=0.0)
+    assert [(one.precision, one.recall, one.f1, one.support) for one in found] == [
+        pytest.approx(values) for values in zip(*expected, strict=True)
+    ]
+    assert [one.label for one in found] == ["a", "b", "c"]
+    assert macro_f1(found) == pytest.approx(f1_score(labels, logits.argmax(1), average="macro"))
+
+
+def test_labels_of_a_multilabel_task_score_apart() -> None:
+    truth = np.array([[1, 0], [1, 1], [0, 0], [1, 0]], dtype=np.float32)
+    found = evaluate.by_class(MANY, np.array([[1, -1], [-1, -1], [1, -1], [1, -1]]), truth)
+    assert found == (ClassScore("x", 2 / 3, 2 / 3, 2 / 3, 3), ClassScore("y", 0.0, 0.0, 0.0, 1))
+    assert evaluate.by_class(Task("regression", ("text",), "label", (), "pearson"), np.zeros((2, 1)), np.zeros(2)) == ()
+
+
+def test_types_of_entities_score_apart() -> None:
+    found = entities.by_label([["B-PER", "I-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "B-ORG", "O"]])
+    assert {one.label: (one.precision, one.recall, one.support) for one in found} == {
+        "LOC": (0.0, 0.0, 0), "ORG": (0.0, 0.0, 1), "PER": (1.0, 1.0, 1),
+    }  # fmt: skip
+
+
+def test_macro_f1_is_of_the_classes_that_occur() -> None:
+    found = (ClassScore("a", 1.0, 0.5, 0.6, 4), ClassScore("b", 0.0, 0.0, 0.0, 0), ClassScore("c", 1.0, 1.0, 1.0, 2))
+    assert macro_f1(found) == pytest.approx(0.8)
+    assert macro_f1(()) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "collapsed", "lost"),
+    [
+        (ClassChange("six of nine to none", 6 / 9, 0.0, 9), True, True),
+        (ClassChange("one row", 1.0, 0.0, 1), False, True),
+        (ClassChange("three rows, one less", 1.0, 2 / 3, 3), False, False),
+        (ClassChange("far, and many rows", 0.95, 0.60, 100), True, False),
+        (ClassChange("a little, and many rows", 0.95, 0.90, 5000), False, False),
+        (ClassChange("better", 0.5, 0.9, 100), False, False),
+        (ClassChange("never there", 0.0, 0.0, 100), False, False),
+    ],
+)
+def test_what_has_collapsed_is_told_from_chance(change: ClassChange, collapsed: bool, lost: bool) -> None:
+    assert (change.collapsed, change.lost) == (collapsed, lost)
+    assert bool(fallen([change])) == (collapsed or lost)
+
+
+def test_the_largest_fall_is_named_first_with_its_rows() -> None:
+    before = [ClassScore(f"c{n}", 1.0, 1.0, 1.0, 50) for n in range(6)]
+    after = [ClassScore(f"c{n}", 1.0, n / 10, 1.0, 50) for n in range(6)]
+    found = fallen(changes(before, after))
+    assert [one.label for one in found] == ["c0", "c1", "c2", "c3", "c4", "c5"]
+    assert "c0 (recall 1.000 to 0.000, 50 of it)" in describe(found)
+    assert describe(found).endswith("and 3 more")
