@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -109,31 +109,62 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def seal(folder: Path) -> None:
-    """Write the checksums of all files below `folder` into it."""
-    digests = {name: sha256(folder / name) for name in _names(folder)}
-    (folder / CHECKSUMS).write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
+def seal(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Write the checksums of all files below `folder` into it; given `names`, add those of these files alone."""
+    added = _names(folder) if names is None else names
+    known = checksums(folder) if names is not None and (folder / CHECKSUMS).exists() else {}
+    _list(folder, known | {name: sha256(folder / name) for name in added})
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """Read the checksums in a sealed folder, by the names of its files. Raises DamagedError where there are none."""
+    try:
+        digests = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        return {str(name): str(digest) for name, digest in digests.items()}
+    except FileNotFoundError:
+        raise DamagedError(folder, [f"{CHECKSUMS} is missing"]) from None
+    except (ValueError, AttributeError, RecursionError):
+        raise DamagedError(folder, [f"{CHECKSUMS} cannot be read"]) from None
 
 
 def verify(folder: Path) -> None:
     """Compare a sealed folder with its checksums. Raises DamagedError, which lists every file that differs."""
+    expected = checksums(folder)
+    if problems := _differing(folder, expected):
+        raise DamagedError(folder, [f"{name} {problem}" for name, problem in problems.items()])
+
+
+def drop_damaged(folder: Path) -> None:
+    """Remove every file that differs from the checksums of its folder: what is left is as it was written."""
     try:
-        digests = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
-        expected = {str(name): str(digest) for name, digest in digests.items()}
-    except FileNotFoundError:
-        raise DamagedError(folder, [f"{CHECKSUMS} is missing"]) from None
-    except (ValueError, AttributeError):
-        raise DamagedError(folder, [f"{CHECKSUMS} cannot be read"]) from None
+        expected = checksums(folder)
+    except DamagedError:
+        expected = {}
+    problems = _differing(folder, expected)
+    for name in problems:
+        (folder / name).unlink(missing_ok=True)
+    _list(folder, {name: digest for name, digest in expected.items() if name not in problems})
+
+
+def _differing(folder: Path, expected: Mapping[str, str]) -> dict[str, str]:
+    """The names of files that differ from the checksums `expected`, each with the problem."""
     present = _names(folder)
-    problems = [f"{name} is missing" for name in sorted(expected.keys() - present)]
-    problems += [f"{name} is not one of its files" for name in sorted(present - expected.keys())]
-    problems += [
-        f"{name} has changed since it was written"
-        for name in sorted(expected.keys() & present)
-        if sha256(folder / name) != expected[name]
-    ]
-    if problems:
-        raise DamagedError(folder, problems)
+    problems = dict.fromkeys(sorted(expected.keys() - present), "is missing")
+    problems |= dict.fromkeys(sorted(present - expected.keys()), "is not one of its files")
+    for name in sorted(expected.keys() & present):
+        try:
+            if sha256(folder / name) != expected[name]:
+                problems[name] = "has changed since it was written"
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            problems[name] = "cannot be read from the disk"
+    return problems
+
+
+def _list(folder: Path, digests: Mapping[str, str]) -> None:
+    with written(folder / CHECKSUMS) as partial:
+        partial.write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
 
 
 def sha256(path: Path) -> str:

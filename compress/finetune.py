@@ -9,8 +9,7 @@ from accelerate import PartialState
 from transformers import PreTrainedModel, set_seed
 
 from compress import digest
-from compress.data.cache import home
-from compress.files import filled
+from compress.data.cache import cached, home, is_whole
 from compress.recipe import Stage
 from compress.run import Run
 from compress.stages import Material, run_stage
@@ -55,7 +54,7 @@ def trained_once(
     key = digest.of_value([teacher.digest, fingerprint, numbers, run.seed, material.bf16])
     name = "".join(c if c.isalnum() else "-" for c in f"{teacher.name}-{on}"[-60:]).strip("-")
     kept = home() / "teachers" / f"{name}-{key[:12]}"
-    if kept.is_dir():
+    if is_whole(kept):
         material.console.print(f"{teacher.name}, {said[1]}: kept from an earlier run in {kept}")
     else:
         material.console.print(said[0])
@@ -63,7 +62,6 @@ def trained_once(
             set_seed(run.seed)
             run_stage(stage, fresh().requires_grad_(True), None, material, run)
         if run.main:
-            with filled(kept) as folder:
-                shutil.copytree(run.result(stage.name), folder, dirs_exist_ok=True)
+            cached(kept, lambda folder: shutil.copytree(run.result(stage.name), folder, dirs_exist_ok=True))
     PartialState().wait_for_everyone()  # until the first process has kept it
     return kept

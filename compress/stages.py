@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+import transformers
 from accelerate import PartialState
 from datasets import Dataset
 from numpy.typing import NDArray
@@ -287,7 +288,9 @@ def _keep(folder: Path, student: PreTrainedModel, material: Material, trained: T
 def _cached(stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset, material: Material) -> TeacherCache:
     layers = sorted({n for pairs in objective.pairs for _, n in pairs})
     wants = objective.teacher_wants
-    key = digest.of_value([teacher.digest, rows._fingerprint, stage.max_length, sorted(wants), layers, material.bf16])
+    computed = [str(teacher.model.dtype), teacher.model.device.type, material.bf16]
+    computed += [torch.__version__, transformers.__version__]
+    key = digest.of_value([teacher.digest, rows._fingerprint, stage.max_length, sorted(wants), layers, *computed])
     folder = home() / "teacher-outputs" / key[:24]
     material.console.print(f"{stage.name}: teacher outputs are kept in {folder}")
     return teacher_cache(teacher.model, rows, material.collate, folder, wants=wants, layers=layers, bf16=material.bf16)

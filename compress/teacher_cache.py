@@ -1,14 +1,16 @@
 """A teacher's outputs on disk, so that later epochs and later runs need not compute them again.
 
-One folder per (teacher, rows, what is read, precision), in shards of rows; a shard is complete when it has its name,
-and each is memory-mapped. Logits are (rows, V), or (tokens, V) of a teacher that answers per token; hidden states are
+One cache entry per (teacher, rows, what is read, precision), in shards of rows, each a part of the entry (see
+`data.cache`) and memory-mapped.
+
+Logits are (rows, V), or (tokens, V) of a teacher that answers per token; hidden states are
 (tokens, D): the rows' real tokens one after another.
 
 Shapes: B batch, L tokens, D hidden, V classes.
 """
 
-import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compress.data.batches import Batching
+from compress.data.cache import cached, part
 from compress.errors import ObjectiveError
 from compress.signals import ATTENTION, Signals, read
 
@@ -100,7 +103,7 @@ def teacher_cache(
     batch: int = 64,
     bf16: bool = False,
 ) -> TeacherCache:
-    """Open the cache in `folder`, computing the shards it lacks. `layers`: 0-based teacher layers that are read.
+    """Open the cache entry `folder`, computing the shards it lacks. `layers`: 0-based teacher layers that are read.
 
     Raises ObjectiveError when attention is wanted: scores grow with the square of the length and are cheaper to
     compute than to read.
@@ -113,16 +116,18 @@ def teacher_cache(
     states = ([0] if "embeddings" in wants else []) + ([layer + 1 for layer in layers] if "layers" in wants else [])
     states = sorted(set(states))
     lengths = np.asarray(rows["length"][:], dtype=np.int64)
-    folder.mkdir(parents=True, exist_ok=True)
-    for shard in range(-(-len(rows) // SHARD)):
-        names = [folder / _name("logits", shard)] if "logits" in wants else []
-        names += [folder / _name(f"hidden{state}", shard) for state in states]
-        if not all(name.is_file() for name in names):
-            _write(
-                teacher, rows, collate, folder, shard,
-                states=states, lengths=lengths, wants=wants, batch=batch, bf16=bf16,
-            )  # fmt: skip
     count = range(-(-len(rows) // SHARD))
+    kept = [*(["logits"] if "logits" in wants else []), *(f"hidden{state}" for state in states)]
+
+    def make(partial: Path) -> None:
+        for shard in count:
+            if not all((partial / _name(what, shard)).is_file() for what in kept):
+                _write(
+                    teacher, rows, collate, partial, shard,
+                    states=states, lengths=lengths, wants=wants, batch=batch, bf16=bf16,
+                )  # fmt: skip
+
+    cached(folder, make)
     logits = tuple(np.load(folder / _name("logits", s), mmap_mode="r") for s in count) if "logits" in wants else ()
     hidden = {k: tuple(np.load(folder / _name(f"hidden{k}", s), mmap_mode="r") for s in count) for k in states}
     total = int(getattr(teacher.config, "num_hidden_layers", 0)) + 1
@@ -147,33 +152,33 @@ def _write(
     batch: int,
     bf16: bool,
 ) -> None:
-    """Run the teacher over one shard in batches of like lengths, into memory-mapped files renamed when complete."""
+    """Run the teacher over one shard in batches of like lengths, into memory-mapped parts of the entry."""
     teacher.eval()
     device = next(teacher.parameters()).device
     first, last = shard * SHARD, min((shard + 1) * SHARD, len(rows))
     order = first + np.argsort(lengths[first:last], kind="stable")
     starts, tokens = _starts(lengths), int(lengths[first:last].sum())
     files: dict[str, Any] = {}
-    for at in range(0, len(order), batch):
-        chosen = [int(i) for i in order[at : at + batch]]
-        inputs = {name: value.to(device) for name, value in collate([rows[i] for i in chosen]).items()}
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            shown = read(teacher, inputs, wants)
-        parts = {f"hidden{state}": shown.hidden[state].float().cpu().numpy() for state in states}
-        if shown.logits is not None and "logits" in wants:
-            parts["logits"] = shown.logits.float().cpu().numpy()
-        real_BL = inputs["attention_mask"].bool().cpu().numpy()
-        for name, value in parts.items():
-            per_row = value.ndim == 2
-            if name not in files:
-                shape = (last - first if per_row else tokens, value.shape[-1])
-                beside = folder / f".{_name(name, shard)}.{os.getpid()}.partial"
-                files[name] = np.lib.format.open_memmap(beside, mode="w+", dtype=np.float32, shape=shape)
-            for row, i in enumerate(chosen):
-                if per_row:
-                    files[name][i - first] = value[row]
-                else:
-                    files[name][starts[i] : starts[i] + lengths[i]] = value[row, real_BL[row]]
-    for name, file in files.items():
-        file.flush()
-        (folder / f".{_name(name, shard)}.{os.getpid()}.partial").replace(folder / _name(name, shard))
+    with ExitStack() as unfinished:
+        for at in range(0, len(order), batch):
+            chosen = [int(i) for i in order[at : at + batch]]
+            inputs = {name: value.to(device) for name, value in collate([rows[i] for i in chosen]).items()}
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                shown = read(teacher, inputs, wants)
+            parts = {f"hidden{state}": shown.hidden[state].float().cpu().numpy() for state in states}
+            if shown.logits is not None and "logits" in wants:
+                parts["logits"] = shown.logits.float().cpu().numpy()
+            real_BL = inputs["attention_mask"].bool().cpu().numpy()
+            for name, value in parts.items():
+                per_row = value.ndim == 2
+                if name not in files:
+                    shape = (last - first if per_row else tokens, value.shape[-1])
+                    path = unfinished.enter_context(part(folder, _name(name, shard)))
+                    files[name] = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+                for row, i in enumerate(chosen):
+                    if per_row:
+                        files[name][i - first] = value[row]
+                    else:
+                        files[name][starts[i] : starts[i] + lengths[i]] = value[row, real_BL[row]]
+        for file in files.values():
+            file.flush()

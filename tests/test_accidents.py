@@ -115,9 +115,7 @@ def test_a_full_disk_of_caches(shelf: Shelf, tmp_path: Path, disk: Path, monkeyp
     monkeypatch.setenv("COMPRESS_HOME", str(disk))
     fill(disk, 0)
     out = tmp_path / "run"
-    assert refused(
-        command.run(*shelf.distill(out)), out, f"cannot write the data cache {disk}", NO_SPACE, "COMPRESS_HOME"
-    )
+    assert refused(command.run(*shelf.distill(out)), out, f"cannot use the cache {disk}", NO_SPACE, "COMPRESS_HOME")
 
 
 @pytest.mark.parametrize(("stage", "step"), [("teacher", 2), ("prediction", 9)])

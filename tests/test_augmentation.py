@@ -347,6 +347,6 @@ def test_a_language_model_is_trained_where_it_is_asked_for(by: str, speaks: bool
     recipe = tiny.recipe(tmp_path / "recipe", ONE_STAGE.replace("BY", by))
     data = tiny.reviews(tmp_path / "data")
     compress.distill(teacher=tiny.checkpoint(tmp_path / "teacher"), recipe=recipe, data=data, out=tmp_path / "run")
-    (file,) = (home / "augmented").glob("*.arrow")
+    (file,) = (home / "augmented").glob("*/*.arrow")
     assert 96 < len(cache.table(file)) <= 96 * 4
     assert (tmp_path / "run" / "stages" / "teacher-lm").is_dir() == speaks

@@ -10,12 +10,14 @@ import torch
 from compress import teacher_cache as caches
 from compress.data.batches import Collate
 from compress.errors import ObjectiveError
+from compress.files import CHECKSUMS
 from compress.signals import Signals, read
 from compress.step import Distillation
 from compress.teacher_cache import TeacherCache, teacher_cache
 from compress.term import Term
 from compress.train import train
 from tests import learning, tiny
+from tests.damage import damaged
 
 WANTS = frozenset({"logits", "embeddings", "layers"})
 CACHEABLE = (
@@ -37,7 +39,8 @@ def opened(
     folder: Path, *, wants: frozenset[str] = WANTS, layers: Sequence[int] = (1, 3), seed: int = 2
 ) -> TeacherCache:
     teacher = tiny.model("bert", layers=4, seed=seed)
-    return teacher_cache(teacher, learning.rows(), learning.collate(), folder, wants=wants, layers=layers, batch=4)
+    entry = folder / "outputs"
+    return teacher_cache(teacher, learning.rows(), learning.collate(), entry, wants=wants, layers=layers, batch=4)
 
 
 def assert_same(cached: Signals, online: Signals, layers: Sequence[int]) -> None:
@@ -55,7 +58,7 @@ def assert_same(cached: Signals, online: Signals, layers: Sequence[int]) -> None
 def test_cached_is_online(tmp_path: Path, chosen: Sequence[int], shards: int) -> None:
     """In any order and company: a row is padded differently here than when it was computed."""
     cache = opened(tmp_path)
-    assert len(list(tmp_path.glob("logits-*.npy"))) == shards
+    assert len(list(tmp_path.glob("outputs/logits-*.npy"))) == shards
     rows = learning.rows()
     batch = learning.collate()([rows[i] for i in chosen])
     with torch.no_grad():
@@ -65,31 +68,43 @@ def test_cached_is_online(tmp_path: Path, chosen: Sequence[int], shards: int) ->
 
 def test_what_was_not_asked_for_is_not_kept(tmp_path: Path, shards: int) -> None:
     opened(tmp_path, wants=frozenset({"layers"}), layers=[3])
-    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"hidden4"}
+    files = {path for path in (tmp_path / "outputs").iterdir() if path.name != CHECKSUMS}
+    assert {path.name.partition("-")[0] for path in files} == {"hidden4"}
     rows = learning.rows()
-    kept = sum(np.load(path, mmap_mode="r").nbytes for path in tmp_path.iterdir())
+    kept = sum(np.load(path, mmap_mode="r").nbytes for path in files)
     assert kept == sum(rows["length"]) * 32 * 4, "tokens, and no pads"
 
 
 def test_a_second_opening_computes_nothing(tmp_path: Path, shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
     first = opened(tmp_path)
-    times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     monkeypatch.setattr(caches, "read", None)
     again = opened(tmp_path)
-    assert times == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert times == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     batch = learning.collate()([learning.rows()[i] for i in (3, 17)])
     assert_same(again.signals(batch, WANTS), first.signals(batch, WANTS), (1, 3))
     assert all(isinstance(shard, np.memmap) for shard in again.logits)
 
 
-def test_only_missing_shards_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed process leaves whole shards under their names, and one half-written under none."""
+@pytest.mark.parametrize("damage", ["bit", "cut", "empty", "gone", "never finished"])
+def test_only_missing_and_damaged_shards_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    """One flipped bit in them would be learned from."""
     monkeypatch.setattr(caches, "SHARD", 5)
     opened(tmp_path)
-    (tmp_path / "hidden2-00003.npy").rename(tmp_path / ".hidden2-00003.npy.77.partial")
-    kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir() if "00003" not in path.name}
+    entry = tmp_path / "outputs"
+    if damage == "never finished":  # a killed process leaves whole shards under their names, and one half-written
+        entry = entry.rename(tmp_path / ".outputs.partial")
+        (entry / "hidden2-00003.npy").rename(entry / ".hidden2-00003.npy.partial")
+    else:
+        damaged(entry / "hidden2-00003.npy", damage)
+    kept = {path.name: path.stat().st_mtime_ns for path in entry.glob("*.npy") if "00003" not in path.name}
     again = opened(tmp_path)
-    assert kept == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir() if "00003" not in path.name}
+    entry = tmp_path / "outputs"
+    assert kept == {path.name: path.stat().st_mtime_ns for path in entry.glob("*.npy") if "00003" not in path.name}
+    assert ("hidden2-00003.npy" in capsys.readouterr().err) == (damage != "never finished")
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
     batch = learning.collate()([learning.rows()[i] for i in (15, 19)])
     with torch.no_grad():
         online = read(tiny.model("bert", layers=4, seed=2), batch, WANTS)

@@ -84,13 +84,11 @@ def candidates(texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokeni
         raise DataError(f"{type(lm).__name__} fills in no masks: give a model with a masked language model's head")
     if asked.vectors and not Path(asked.vectors).is_file():
         raise DataError(f"{asked.vectors}: there is no such file of word vectors")
-    key = _key(texts, lm, tokenizer, asked)
-    folder = cache.home() / "candidates"
-    final = folder / f"{key}.arrow"
-    if not final.exists():
-        with cache.writing(folder) as fresh:
-            cache.keep(cache.write(fresh / "candidates.arrow", _found(texts, lm, tokenizer, asked)), final)
-    return cache.table(final)
+    entry = cache.cached(
+        cache.home() / "candidates" / _key(texts, lm, tokenizer, asked),
+        lambda folder: cache.write(folder / "rows.arrow", _found(texts, lm, tokenizer, asked)),
+    )
+    return cache.table(entry / "rows.arrow")
 
 
 def _key(texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Asked) -> str:

@@ -92,7 +92,7 @@ def load(name: str, kind: Kind, files: Mapping[Role, Path], *, metric: str | Non
         names = conll.labels(tables["train"]["tags"].to_pylist())
         task = Task(kind, ("words",), "tags", names, metric or metrics[0])
         tables = {role: _coded(table, names, files.get(role, files["train"])) for role, table in tables.items()}
-    with cache.writing(cache.home() / "data") as folder:
+    with cache.scratch(cache.home() / "data") as folder:
         (folder / "splits").mkdir()
         for role, table in tables.items():
             cache.write(folder / "splits" / f"{role}.arrow", table.to_batches(max_chunksize=10_000))

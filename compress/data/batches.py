@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,14 +47,8 @@ def encode(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) 
     Written once to the cache, by the fingerprints of split and tokenizer, and memory-mapped.
     """
     key = cache.digest(ENCODING, split._fingerprint, fingerprint(tokenizer), str(max_length))
-    folder = cache.home() / "encoded"
-    final = folder / f"{key}.arrow"
-    if not final.exists():
-        if not len(split):
-            raise DataError("the split has no rows to tokenise.")
-        with cache.writing(folder) as fresh:
-            cache.keep(cache.write(fresh / "rows.arrow", encoded(split, tokenizer, max_length)), final)
-    return cache.dataset(final, key)
+    batches = partial(encoded, split, tokenizer, max_length)
+    return cache.rows("encoded", key, batches, empty="the split has no rows to tokenise.")
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

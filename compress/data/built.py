@@ -69,18 +69,14 @@ def built(
     settings = json.dumps([dict(options), max_length, seed, limit_tokens], sort_keys=True)
     read = (corpus.fingerprint, fingerprint(tokenizer))
     key = cache.digest("built", ENCODING, name, settings, *read, *_source(builder))
-    folder = cache.home() / "corpora"
-    final = folder / f"{key}.arrow"
-    if not final.exists():
+
+    def batches() -> Iterator[pa.RecordBatch]:
         frame, rng = Frame.of(tokenizer), np.random.default_rng(seed)
         rows = builder(documents(corpus, tokenizer), frame, max_length=max_length, rng=rng, **options)
-        batches = _batches(rows, f"{name} of {corpus.name}", max_length, limit_tokens)
-        first = next(batches, None)
-        if first is None:
-            raise DataError(f"{corpus.name}: {name} makes no row of it. It needs more text, or a larger max_length.")
-        with cache.writing(folder) as fresh:
-            cache.keep(cache.write(fresh / "rows.arrow", chain([first], batches)), final)
-    return cache.dataset(final, key)
+        return _batches(rows, f"{name} of {corpus.name}", max_length, limit_tokens)
+
+    empty = f"{corpus.name}: {name} makes no row of it. It needs more text, or a larger max_length."
+    return cache.rows("corpora", key, batches, empty=empty)
 
 
 def _source(builder: Builder) -> list[Path]:

@@ -1,22 +1,35 @@
-"""Arrow files of ours on disk: written beside, then renamed; opened memory-mapped."""
+"""Kept work under $COMPRESS_HOME: each entry a sealed folder, verified before use, made anew where it is damaged.
+
+<kind>/<key>/            an entry: Arrow files of ours, opened memory-mapped, or other files
+<kind>/.<key>.partial/   an entry that is being made; its finished parts are listed in its checksums
+<kind>/.<key>.lock       held by the process that makes it, and free again when that is gone
+"""
 
 from __future__ import annotations
 
-import errno
+import fcntl
 import hashlib
 import os
+import shutil
+import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from compress.errors import DataError
+from compress import files
+from compress.errors import DamagedError, DataError
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+RESUMABLE_SECONDS: Final = 7 * 24 * 3600
+"""How long the finished parts of an entry wait for the process that goes on with them."""
 
 
 def home() -> Path:
@@ -24,26 +37,72 @@ def home() -> Path:
     return Path(os.environ.get("COMPRESS_HOME") or Path.home() / ".cache" / "compress")
 
 
+def cached(entry: Path, make: Callable[[Path], object]) -> Path:
+    """Return the folder of an entry, verified; where it is missing or damaged, have `make` fill it first.
+
+    `make` gets a folder to write files to. There it finds again what an attempt that was stopped wrote with `part`, and
+    what is whole of a damaged entry, and writes the rest. One process makes an entry, others wait for it. Nothing is
+    written where the entry is whole. Raises DataError where it has to be made and the disk is full or read-only.
+    """
+    with explained(entry.parent):
+        if is_whole(entry):
+            return entry
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(entry)
+        with locked(entry):
+            if _damage(entry):  # or another process has made it meanwhile
+                _fill(entry, make)
+    return entry
+
+
+def is_whole(entry: Path) -> bool:
+    """Say whether an entry is there as it was written; note a damaged one."""
+    if not entry.exists():
+        return False
+    problem = _damage(entry)
+    if problem:
+        note(f"{problem} Making it anew.")
+    return problem is None
+
+
 @contextmanager
-def writing(folder: Path) -> Iterator[Path]:
-    """A fresh directory beside `folder`'s own files, gone afterwards; a full or read-only disk is a DataError."""
-    try:
+def part(folder: Path, name: str) -> Iterator[Path]:
+    """Yield a path to write a file of an unfinished entry to; once finished, it is there again for the next attempt."""
+    with files.written(folder / name) as partial:
+        yield partial
+    files.seal(folder, [name])
+
+
+def note(message: str) -> None:
+    """Tell the user what was found and done, on standard error."""
+    print(f"note: {message}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """Yield a fresh directory beside the entries of `folder`, or elsewhere where that is read-only; then remove it."""
+    with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as name:
-            yield Path(name)
-    except OSError as error:
-        if error.strerror is None:  # not the disk's word, but a library's: no advice of ours fits
-            raise
-        raise DataError(
-            f"cannot write the data cache {folder}: {error.strerror}. "
-            "Make room there, or point COMPRESS_HOME to another disk."
-        ) from error
+        if not os.access(folder, os.W_OK):
+            with tempfile.TemporaryDirectory() as elsewhere:
+                yield Path(elsewhere)
+            return
+        name = folder / uuid.uuid4().hex
+        _remove_leftovers(name)
+        with locked(name):
+            try:
+                _partial(name).mkdir()
+                yield _partial(name)
+            finally:
+                shutil.rmtree(_partial(name), ignore_errors=True)
 
 
-def write(path: Path, batches: Iterable[pa.RecordBatch]) -> Path:
-    """Stream batches of one schema, at least one of them, into an Arrow file; returns its path."""
+def write(path: Path, batches: Iterable[pa.RecordBatch], *, empty: str = "there are no rows to write") -> Path:
+    """Stream batches of one schema into an Arrow file, and return its path. Raises DataError(empty) without a batch."""
     batches = iter(batches)
-    first = next(batches)
+    first = next(batches, None)
+    if first is None:
+        raise DataError(empty)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, first.schema) as writer:
         writer.write_batch(first)
         for batch in batches:
@@ -51,23 +110,25 @@ def write(path: Path, batches: Iterable[pa.RecordBatch]) -> Path:
     return path
 
 
-def keep(new: Path, final: Path) -> Path:
-    """Give a finished file or directory its name; one that exists is as good, as names are made from contents."""
-    if not final.exists():
-        try:
-            new.rename(final)
-        except OSError as error:
-            if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
-                raise
-    return final
+def rows(kind: str, key: str, batches: Callable[[], Iterable[pa.RecordBatch]], *, empty: str) -> Dataset:
+    """Return the rows kept as `key`, which `batches` gives the first time. Raises DataError(empty) for no rows."""
+    entry = cached(home() / kind / key, lambda folder: write(folder / "rows.arrow", batches(), empty=empty))
+    return dataset(entry, key)
 
 
 def keep_splits(splits: Path, *identity: str) -> tuple[dict[str, Dataset], str]:
-    """The Arrow files in `splits`, one per role, in their place under `home()`: memory-mapped, by role, and the
-    fingerprint of them all, which `identity` enters."""
+    """Keep the Arrow files in `splits`, one per role, under `home()`.
+
+    Returns them, memory-mapped, by role, and the fingerprint of them all, which `identity` enters.
+    """
     prints = {path.stem: digest(path) for path in sorted(splits.iterdir())}
     fingerprint = digest(*identity, *(word for pair in prints.items() for word in pair))
-    kept = keep(splits, home() / "data" / fingerprint)
+
+    def move(folder: Path) -> None:
+        for role in prints:
+            shutil.move(splits / f"{role}.arrow", folder / f"{role}.arrow")
+
+    kept = cached(home() / "data" / fingerprint, move)
     return {role: dataset(kept / f"{role}.arrow", print_) for role, print_ in prints.items()}, fingerprint
 
 
@@ -77,11 +138,12 @@ def table(path: Path) -> pa.Table:
 
 
 def dataset(path: Path, fingerprint: str) -> Dataset:
-    """An Arrow file as a memory-mapped `datasets.Dataset` that carries the given fingerprint."""
+    """Open an Arrow file, or all those of an entry in the order of their names, as one memory-mapped dataset."""
     from datasets import Dataset
-    from datasets.table import MemoryMappedTable
+    from datasets.table import MemoryMappedTable, concat_tables
 
-    return Dataset(MemoryMappedTable.from_file(str(path)), fingerprint=fingerprint)
+    paths = sorted(path.glob("*.arrow")) if path.is_dir() else [path]
+    return Dataset(concat_tables([MemoryMappedTable.from_file(str(each)) for each in paths]), fingerprint=fingerprint)
 
 
 def digest(*parts: str | Path) -> str:
@@ -94,3 +156,96 @@ def digest(*parts: str | Path) -> str:
         else:
             total.update(hashlib.sha256(part.encode()).digest())
     return total.hexdigest()
+
+
+def _damage(entry: Path) -> DamagedError | None:
+    try:
+        files.verify(entry)
+    except DamagedError as error:
+        return error
+    return None
+
+
+def _fill(entry: Path, make: Callable[[Path], object]) -> None:
+    partial = _partial(entry)
+    if entry.exists():  # what is whole of it is kept
+        shutil.rmtree(partial, ignore_errors=True)
+        entry.rename(partial)
+    try:
+        if partial.exists():
+            files.drop_damaged(partial)
+        partial.mkdir(exist_ok=True)
+        make(partial)
+        files.seal(partial)
+        files.put(partial, entry)
+    finally:
+        if partial.exists() and not _has_parts(partial):
+            shutil.rmtree(partial)
+
+
+def _remove_leftovers(entry: Path) -> None:
+    """Remove what processes that are gone were making beside `entry`, but for parts that may yet be gone on with."""
+    left = [path for ending in ("partial", "lock") for path in entry.parent.glob(f".*.{ending}")]
+    for other in {entry.with_name(path.stem[1:]) for path in left} - {entry}:
+        with locked(other, wait=False) as ours:
+            if ours and not _resumable(_partial(other)):
+                shutil.rmtree(_partial(other), ignore_errors=True)
+
+
+def _resumable(partial: Path) -> bool:
+    return _has_parts(partial) and time.time() - partial.stat().st_mtime < RESUMABLE_SECONDS
+
+
+def _has_parts(partial: Path) -> bool:
+    try:
+        return bool(files.checksums(partial))
+    except DamagedError:
+        return False
+
+
+def _partial(entry: Path) -> Path:
+    return entry.with_name(f".{entry.name}.partial")
+
+
+@contextmanager
+def locked(entry: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock of an entry; without `wait` yield False where another process holds it."""
+    path = entry.with_name(f".{entry.name}.lock")
+    while True:
+        with path.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not wait:
+                    yield False
+                    return
+                note(f"another process is making {entry}; waiting for it")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is(file, path):  # its last holder has removed it meanwhile
+                continue
+            try:
+                yield True
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _is(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Turn an error of the disk that holds `folder` into a DataError with the remedy."""
+    try:
+        yield
+    except OSError as error:
+        foreign = error.filename is not None and not str(error.filename).startswith(str(folder))
+        if error.strerror is None or foreign:  # a library's, or of what is read: no advice of ours fits
+            raise
+        raise DataError(
+            f"cannot use the cache {folder}: {error.strerror}. Make room there, or point COMPRESS_HOME to another disk."
+        ) from error

@@ -8,12 +8,13 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, count, islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from compress.data import cache, documents, parallel, paths
 from compress.data.embedded import pydoc
@@ -29,6 +30,8 @@ ENCODING: Final = "1"
 """Part of every cache key: raise it when what `encode_corpus` writes changes."""
 
 BLOCKS_PER_WRITE: Final = 1000
+WRITES_PER_PART: Final = 50
+"""Writes in one file: about 40 MB of blocks of 128 tokens, which a process that is stopped has to make again."""
 
 HUB_SECONDS: Final = 10.0
 """How long the hub may take to answer at all."""
@@ -160,30 +163,61 @@ def encode_corpus(
     from compress.data.batches import fingerprint
 
     key = cache.digest(ENCODING, corpus.fingerprint, fingerprint(tokenizer), str(max_length), str(limit_tokens))
-    folder = cache.home() / "corpora"
-    final = folder / f"{key}.arrow"
-    if not final.exists():
-        batches = _encoded(corpus, tokenizer, max_length, limit_tokens)
-        first = next(batches, None)
-        if first is None:
-            raise DataError(f"{corpus.name}: no token to learn from; the tokenizer makes nothing of its text.")
-        with cache.writing(folder) as fresh:
-            cache.keep(cache.write(fresh / "blocks.arrow", chain([first], batches)), final)
-    return cache.dataset(final, key)
+    entry = cache.home() / "corpora" / key
+    cache.cached(entry, lambda folder: _encode(folder, corpus, tokenizer, max_length, limit_tokens))
+    return cache.dataset(entry, key)
+
+
+def _encode(
+    folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, limit_tokens: int | None
+) -> None:
+    """Write the parts of an encoded corpus that `folder` lacks: the first missing one, and all behind it."""
+    parts = [folder / f"{number:05d}.arrow" for number in range(len(list(folder.glob("*.arrow"))) + 1)]
+    whole = list(takewhile(Path.exists, parts))
+    batches = _encoded(corpus, tokenizer, max_length, limit_tokens, done=_Done.of(whole))
+    for number in count(len(whole)):
+        some = list(islice(batches, 1))
+        if not some:
+            break
+        with cache.part(folder, f"{number:05d}.arrow") as path:
+            cache.write(path, chain(some, islice(batches, WRITES_PER_PART - 1)))
+    if not (folder / "00000.arrow").exists():
+        raise DataError(f"{corpus.name}: no token to learn from; the tokenizer makes nothing of its text.")
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What the finished parts hold: blocks, tokens, the last document, and how many of the blocks are its."""
+
+    blocks: int = 0
+    tokens: int = 0
+    document: int = 0
+    of_document: int = 0
+
+    @classmethod
+    def of(cls, parts: Sequence[Path]) -> _Done:
+        if not parts:
+            return cls()
+        tables = [cache.table(path).select(["length", "document"]) for path in parts]
+        table = pa.concat_tables(tables)
+        document = table["document"][-1].as_py()
+        of_document = pc.sum(pc.equal(table["document"], document)).as_py()
+        return cls(len(table), pc.sum(table["length"]).as_py(), document, of_document)
 
 
 def _encoded(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, limit_tokens: int | None
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, limit_tokens: int | None, *, done: _Done
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the blocks behind those that are done already."""
     from datasets.utils import tqdm
 
     frame = Template.of(tokenizer, 1)
     if max_length <= frame.size:
         raise DataError(f"max_length {max_length}: a block needs {frame.size} special tokens and room for text.")
-    blocks = _blocks(corpus, tokenizer, max_length - frame.size)
-    index = tokens = 0
-    with tqdm(desc=f"Encoding {corpus.name}", unit=" tokens", unit_scale=True) as progress:
-        while batch := list(islice(blocks, BLOCKS_PER_WRITE)):
+    blocks = islice(_blocks(corpus, tokenizer, max_length - frame.size, done.document), done.of_document, None)
+    index, tokens = done.blocks, done.tokens
+    with tqdm(desc=f"Encoding {corpus.name}", unit=" tokens", unit_scale=True, initial=tokens) as progress:
+        while (limit_tokens is None or tokens < limit_tokens) and (batch := list(islice(blocks, BLOCKS_PER_WRITE))):
             ends = tokens + np.cumsum([len(block) + frame.size for _, block in batch])
             if limit_tokens is not None:
                 batch = batch[: int(np.searchsorted(ends, limit_tokens)) + 1]
@@ -191,8 +225,6 @@ def _encoded(
             index += len(batch)
             progress.update(int(ends[len(batch) - 1]) - tokens)
             tokens = int(ends[len(batch) - 1])
-            if limit_tokens is not None and tokens >= limit_tokens:
-                return
 
 
 def _record_batch(blocks: Sequence[tuple[int, list[int]]], frame: Template, index: int) -> pa.RecordBatch:
@@ -216,11 +248,13 @@ def _record_batch(blocks: Sequence[tuple[int, list[int]]], frame: Template, inde
     return pa.record_batch(lists | {"length": pa.array(lengths), "index": numbers, "document": owners})
 
 
-def _blocks(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, room: int) -> Iterator[tuple[int, list[int]]]:
-    """Document number and tokens, without special ones, of each block."""
+def _blocks(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, room: int, start: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield document number and tokens, without special ones, of each block from the document `start` on."""
     block: list[int] = []
     owner = 0
-    for number, ids in tokenised(corpus, tokenizer):
+    for number, ids in tokenised(corpus, tokenizer, start=start):
         if block and (number != owner or len(block) + len(ids) > room):
             yield owner, block
             block = []

@@ -50,16 +50,16 @@ def documents(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> Iterator[Do
 
 
 def tokenised(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, spaced: bool = False
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, spaced: bool = False, start: int = 0
 ) -> Iterator[tuple[int, list[int]]]:
-    """(document number, token ids) of each sentence of a corpus, tokenised many at a time; ids may be empty.
+    """Yield (document number, token ids) of each sentence of a corpus, tokenised many at a time; ids may be empty.
 
-    `spaced`: whether a sentence is tokenised with the space between it and the one before.
+    `spaced`: whether a sentence is tokenised with the space between it and the one before; `start`: the first document.
     """
     before = " " if spaced and not corpus.parallel else ""
     sentences = (
         (number, text if at == 0 else before + text)
-        for number, document in enumerate(corpus.documents())
+        for number, document in islice(enumerate(corpus.documents()), start, None)
         for at, text in enumerate(document.split("\n") if corpus.parallel else split_sentences(document))
     )
     no = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False, "verbose": False}

@@ -69,7 +69,7 @@ def load_task(
     guide = _guide(found, label) if unlabelled else found.train
     choice = columns.choose(guide, text, label)
     notes = [*found.notes, *choice.notes]
-    with cache.writing(cache.home() / "data") as folder:
+    with cache.scratch(cache.home() / "data") as folder:
         learned = _read(guide, choice, folder, notes)
         coding = labels.learn(learned.cells, kind, guide.classes.get(choice.label[0]))
         task = _task(choice, coding, metric)

@@ -15,7 +15,7 @@ from compress.call import Call
 from compress.data import cache
 from compress.data.batches import fingerprint
 from compress.data.corpora import Corpus
-from compress.errors import DataError, ObjectiveError
+from compress.errors import ObjectiveError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -46,14 +46,12 @@ def augmented(
     Streamed once to the cache, by the fingerprints of split and tokenizer, the model's digest, the options and seed.
     """
     key = _key("augmented", split, tokenizer, call, lm_digest, str(seed))
-    folder = cache.home() / "augmented"
-    final = folder / f"{key}.arrow"
-    if not final.exists():
+
+    def batches() -> Iterator[pa.RecordBatch]:
         rows = call.function(split, lm, tokenizer, rng=np.random.default_rng(seed), **call.options)
-        schema = split.features.arrow_schema
-        with cache.writing(folder) as fresh:
-            cache.keep(cache.write(fresh / "rows.arrow", _batches(rows, schema, call.by)), final)
-    return cache.dataset(final, key)
+        return _batches(rows, split.features.arrow_schema)
+
+    return cache.rows("augmented", key, batches, empty=f"{call.by} makes no row of this split.")
 
 
 def task_text(data: TaskData, split: Dataset) -> Corpus:
@@ -76,10 +74,6 @@ def _key(what: str, split: Dataset, tokenizer: PreTrainedTokenizerBase, call: Ca
     )
 
 
-def _batches(rows: Iterator[dict[str, Any]], schema: pa.Schema, what: str) -> Iterator[pa.RecordBatch]:
-    count = 0
+def _batches(rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     while batch := list(islice(rows, ROWS_PER_WRITE)):
-        count += len(batch)
         yield pa.RecordBatch.from_pylist(batch, schema=schema)
-    if not count:
-        raise DataError(f"{what} makes no row of this split.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,16 +51,12 @@ def encode_task(
     source = inspect.getsourcefile(inspect.unwrap(builder))
     files = [Path(source)] if source and Path(source).is_file() else []
     key = cache.digest("seq2seq", ENCODING, about, split._fingerprint, fingerprint(tokenizer), *files)
-    folder = cache.home() / "encoded"
-    final = folder / f"{key}.arrow"
-    if not final.exists():
-        batches = _batches(builder(split, task, tokenizer, max_length=max_length, **options))
-        first = next(batches, None)
-        if first is None:
-            raise DataError(f"{builder.__qualname__} makes no row of the split; it needs at least one example.")
-        with cache.writing(folder) as fresh:
-            cache.keep(cache.write(fresh / "rows.arrow", chain([first], batches)), final)
-    return cache.dataset(final, key)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        return _batches(builder(split, task, tokenizer, max_length=max_length, **options))
+
+    empty = f"{builder.__qualname__} makes no row of the split; it needs at least one example."
+    return cache.rows("encoded", key, batches, empty=empty)
 
 
 def _batches(rows: Iterator[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:

@@ -18,13 +18,13 @@ from transformers import PreTrainedModel
 from compress import digest
 from compress.call import Call, checked
 from compress.data.batches import Batching
-from compress.data.cache import home
+from compress.data.cache import cached, home, is_whole
 from compress.errors import PruneError
-from compress.files import written
 from compress.importance.batches import Batches
 from compress.slicing import Group, Importance, Kept, SlicePlan, counts
 from compress.teachers import Teacher
 
+RATED = "importance.safetensors"
 VERSION = "1"
 """Part of every key: raise it when what gates, taps or losses compute changes."""
 
@@ -58,15 +58,13 @@ def of(
     if tutor is model and call.options.get("targets") == "teacher":
         tutor = copy.deepcopy(tutor)  # what is done to the student must not reach it
     batches = Batches(rows, collate, min(batch, len(rows)), device, bf16, tutor, console)
-    path = home() / "importance" / f"{_key(call, model, rows, batches, teacher)}.safetensors"
-    kept = _of_first(load_file(path) if PartialState().is_main_process and path.is_file() else None)
+    entry = home() / "importance" / _key(call, model, rows, batches, teacher)
+    kept = _of_first(load_file(entry / RATED) if PartialState().is_main_process and is_whole(entry) else None)
     if kept is None:
         found = call.function(model, batches, plan, **call.options)
         kept = _of_first(_mean(found, plan, len(rows), call))
         if PartialState().is_main_process:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with written(path) as partial:
-                save_file(kept, partial)
+            cached(entry, lambda folder: save_file(kept, folder / RATED))
     return {Group(*_parts(name)): vector for name, vector in kept.items()}
 
 

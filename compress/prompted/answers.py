@@ -3,24 +3,27 @@
 Shapes: N prompts, A answers.
 """
 
-import fcntl
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from compress import digest
-from compress.data.cache import home
+from compress.data.cache import explained, home, locked, note
 from compress.errors import TeacherError
-from compress.files import naming
+from compress.files import naming, written
+
+FLUSH_SECONDS: Final = 1.0
+"""A power cut loses the answers of so long at most."""
 
 SHOWN = 60
 """Characters of the end of a prompt that a message repeats, to find its text by."""
@@ -86,61 +89,106 @@ def ask(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str], *, con
 
     Every answer is appended to a file under $COMPRESS_HOME/soft-labels as soon as it is known, by the digest of its
     prompt, one file per speaker and set of answers: what was asked before is not asked again, whatever stopped it.
+    Only answers that were damaged there are.
     """
     path = home() / "soft-labels" / f"{digest.of_value([speaker.digest, list(answers)])[:24]}.jsonl"
     marks = [blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() for prompt in prompts]
-    with _opened(path, console) as file, naming(path):
-        known = _read(file, len(answers))
-        new = {mark: prompt for mark, prompt in zip(marks, prompts, strict=True) if mark not in known}
-        new_marks = list(new)
-        with _progress(console, speaker.name, len(new)) as bar:
-            try:
-                for at, likelihood in speaker.likelihoods(list(new.values()), answers):
-                    file.write(json.dumps({"prompt": new_marks[at], **asdict(likelihood)}) + "\n")
-                    file.flush()
-                    known[new_marks[at]] = likelihood
-                    bar.advance(bar.task_ids[0])
-            except UnansweredError as error:
-                row = marks.index(new_marks[error.number])
-                end = prompts[row][-SHOWN:]
-                raise TeacherError(f"row {row + 1:,} of {len(marks):,}, asked with ...{end!r}: {error}") from error
-            seconds = bar.tasks[0].elapsed or 0.0
+    by_mark = dict(zip(marks, prompts, strict=True))
+    known, _ = _read(path, len(answers))
+    asked, seconds = 0, 0.0
+    if by_mark.keys() - known.keys():
+        with explained(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(path):  # another that asks the same waits, then finds it answered
+                known = _mended(path, len(answers))
+                new = {mark: prompt for mark, prompt in by_mark.items() if mark not in known}
+                with _progress(console, speaker.name, len(new)) as bar, naming(path):
+                    try:
+                        for mark, likelihood in _answered(speaker, new, answers, path):
+                            known[mark] = likelihood
+                            bar.advance(bar.task_ids[0])
+                    except UnansweredError as error:
+                        row = marks.index(list(new)[error.number])
+                        end = prompts[row][-SHOWN:]
+                        raise TeacherError(
+                            f"row {row + 1:,} of {len(marks):,}, asked with ...{end!r}: {error}"
+                        ) from error
+                    asked, seconds = len(new), bar.tasks[0].elapsed or 0.0
     found = [known[mark] for mark in marks]
     log_p_NA = np.array([each.log_p for each in found], dtype=np.float64)
     if not np.isfinite(log_p_NA).all():
         bad = int((~np.isfinite(log_p_NA)).any(axis=1).sum())
         raise TeacherError(f"teacher {speaker.name}: its likelihoods are not finite for {bad} of {len(found)} prompts")
     tokens_NA = np.array([each.tokens for each in found], dtype=np.int64)
-    return Likelihoods(log_p_NA, tokens_NA, sum(each.absent for each in found), len(new), seconds)
+    return Likelihoods(log_p_NA, tokens_NA, sum(each.absent for each in found), asked, seconds)
 
 
-@contextmanager
-def _opened(path: Path, console: Console) -> Iterator[IO[str]]:
-    """For reading and appending, by one process at a time: another that asks the same waits, then finds it answered."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", encoding="utf-8") as file:
+def _answered(
+    speaker: Speaker, new: Mapping[str, str], answers: Sequence[str], path: Path
+) -> Iterator[tuple[str, Likelihood]]:
+    """Put the prompts to the speaker; yield (mark, its answers) once these are in the file."""
+    marks = list(new)
+    with path.open("a", encoding="utf-8") as file:
+        flushed = time.monotonic()
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            console.print(f"another process asks the same; waiting for {path}", highlight=False)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
+            for at, likelihood in speaker.likelihoods(list(new.values()), answers):
+                line = _Line(prompt=marks[at], **asdict(likelihood))
+                file.write(line.model_copy(update={"check": line.digest()}).model_dump_json() + "\n")
+                file.flush()
+                if time.monotonic() - flushed > FLUSH_SECONDS:
+                    os.fsync(file.fileno())
+                    flushed = time.monotonic()
+                yield marks[at], likelihood
+        finally:
+            os.fsync(file.fileno())
 
 
-def _read(file: IO[str], answers: int) -> dict[str, Likelihood]:
-    """What was answered before. A last line that a kill has torn is cut off."""
+class _Line(BaseModel):
+    """One prompt's answers as they are kept. `check`: of the other fields; older lines have none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
+
+    prompt: str
+    log_p: tuple[float, ...]
+    tokens: tuple[int, ...]
+    absent: int
+    check: str | None = None
+
+    def digest(self) -> str:
+        return digest.of_value([self.prompt, self.log_p, self.tokens, self.absent])[:16]
+
+
+def _read(path: Path, answers: int) -> tuple[dict[str, Likelihood], list[int]]:
+    """Read what was answered before, and the numbers of the lines that are damaged."""
     known: dict[str, Likelihood] = {}
-    file.seek(0)
-    whole = 0
-    for line in file:
-        if not line.endswith("\n"):
-            break
-        whole += len(line)
-        kept = json.loads(line)
-        known[kept["prompt"]] = Likelihood(tuple(kept["log_p"]), tuple(kept["tokens"]), kept["absent"])
-        assert len(kept["log_p"]) == answers, "the file's name is made from the answers"
-    file.truncate(whole)  # ASCII: characters are bytes
-    file.seek(0, 2)
+    damaged: list[int] = []
+    if not path.exists():
+        return known, damaged
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if (kept := _parsed(line)) and len(kept.log_p) == len(kept.tokens) == answers:
+                known[kept.prompt] = Likelihood(kept.log_p, kept.tokens, kept.absent)
+            else:
+                damaged.append(number)
+    return known, damaged
+
+
+def _parsed(line: bytes) -> _Line | None:
+    """Read one line; None where it is not what was written."""
+    try:
+        kept = _Line.model_validate_json(line)
+    except ValidationError:
+        return None
+    return kept if line.endswith(b"\n") and kept.check in (None, kept.digest()) else None
+
+
+def _mended(path: Path, answers: int) -> dict[str, Likelihood]:
+    """Read what was answered before, and remove the lines that are damaged, or that a kill has torn."""
+    known, damaged = _read(path, answers)
+    if damaged:
+        note(f"{path}: line {', '.join(map(str, damaged))} of the kept answers is damaged; asking that again")
+        with path.open("rb") as file, written(path) as partial, partial.open("wb") as mended:
+            mended.writelines(line for number, line in enumerate(file, start=1) if number not in damaged)
     return known
 
 

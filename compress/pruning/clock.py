@@ -7,12 +7,13 @@ from typing import Any
 from compress import digest
 from compress.bench.device import Device
 from compress.bench.protocol import Setting, identity
-from compress.data.cache import home
+from compress.data.cache import cached, home, is_whole
 from compress.data.task import Kind
 from compress.export.bundle import Precision
 from compress.search.latency import Estimate, Predictor, choose_spread, measure, sample
 from compress.slicing import Sizes
 
+MEASURED = "measured.json"
 SAMPLES = 14
 """Shapes that a predictor is fitted to: their measuring takes about 20 s on one core."""
 WORTH_KEEPING = 0.1
@@ -35,8 +36,10 @@ class Clock:
         return f"{self.device.name}, {self.setting}, {self.precision}"
 
     def predictor(self, configs: Mapping[str, Any]) -> Predictor:
-        """Of shapes such as these: measured now, or before on this device at this setting, which is kept under
-        $COMPRESS_HOME/latency."""
+        """Predict shapes such as these from some that are measured now, or were before on this device at this setting.
+
+        What was measured is kept under $COMPRESS_HOME/latency.
+        """
         whole = max(configs.values(), key=lambda config: tuple(Sizes.of(config).plain().values()))
         told: list[Any] = [
             identity(self.device.name, self.device.facts()),
@@ -45,9 +48,9 @@ class Clock:
             self.kind,
         ]
         told += [self.segments, whole.model_type, Sizes.of(whole).plain(), len(configs)]
-        file = home() / "latency" / f"{digest.of_value(told)[:24]}.json"
-        if file.is_file():
-            return Predictor.from_json(file)
+        entry = home() / "latency" / digest.of_value(told)[:24]
+        if is_whole(entry):
+            return Predictor.from_json(entry / MEASURED)
         names = choose_spread(configs, SAMPLES, self.setting, self.kind)
         samples = sample(
             {name: configs[name] for name in names}, self.device, self.setting,
@@ -58,8 +61,7 @@ class Clock:
         if found.errors.mean > WORTH_KEEPING:
             self.say("such a predictor is not kept: measure while the machine does nothing else")
             return found
-        file.parent.mkdir(parents=True, exist_ok=True)
-        found.save(file)
+        cached(entry, lambda folder: found.save(folder / MEASURED))
         return found
 
     def predicted(self, configs: Mapping[str, Any]) -> dict[str, Estimate]:

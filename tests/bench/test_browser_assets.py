@@ -10,6 +10,8 @@ import pytest
 
 from compress.bench.browser import assets
 from compress.bench.protocol import DeviceError
+from compress.files import CHECKSUMS
+from tests.damage import KINDS, damaged
 
 FILES = {"entry.mjs": b"export {}", "runtime.wasm": b"\0asm"}
 
@@ -58,7 +60,7 @@ def test_npm_fetches_once(tarball: Path, home: Path, tmp_path: Path, monkeypatch
     first = assets.runtime()
     assert [path.name for path in first] == list(FILES)
     assert [path.read_bytes() for path in first] == list(FILES.values())
-    assert sorted(path.name for path in home.rglob("*") if path.is_file()) == sorted(FILES)
+    assert sorted(path.name for path in home.rglob("*") if path.is_file()) == sorted([*FILES, CHECKSUMS])
     npm(tmp_path / "bin", "exit 1", monkeypatch)
     assert assets.runtime() == first
 
@@ -112,10 +114,25 @@ def test_files_that_are_not_the_pinned_ones_are_refused(unpacked: Path) -> None:
         assets.runtime(unpacked)
 
 
-def test_what_is_kept_is_checked_again(tarball: Path) -> None:
-    assets.runtime(tarball)[1].write_bytes(b"tampered")
-    with pytest.raises(DeviceError, match="or damaged"):
+@pytest.mark.parametrize("damage", KINDS)
+def test_what_is_kept_is_checked_again(
+    damage: str, tarball: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = assets.runtime(tarball)
+    damaged(found[1], damage)
+    npm(tmp_path / "bin", "exit 1", monkeypatch)
+    with pytest.raises(DeviceError, match="code 1"):
         assets.runtime()
+    assert "runtime.wasm" in capsys.readouterr().err
+    npm(tmp_path / "bin", f'cp "{tarball}" "$4"', monkeypatch)
+    assert [path.read_bytes() for path in assets.runtime()] == list(FILES.values())
+
+
+def test_what_an_older_version_kept_is_used(tarball: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = assets.runtime(tarball)
+    (found[0].parent / CHECKSUMS).unlink()
+    monkeypatch.setenv("PATH", "")
+    assert assets.runtime() == found
 
 
 def test_pins_are_whole() -> None:

@@ -120,7 +120,7 @@ def test_a_disk_that_cannot_be_written_is_said(folder: Folder, tmp_path: Path, m
     source = folder({"train.tsv": GOOD, "dev.tsv": GOOD})
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "file"))
-    with pytest.raises(DataError, match=r"cannot write the data cache .*COMPRESS_HOME"):
+    with pytest.raises(DataError, match=r"cannot use the cache .*COMPRESS_HOME"):
         load_task(source)
 
 

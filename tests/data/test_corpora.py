@@ -327,7 +327,7 @@ def test_blocks_are_written_once_and_mapped_from_disk(cache_home: Path) -> None:
     assert len(calls) == 2
     assert first._fingerprint == second._fingerprint != longer._fingerprint
     written = sorted(path.name for path in (cache_home / "corpora").iterdir())
-    assert written == sorted(f"{encoded._fingerprint}.arrow" for encoded in (first, longer))
+    assert written == sorted(encoded._fingerprint for encoded in (first, longer))
 
 
 def test_a_corpus_that_breaks_off_leaves_nothing_behind(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

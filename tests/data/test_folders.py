@@ -11,6 +11,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from compress.data import load_task
 from compress.errors import DataError
+from compress.files import CHECKSUMS
 from tests.data.conftest import Folder
 
 ROWS = [("a fine film", "pos"), ("a dull film", "neg"), ("so very fine", "pos"), ("so very dull", "neg")]
@@ -212,7 +213,7 @@ def test_splits_are_memory_mapped_and_nothing_else_is_left(folder: Folder, cache
     kept = cache_home / "data" / data.fingerprint
     assert [file["filename"] for file in data.train.cache_files] == [str(kept / "train.arrow")]
     assert sorted(path.name for path in kept.parent.rglob("*")) == sorted(
-        [data.fingerprint, "train.arrow", "validation.arrow"]
+        [data.fingerprint, CHECKSUMS, "train.arrow", "validation.arrow"]
     )
 
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -134,7 +135,7 @@ def test_it_is_computed_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     again = measured.rated("theis.fisher", model)
     assert all(torch.equal(first[group], again[group]) for group in first)
     assert asked == ["theis.fisher"]  # to see whether its code is still the same
-    file.unlink()
+    shutil.rmtree(file)
     recomputed = measured.rated("theis.fisher", model)
     assert all(torch.equal(first[group], recomputed[group]) for group in first)
 

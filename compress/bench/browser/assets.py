@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from compress.bench.protocol import DeviceError
-from compress.data.cache import home
-from compress.files import filled
+from compress.data.cache import cached, home, note
+from compress.files import sha256
 
 VERSION = "1.30.0"
 PACKAGE = f"onnxruntime-web@{VERSION}"
@@ -54,8 +54,10 @@ def runtime(source: Path | None = None, *, webgpu: bool = False) -> list[Path]:
     if source is not None:
         return _kept(source, needed)
     kept = _place(needed)
-    if all((kept / name).is_file() for name in needed):
-        return _checked(kept, needed)
+    if kept.exists():
+        if not (changed := _changed(kept, needed)):
+            return [kept / name for name in needed]
+        note(f"{kept}: {', '.join(changed)} is damaged or missing; getting {PACKAGE} again")
     with tempfile.TemporaryDirectory() as folder:
         return _kept(packed(Path(folder)), needed)
 
@@ -90,15 +92,16 @@ def _kept(tarball: Path, needed: Mapping[str, str]) -> list[Path]:
         found = "sha512-" + base64.b64encode(hashlib.file_digest(file, "sha512").digest()).decode()
     if found != INTEGRITY:
         raise DeviceError(f"{tarball}: not {PACKAGE}: its integrity is {found}; expected {INTEGRITY}. {BY_HAND}")
-    place = _place(needed)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with filled(place) as partial, tarfile.open(tarball) as package:
-        for name in needed:
-            member = package.extractfile(f"package/dist/{name}")
-            assert member is not None  # its integrity says so
-            with member, (partial / name).open("wb") as target:
-                shutil.copyfileobj(member, target)
-    return _checked(place, needed)
+
+    def unpack(folder: Path) -> None:
+        with tarfile.open(tarball) as package:
+            for name in needed:
+                member = package.extractfile(f"package/dist/{name}")
+                assert member is not None  # its integrity says so
+                with member, (folder / name).open("wb") as target:
+                    shutil.copyfileobj(member, target)
+
+    return _checked(cached(_place(needed), unpack), needed)
 
 
 def _folder_with(source: Path, needed: Mapping[str, str]) -> Path:
@@ -109,8 +112,12 @@ def _folder_with(source: Path, needed: Mapping[str, str]) -> Path:
 
 
 def _checked(folder: Path, needed: Mapping[str, str]) -> list[Path]:
-    for name, expected in needed.items():
-        with (folder / name).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != expected:
-                raise DeviceError(f"{folder / name}: another version than {PACKAGE}, or damaged. Remove it. {BY_HAND}")
+    for name in _changed(folder, needed):
+        raise DeviceError(f"{folder / name}: another version than {PACKAGE}, or damaged. Remove it. {BY_HAND}")
     return [folder / name for name in needed]
+
+
+def _changed(folder: Path, needed: Mapping[str, str]) -> list[str]:
+    """List the files that are missing, or are not those that are needed."""
+    paths = ((folder / name, expected) for name, expected in needed.items())
+    return [path.name for path, expected in paths if not path.is_file() or sha256(path) != expected]
