@@ -22,7 +22,7 @@ class Told:
     err: str
 
 
-def run(*words: str, stdin: str = "") -> Told:
+def run(*words: str, stdin: str | bytes = "") -> Told:
     """`compress *words` in this process; what would be a traceback is raised."""
     settle_libraries()
     disable_progress_bar()  # transformers reads the variable for it when imported, here long ago

@@ -1,6 +1,7 @@
 """The command line: its options, its answers, its exit codes, and what it does not import."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 import compress
 from compress import recipe_file
 from compress.cli import app
+from compress.export import stream
 from tests import command
 from tests.command import Shelf
 
@@ -46,7 +48,7 @@ OPTIONS = {
     ),
     "search show": "study trial --bundle --train --allow-code --json",
     "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --json",
-    "predict": "bundle texts... --pair --precision --json",
+    "predict": "bundle texts... --pair --precision --on-error --json",
     "bench": (
         "bundles... --device --precision --threads --batch --seq --rounds --runs --sustain --affinity --lan --timeout "
         "--python --native --assets --webgpu --out --json"
@@ -185,6 +187,65 @@ def test_predict_reads_standard_input_line_by_line(bundle: str) -> None:
     texts = ["a good film", "", "a bad film"]
     assert command.run("predict", bundle, "-", stdin="\n".join(texts) + "\n") == command.run("predict", bundle, *texts)
     assert command.run("predict", bundle, "-", stdin="") == command.Told(0, "", "")
+
+
+def test_predict_stops_at_a_line_that_is_no_text_and_has_printed_those_before(bundle: str) -> None:
+    stdin = b"a good film\na b\xffd film\na bad film\n"
+    told = command.run("predict", bundle, "-", stdin=stdin)
+    assert told.code == 2
+    assert [line.split("\t")[2] for line in told.out.splitlines()] == ["a good film"]
+    assert "line 2: byte 4 (0xff)" in told.err
+    as_json = command.run("predict", bundle, "-", "--json", stdin=stdin)
+    assert as_json.code == 2
+    assert len(json.loads(as_json.out)) == 1
+
+
+def test_predict_skips_such_lines_when_asked_and_keeps_their_places(bundle: str) -> None:
+    stdin = b"a good film\r\n\xff\n" + b"a" * (stream.MOST_LINE + 5) + b"\na bad film"
+    told = command.run("predict", bundle, "-", "--on-error", "skip", stdin=stdin)
+    assert told.code == 0
+    good, invalid, long, bad = told.out.splitlines()
+    assert (good.split("\t")[2], bad.split("\t")[2]) == ("a good film", "a bad film")
+    assert invalid.startswith("error: line 2")
+    assert long.startswith("error: line 3")
+    assert "2 texts were skipped" in told.err
+    as_json = command.run("predict", bundle, "-", "--on-error", "skip", "--json", stdin=stdin)
+    assert [set(each) for each in json.loads(as_json.out)][1:3] == [{"error"}, {"error"}]
+
+
+def test_predict_answers_a_line_before_it_reads_the_next(bundle: str) -> None:
+    """And is quiet when nobody reads any more."""
+    words = [sys.executable, "-m", "compress", "predict", bundle, "-"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for text in (b"a good film", b"a bad film"):
+            process.stdin.write(text + b"\n")
+            process.stdin.flush()
+            assert process.stdout.readline().rstrip().endswith(text)
+        process.stdout.close()
+        process.stdin.write(b"another\n" * 3)
+        process.stdin.close()
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("text", ["\x1b]0;owned\x07", "\x9b2J", "two\nlines", "\u202egood"])
+def test_predict_does_not_let_texts_speak_to_the_terminal(bundle: str, text: str) -> None:
+    told = command.run("predict", bundle, text)
+    assert told.code == 0
+    assert told.out.rstrip("\n").replace("\t", "").isprintable()
+
+
+def test_predict_refuses_arguments_that_are_no_text(bundle: str) -> None:
+    told = command.run("predict", bundle, "good", os.fsdecode(b"b\xffd"))
+    assert (told.code, len(told.out.splitlines())) == (2, 1)
+    assert "text 2: byte 2 (0xff)" in told.err
+    assert "--pair" in command.run("predict", bundle, "good", "--pair", os.fsdecode(b"\xff")).err
+
+
+def test_a_run_s_folder_stands_for_its_bundle(bundle: str) -> None:
+    assert command.run("predict", str(Path(bundle).parent), "good") == command.run("predict", bundle, "good")
 
 
 def test_predict_as_json_in_either_precision(bundle: str) -> None:

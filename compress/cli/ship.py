@@ -1,14 +1,23 @@
 """`compress export`, `quantize` and `predict`: what a bundle is made into, and what it says."""
 
+import json
+import os
 import shlex
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from compress.cli.options import AllowPickle, DevicePython, DeviceTimeout, Json, console, told
+from compress.terminal import printable
+
+if TYPE_CHECKING:
+    from compress.export.stream import Answered
 
 UNCERTIFIED = 3
 """Exit code of a file that was made, and loses more than it may."""
@@ -155,26 +164,57 @@ def quantize(
 
 
 def predict(
-    bundle: Annotated[Path, typer.Argument(help="A bundle's folder.")],
+    bundle: Annotated[Path, typer.Argument(help="A bundle's or run's folder.")],
     texts: Annotated[list[str], typer.Argument(help="Texts, or - for one per line of standard input.")],
     pair: Annotated[str | None, typer.Option(help="The second sentence of a pair; the text questions are on.")] = None,
     precision: Annotated[
         Literal["int8", "fp32", "fp16", "w8", "q4"], typer.Option(help="Which file answers.")
     ] = "int8",
+    on_error: Annotated[
+        Literal["stop", "skip"],
+        typer.Option(help="At a text that is no UTF-8 or too long: stop, or go on; skip puts the error in its place."),
+    ] = "stop",
     as_json: Json = False,
 ) -> None:
     """Label texts, tag their words, or answer questions with a bundle. Needs neither torch nor transformers."""
     with told():
+        from compress.errors import DataError
+        from compress.export import stream
         from compress.export.bundle import Bundle
 
-        lines = [line.rstrip("\n") for line in sys.stdin] if texts == ["-"] else texts
-        given = [(line, pair) for line in lines] if pair is not None else lines
-        found = Bundle.load(bundle).predict(given, precision=precision)
-        if as_json:
-            import json
-            from dataclasses import asdict
+        second = None if pair is None else stream.decode(os.fsencode(pair), "--pair")
+        piped = texts == ["-"]
+        given = stream.lines(sys.stdin.buffer) if piped else map(os.fsencode, texts)
+        predictor, skipped = Bundle.load(bundle).open(precision), 0
+        with _listed(as_json) as show:
+            for each in stream.answers(predictor, given, second=second, unit="line" if piped else "text"):
+                if each.error and on_error == "stop":
+                    raise DataError(f"{each.error}. The answers before it are above; --on-error skip goes on after it")
+                skipped += bool(each.error)
+                show(each)
+        if skipped:
+            print(f"warning: {skipped:,} texts were skipped; the errors are in their places", file=sys.stderr)
 
-            print(json.dumps([asdict(each) for each in found], ensure_ascii=False, indent=1))
-        else:
-            for line, each in zip(lines, found, strict=True):
-                print(f"{each}\t{line}")
+
+@contextmanager
+def _listed(as_json: bool) -> "Iterator[Callable[[Answered], None]]":
+    """Print answers as they come, one a line; as JSON, in a list that is closed whatever happens."""
+    before = "["
+
+    def row(each: "Answered") -> None:
+        line = f"error: {each.error}" if each.error else f"{each.answer}\t{each.text}"
+        print(printable(line).replace("\n", "\\n"), flush=True)
+
+    def item(each: "Answered") -> None:
+        nonlocal before
+        plain = {"error": each.error} if each.answer is None else asdict(each.answer)
+        print(f"{before}\n{json.dumps(plain, ensure_ascii=False)}", end="", flush=True)
+        before = ","
+
+    if not as_json:
+        yield row
+        return
+    try:
+        yield item
+    finally:
+        print("[]" if before == "[" else "\n]", flush=True)

@@ -96,10 +96,11 @@ class Bundle:
 
     @classmethod
     def load(cls, path: Path) -> "Bundle":
-        """Opens a bundle after checking every file against its manifest.
+        """Open a bundle, or that of a run's folder, after checking every file against its manifest.
 
         Raises BundleError naming the files that are missing, cut short or changed, with found and expected hashes.
         """
+        path = manifests.located(path) or path
         manifest = Manifest.read(path)
         manifest.check(path)
         return cls(path, manifest)

@@ -81,6 +81,11 @@ class Manifest:
         check_files(folder, self.files)
 
 
+def located(folder: Path) -> Path | None:
+    """Find the bundle in a bundle's own folder, or in its run's."""
+    return next((place for place in (folder, folder / "bundle") if (place / NAME).is_file()), None)
+
+
 def check_inside(path: Path, names: Iterable[str]) -> None:
     """Raises BundleError for a name in the list at `path` that leads out of its folder."""
     for name in names:

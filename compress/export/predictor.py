@@ -90,8 +90,11 @@ class Predictor:
                 raise BundleError(f"the model cannot be run on {len(row[names[0]])} tokens: {told}") from None
             return found[0] if len(found) == 1 else np.stack(found, axis=-1)  # starts and ends of spans
 
-        with ThreadPoolExecutor(self.threads) as pool:
-            answers = list(pool.map(run, rows))
+        if self.threads == 1:  # a pool for every text of a stream would cost a tenth of its answer
+            answers = [run(row) for row in rows]
+        else:
+            with ThreadPoolExecutor(self.threads) as pool:
+                answers = list(pool.map(run, rows))
         if not answers:
             return np.empty((0, self.task.outputs), np.float32)
         return np.concatenate(answers) if self.task.tokenwise else np.stack(answers)

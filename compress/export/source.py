@@ -182,12 +182,11 @@ def _bundle(folder: Path) -> Bundle | None:
     """The bundle of a bundle's or of a run's folder, none of whose files has others outside it read."""
     from compress.export.session import weights_elsewhere
 
-    for place in (folder, folder / "bundle"):
-        if (place / manifest.NAME).is_file():
-            bundle = Bundle.load(place)
-            for file in bundle.files().values():
-                weights_elsewhere(file)
-            return bundle
+    if manifest.located(folder):
+        bundle = Bundle.load(folder)
+        for file in bundle.files().values():
+            weights_elsewhere(file)
+        return bundle
     if (folder / "recipe.yaml").is_file() and not (folder / checkpoints.CONFIG).is_file():
         raise ExportError(f"{folder}: a run without a bundle: finish it with `compress distill --resume`")
     return None

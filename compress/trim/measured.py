@@ -83,7 +83,7 @@ def trim_measured(
     """
     if data is None and corpus is None:
         raise CompressError("trim: no texts; give --data, whose training texts say which tokens are used, or --corpus")
-    bundle = Bundle.load(Path(model)) if (Path(model) / manifest.NAME).is_file() else None
+    bundle = Bundle.load(Path(model)) if manifest.located(Path(model)) else None
     sources: list[Callable[[], Iterable[str]]] = []
     if data is not None:
         if bundle is None:
