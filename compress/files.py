@@ -9,9 +9,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from compress.errors import DamagedError
 
@@ -61,7 +62,8 @@ def filled(path: Path, *, sealed: bool = False) -> Iterator[Path]:
     try:
         for left_over in (partial, retired):
             shutil.rmtree(left_over, ignore_errors=True)
-        partial.mkdir(parents=True)
+        make(path.parent)
+        partial.mkdir()
         with naming(path):
             yield partial
             if sealed:
@@ -73,6 +75,14 @@ def filled(path: Path, *, sealed: bool = False) -> Iterator[Path]:
     finally:
         for left_over in (partial, retired):
             shutil.rmtree(left_over, ignore_errors=True)
+
+
+def make(folder: Path) -> None:
+    """Create a folder and those above it that are missing, and flush their names to the disk."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        _flush(each.parent)
 
 
 def put(partial: Path, path: Path) -> None:
@@ -165,6 +175,32 @@ def _differing(folder: Path, expected: Mapping[str, str]) -> dict[str, str]:
 def _list(folder: Path, digests: Mapping[str, str]) -> None:
     with written(folder / CHECKSUMS) as partial:
         partial.write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
+
+
+def usable(folder: Path, warn: Callable[[str], None]) -> bool:
+    """Tell whether a sealed folder is there and as it was written. One that is damaged is removed, with a warning."""
+    if not folder.is_dir():
+        return False
+    try:
+        verify(folder)
+    except DamagedError as error:
+        warn(f"{error} It is made again.")
+        shutil.rmtree(folder)
+        return False
+    return True
+
+
+def load_json(path: Path, remedy: str) -> dict[str, Any]:
+    """Load a JSON object from a file of ours. Raises DamagedError, with `remedy`, where the file holds none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DamagedError(path, ["it is missing"], remedy) from None
+    except (ValueError, RecursionError):
+        raise DamagedError(path, ["it cannot be read as JSON"], remedy) from None
+    if not isinstance(found, dict):
+        raise DamagedError(path, [f"it holds a {type(found).__name__}, where an object was expected"], remedy)
+    return found
 
 
 def sha256(path: Path) -> str:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, set_seed
 
 from compress import digest
 from compress.data.cache import cached, home, is_whole
+from compress.processes import from_first
 from compress.recipe import Stage
 from compress.run import Run
 from compress.stages import Material, run_stage
@@ -54,11 +55,12 @@ def trained_once(
     key = digest.of_value([teacher.digest, fingerprint, numbers, run.seed, material.bf16])
     name = "".join(c if c.isalnum() else "-" for c in f"{teacher.name}-{on}"[-60:]).strip("-")
     kept = home() / "teachers" / f"{name}-{key[:12]}"
-    if is_whole(kept):
-        material.console.print(f"{teacher.name}, {said[1]}: kept from an earlier run in {kept}")
+    console = material.console
+    if from_first(lambda: is_whole(kept)):
+        console.print(f"{teacher.name}, {said[1]}: kept from an earlier run in {kept}")
     else:
-        material.console.print(said[0])
-        if not run.result(stage.name).is_dir():
+        console.print(said[0])
+        if not run.done(stage.name, console):
             set_seed(run.seed)
             run_stage(stage, fresh().requires_grad_(True), None, material, run)
         if run.main:

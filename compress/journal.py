@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +13,55 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from compress.files import naming, written
+from compress.files import flush, naming, written
 
 
-def forget_after(log: Path, stage: str, step: int) -> None:
-    """Drop what was logged of `stage` beyond `step`: the resumed stage writes it again."""
+def mend(log: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Drop the lines of a log that are none, with a warning unless a kill has torn the last; returns its entries."""
     if not log.is_file():
-        return
-    lines = log.read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if _is_whole(line) and not _beyond(json.loads(line), stage, step)]
-    with written(log) as partial:
-        partial.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        return []
+    content = log.read_text(encoding="utf-8", errors="replace")
+    lines = content.split("\n")
+    torn = lines.pop()  # all that follows the last line's end
+    entries = {number: _entry(line) for number, line in enumerate(lines, 1)}
+    if damaged := [str(number) for number, entry in entries.items() if entry is None]:
+        shown = ", ".join(damaged[:10]) + (" and more" if damaged[10:] else "")
+        warn(f"{log}: is damaged: line {shown} cannot be read. The curves of the report lack what was logged there.")
+    if damaged or torn:
+        with written(log) as partial:
+            partial.write_text(
+                "".join(f"{line}\n" for at, line in enumerate(lines, 1) if entries[at]), encoding="utf-8"
+            )
+    return [entry for entry in entries.values() if entry is not None]
 
 
-def _is_whole(line: str) -> bool:
-    """A kill can tear the last line."""
-    return line.startswith("{") and line.endswith("}")
+def forget_after(log: Path, stage: str, step: int, warn: Callable[[str], None]) -> None:
+    """Drop what was logged of `stage` beyond `step`: the resumed stage writes it again."""
+    entries = mend(log, warn)
+    kept = [entry for entry in entries if entry["stage"] != stage or entry["step"] <= step]
+    if step and not any(entry["stage"] == stage for entry in kept):
+        warn(f"{log}: holds nothing of the first {step} steps of stage {stage}: its curves begin after them.")
+    if len(kept) < len(entries):
+        with written(log) as partial:
+            partial.write_text("".join(f"{json.dumps(entry)}\n" for entry in kept), encoding="utf-8")
 
 
-def _beyond(entry: dict[str, Any], stage: str, step: int) -> bool:
-    return bool(entry["stage"] == stage and entry["step"] > step)
+def _entry(line: str) -> dict[str, Any] | None:
+    """Parse a line of the log: the stage, the step, and numbers. None where it is anything else."""
+    try:
+        found = json.loads(line)
+        numbers = {name: value for name, value in found.items() if name != "stage"}
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    whole = all(isinstance(value, int | float) for value in numbers.values()) and isinstance(numbers.get("step"), int)
+    return found if whole and isinstance(found.get("stage"), str) else None
 
 
 def curves(log: Path) -> dict[str, list[dict[str, float]]]:
     """Stage name -> logged points, in the order they were written."""
     stages: dict[str, list[dict[str, float]]] = {}
-    for line in log.read_text(encoding="utf-8").splitlines() if log.is_file() else []:
-        if _is_whole(line):
-            entry = json.loads(line)
+    for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []:
+        if entry := _entry(line):
             stages.setdefault(entry.pop("stage"), []).append(entry)
     return stages
 
@@ -96,6 +117,8 @@ class Journal(TrainerCallback):
             self.facts["score"] = f"score {values['eval_score']:.4f}"
         with naming(self.log), self.log.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"stage": self.stage, "step": state.global_step} | values) + "\n")
+        if control.should_save:  # what is logged until a checkpoint is not logged again
+            flush(self.log)
         self.scalars.write(state.global_step, values)
 
     def close(self) -> None:

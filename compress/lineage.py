@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ class Lineage:
 
     def train(self, stages: Sequence[AnyStage], *, teacher_logits: Any = None) -> PreTrainedModel:
         """Run what is left of `stages`, and return the model that the last one leaves."""
-        done, remaining = self.run.remaining(stages)
+        done, remaining = self.run.remaining(stages, self.material.console)
         student = None
         if done is not None:
             last = stages[len(stages) - len(remaining) - 1]
@@ -80,7 +81,7 @@ class Lineage:
             found = general(self.given, stage.head, self.recipe.teacher_lm, self.material, self.run)
         else:
             before = ancestor(self.recipe.stages, stage)
-            found = load(before.name, self.run.result(before.name), stage.head, kind=self.material.kind)
+            found = load(before.name, self._result(before), stage.head, kind=self.material.kind)
         for name in _LABELS:  # students built from it end in the task's head
             setattr(found.model.config, name, getattr(self.given.model.config, name))
         found.model.to(PartialState().device)
@@ -91,8 +92,7 @@ class Lineage:
         sizes = sizes_of(stage, self.recipe, self.given.model.config)
         uneven = self.recipe.target.uneven and stage.way == 1
         last = self._last_pruned(stage)
-        before = recorded(self.run.result(last.name)) if last is not None else None
-        PartialState().wait_for_everyone()
+        before = recorded(self._result(last)) if last is not None else None
         return prune_stage(
             stage, student, self.tutor, self.material, self.run, sizes=sizes, uneven=uneven, before=before
         )
@@ -106,11 +106,16 @@ class Lineage:
         """Of a student that was cut out of its teacher, the teacher's dimension for each one of its width."""
         if not self.recipe.pruning:
             return None
-        PartialState().wait_for_everyone()  # until the first process has written it
         last = self._last_pruned(stage)
         if last is None:
             return torch.arange(Shape.of(student.config).hidden)
-        return torch.tensor(recorded(self.run.result(last.name))["of_teacher"]["hidden"])
+        return torch.tensor(recorded(self._result(last))["of_teacher"]["hidden"])
+
+    def _result(self, stage: AnyStage) -> Path:
+        """Find the folder that an earlier stage left; where it is damaged, or gone, the stage makes it again."""
+        if not self.run.done(stage.name, self.material.console):
+            self.train(self.recipe.stages[: self.recipe.stages.index(stage) + 1])
+        return self.run.result(stage.name)
 
     def _student(self, stage: AnyStage, teacher: Teacher | None, before: PreTrainedModel | None) -> PreTrainedModel:
         spec = spec_of(self.recipe, stage)

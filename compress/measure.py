@@ -5,9 +5,8 @@ other in one interleaved measurement.
 """
 
 import datetime
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from transformers import PreTrainedModel
 from compress import baselines, evaluate, teachers
 from compress.bench.local import machine, race
 from compress.bench.protocol import Latency, Setting
+from compress.console import warn
 from compress.data.task import Task
 from compress.errors import ExportError
 from compress.exam import Exam
@@ -29,13 +29,14 @@ from compress.export.onnx import makes_segments, parity, to_onnx
 from compress.export.predictor import open_predictor
 from compress.files import naming, sha256
 from compress.flops import flops_per_token, parameters
-from compress.journal import curves
+from compress.journal import curves, mend
 from compress.provenance import versions
 from compress.recipe import Recipe
 from compress.report import Report, Row
 from compress.run import Run
-from compress.stages import Material
+from compress.stages import Material, taken
 from compress.teachers import Teacher
+from compress.train import Trained
 
 LENGTHS = (128, 32)
 """Tokens at which latency is measured, one text and one thread at a time; at most what the bundle was made for."""
@@ -88,6 +89,7 @@ def measure(
     On the test split, or the validation split where there is none with labels. `seconds`: wall time of the run so far.
     """
     data, length = material.data, bundle.manifest.max_length
+    mend(run.path / "log.jsonl", partial(warn, material.console))
     name, split = ("validation", data.validation) if data.test is None else ("test", data.test)
     material.console.print(f"measuring on {len(split):,} {name} rows")
     elsewhere = data.task.unanswerable and data.test is not None
@@ -100,7 +102,7 @@ def measure(
     files = {each.name: each.file for each in (teacher, *students) if each.file is not None}
     lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
     times = race(files, [Setting(threads=1, batch=1, seq=each) for each in lengths])
-    spent = {stage.name: _spent(run, stage.name) for stage in (recipe.teacher, *recipe.stages)}
+    spent = {stage.name: taken(run, stage.name, material.console) for stage in (recipe.teacher, *recipe.stages)}
     rows = [
         *(Row(each, "baseline", found) for each, found in baselines.baselines(data, split).items()),
         _row(teacher, room.exam, times, [spent[recipe.teacher.name]]),
@@ -125,7 +127,7 @@ def measure(
         command=command,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         seconds=seconds,
-        stage_seconds={stage: each["trained"]["seconds"] for stage, each in spent.items() if each},
+        stage_seconds={stage: each.seconds for stage, each in spent.items() if each},
         seed=run.seed,
         curves=curves(run.path / "log.jsonl"),
         versions=versions(_LIBRARIES),
@@ -138,7 +140,7 @@ def measure(
             *_noticed(data.task, rows[-2], rows[-1]),
             "fp32 ONNX against torch: logits differ by at most "
             f"{parity(student, bundle.files()['fp32'], batches):.1e}.",
-            f"Training peaked at {max(each.get('peak_rss_mb', 0) for each in spent.values()):,.0f} MB of memory.",
+            f"Training peaked at {max(each.peak_rss_mb if each else 0 for each in spent.values()):,.0f} MB of memory.",
         ),
     )
 
@@ -170,7 +172,7 @@ def _row(
     one: Examined,
     exam: Exam,
     times: Sequence[Latency],
-    spent: Sequence[Mapping[str, Any]],
+    spent: Sequence[Trained | None],
     teacher: Examined | None = None,
 ) -> Row:
     """A line of the report; of a student, when it is told the teacher."""
@@ -237,16 +239,9 @@ def _export(teacher: PreTrainedModel, tutor: Teacher, path: Path) -> str | None:
     return None
 
 
-def _spent(run: Run, stage: str) -> dict[str, Any]:
-    """What a stage of this run recorded of its training; {} when it ran in an earlier run, or not at all."""
-    file = run.result(stage) / "training.json"
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return found
-
-
-def _training(spent: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    seconds = sum(each["trained"]["seconds"] for each in spent if each)
-    examples = sum(each["trained"]["examples"] for each in spent if each)
+def _training(spent: Sequence[Trained | None]) -> dict[str, Any]:
+    seconds = sum(each.seconds for each in spent if each)
+    examples = sum(each.examples for each in spent if each)
     if not seconds:
         return {}
     return {"train_seconds": seconds, "samples_per_second": examples / seconds}

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from accelerate import PartialState
@@ -10,11 +11,12 @@ from rich.console import Console
 
 from compress import general, preflight, teachers, user_code
 from compress import precision as precisions
+from compress.console import warn
 from compress.data import load_task
 from compress.data.batches import Collate
 from compress.data.corpora import load_corpus
 from compress.errors import RecipeError
-from compress.files import filled
+from compress.files import filled, usable
 from compress.lineage import Lineage, in_bf16
 from compress.pipeline import check_lengths, on_cpu, with_code
 from compress.recipe import Recipe
@@ -76,11 +78,13 @@ def pretrain(
         models.check()
         models.train(recipe.stages)
         result = run.path / "student"
-        if run.main and not result.is_dir():
-            with filled(result) as partial:
-                shutil.copytree(run.result(recipe.stages[-1].name), partial, dirs_exist_ok=True)
+        if run.main and not usable(result, partial(warn, console)):
+            with filled(result, sealed=True) as folder:
+                shutil.copytree(run.result(recipe.stages[-1].name), folder, dirs_exist_ok=True)
         for stage in recipe.stages if run.main else ():
-            spent = taken(run, stage.name)
+            spent = taken(run, stage.name, console)
+            if spent is None:
+                continue
             score = "" if spent.score is None else f", log-likelihood of a held-out token {spent.score:.3f} nats"
             console.print(f"{stage.name}: {spent.steps:,} steps in {spent.seconds:,.0f} s{score}", highlight=False)
         console.print(f"checkpoint: {result}", highlight=False)

@@ -4,11 +4,11 @@
     run.json      what the run is of: teacher, data, seed, precision, versions, command
     log.jsonl     one line per logged step: stage, step, every named loss part, scores
     tensorboard/  the same for TensorBoard
-    stages/<name>/checkpoints/checkpoint-<step>/   each renamed into place when complete
-    stages/<name>/model/                           the stage's result, renamed into place: the stage is done
+    stages/<name>/checkpoints/checkpoint-<step>/   each sealed, flushed and renamed into place when complete
+    stages/<name>/model/                           the stage's result, likewise: the stage is done
     bundle/, report.html                           what was asked for
 
-A stage is done when its `model/` exists; there is no other cursor.
+A stage is done when its `model/` is there and whole; there is no other cursor.
 """
 
 import errno
@@ -18,12 +18,17 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from compress.console import warn
 from compress.errors import RunError
-from compress.files import naming, written
+from compress.files import load_json, make, naming, usable, written
 from compress.recipe import AnyStage
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _IDENTITY = ("teacher", "prompt", "data", "corpus", "seed", "precision", "columns", "code")
 """What must agree for a run to be continued, besides the recipe."""
@@ -111,13 +116,21 @@ class Run:
         """The stage's result, which exists once the stage is done."""
         return self.stage(name) / "model"
 
-    def remaining(self, stages: Sequence[AnyStage]) -> tuple[Path | None, list[AnyStage]]:
-        """The result of the last stage done (None: none is) and the stages still to run."""
-        done = [stage for stage in stages if self.result(stage.name).is_dir()]
-        if not done:
-            return None, list(stages)
-        last = stages.index(done[-1])
-        return self.result(done[-1].name), list(stages[last + 1 :])
+    def done(self, name: str, console: "Console") -> bool:
+        """Tell whether the stage's result is there and whole; one that is damaged is removed, with a warning.
+
+        All processes are told the same.
+        """
+        from compress.processes import from_first  # which is heavy to import
+
+        return from_first(lambda: usable(self.result(name), partial(warn, console)))
+
+    def remaining(self, stages: Sequence[AnyStage], console: "Console") -> tuple[Path | None, list[AnyStage]]:
+        """Find the result of the last stage done (None: none is), and the stages still to run."""
+        for at in reversed(range(len(stages))):
+            if self.done(stages[at].name, console):
+                return self.result(stages[at].name), list(stages[at + 1 :])
+        return None, list(stages)
 
     def close(self) -> None:
         if self._lock is not None:
@@ -126,7 +139,7 @@ class Run:
 
 def _make(path: Path) -> None:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make(path)
     except OSError as error:
         raise RunError(f"{path}: cannot be made ({error.strerror}); choose an --out that can be written") from error
 
@@ -168,13 +181,13 @@ def _same(path: Path, recipe: Resolved, identity: Mapping[str, Any], name: str) 
     """Refuse to continue a run of something else, naming every difference."""
     if not (path / name).is_file():
         raise RunError(f"{path}: is a run of another kind, without {name}; choose another --out")
-    before = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    before = load_json(path / _FACTS, "What the run is of is not known without it: begin anew in another --out")
     differences = [
         f"{name} was {before.get(name)!r}, now {identity.get(name)!r}"
         for name in _IDENTITY
         if before.get(name) != identity.get(name)
     ]
-    if (path / name).read_text(encoding="utf-8") != recipe.to_yaml():
+    if (path / name).read_text(encoding="utf-8", errors="replace") != recipe.to_yaml():
         differences.append(f"the {Path(name).stem} differs (compare its {name})")
     if differences:
         raise RunError(f"{path}: is another run: {'; '.join(differences)}. Choose another --out, or repeat its options")

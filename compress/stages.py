@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from compress import digest, evaluate
 from compress.call import Call, options
+from compress.console import warn
 from compress.data.batches import Batching, encode
 from compress.data.built import built
 from compress.data.cache import home
@@ -27,9 +28,9 @@ from compress.data.made import asks_language_model, augmented, task_text
 from compress.data.seq2seq import Seq2SeqCollate, encode_task
 from compress.data.task import Kind, TaskData
 from compress.data.words import Words, counts
-from compress.errors import DataError
+from compress.errors import DamagedError, DataError
 from compress.exam import Exam
-from compress.files import filled
+from compress.files import filled, verify
 from compress.heads import LANGUAGE
 from compress.objective import Objective
 from compress.papers.t5 import answers
@@ -158,7 +159,7 @@ def run_stage(
             corrupt=corrupt, score=score, bf16=material.bf16, console=material.console,
         )  # fmt: skip
     if run.main:
-        with filled(run.result(stage.name)) as folder:
+        with filled(run.result(stage.name), sealed=True) as folder:
             _keep(folder, made.student, material, trained)
     return made.student
 
@@ -274,9 +275,17 @@ def scorer(material: Material, stage: Stage, teacher_logits: NDArray[np.float32]
     return score
 
 
-def taken(run: Run, stage: str) -> Trained:
-    """What a finished stage took."""
-    return Trained.read(run.result(stage))
+def taken(run: Run, stage: str, console: Console) -> Trained | None:
+    """Read what a stage of this run took; None when it ran in an earlier run, not at all, or the record is damaged."""
+    folder = run.result(stage)
+    if not folder.is_dir():
+        return None
+    try:
+        verify(folder)
+    except DamagedError as error:
+        warn(console, f"{error} The report does not say what stage {stage} took.")
+        return None
+    return Trained.read(folder)
 
 
 def _keep(folder: Path, student: PreTrainedModel, material: Material, trained: Trained) -> None:

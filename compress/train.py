@@ -7,12 +7,10 @@ numbers become its arguments, and what is left half-done by a kill is found and 
 import json
 import math
 import os
-import resource
 import shutil
-import sys
-import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,42 +18,43 @@ from datasets import Dataset
 from rich.console import Console
 from transformers import TrainingArguments
 
+from compress.console import warn
 from compress.data.batches import Batching, LengthGrouped, TokenBudget
 from compress.errors import RecipeError
 from compress.journal import Journal, forget_after
+from compress.processes import from_first
 from compress.recipe import Stage
+from compress.resume import newest_checkpoint, steps_of
 from compress.run import Run
 from compress.step import Distillation, Step
-from compress.trainer import Corrupt, Score, StepTrainer, newest_checkpoint, steps_of
+from compress.trainer import Corrupt, Score, StepTrainer
 from compress.vocabulary import only_tokens_in_use
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a stage took: optimiser steps and examples seen, wall seconds of this process, the best score and its step
-    (None where the stage scores nothing)."""
+    """What a stage took, in all processes that worked on it one after another.
+
+    Optimiser steps and examples seen, wall seconds, the most memory that one process held; the best score and its step
+    (None where the stage scores nothing).
+    """
 
     steps: int
     examples: int
     seconds: float
     score: float | None
     best_step: int | None
+    peak_rss_mb: float = 0.0
 
     @staticmethod
     def read(folder: Path) -> "Trained":
-        """What is written in a finished stage's folder."""
+        """Read what is written in a finished stage's folder."""
         return Trained(**json.loads((folder / "training.json").read_text(encoding="utf-8"))["trained"])
 
     def write(self, folder: Path) -> None:
-        """Beside the model, with the most memory that this process has held, in MB."""
-        facts = {"trained": asdict(self), "peak_rss_mb": peak_rss_mb()}
-        (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-
-
-def peak_rss_mb() -> float:
-    """Most memory this process has held, in megabytes (10^6 bytes)."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+        """Write it beside the stage's model."""
+        content = json.dumps({"trained": asdict(self)}, indent=1) + "\n"
+        (folder / "training.json").write_text(content, encoding="utf-8")
 
 
 def train(
@@ -99,30 +98,28 @@ def _train(
     arguments = _arguments(step, stage, order, folder, seed=run.seed, scored=scored, bf16=bf16)
     trainer = StepTrainer(step, stage, rows, order=order, collate=collate, folder=folder, args=arguments)
     trainer.score, trainer.corrupt = score, corrupt
-    checkpoint = newest_checkpoint(folder)
+    console = console or Console(quiet=True)
+    checkpoint = from_first(lambda: newest_checkpoint(folder, partial(warn, console)))
     journal = None
     if run.main:
         shutil.rmtree(arguments.output_dir or "", ignore_errors=True)  # a checkpoint that a kill left half-written
-        forget_after(run.path / "log.jsonl", stage.name, steps_of(checkpoint))
-        journal = Journal(
-            stage.name, run.path / "log.jsonl", run.path / "tensorboard", console or Console(quiet=True), stage.batch
-        )
+        forget_after(run.path / "log.jsonl", stage.name, steps_of(checkpoint), partial(warn, console))
+        journal = Journal(stage.name, run.path / "log.jsonl", run.path / "tensorboard", console, stage.batch)
         trainer.add_callback(journal)
-    started = time.perf_counter()
     try:
         trainer.train_from(checkpoint)
     finally:
         if journal is not None:
             journal.close()
             shutil.rmtree(str(arguments.output_dir), ignore_errors=True)
-    seconds, steps = time.perf_counter() - started, trainer.state.global_step
+    spent, steps = trainer.spent, trainer.state.global_step
     trainer.restore_best()
     if hasattr(step, "finish"):
         step.finish()
     best = trainer.state.best_global_step
-    done = steps - steps_of(checkpoint)
-    examples = round(done * len(rows) / _steps_per_epoch(stage, order)) if stage.tokens else done * stage.batch
-    return Trained(done, examples, seconds, trainer.state.best_metric if best else None, best)
+    examples = round(steps * len(rows) / _steps_per_epoch(stage, order)) if stage.tokens else steps * stage.batch
+    score = trainer.state.best_metric if best else None
+    return Trained(steps, examples, spent.seconds, score, best, spent.peak_rss_mb)
 
 
 def _order(stage: Stage, rows: Dataset, seed: int) -> LengthGrouped | TokenBudget:

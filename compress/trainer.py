@@ -5,8 +5,8 @@ accumulation, every loss part in the log, and checkpoints that are renamed into 
 """
 
 import math
-import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from compress.data.batches import Batching, LengthGrouped, TokenBudget
 from compress.errors import CompressError
 from compress.files import naming, written
 from compress.recipe import Stage
+from compress.resume import Spent, keep, loading, peak_rss_mb
 from compress.schedule import Started, per_group, trained_groups
 from compress.step import Step
 
@@ -39,15 +40,7 @@ Score = Callable[[PreTrainedModel], Mapping[str, float]]
 """student -> {"score": higher is better, ...} on the validation split."""
 Corrupt = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """batch -> batch to learn from, drawn anew each time from torch's generator: masked tokens and their labels."""
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Every folder under `checkpoints/` is whole: it was renamed there when complete."""
-    return max((folder / "checkpoints").glob("checkpoint-*"), key=steps_of, default=None)
-
-
-def steps_of(checkpoint: Path | None) -> int:
-    return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
+BEST = "best.safetensors"
 
 
 class _Epochs(TrainerCallback):
@@ -60,6 +53,13 @@ class _Epochs(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.order.set_epoch(int(state.epoch or 0))
+
+
+class _LogsBeforeSaving(TrainerCallback):
+    """A resumed process has no sum of the losses since the last line of the log: none is left when it is saved."""
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        control.should_log = control.should_log or control.should_save
 
 
 class StepTrainer(Trainer):
@@ -83,6 +83,8 @@ class StepTrainer(Trainer):
         self.parts: dict[str, Tensor] = {}
         self.passes = 0
         self.order = order
+        self.before, self.began = Spent(), time.perf_counter()
+        self._total_loss_scalar = 0.0
         super().__init__(
             model=step,  # type: ignore[arg-type]
             args=args,
@@ -94,6 +96,7 @@ class StepTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
         self.add_callback(_Epochs(self.order))
+        self.add_callback(_LogsBeforeSaving())
         if hasattr(step, "begin"):
             self.add_callback(Started(step.begin))
 
@@ -102,12 +105,27 @@ class StepTrainer(Trainer):
         return self.model.student  # type: ignore[return-value,union-attr]
 
     def train_from(self, checkpoint: Path | None) -> None:
-        """The library takes one step more where a checkpoint already has the last."""
-        if checkpoint is None or steps_of(checkpoint) < self.args.max_steps:
-            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        """Train, or continue. The library takes one step more where a checkpoint already has the last."""
+        self.before, self.began = Spent.load(checkpoint), time.perf_counter()
+        if checkpoint is None:
+            self.train()
+            return
+        with loading(checkpoint):
+            state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        if state.global_step < self.args.max_steps:
+            self.train(resume_from_checkpoint=str(checkpoint))
         else:
             self._load_from_checkpoint(str(checkpoint))
-            self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+            self.state = state
+
+    @property
+    def spent(self) -> Spent:
+        """What the stage has taken until now."""
+        return Spent(
+            self.before.seconds + time.perf_counter() - self.began,
+            max(self.before.peak_rss_mb, peak_rss_mb()),
+            self.before.loss + self._total_loss_scalar,
+        )
 
     def get_train_dataloader(self) -> Any:
         """A budget of tokens makes whole batches; else rows are taken in order, so many at a time."""
@@ -178,6 +196,15 @@ class StepTrainer(Trainer):
             parts = self.accelerator.reduce(torch.stack(list(self.parts.values())) / self.passes, "mean")
             logs |= dict(zip(self.parts, parts.tolist(), strict=True))
             self.parts, self.passes = {}, 0
+        if "train_runtime" in logs:  # of this process alone, as the library reckons it
+            spent, steps = self.spent, self.state.global_step
+            speed = logs["train_samples_per_second"] / logs["train_steps_per_second"] * steps / spent.seconds
+            logs |= {
+                "train_runtime": round(spent.seconds, 4),
+                "train_samples_per_second": round(speed, 3),
+                "train_steps_per_second": round(steps / spent.seconds, 3),
+                "train_loss": spent.loss / steps,
+            }
         super().log(logs, start_time)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -192,12 +219,15 @@ class StepTrainer(Trainer):
         better = super()._determine_best_metric(metrics, trial)
         if better and self.args.should_save:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with written(self.folder / "best.safetensors") as partial:
+            with written(self.folder / BEST) as partial:
                 save_model(self.student, str(partial))
         return better
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """The library writes into .partial; the whole checkpoint is renamed into place, then the older ones go."""
+        """The library writes into .partial; the whole checkpoint is sealed, flushed and renamed into place.
+
+        It has its own copy of the best weights: of one that is shared, damage would reach every checkpoint.
+        """
         with naming(Path(str(self.args.output_dir))):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
@@ -206,17 +236,13 @@ class StepTrainer(Trainer):
         partial = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
         # the library would look for the best weights in the folder it wrote them to, which is about to be renamed
         self.state.best_model_checkpoint = None
-        self.state.save_to_json(str(partial / TRAINER_STATE_NAME))
-        best = self.folder / "best.safetensors"
-        if best.is_file():
-            os.link(best, partial / "best.safetensors")
-        target = self.folder / "checkpoints" / partial.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
-        for older in target.parent.glob("checkpoint-*"):
-            if older != target:
-                shutil.rmtree(older)
+        with naming(partial):
+            self.state.save_to_json(str(partial / TRAINER_STATE_NAME))
+            self.spent.save(partial)
+            best = self.folder / BEST
+            if best.is_file():
+                shutil.copyfile(best, partial / BEST)
+            keep(partial, self.folder)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Student and projections, in safetensors, tied weights once; none of the library's pickled arguments."""
@@ -226,14 +252,25 @@ class StepTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
-        load_model(self.model, folder / "model.safetensors")  # type: ignore[arg-type]
-        best = folder / "best.safetensors"
+        with loading(folder):
+            load_model(self.model, folder / "model.safetensors")  # type: ignore[arg-type]
+        best = folder / BEST
         if best.is_file() and self.args.should_save:
-            (self.folder / "best.safetensors").unlink(missing_ok=True)
-            os.link(best, self.folder / "best.safetensors")
+            with written(self.folder / BEST) as partial:
+                shutil.copyfile(best, partial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            with loading(Path(checkpoint)):
+                super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            with loading(Path(checkpoint)):
+                super()._load_rng_state(checkpoint)
 
     def restore_best(self) -> None:
         self.accelerator.wait_for_everyone()
-        best = self.folder / "best.safetensors"
+        best = self.folder / BEST
         if self.state.best_global_step and best.is_file():
             load_model(self.student, best)

@@ -6,17 +6,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from compress.errors import RunError
+from compress.errors import DamagedError, RunError
+from compress.files import filled
 from compress.recipe import Recipe
 from compress.run import Run
 from tests import tiny
 
 IDENTITY = {"teacher": "minilm", "data": "glue/sst2", "corpus": None, "seed": 3, "precision": "bf16", "columns": []}
+QUIET = Console(quiet=True)
 
 
 @pytest.fixture
@@ -145,14 +149,47 @@ def test_only_the_first_process_of_several_writes(tmp_path: Path, recipe: Recipe
 # The cursor
 
 
+def result(run: Run, stage: str) -> None:
+    with filled(run.result(stage), sealed=True) as folder:
+        (folder / "weights").write_text("0.5", encoding="utf-8")
+
+
 def test_a_stage_is_done_when_its_result_is_there(tmp_path: Path, recipe: Recipe) -> None:
     with closing(opened(tmp_path / "run", recipe)) as run:
         first, second = recipe.stages
-        assert run.remaining(recipe.stages) == (None, [first, second])
+        assert run.remaining(recipe.stages, QUIET) == (None, [first, second])
         (run.stage(first.name) / "checkpoints" / "checkpoint-4").mkdir(parents=True)
         (run.stage(first.name) / ".model.partial").mkdir()
-        assert run.remaining(recipe.stages) == (None, [first, second])
-        run.result(first.name).mkdir()
-        assert run.remaining(recipe.stages) == (run.result(first.name), [second])
-        run.result(second.name).mkdir(parents=True)
-        assert run.remaining(recipe.stages) == (run.result(second.name), [])
+        assert run.remaining(recipe.stages, QUIET) == (None, [first, second])
+        result(run, first.name)
+        assert run.remaining(recipe.stages, QUIET) == (run.result(first.name), [second])
+        result(run, second.name)
+        assert run.remaining(recipe.stages, QUIET) == (run.result(second.name), [])
+
+
+@pytest.mark.parametrize("name", ["weights", "checksums.json"])
+def test_a_stage_with_a_damaged_result_is_not_done(tmp_path: Path, recipe: Recipe, name: str) -> None:
+    console = Console(file=StringIO(), width=500)
+    with closing(opened(tmp_path / "run", recipe)) as run:
+        first, second = recipe.stages
+        for stage in recipe.stages:
+            result(run, stage.name)
+        (run.result(second.name) / name).write_bytes(b"")
+        assert run.remaining(recipe.stages, console) == (run.result(first.name), [second])
+        assert not run.result(second.name).exists()
+        assert console.file.getvalue().count("\n") == 1  # type: ignore[attr-defined]
+        for part in ("warning", str(run.result(second.name)), name, "made again"):
+            assert part in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"seed": 3, "teacher', "\0" * 40])
+def test_a_run_whose_papers_are_damaged_is_told(tmp_path: Path, recipe: Recipe, content: str) -> None:
+    path = begun(tmp_path / "run", recipe)
+    (path / "run.json").write_text(content, encoding="utf-8")
+    with pytest.raises(DamagedError, match=r"run\.json: is damaged: .* another --out") as caught:
+        opened(path, recipe, resume=True)
+    assert caught.value.path == path / "run.json"
+    opened(begun(tmp_path / "other", recipe), recipe, resume=True).close()
+    (tmp_path / "other" / "recipe.yaml").write_bytes(b"\xff\0")
+    with pytest.raises(RunError, match=r"recipe\.yaml"):
+        opened(tmp_path / "other", recipe, resume=True)

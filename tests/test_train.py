@@ -145,7 +145,7 @@ def test_the_best_weights_are_kept_not_the_last(tmp_path: Path) -> None:
     score = Scores(0.25, 0.75, 0.75, 0.5)
     stage, step = learning.stage(steps=8, epochs=2, evaluate=2), learning.step()
     facts = train(step, stage, learning.rows(32), learning.collate(), learning.run(tmp_path), score=score)
-    assert facts == Trained(8, 64, facts.seconds, score=0.75, best_step=4)
+    assert facts == Trained(8, 64, facts.seconds, score=0.75, best_step=4, peak_rss_mb=facts.peak_rss_mb)
     kept = step.student.state_dict()
     assert all(torch.equal(kept[name], tensor) for name, tensor in score.weights[1].items())
     assert not all(torch.equal(kept[name], tensor) for name, tensor in score.weights[3].items())
@@ -296,7 +296,7 @@ def test_a_stage_stopped_after_its_last_step_takes_no_further_step(tmp_path: Pat
     again = learning.step(dropout=True)
     facts = train(again, stage, learning.rows(), learning.collate(), learning.run(tmp_path), score=ByStep(tmp_path))
     assert_same(again, whole, atol=0)
-    assert (facts.steps, facts.examples, facts.score, facts.best_step) == (0, 0, 0.5, 6)
+    assert (facts.steps, facts.examples, facts.score, facts.best_step) == (8, 64, 0.5, 6)
 
 
 def test_a_budget_of_tokens_makes_larger_batches_of_shorter_rows(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def prune_stage(
     importance.agreed(kept)
     note = record(stage, plan, kept, before)
     if run.main:
-        with filled(run.result(stage.name)) as folder:
+        with filled(run.result(stage.name), sealed=True) as folder:
             small.save_pretrained(folder)
             material.tokenizer.save_pretrained(folder)
             _write(folder, note, rated, seconds=time.perf_counter() - started)

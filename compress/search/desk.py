@@ -3,13 +3,14 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from compress.console import warn
 from compress.exam import Exam
-from compress.files import filled, written
+from compress.files import filled, usable, written
 from compress.run import Run
 from compress.search.asked import Search
 from compress.search.clocks import Costs
@@ -122,10 +123,10 @@ class Desk:
             assert found is not None, "its last leg is done"
             return found
         folder = self.place(number).path / "subnet"
-        if not folder.is_dir():
-            with filled(folder) as partial:
-                self.judge.net.extract(self.costs.shapes.sizes(choice)).save_pretrained(partial)
-                self.material.tokenizer.save_pretrained(partial)
+        if not usable(folder, partial(warn, self.material.console)):
+            with filled(folder, sealed=True) as new:
+                self.judge.net.extract(self.costs.shapes.sizes(choice)).save_pretrained(new)
+                self.material.tokenizer.save_pretrained(new)
         return folder
 
 

@@ -98,7 +98,7 @@ class PlainJudge:
     def trained(self, choice: Choice) -> Path | None:
         """The folder of the student as its last leg left it; None where it is not here."""
         run = Run(self.folder / architecture_key(choice), self.costs.search.seed, main=True)
-        return next((run.result(leg.name) for leg in reversed(self.legs) if run.result(leg.name).is_dir()), None)
+        return run.remaining(self.legs, self.material.console)[0]
 
     @cached_property
     def legs(self) -> tuple[Stage, ...]:

@@ -74,6 +74,18 @@ def shorten(desk: Desk, points: Sequence[Point]) -> None:
         desk.keep(point.number, scores={"short": scored(student, desk.exam, desk.material)})
 
 
+def begun(desk: Desk, point: Point) -> Path:
+    """Find the student as its short distillation left it, which is made again where it is damaged; without one, as its
+    trial knew it."""
+    short, place = desk.search.space.short, desk.place(point.number)
+    if "short" not in desk.kept(point.number).scores:
+        return desk.untrained(point.number, point.choice)
+    if not place.done(short.name, desk.material.console):
+        stages = _fitted(desk, "short distillations", [short], point, share=1.0)
+        trained(desk, point, stages, desk.untrained(point.number, point.choice))
+    return place.result(short.name)
+
+
 def trained(desk: Desk, point: Point, stages: Sequence[Stage], begin: Path, run: Run | None = None) -> PreTrainedModel:
     """The student after `stages`, from the checkpoint in `begin`, kept in its directory, or in `run`."""
     spec = StudentSpec.model_validate({"init": str(begin)})
@@ -133,14 +145,12 @@ def finish(desk: Desk, point: Point, *, share: float = 1.0) -> Bundle:
 
     share: of the time for the last part.
     """
-    kept, place, space = desk.kept(point.number), desk.place(point.number), desk.search.space
+    kept, space = desk.kept(point.number), desk.search.space
     if kept.bundle is not None and "shipped" in kept.scores and "final" in kept.scores:
         return Bundle.load(Path(kept.bundle))
     began = time.time()
     stages = _fitted(desk, "final", space.final, point, share=TRAINING * share)
-    short = place.result(space.short.name)
-    begin = short if short.is_dir() else desk.untrained(point.number, point.choice)
-    student = trained(desk, point, stages, begin)
+    student = trained(desk, point, stages, begun(desk, point))
     desk.keep(point.number, scores={"final": scored(student, desk.exam, desk.material)})
     return shipped(desk, point, student, [*_before(desk, point), *stages], began=began)
 
@@ -173,7 +183,7 @@ def _before(desk: Desk, point: Point) -> list[Stage]:
     if isinstance(desk.judge, PlainJudge):
         return list(desk.judge.legs)
     assert space.supernet is not None, "a space of a supernet has its stage"
-    short = [space.short] if desk.place(point.number).result(space.short.name).is_dir() else []
+    short = [space.short] if "short" in desk.kept(point.number).scores else []
     return [space.supernet, *short]
 
 

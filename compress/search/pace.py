@@ -15,7 +15,7 @@ from compress.errors import SearchError
 from compress.files import written
 from compress.recipe import Stage
 from compress.run import Run
-from compress.stages import taken
+from compress.train import Trained
 
 PROBES = (8, 24)
 """Steps of two short trainings that are timed: what the longer one took more is what steps take."""
@@ -126,7 +126,7 @@ def _timed(stage: Stage, steps: int, train: Callable[[Stage, Run], object], scra
     run = Run(scratch / f"{stage.name}-{steps}", 0, main=True)
     run.path.mkdir()
     train(stage.model_copy(update={"steps": steps, "evaluate": 0, "checkpoint": steps}), run)
-    return taken(run, stage.name).seconds
+    return Trained.read(run.result(stage.name)).seconds
 
 
 def _minutes(costs: Parts) -> str:

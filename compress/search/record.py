@@ -1,7 +1,6 @@
 """search.json and search.html: what a search has found so far, put together from its folder and its study."""
 
 import datetime
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,6 +24,7 @@ from compress.search.importances import importances
 from compress.search.told import points
 from compress.search.whole import climbed
 from compress.ship import command_line
+from compress.stages import taken
 
 if TYPE_CHECKING:
     import optuna
@@ -190,11 +190,13 @@ def _trained(desk: Desk, known: Sequence[Point]) -> list[Rung]:
     stages = {"short": desk.search.space.short, "final": desk.search.space.final[-1]}
     for point in known:
         for which, stage in stages.items():
-            file = desk.run.path / "students" / str(point.number) / "stages" / stage.name / "model" / "training.json"
             score = point.scores.get(which)  # type: ignore[call-overload]
-            if score is None or not file.is_file() or point.body_parameters is None:
+            if score is None or point.body_parameters is None:
                 continue
-            examples = json.loads(file.read_text(encoding="utf-8"))["trained"]["examples"]
+            spent = taken(desk.place(point.number), stage.name, desk.material.console)
+            if spent is None:
+                continue
+            examples = spent.examples
             flops = 3.0 * (point.flops_per_token or 0.0) * desk.tokens * examples
             rungs.append(Rung(which, point.body_parameters, examples, flops, score))
     return rungs

@@ -14,7 +14,7 @@ from compress.run import Run
 from compress.search import record
 from compress.search.asked import NAME, Search
 from compress.search.desk import Desk, kept
-from compress.search.finalists import finish, shipped
+from compress.search.finalists import begun, finish, shipped
 from compress.search.found import Found, Point
 from compress.search.pace import Ledger
 from compress.search.pipeline import judge, parts, prepared
@@ -65,12 +65,11 @@ def show(
 
 def _as_it_is(desk: Desk, point: Point) -> Bundle:
     """Of the training that it had in the search."""
-    space, short = desk.search.space, desk.place(point.number).result(desk.search.space.short.name)
-    folder = short if short.is_dir() else desk.untrained(point.number, point.choice)
-    student = heads.load(folder, "task", desk.material.kind)
+    space, short = desk.search.space, "short" in desk.kept(point.number).scores
+    student = heads.load(begun(desk, point), "task", desk.material.kind)
     stages = [stage for stage in (space.supernet, space.short) if stage is not None]
     had = f"a short distillation, stage `{space.short.name}`"
-    if space.mode == "supernet" and not short.is_dir():
+    if space.mode == "supernet" and not short:
         stages, had = stages[:1], f"the supernet's training, stage `{stages[0].name}`, of which it is a part"
     note = f"Its only training was {had}; the search's final distillation was left out."
     return shipped(desk, point, student, stages, began=time.time(), note=note)

@@ -94,7 +94,7 @@ def trained(
     """The supernet of this search: trained now, on subnets drawn from `among`, or in an earlier session."""
     said = costs.search.space.supernet
     assert said is not None, "a space of a supernet has its stage"
-    if run.result(said.name).is_dir():
+    if run.done(said.name, material.console):
         return heads.load(run.result(said.name), said.head, material.kind)
     stage = _drawing_from(said, among, costs)
     whole, origin_D = _in_order(costs, stage, tutor, material, run.seed)
