@@ -181,10 +181,10 @@ def ancestor(stages: Sequence[AnyStage], stage: Stage) -> AnyStage:
     return stages[new - 1]
 
 
-def check(recipe: Recipe) -> list[str]:
+def check(recipe: Recipe, *, absent: bool = False) -> list[str]:
     """List every problem of a recipe's functions, and of who learns from whom, that shows without models.
 
-    The user's own functions are passed over until they have been imported.
+    absent: functions of the user's that have not been imported are passed over.
     """
     problems = []
     calls = [
@@ -198,7 +198,7 @@ def check(recipe: Recipe) -> list[str]:
     ]
     calls += [(f"{where}.init", spec.init, ("words",)) for where, spec in specs if spec and isinstance(spec.init, Call)]
     for where, call, given in calls:
-        if call is not None and not call.absent:
+        if call is not None and not (absent and call.absent):
             problems += calling.check(call, f"{recipe.name}: {where}", given=given)
     for at, stage in enumerate(recipe.stages):
         if isinstance(stage, Stage) and stage.teacher == "previous" and stage.kind == "distill":

@@ -130,7 +130,7 @@ def with_code(recipe: Recipe, processes: int, allow_code: str | Path | None) -> 
 def check_recipe(recipe: Recipe, processes: int) -> None:
     """Raise RecipeError for what only shows with papers and machine at hand: unknown losses and options, batches that
     do not split. The user's own functions are passed over until they have been imported."""
-    problems = lineage.check(recipe)
+    problems = lineage.check(recipe, absent=True)
     for where, stage in _stages(recipe):
         if not isinstance(stage, Stage):
             continue

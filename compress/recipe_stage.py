@@ -26,6 +26,9 @@ Line = Annotated[Call, BeforeValidator(parse_call)]
 """A function by its address, with options: `paper.function` or `{by: paper.function, option: value}`."""
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
@@ -41,11 +44,11 @@ class StudentSpec(Frozen):
     """
 
     family: str = "teacher"
-    layers: float | None = Field(None, gt=0)
-    hidden: float | None = Field(None, gt=0)
-    ffn: float | None = Field(None, gt=0)
-    heads: float | None = Field(None, gt=0)
-    embedding: float | None = Field(None, gt=0)
+    layers: float | None = Field(None, gt=0, le=1000)
+    hidden: float | None = Field(None, gt=0, le=100_000)
+    ffn: float | None = Field(None, gt=0, le=1_000_000)
+    heads: float | None = Field(None, gt=0, le=10_000)
+    embedding: float | None = Field(None, gt=0, le=100_000)
     init: str | Line = "scratch"
     copy_layers: Literal["even", "uniform", "first", "last"] | tuple[int, ...] = "even"
     config: dict[str, Any] = Field(default_factory=dict)
@@ -97,20 +100,20 @@ class Stage(Frozen):
     step: Line | None = None
     augment: Line | None = None
     limit_tokens: int | None = Field(None, gt=0)
-    epochs: float = Field(1.0, gt=0)
-    steps: int | None = Field(None, gt=0)
-    batch: int = Field(32, gt=0)
-    tokens: int | None = Field(None, gt=0)
+    epochs: float = Field(1.0, gt=0, le=100_000)
+    steps: int | None = Field(None, gt=0, le=100_000_000)
+    batch: int = Field(32, gt=0, le=1_000_000)
+    tokens: int | None = Field(None, gt=0, le=1_000_000_000)
     micro_batch: int | None = Field(None, gt=0)
-    max_length: int = Field(128, ge=8)
-    lr: float = Field(gt=0)
+    max_length: int = Field(128, ge=8, le=1_000_000)
+    lr: float = Field(gt=0, le=10)
     schedule: Literal["linear", "constant", "cosine"] = "linear"
     warmup: float = Field(0.1, ge=0, lt=1)
-    weight_decay: float = Field(0.01, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.01, ge=0, le=10)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0, le=1)
     clip: float = Field(1.0, ge=0)
-    evaluate: int = Field(2, ge=0)
+    evaluate: int = Field(2, ge=0, le=10_000)
     checkpoint: int | None = Field(None, gt=0)
     cache_teacher: bool = False
     objective: tuple[Term, ...]
@@ -172,8 +175,8 @@ class Prune(Frozen):
     way: float = Field(1.0, ge=0, le=1)
     copy_layers: Literal["importance", "even", "uniform", "first", "last"] = "importance"
     rows: int = Field(512, gt=0)
-    batch: int = Field(32, gt=0)
-    max_length: int = Field(128, ge=8)
+    batch: int = Field(32, gt=0, le=1_000_000)
+    max_length: int = Field(128, ge=8, le=1_000_000)
 
     @model_validator(mode="before")
     @classmethod

@@ -29,6 +29,7 @@ GOOD: dict[str, Any] = {
         },
     ],
 }
+BOMB = "a: &a0 [x, x]\n" + "".join(f"k{at}: &a{at + 1} [*a{at}, *a{at}]\n" for at in range(40))
 
 
 def written(folder: Path, tree: object, name: str = "mine") -> str:
@@ -121,7 +122,7 @@ def test_all_problems_at_once_each_with_its_place_and_a_hint(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("about: a\nabout: b\n", "'about' is given twice"),
+        ("about: a\nabout: b\n", "line 2, column 1: 'about' is given twice"),
         ("student: {layers: 2, layers: 3}\n", "'layers' is given twice"),
         ("stages: [\n", "not readable as YAML"),
         ("a: !!python/object/apply:os.getcwd []\n", "not readable as YAML"),
@@ -133,6 +134,18 @@ def test_all_problems_at_once_each_with_its_place_and_a_hint(tmp_path: Path) -> 
         ("stages: [{distill: a, lr: 1, objective: 5}]\n", "mine.yaml: stages[0].objective: "),
         ("stages: []\n", "mine.yaml: stages: "),
         ("1: 2\n", "mine.yaml: "),
+        ("about: c\nstages: [\n", "mine.yaml: not readable as YAML: line 3, column 1: "),
+        ("about: !!timestamp soon\n", "not readable as YAML"),
+        ("about: 2020-99-99\n", "not readable as YAML"),
+        (f"about: {'1' * 5000}\n", "not readable as YAML"),
+        ("[" * 20_000, "mine.yaml: not readable as YAML: line 1, column 101: nested more than 100 deep"),
+        ("\n".join(f"{' ' * at}a:" for at in range(200)), "nested more than 100 deep"),
+        ("a: &a [*a]\n", "values with its aliases"),
+        (
+            "a: &a0 [x, x]\n" + "".join(f"k{at}: &a{at + 1} [*a{at}, *a{at}]\n" for at in range(40)),
+            "values with its aliases",
+        ),
+        ("about: |\n" + " x\n" * 30_000, "mine.yaml: is larger than 65,536 bytes"),
     ],
 )
 def test_files_that_are_no_recipe(tmp_path: Path, text: str, message: str) -> None:
@@ -183,6 +196,13 @@ def test_extends_one_level_only(tmp_path: Path) -> None:
     assert "no recipe 'absent'" in problems(written(tmp_path, {"extends": "absent"}))[0]
 
 
+@pytest.mark.parametrize("parent", ["../x", "/etc/passwd", "..", "", ["tinybert"], 5, "a/b", "x\0y"])
+def test_extends_names_a_recipe_and_no_path(tmp_path: Path, parent: object) -> None:
+    written(tmp_path.parent, GOOD, "x")
+    (said,) = problems(written(tmp_path, {"extends": parent}))
+    assert "expected the name of one of our recipes, or of a file beside this one" in said
+
+
 # Overrides
 
 
@@ -221,6 +241,14 @@ def test_set_by_number_and_by_name(tmp_path: Path) -> None:
         ("student.layres=4", "mine.yaml: student.layres: no such setting. Did you mean 'layers'?"),
         ("stages.0.lr=-1", "mine.yaml: stages[0].lr: Input should be greater than 0, found -1"),
         ("stages.0.lr=.nan", "mine.yaml: stages[0].lr: "),
+        ("stages.0.lr=.inf", "mine.yaml: stages[0].lr: "),
+        ("stages.0.lr=1e9", "mine.yaml: stages[0].lr: Input should be less than or equal to 10"),
+        ("stages.0.epochs=1e9", "mine.yaml: stages[0].epochs: Input should be less than or equal to 100000"),
+        ("stages.0.steps=1e30", "mine.yaml: stages[0].steps: "),
+        ("stages.0.betas=[0.9, 1.5]", "mine.yaml: stages[0].betas[1]: Input should be less than 1"),
+        ("stages.0.objective.0.weight=-1", "weight must be a number from 0 to 1,000,000, found -1"),
+        ("student.layers=1e9", "mine.yaml: student.layers: Input should be less than or equal to 1000"),
+        (f"stages.0.lr={'[' * 20_000}", "nested more than 100 deep"),
         ("stages.0=5", "mine.yaml: stages[0]: "),
         (
             "stages.0.objective.0.weight=much",

@@ -80,7 +80,7 @@ class Endpoint(Frozen):
         if not file.is_file():
             raise PromptError([f"{path}: no such endpoint file"])
         try:
-            return Endpoint.model_validate(recipe_file.parsed(file.read_bytes(), file.name))
+            return Endpoint.model_validate(recipe_file.load_yaml(file))
         except RecipeError as error:
             raise PromptError(error.problems) from error
         except ValidationError as error:  # without what was given: it might be the key

@@ -70,7 +70,7 @@ class Prompt(Frozen):
         """`recipes/prompts/<name>.yaml`, or the .yaml file `name`. Raises PromptError with every problem found."""
         path = _locate(name)
         try:
-            tree = recipe_file.parsed(path.read_bytes(), path.name)
+            tree = recipe_file.load_yaml(path)
         except RecipeError as error:
             raise PromptError(error.problems) from error
         if not isinstance(tree, dict):

@@ -173,7 +173,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> Space:
         hint = did_you_mean(name, names()) if path.parent == folder() else ""
         raise SearchError(f"no space {name!r}.{hint} A .yaml file also works")
     try:
-        tree = recipe_file.parsed(path.read_bytes(), path.name)
+        tree = recipe_file.load_yaml(path)
         if not isinstance(tree, dict):
             raise SearchError(f"{path.name}: expected a mapping with axes and stages, found {type(tree).__name__}")
         for line in overrides:

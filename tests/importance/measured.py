@@ -26,9 +26,10 @@ def batches(count: int = 14, *, size: int = 5, **changes: Any) -> Batches:
     return Batches(rows(count), COLLATE, size, **changes)
 
 
-def rated(name: str, model: Any, data: Dataset | None = None, *, batch: int = 5, **options: Any) -> Importance:
+def rated(name: str | Call, model: Any, data: Dataset | None = None, *, batch: int = 5, **options: Any) -> Importance:
     data = rows() if data is None else data
-    return importance.of(Call(name, options), model, SlicePlan.of(model), data, COLLATE, batch=batch)
+    call = name if isinstance(name, Call) else Call(name, options)
+    return importance.of(call, model, SlicePlan.of(model), data, COLLATE, batch=batch)
 
 
 def singles(data: Dataset | None = None) -> Iterator[dict[str, Tensor]]:
