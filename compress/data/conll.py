@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from compress import entities
 from compress.data.examples import Examples
-from compress.data.text import head, opened
+from compress.data.text import head, lines, reading, refuse_large
 from compress.errors import DataError
 
 DOCUMENT = "-DOCSTART-"
@@ -29,8 +29,8 @@ def is_conll(path: Path) -> bool:
     """Whether the first lines look like tagged words: several columns each, the last of them tags of entities."""
     tags = []
     beginning = head(path)
-    lines = beginning.splitlines()
-    for line in lines[:-1] if len(lines) > 1 and not beginning.endswith("\n") else lines:
+    shown = beginning.splitlines()
+    for line in shown[:-1] if len(shown) > 1 and not beginning.endswith("\n") else shown:
         columns = _columns(line)
         if not columns or columns[0] == DOCUMENT or (columns[0].startswith("#") and not is_tag(columns[-1])):
             continue
@@ -46,6 +46,8 @@ def is_tag(cell: str) -> bool:
 
 def read(path: Path) -> Examples:
     """The sentences of a file: words and tags, in IOB2 where they name entities. DataError."""
+    with reading(path):
+        refuse_large(path, "Leave sentences out.")
     sentences = list(_sentences(path))
     if not sentences:
         raise DataError(f"{path}: no words in it; expected one word and its tag a line.")
@@ -71,23 +73,22 @@ def labels(tags: Sequence[Sequence[str]]) -> tuple[str, ...]:
 def _sentences(path: Path) -> Iterator[Tagged]:
     words: list[str] = []
     tags: list[str] = []
-    with opened(path, newline="") as file:
-        for number, line in enumerate(file, start=1):
-            columns = _columns(line)
-            if not columns or columns[0] == DOCUMENT:
-                if words:
-                    yield words, tags
-                words, tags = [], []
-            elif not words and columns[0].startswith("#") and not is_tag(columns[-1]):
-                continue
-            elif len(columns) < 2 or not columns[0]:
-                raise DataError(
-                    f"{path}, line {number}: {line.strip()[:60]!r}; expected a word and, last in its line, its tag, "
-                    "divided by a tab or spaces."
-                )
-            else:
-                words.append(columns[0])
-                tags.append(columns[-1])
+    for number, line in enumerate(lines(path, newline=""), start=1):
+        columns = _columns(line)
+        if not columns or columns[0] == DOCUMENT:
+            if words:
+                yield words, tags
+            words, tags = [], []
+        elif not words and columns[0].startswith("#") and not is_tag(columns[-1]):
+            continue
+        elif len(columns) < 2 or not columns[0]:
+            raise DataError(
+                f"{path}, line {number}: {line.strip()[:60]!r}; expected a word and, last in its line, its tag, "
+                "divided by a tab or spaces."
+            )
+        else:
+            words.append(columns[0])
+            tags.append(columns[-1])
     if words:
         yield words, tags
 

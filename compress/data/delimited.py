@@ -22,12 +22,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from compress.data.names import is_known, number
-from compress.data.rows import Cell, Rows, batches, sampled
-from compress.data.text import opened
+from compress.data.rows import Cell, Rows, batches, characters, sampled
+from compress.data.text import LONGEST, lines
 from compress.errors import DataError
-
-FIELD_CHARACTERS = 64 * 2**20
-"""The longest field: what goes beyond is an unclosed quotation mark that swallows the file, not a text."""
 
 HEADER_CELL = 64
 RECURRING_ROWS = 20
@@ -76,12 +73,11 @@ def _is_csv(path: Path) -> bool:
 
 def _head(path: Path) -> str:
     """The first lines, without those of a quoted field that the cut goes through."""
-    with opened(path) as file:
-        lines = sampled(file, size=len)
-    odd = sum(line.count('"') for line in lines) % 2
-    while odd and len(lines) > 1:
-        odd -= lines.pop().count('"') % 2
-    return "".join(lines)
+    first = sampled(lines(path), size=len)
+    odd = sum(line.count('"') for line in first) % 2
+    while odd and len(first) > 1:
+        odd -= first.pop().count('"') % 2
+    return "".join(first)
 
 
 def _needs_quoting(head: str) -> bool:
@@ -91,7 +87,7 @@ def _needs_quoting(head: str) -> bool:
 
 def _look(path: Path, *, quoted: bool) -> Look:
     look = Look(path, _delimiter(path), quoted, ())
-    rows = [cells for _, cells in sampled(_lines(look), size=lambda row: sum(map(len, row[1])))]
+    rows = [cells for _, cells in sampled(_lines(look), size=lambda row: characters(row[1]))]
     if not rows:
         raise DataError(f"{path} is empty: it needs rows of a text and a label.")
     return replace(look, rows=rows)
@@ -100,8 +96,7 @@ def _look(path: Path, *, quoted: bool) -> Look:
 def _delimiter(path: Path) -> str:
     if not _is_csv(path):
         return "\t"
-    with opened(path) as file:
-        first = file.readline()
+    first = next(lines(path), "")
     return next((mark for mark in ",\t;" if mark in first), ",")
 
 
@@ -110,27 +105,34 @@ def _lines(look: Look) -> Iterator[tuple[int, list[str]]]:
     if look.quoted:
         yield from _quoted_lines(look)
         return
-    with opened(look.path) as file:
-        for line, text in enumerate(file, start=1):
-            if row := text.rstrip("\r\n"):
-                yield line, row.split(look.delimiter)
+    for line, text in enumerate(lines(look.path), start=1):
+        if row := text.rstrip("\r\n"):
+            yield line, row.split(look.delimiter)
 
 
 def _quoted_lines(look: Look) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(max(csv.field_size_limit(), FIELD_CHARACTERS))  # one setting per process; we only raise it
-    line = 1
-    with opened(look.path, newline="") as file:
-        reader = csv.reader(file, delimiter=look.delimiter, strict=True)
-        try:
-            for cells in reader:
-                if cells:
-                    yield line, cells
-                line = reader.line_num + 1
-        except csv.Error as error:
-            raise DataError(
-                f"{look.path}: {error}, in the row that starts on line {line}. "
-                "Close its quotation mark, or double the marks inside a quoted field."
-            ) from error
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST))  # one setting per process; we only raise it
+    line, size = 1, 0
+
+    def fed() -> Iterator[str]:
+        nonlocal size
+        for text in lines(look.path, newline=""):
+            size += len(text)
+            if size > LONGEST:
+                raise csv.Error(f"more than {LONGEST:,} characters")
+            yield text
+
+    reader = csv.reader(fed(), delimiter=look.delimiter, strict=True)
+    try:
+        for cells in reader:
+            if cells:
+                yield line, cells
+            line, size = reader.line_num + 1, 0
+    except csv.Error as error:
+        raise DataError(
+            f"{look.path}: {error}, in the row that starts on line {line}. "
+            "Close its quotation mark, or double the marks inside a quoted field."
+        ) from error
 
 
 def _header(look: Look, looks: Sequence[Look], named: Sequence[str]) -> Header | None:

@@ -6,7 +6,6 @@ import bz2
 import codecs
 import gzip
 import io
-import json
 import lzma
 import os
 import re
@@ -15,9 +14,9 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import IO, Any, Final, Literal, cast
+from typing import IO, Any, Final, Literal
 
-from compress.data.text import refuse_special
+from compress.data.text import LONGEST, TOO_EXPANSIVE, decoded, parse_json, reading, refuse_special, unpacked_limit
 from compress.errors import DataError, did_you_mean
 
 Kind = Literal["text", "wiki", "jsonl", "parquet", "tar"]
@@ -30,9 +29,14 @@ LONGEST_DOCUMENT: Final = 1_000_000
 """Characters; plain text without a blank line for so long is cut at a line end, and memory stays bounded."""
 
 LONGEST_PIECE: Final = 1 << 20
-"""Bytes of plain text read at once: a longer line comes in pieces."""
+"""Characters of plain text read at once: a longer line comes in pieces."""
 
-_DECOMPRESS: Final[dict[str, Callable[[IO[bytes]], Any]]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+_PACKED: Final = (".gz", ".xz", ".bz2")
+_UNPACK: Final[dict[bytes, Callable[[Any], Any]]] = {
+    b"\x1f\x8b": gzip.open,
+    b"\xfd7zXZ\0": lzma.open,
+    b"BZh": bz2.open,
+}
 _TAR: Final = (".tar", ".tgz", ".txz", ".tbz2")
 _DAMAGE: Final = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, tarfile.TarError)
 
@@ -40,7 +44,7 @@ _DAMAGE: Final = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, tarfil
 def kind(name: str) -> Kind | None:
     """What a file holds, by its name; None where it is nothing we read."""
     path = PurePath(name)
-    if path.suffix in _DECOMPRESS:
+    if path.suffix in _PACKED:
         path = path.with_suffix("")
     if path.suffix in _TAR:
         return "tar"
@@ -92,53 +96,61 @@ def read(files: Sequence[Path]) -> Iterator[str]:
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     try:
-        yield
-    except _DAMAGE as error:
+        with reading(path):
+            refuse_special(path)
+            yield
+    except (*_DAMAGE, OSError) as error:
         raise DataError(
             f"{path}: damaged or cut short ({error}). Fetch it anew, or unpack what can be saved."
         ) from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}.") from error
 
 
 def _archive(path: Path) -> Iterator[str]:
-    with tarfile.open(path, "r|*") as archive:
+    with path.open("rb") as file, tarfile.open(fileobj=_unpacked(file, str(path)), mode="r|") as archive:
         for member in archive:
             name = PurePath(member.name).name
             if member.isfile() and not name.startswith(".") and kind(name) in {"text", "wiki", "jsonl"}:
-                file = archive.extractfile(member)
-                assert file is not None, "tarfile opens regular members"
-                yield from _stream(file, name, f"{path}, {member.name}")
+                text = archive.extractfile(member)
+                assert text is not None, "tarfile opens regular members"
+                yield from _stream(text, name, f"{path}, {member.name}")
 
 
 def _stream(file: IO[bytes], name: str, where: str) -> Iterator[str]:
     """Documents of a file that is not an archive; a dump is known by its first bytes, whatever its name."""
-    opened = _DECOMPRESS.get(PurePath(name).suffix)
-    with io.BufferedReader(cast(Any, opened(file) if opened else file)) as stream:
+    with _unpacked(file, where) as stream:
         head = stream.peek(64).removeprefix(codecs.BOM_UTF8).lstrip()
         if kind(name) == "jsonl" or (kind(name) == "wiki" and head.startswith(b"{")):
-            yield from _jsonl(_lines(stream, where, limit=-1), where)
+            yield from _jsonl(decoded(stream, where), where)
             return
-        lines = _lines(stream, where, limit=LONGEST_PIECE)
+        lines = decoded(stream, where, longest=LONGEST_PIECE, cut=True)
         yield from _articles(lines, where) if head.startswith(b"<doc ") else _plain(lines)
 
 
-def _lines(stream: io.BufferedReader[Any], where: str, *, limit: int) -> Iterator[str]:
-    """Lines with their ends, those above `limit` bytes in pieces; DataError with the byte that is not UTF-8."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    at, piece = 0, b"-"
-    while piece:
-        piece = stream.readline(limit)
-        pending = len(decoder.getstate()[0])
-        try:
-            line = decoder.decode(piece, final=not piece)
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{where}: not UTF-8 at byte {at - pending + error.start} (counted from 0): "
-                f"0x{error.object[error.start]:02x}. Save it as UTF-8, for example with: iconv -f latin1 -t utf-8"
-            ) from error
-        yield line if at else line.removeprefix("\ufeff")
-        at += len(piece)
+def _unpacked(file: IO[bytes], where: str) -> io.BufferedReader[Any]:
+    """The bytes of a file that may be compressed, as its first bytes tell."""
+    counted = _Counted(file, where)
+    packed = io.BufferedReader(counted, 1 << 16)
+    start = packed.peek(8)
+    unpack = next((each for magic, each in _UNPACK.items() if start.startswith(magic)), None)
+    return packed if unpack is None else io.BufferedReader(_Counted(unpack(packed), where, counted), 1 << 16)
+
+
+class _Counted(io.RawIOBase):
+    """The bytes of a stream, counted; DataError where they are more than any text makes of what `packed` has read."""
+
+    def __init__(self, stream: IO[bytes], where: str, packed: _Counted | None = None) -> None:
+        self.stream, self.where, self.packed, self.total = stream, where, packed, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        read = self.stream.read(len(buffer))
+        buffer[: len(read)] = read
+        self.total += len(read)
+        if self.packed is not None and self.total > unpacked_limit(self.packed.total):
+            raise DataError(f"{self.where}: {TOO_EXPANSIVE}")
+        return len(read)
 
 
 def _plain(lines: Iterator[str]) -> Iterator[str]:
@@ -159,9 +171,10 @@ def _plain(lines: Iterator[str]) -> Iterator[str]:
 def _articles(lines: Iterator[str], where: str) -> Iterator[str]:
     """`<doc ...>`, title, text, `</doc>`; an article with nothing but its title is none."""
     article: list[str] | None = None
+    size = 0
     for line in lines:
         if line.startswith("<doc "):
-            article = []
+            article, size = [], 0
         elif line.startswith("</doc>") and article is not None:
             text = "".join(article).strip()
             if "\n" in text:
@@ -169,6 +182,9 @@ def _articles(lines: Iterator[str], where: str) -> Iterator[str]:
             article = None
         elif article is not None:
             article.append(line)
+            size += len(line)
+            if size > LONGEST:
+                raise DataError(f"{where}: an article is longer than {LONGEST:,} characters. Take it out.")
     if article is not None:
         raise DataError(
             f"{where}: ends inside an article, without its </doc>. It was cut short: make or fetch it anew."
@@ -179,10 +195,7 @@ def _jsonl(lines: Iterator[str], where: str) -> Iterator[str]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{where}, line {number}: not JSON: {error}. Expected one object a line.") from error
+        row = parse_json(line, where, number, " Expected one object a line.")
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
             names = row if isinstance(row, dict) else ()
             raise DataError(f'{where}, line {number}: expected an object with "text".{did_you_mean("text", names)}')
@@ -190,15 +203,10 @@ def _jsonl(lines: Iterator[str], where: str) -> Iterator[str]:
 
 
 def _parquet(path: Path) -> Iterator[str]:
-    import pyarrow as pa
-    from pyarrow import parquet
+    from compress.data.records import open_file  # pyarrow
 
-    try:
-        with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            if "text" not in names:
-                raise DataError(f"{path}: no column 'text'.{did_you_mean('text', names)}")
-            for batch in file.iter_batches(batch_size=100, columns=["text"]):
-                yield from (str(text) for text in batch["text"].to_pylist() if text is not None)
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{path}: no parquet file, or a damaged one: {error}") from error
+    rows = open_file(path)
+    if "text" not in rows.columns:
+        raise DataError(f"{path}: no column 'text'.{did_you_mean('text', rows.columns)}")
+    for batch in rows.read(("text",)):
+        yield from (text for text in batch.column(1).to_pylist() if text is not None)

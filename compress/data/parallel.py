@@ -7,7 +7,6 @@ given as `name`. Where one of the two is empty there is no pair.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.data import documents
-from compress.data.text import opened
+from compress.data.text import lines, parse_json
 from compress.errors import DataError
 
 _CODE = re.compile(r"(?!tsv$)[a-z]{2,3}(_[A-Z]{2})?")
@@ -27,8 +26,7 @@ def find(source: Path) -> list[Path]:
     if source.suffix == ".tsv" and source.is_file():
         return [source]
     if source.suffix == ".jsonl" and source.is_file():
-        with opened(source) as file:
-            first = next((line for line in file if line.strip()), "")
+        first = next((line for line in lines(source) if line.strip()), "")
         return [source] if _two_texts(first) else []
     if source.exists() or not source.parent.is_dir():
         return []
@@ -50,32 +48,30 @@ def _language(name: str, stem: str) -> bool:
 
 
 def _aligned(first: Path, second: Path) -> Iterator[tuple[str, str]]:
-    with opened(first) as one, opened(second) as other:
-        for number, (line, translation) in enumerate(zip_longest(one, other), start=1):
-            if line is None or translation is None:
-                shorter = first if line is None else second
-                raise DataError(
-                    f"{shorter}: ends before line {number}, which the other file has. Line n of {first.name} and of "
-                    f"{second.name} must be translations of each other."
-                )
-            yield line, translation
+    for number, (line, translation) in enumerate(zip_longest(lines(first), lines(second)), start=1):
+        if line is None or translation is None:
+            shorter = first if line is None else second
+            raise DataError(
+                f"{shorter}: ends before line {number}, which the other file has. Line n of {first.name} and of "
+                f"{second.name} must be translations of each other."
+            )
+        yield line, translation
 
 
 def _rows(path: Path) -> Iterator[tuple[str, str]]:
-    with opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                texts = _two_texts(line) if path.suffix == ".jsonl" else line.rstrip("\r\n").split("\t")
-                if len(texts) != 2:
-                    raise DataError(f"{path}, line {number}: expected two texts, found {line[:60].strip()!r}.")
-                yield texts[0], texts[1]
+    for number, line in enumerate(lines(path), start=1):
+        if line.strip():
+            texts = _two_texts(line) if path.suffix == ".jsonl" else line.rstrip("\r\n").split("\t")
+            if len(texts) != 2:
+                raise DataError(f"{path}, line {number}: expected two texts, found {line[:60].strip()!r}.")
+            yield texts[0], texts[1]
 
 
 def _two_texts(line: str) -> Sequence[str]:
     """The two texts of a JSON line; none where it has not exactly two, or a column `text`."""
     try:
-        row: Any = json.loads(line)
-    except ValueError:
+        row: Any = parse_json(line, "")
+    except DataError:
         return ()
     row = row.get("translation", row) if isinstance(row, dict) else None
     texts = [text for text in row.values() if isinstance(text, str)] if isinstance(row, dict) else []

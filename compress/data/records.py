@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from compress.data.rows import BATCH_ROWS, SAMPLE_ROWS, Cell, Rows, as_cells, batches, sampled
-from compress.data.text import opened
+from compress.data.rows import BATCH_CHARACTERS, BATCH_ROWS, SAMPLE_ROWS, Cell, Rows, as_cells, batches, sampled
+from compress.data.text import (
+    LONGEST,
+    TOO_EXPANSIVE,
+    head,
+    lines,
+    parse_json,
+    reading,
+    refuse_special,
+    unpacked_limit,
+    whole,
+)
 from compress.errors import DataError
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+LARGEST_LIST: Final = 64 * 2**20
+"""Bytes of a json list, which is read as a whole: as objects it takes up to twenty times as much."""
 
 Record = Mapping[str, Any]
 
@@ -31,12 +48,12 @@ def open_file(path: Path) -> Rows:
 
 def from_records(place: str, records: Callable[[], Iterable[tuple[int, Record]]], *, unit: str) -> Rows:
     """Numbered mappings of column name to value as a split; `records` is called anew for every reading."""
-    head = [record for _, record in sampled(records(), size=lambda row: _characters(row[1]))]
-    if not head:
+    first = [record for _, record in sampled(records(), size=lambda row: _characters(row[1]))]
+    if not first:
         raise DataError(f"{place} is empty: it needs rows of a text and a label.")
-    nested = {name for record in head for name, value in record.items() if _is_nested(value)}
-    columns = tuple(dict.fromkeys(name for record in head for name in record if name not in nested))
-    sample = {name: [_cell(record.get(name), f"{place}, column {name!r}") for record in head] for name in columns}
+    nested = {name for record in first for name, value in record.items() if _is_nested(value)}
+    columns = tuple(dict.fromkeys(name for record in first for name in record if name not in nested))
+    sample = {name: [_cell(record.get(name), f"{place}, column {name!r}") for record in first] for name in columns}
 
     def read(wanted: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         rows = (
@@ -54,7 +71,7 @@ def _is_nested(value: object) -> bool:
 
 
 def _characters(record: Record) -> int:
-    return sum(len(value) for value in record.values() if isinstance(value, str))
+    return sum(len(name) + (len(value) if isinstance(value, str | list) else 1) for name, value in record.items())
 
 
 def _cell(value: object, place: str) -> Cell:
@@ -70,33 +87,22 @@ def _cell(value: object, place: str) -> Cell:
 
 
 def _is_list(path: Path) -> bool:
-    with opened(path) as file:
-        return next((line.lstrip()[0] for line in file if line.strip()), "") == "["
+    return head(path).lstrip().startswith("[")
 
 
 def _json_list(path: Path) -> Iterator[tuple[int, Record]]:
-    with opened(path) as file:
-        try:
-            items = json.load(file)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {error.lineno}: not JSON: {error.msg}.") from error
-    for number, item in enumerate(items, start=1):
+    text = whole(
+        path, f"Write one object a line: jq -c '.[]' {shlex.quote(path.name)} > {path.stem}.jsonl", LARGEST_LIST
+    )
+    for number, item in enumerate(parse_json(text, str(path)), start=1):
         yield number, _record(item, f"{path}, item {number}")
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Record]]:
-    with opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                item = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(
-                    f"{path}, line {number}: not JSON: {error.msg}. Expected one object a line"
-                    f"{', or a list of objects' if path.suffix.lower() == '.json' else ''}."
-                ) from error
-            yield number, _record(item, f"{path}, line {number}")
+    expected = f" Expected one object a line{', or a list of objects' if path.suffix.lower() == '.json' else ''}."
+    for number, line in enumerate(lines(path), start=1):
+        if line.strip():
+            yield number, _record(parse_json(line, str(path), number, expected), f"{path}, line {number}")
 
 
 def _record(item: object, place: str) -> Record:
@@ -108,21 +114,72 @@ def _record(item: object, place: str) -> Record:
 
 
 def _parquet(path: Path) -> Rows:
+    with reading(path):
+        refuse_special(path)
+    with _decoding(path):
+        types = pq.read_schema(path)
+        texts = [
+            field.name for field in types if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+        ]
+        # A text that many rows share is held once: written out for each of them, a small file may take any memory.
+        file = pq.ParquetFile(path, read_dictionary=texts)
+        rows_at_once = _rows_at_once(path, file.metadata)
+
+    def stream(columns: list[str]) -> Iterator[pa.Table]:
+        row = 1
+        with _decoding(path):
+            for batch in file.iter_batches(rows_at_once, columns=columns):
+                batch.validate(full=True)
+                yield from _bounded(batch, path, row)
+                row += len(batch)
+
+    return _typed(str(path), file.schema_arrow, stream, _declared(file.schema_arrow, path))
+
+
+@contextmanager
+def _decoding(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a parquet file, or a damaged one: {error}") from error
+
+
+def _rows_at_once(path: Path, metadata: pq.FileMetaData) -> int:
+    """How many rows may be decoded together, by what the file says they take. DataError for what no text takes."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    if any(each.total_uncompressed_size > unpacked_limit(each.total_compressed_size) for each in chunks):
+        raise DataError(f"{path}: {TOO_EXPANSIVE}")
+    mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
+    return max(1, min(BATCH_ROWS, BATCH_CHARACTERS // max(1, mean)))
+
+
+def _bounded(batch: pa.RecordBatch, path: Path, row: int) -> Iterator[pa.Table]:
+    """The rows in slices that stay small where each has its own copy of its texts. DataError for a cell too long."""
+    sizes = np.zeros(len(batch), np.int64)
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type):
+            lengths = pc.take(pc.binary_length(column.dictionary), column.indices)
+            lengths = pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False)
+            if lengths.max(initial=0) > LONGEST:
+                where = f"{path}, row {row + int(lengths.argmax())}, column {name!r}"
+                raise DataError(f"{where}: a cell of {lengths.max():,} bytes; expected at most {LONGEST:,}.")
+            sizes += lengths
+    cuts = np.flatnonzero(np.diff(np.cumsum(sizes) // BATCH_CHARACTERS)) + 1
+    for start, end in pairwise([0, *cuts.tolist(), len(batch)]):
+        yield pa.Table.from_batches([batch.slice(start, end - start)])
+
+
+def _declared(schema: pa.Schema, path: Path) -> Mapping[str, tuple[str, ...]]:
+    """The class names that a file which `datasets` wrote keeps in its schema's metadata."""
+    if b"huggingface" not in (schema.metadata or {}):
+        return {}
     from datasets import Features
 
     try:
-        file = pq.ParquetFile(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path}: not a parquet file: {error}") from error
-    schema = file.schema_arrow
-
-    def stream(columns: list[str]) -> Iterator[pa.Table]:
-        for batch in file.iter_batches(BATCH_ROWS, columns=columns):
-            yield pa.Table.from_batches([batch])
-
-    # A file that `datasets` wrote keeps the class names in its schema's metadata.
-    features = Features.from_arrow_schema(schema) if b"huggingface" in (schema.metadata or {}) else {}
-    return _typed(str(path), schema, stream, _classes(features))
+        return _classes(Features.from_arrow_schema(schema))
+    except Exception as error:
+        raise DataError(f"{path}: its metadata is damaged: {type(error).__name__}: {error}") from error
 
 
 def from_dataset(place: str, split: Dataset) -> Rows:
@@ -147,19 +204,27 @@ def _typed(
     classes: Mapping[str, tuple[str, ...]],
 ) -> Rows:
     columns = tuple(field.name for field in schema if _readable(field.type))
-    head = next(stream(list(columns)), None) if columns else None
-    if head is None or not head.num_rows:
+    if len(set(schema.names)) < len(schema.names):
+        raise DataError(f"{place}: has several columns of one name among {', '.join(schema.names)}: rename one.")
+
+    def as_text(table: pa.Table, name: str) -> pa.ChunkedArray:
+        try:
+            return as_cells(table[name], classes.get(name))
+        except pa.ArrowException as error:
+            raise DataError(f"{place}, column {name!r}: cannot be read: {error}") from error
+
+    first = next(stream(list(columns)), None) if columns else None
+    if first is None or not first.num_rows:
         raise DataError(f"{place} is empty: it needs rows of a text and a label.")
-    head = head.slice(0, SAMPLE_ROWS)
-    sample = {name: as_cells(head[name], classes.get(name)).to_pylist() for name in columns}
+    sample = {name: as_text(first.slice(0, SAMPLE_ROWS), name).to_pylist() for name in columns}
 
     def read(wanted: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         row = 1
         for table in stream(list(wanted)):
-            cells = [as_cells(table[name], classes.get(name)) for name in wanted]
-            lines = pa.chunked_array([pa.array(range(row, row + table.num_rows), pa.int64())])
+            cells = [as_text(table, name) for name in wanted]
+            numbers = pa.chunked_array([pa.array(range(row, row + table.num_rows), pa.int64())])
             names = ["line", *(str(n) for n in range(len(wanted)))]
-            yield from pa.table([lines, *cells], names=names).to_batches()
+            yield from pa.table([numbers, *cells], names=names).to_batches()
             row += table.num_rows
 
     return Rows(place, columns, sample, read, classes=classes, unit="row")

@@ -77,11 +77,11 @@ def at(unit: str, numbers: Sequence[int], total: int | None = None) -> str:
 def sampled(rows: Iterable[Row], size: Callable[[Row], int]) -> list[Row]:
     """The first rows of a stream, as many as detection needs, `size` telling the characters of one."""
     first: list[Row] = []
-    characters = 0
+    total = 0
     for row in itertools.islice(rows, SAMPLE_ROWS):
         first.append(row)
-        characters += size(row)
-        if characters > SAMPLE_CHARACTERS:
+        total += size(row)
+        if total > SAMPLE_CHARACTERS:
             break
     return first
 
@@ -101,15 +101,20 @@ def batches(
         yield pa.record_batch([pa.array(lines, pa.int64()), *arrays], schema=schema)
 
 
+def characters(cells: Iterable[Cell]) -> int:
+    """About how much memory the cells of a row take, in characters: a cell is at least one, however empty."""
+    return sum(1 if cell is None else len(cell) + 1 if isinstance(cell, str) else characters(cell) for cell in cells)
+
+
 def _chunks(rows: Iterable[tuple[int, Sequence[Cell]]]) -> Iterator[list[tuple[int, Sequence[Cell]]]]:
     chunk: list[tuple[int, Sequence[Cell]]] = []
-    characters = 0
+    size = 0
     for row in rows:
         chunk.append(row)
-        characters += sum(len(cell) for cell in row[1] if cell)
-        if len(chunk) >= BATCH_ROWS or characters >= BATCH_CHARACTERS:
+        size += characters(row[1])
+        if len(chunk) >= BATCH_ROWS or size >= BATCH_CHARACTERS:
             yield chunk
-            chunk, characters = [], 0
+            chunk, size = [], 0
     if chunk:
         yield chunk
 

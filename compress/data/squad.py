@@ -11,7 +11,6 @@ left out, and a note says so.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from compress.data.examples import Examples
-from compress.data.text import head, opened
+from compress.data.text import head, parse_json, whole
 from compress.errors import DataError
 
 FEW_ARTICLES = 20
@@ -67,16 +66,13 @@ def is_squad(path: Path) -> bool:
 
 def read(path: Path) -> Examples | None:
     """The questions of a file, None where it has no answers to learn from or to be scored by. DataError."""
-    with opened(path) as file:
-        try:
-            whole = _Place(json.load(file), str(path))
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {error.lineno}: not JSON: {error.msg}.") from error
+    text = whole(path, "Leave articles out.")
+    data = _Place(parse_json(text, str(path)), str(path))
     rows: list[dict[str, Any]] = []
     articles: list[int] = []
     paragraphs: list[int] = []
     marked, lost, paragraph_number = False, 0, 0
-    for number, article in enumerate(whole.each("data")):
+    for number, article in enumerate(data.each("data")):
         for paragraph in article.each("paragraphs"):
             context, paragraph_number = paragraph.get("context", str).value, paragraph_number + 1
             for asked in paragraph.each("qas"):

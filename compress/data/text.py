@@ -1,14 +1,50 @@
-"""Text files, opened so that what is wrong with them is said with file, line and byte."""
+"""Text files, read so that memory stays bounded and what is wrong with them is said with file, line and byte.
+
+UTF-8 is read, and UTF-16 and UTF-32 with a byte order mark. Lines end in \\n or \\r\\n; in \\r where the beginning of a
+file has no other end.
+"""
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
+import re
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, Final
 
 from compress.errors import DataError
+
+LONGEST: Final = 16 * 2**20
+"""Characters of a line, a cell or a document; what is longer is no text, but a file without line ends, or an attack."""
+LARGEST: Final = 256 * 2**20
+"""Bytes of a file that has to be held in memory as a whole; SQuAD 2.0 has 42 million."""
+
+SMALL: Final = 16 * 2**20
+MOST_EXPANSION: Final = 100
+"""Beyond so many bytes no compressed text unpacks to so many times its size: prose to 4, the dullest log to 50."""
+TOO_EXPANSIVE: Final = (
+    f"unpacks to more than {MOST_EXPANSION} times its size, which text does not. Unpack it yourself if you know it."
+)
+
+_MARKS: Final = (  # the longer ones first: UTF-16's begins UTF-32's
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_HEAD: Final = 1 << 16
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def unpacked_limit(packed: int) -> int:
+    """How many bytes so many compressed ones may unpack to."""
+    return max(SMALL, MOST_EXPANSION * packed)
 
 
 @contextmanager
@@ -31,34 +67,108 @@ def refuse_special(path: Path) -> None:
         raise DataError(f"{path}: is a pipe, socket or device; data is read more than once: write it to a file first.")
 
 
-@contextmanager
-def opened(path: Path, newline: str = "\n") -> Iterator[TextIO]:
-    """A UTF-8 file, without its byte order mark; DataError where it cannot be read or is not UTF-8."""
+def refuse_large(path: Path, remedy: str, most: int = LARGEST) -> None:
+    """Refuse a file too large for memory, where its format calls for reading it as a whole."""
+    refuse_special(path)
+    if (size := path.stat().st_size) > most:
+        raise DataError(f"{path}: {size:,} bytes are too many to be read as a whole; expected {most:,}. {remedy}")
+
+
+def whole(path: Path, remedy: str, most: int = LARGEST) -> str:
+    """The text of a file that is read as a whole. DataError, with `remedy`, for one too large."""
+    with reading(path):
+        refuse_large(path, remedy, most)
+    return "".join(lines(path, longest=most))
+
+
+def lines(path: Path, newline: str = "\n", longest: int = LONGEST) -> Iterator[str]:
+    """The lines of a file with their ends. DataError where it cannot be read or is no text, or has too long a line."""
+    with reading(path):
+        refuse_special(path)
+        with io.BufferedReader(path.open("rb", buffering=0), _HEAD) as file:
+            yield from decoded(file, str(path), newline=newline, longest=longest)
+
+
+def decoded(
+    stream: io.BufferedReader[Any], place: str, *, newline: str = "\n", longest: int = LONGEST, cut: bool = False
+) -> Iterator[str]:
+    """The lines of a stream with their ends; with `cut`, a line above `longest` characters comes in pieces.
+
+    DataError where it is no text, and for a longer line without `cut`.
+    """
+    start = stream.peek(_HEAD)
+    encoding = _encoding(start)
+    if newline == "\n" and b"\r" in start and b"\n" not in start:
+        newline = ""
+    # Bytes that are not UTF-8 become surrogates, which no UTF-8 decodes to: so they are found in their line.
+    errors = "surrogateescape" if encoding.startswith("utf-8") else "strict"
+    number, before = 1, 0
+    with io.TextIOWrapper(stream, encoding, errors=errors, newline=newline) as text:
+        try:
+            while line := text.readline(longest + (not cut)):
+                ended = line.endswith(("\n", "\r"))
+                if not (cut or ended) and len(line) > longest:
+                    raise DataError(
+                        f"{place}, line {number}: is longer than {longest:,} characters: no text, or one without line "
+                        "ends. Break it into lines, or take it out."
+                    )
+                if "\0" in line or not line.isascii():
+                    _refuse_bytes(line, place, number, before, start)
+                yield line
+                number, before = (number + 1, 0) if ended else (number, before + len(line.encode()))
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{place}, line {number} or soon after: is not the {encoding} that it begins as: {error.reason}. "
+                "Fetch it anew, or save it as UTF-8."
+            ) from None
+
+
+def _encoding(start: bytes) -> str:
+    return next((name for mark, name in _MARKS if start.startswith(mark)), "utf-8")
+
+
+def _refuse_bytes(line: str, place: str, number: int, before: int, start: bytes) -> None:
+    """Refuse what is in no text file, with how to mend it."""
+    name = shlex.quote(place.rpartition("/")[2])
+    if "\0" in line:
+        endian = next((each for each, byte in (("LE", start[1:2]), ("BE", start[:1])) if byte == b"\0"), None)
+        mend = f"iconv -f UTF-16{endian} -t UTF-8 {name} > new" if endian else f"tr -d '\\000' < {name} > new"
+        raise DataError(
+            f"{place}, line {number}: has a NUL byte, so it is {'UTF-16' if endian else 'no text file'}; "
+            f"expected UTF-8. Mend it, for example: {mend}"
+        )
     try:
-        with reading(path):
-            refuse_special(path)
-            with path.open(encoding="utf-8-sig", newline=newline) as file:
-                yield file
-    except UnicodeDecodeError as error:
-        raise DataError(_not_utf8(path)) from error
+        line.encode()
+    except UnicodeEncodeError as error:
+        byte = before + len(line[: error.start].encode()) + 1
+        raise DataError(
+            f"{place}, line {number}, byte {byte}: 0x{ord(line[error.start]) - 0xDC00:02x} is not UTF-8. "
+            f"Save it as UTF-8, for example: iconv -f latin1 -t UTF-8 {name} > new"
+        ) from None
 
 
-def head(path: Path, size: int = 1 << 16) -> str:
-    """The beginning of a file, for a look at what it may be; bytes that are no UTF-8 are replaced."""
+def head(path: Path) -> str:
+    """The beginning of a file, for a look at what it may be; bytes that cannot be decoded are replaced."""
     with reading(path):
         refuse_special(path)
         with path.open("rb") as file:
-            return file.read(size).decode("utf-8-sig", errors="replace")
+            start = file.read(_HEAD)
+    return start.decode(_encoding(start), errors="replace")
 
 
-def _not_utf8(path: Path) -> str:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                return (
-                    f"{path}, line {number}, byte {error.start + 1}: 0x{line[error.start]:02x} is not UTF-8. "
-                    f"Save the file as UTF-8, for example: iconv -f latin1 -t utf-8 {path.name}"
-                )
-    raise AssertionError("a file that does not decode as a whole has a line that does not")
+def parse_json(text: str, place: str, line: int | None = None, expected: str = "") -> Any:
+    """Parse JSON. DataError where it is none, or holds what is no text; `line`: which one it is, if it is only one."""
+    try:
+        value = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except json.JSONDecodeError as error:
+        problem, line = f"not JSON: {error.msg}", line or error.lineno
+    except RecursionError:
+        problem = "JSON that is nested too deeply"
+    except UnicodeEncodeError as error:
+        problem = f"half a surrogate pair, \\u{ord(error.object[error.start]):x}, is no text: write both halves"
+    except ValueError as error:  # a number of thousands of digits
+        problem = str(error)
+    raise DataError(f"{place}{f', line {line}' if line else ''}: {problem}.{expected}")

@@ -15,7 +15,7 @@ from compress.data import columns, load_task, sources
 from compress.data.corpora import load_corpus
 from compress.data.paths import SUFFIXES
 from compress.data.task import Task, TaskData
-from compress.data.text import opened
+from compress.data.text import lines
 from compress.errors import DataError
 
 
@@ -60,11 +60,10 @@ def load_texts(source: str, *, text: Sequence[str] | None = None, label: str | N
 
 
 def _lines(path: Path) -> Texts:
-    with opened(path) as file:
-        lines = [line.strip() for line in file if line.strip()]
-    if not lines:
+    texts = [line.strip() for line in lines(path) if line.strip()]
+    if not texts:
         raise DataError(f"{path}: there is no text in it.")
-    return Texts(path.name, _rows([lines]), None)
+    return Texts(path.name, _rows([texts]), None)
 
 
 def _is_corpus(source: str, path: Path) -> bool:

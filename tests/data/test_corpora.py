@@ -154,18 +154,18 @@ def test_a_folder_without_text_is_refused_with_what_it_holds(files: Any, holds: 
 
 def test_bytes_that_are_not_utf8_are_named_with_file_and_offset(folder: Folder) -> None:
     path = folder({"a.txt": "good é\n\n".encode() + b"caf\xe9 au lait\n"}) + "/a.txt"
-    with pytest.raises(DataError, match=r"a\.txt: not UTF-8 at byte 12 \(counted from 0\): 0xe9\..*iconv"):
+    with pytest.raises(DataError, match=r"a\.txt, line 3, byte 4: 0xe9 is not UTF-8\..*iconv"):
         list(load_corpus(path).documents())
 
 
 def test_text_that_ends_inside_a_letter_is_not_utf8(folder: Folder) -> None:
-    with pytest.raises(DataError, match="not UTF-8 at byte 3 "):
+    with pytest.raises(DataError, match="line 1, byte 4: 0xc3 is not UTF-8"):
         read(folder({"a.txt": b"caf\xc3"}))
 
 
 def test_the_archive_member_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     path = archive(tmp_path / "d.tar.gz", {"AA/wiki_00": dump(1), "AA/wiki_01": b'<doc id="2">\nT\n\xff'}, "w:gz")
-    with pytest.raises(DataError, match=r"d\.tar\.gz, AA/wiki_01: not UTF-8 at byte 15 "):
+    with pytest.raises(DataError, match=r"d\.tar\.gz, AA/wiki_01, line 3, byte 1: 0xff is not UTF-8"):
         list(load_corpus(str(path)).documents())
 
 
@@ -229,7 +229,7 @@ def test_parquet_without_the_column_and_what_is_no_parquet(tmp_path: Path) -> No
     with pytest.raises(DataError, match=r"no column 'text'\. Did you mean 'texts'"):
         load_corpus(str(tmp_path / "a.parquet"))
     (tmp_path / "b.parquet").write_text("text")
-    with pytest.raises(DataError, match=r"b\.parquet: no parquet file"):
+    with pytest.raises(DataError, match=r"b\.parquet: not a parquet file"):
         load_corpus(str(tmp_path / "b.parquet"))
 
 

@@ -1,0 +1,182 @@
+"""Memory stays bounded whatever a file holds: long lines and cells, small files that unpack to large ones."""
+
+import bz2
+import gzip
+import io
+import lzma
+import resource
+import subprocess
+import sys
+import tarfile
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from compress.data import delimited, documents, load_task, text
+from compress.data.corpora import load_corpus
+from compress.data.text import LONGEST, SMALL, decoded
+from compress.errors import DataError
+from tests.data.conftest import Folder
+
+GOOD = "text\tlabel\na fine film\tpos\na dull film\tneg\n"
+LONG = "x" * (4 * LONGEST)
+
+
+@contextmanager
+def at_most(size: int) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < size
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "message"),
+    [
+        ("train.tsv", GOOD, r"train\.tsv, line 4: is longer than"),
+        ("train.csv", GOOD.replace("\t", ","), r"train\.csv, line 4: is longer than"),
+        ("train.csv", GOOD.replace("\t", ",") + '"', r"train\.csv, line 4: is longer than"),
+        ("train.jsonl", '{"text": "a", "label": 1}\n{"text": "', r"train\.jsonl, line 2: is longer than"),
+    ],
+)
+def test_a_line_without_end_is_refused_before_it_is_read(folder: Folder, name: str, start: str, message: str) -> None:
+    source = folder({name: start + LONG})
+    with at_most(6 * LONGEST), pytest.raises(DataError, match=message):
+        load_task(source)
+
+
+def test_a_cell_of_many_lines_is_refused(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delimited, "LONGEST", 2**16)
+    source = folder({"train.csv": 'text,label\nfine,a\n"never closed,b\n' + "more,c\n" * 2**14})
+    with pytest.raises(DataError, match=r"more than .* in the row that starts on line 3"):
+        load_task(source)
+
+
+def test_a_file_that_is_read_as_a_whole_may_be_too_large(tmp_path: Path) -> None:
+    for name, start in (("train.json", "["), ("questions.json", '{"data": [{"paragraphs": [')):
+        with (tmp_path / name).open("w") as file:
+            file.write(start)
+            file.truncate(2**40)  # takes no space
+        with pytest.raises(DataError, match=rf"{name}: 1,099,.* bytes are too many to be read as a whole"):
+            load_task(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_what_unpacks_without_end_is_refused(tmp_path: Path, pack: object, name: str) -> None:
+    part = pack(b"x" * SMALL)  # type: ignore[operator]
+    suffix = {gzip: "gz", bz2: "bz2", lzma: "xz"}[sys.modules[pack.__module__]]
+    path = tmp_path / f"{name}.{suffix}"
+    path.write_bytes(part * 16)
+    with at_most(12 * LONGEST), pytest.raises(DataError, match=r"longer than|unpacks to more than 100 times"):
+        for _ in load_corpus(str(path)).documents():
+            pass
+
+
+def test_an_archive_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "SMALL", 2**18)
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w") as archive:
+        member = tarfile.TarInfo("a.txt")
+        member.size = 2**20
+        archive.addfile(member, io.BytesIO(b"\n" * member.size))
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(plain.getvalue()))
+    with pytest.raises(DataError, match="unpacks to more than 100 times"):
+        load_corpus(str(tmp_path / "a.tar.gz"))
+
+
+def test_an_article_without_end_is_refused(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "LONGEST", 2**16)
+    source = folder({"wiki_00": '<doc id="1">\n' + "line\n" * 2**14})
+    with pytest.raises(DataError, match="an article is longer than"):
+        load_corpus(source)
+
+
+@pytest.mark.parametrize("copies", [3, 100])
+def test_parquet_that_unpacks_without_end_is_refused(tmp_path: Path, copies: int) -> None:
+    """Copies of one text that is too long, or a page of gigabytes in a file of some thousand bytes."""
+    cell = "x" * ((LONGEST + 1) if copies == 3 else 2**20)
+    rows = pa.table({"text": pa.DictionaryArray.from_arrays([0] * copies, [cell]), "label": [1] * copies})
+    options = {"compression": "zstd", "dictionary_pagesize_limit": 2**30, "store_schema": False}
+    pq.write_table(rows, tmp_path / "train.parquet", use_dictionary=copies == 3, **options)
+    assert (tmp_path / "train.parquet").stat().st_size < 2**20
+    with pytest.raises(DataError, match=r"a cell of .* bytes|unpacks to more than 100 times"):
+        load_task(str(tmp_path))
+
+
+def test_a_text_that_many_rows_of_parquet_share_is_not_written_out_for_all_at_once(tmp_path: Path) -> None:
+    """In a process that may have 3 GB: 1,000 rows of 4 MB would be 4."""
+    rows = pa.table({"text": pa.DictionaryArray.from_arrays([0] * 1000, ["x" * 2**22]), "label": [0, 1] * 500})
+    pq.write_table(rows, tmp_path / "train.parquet", dictionary_pagesize_limit=2**30, store_schema=False)
+    code = (
+        "import itertools, pathlib, sys; from compress.data.records import open_file\n"
+        "rows = open_file(pathlib.Path(sys.argv[1]))\n"
+        "print(max(batch.num_rows for batch in itertools.islice(rows.read(('text', 'label')), 3)))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "train.parquet")],
+        check=False,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30)),
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) < 20
+
+
+@pytest.mark.parametrize("cut", [0.3, 0.6, 0.95])
+def test_damaged_parquet_is_named(tmp_path: Path, cut: float) -> None:
+    rows = pa.table({"text": [f"text {n}" for n in range(5000)], "label": [0, 1] * 2500})
+    pq.write_table(rows, tmp_path / "train.parquet")
+    whole = bytearray((tmp_path / "train.parquet").read_bytes())
+    at = int(len(whole) * cut)
+    whole[at : at + 200] = b"\xff" * 200
+    (tmp_path / "train.parquet").write_bytes(whole)
+    with pytest.raises(DataError, match=r"train\.parquet"):
+        load_task(str(tmp_path))
+
+
+def test_parquet_with_an_id_of_no_class_and_with_two_columns_of_one_name(tmp_path: Path) -> None:
+    from datasets import ClassLabel, Features, Value
+
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["a", "b"])})
+    schema = features.arrow_schema
+    pq.write_table(pa.table({"text": ["x", "y", "z"], "label": [0, 1, 7]}, schema), tmp_path / "train.parquet")
+    with pytest.raises(DataError, match=r"column 'label': cannot be read"):
+        load_task(str(tmp_path))
+    pq.write_table(pa.table([["x"], ["y"]], names=["text", "text"]), tmp_path / "train.parquet")
+    with pytest.raises(DataError, match="several columns of one name"):
+        load_task(str(tmp_path))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_byte_order_marks_and_line_ends_of_all_kinds(folder: Folder, encoding: str, end: str) -> None:
+    content = (GOOD + "ein schöner Film, 映画\tpos\n").replace("\n", end).encode(encoding)
+    data = load_task(folder({"train.tsv": content, "dev.tsv": GOOD}))
+    assert data.train["text"][:] == ["a fine film", "a dull film", "ein schöner Film, 映画"]
+    corpus = load_corpus(folder({"a.txt": f"Schön.{end}{end}Gut.".encode(encoding)}) + "/a.txt")
+    assert [each.strip() for each in corpus.documents()] == ["Schön.", "Gut."]
+
+
+def test_a_file_that_a_browser_has_unpacked_already(folder: Folder) -> None:
+    assert list(load_corpus(folder({"a.txt.gz": "Some text."})).documents()) == ["Some text."]
+
+
+def test_pieces_of_a_long_line_make_the_line() -> None:
+    line = "é" * 1000 + "\r\n" + "b" * 5
+    for longest in (7, 1000, 1002, 5000):
+        stream = io.BufferedReader(io.BytesIO(line.encode()))  # type: ignore[arg-type]
+        pieces = list(decoded(stream, "here", longest=longest, cut=True))
+        assert "".join(pieces) == line
+        assert max(map(len, pieces)) <= longest
+    stream = io.BufferedReader(io.BytesIO(b"a" * 10 + b"\xff"))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="here, line 1, byte 11: 0xff"):
+        list(decoded(stream, "here", longest=3, cut=True))
