@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from compress.data import hub
 from compress.errors import TeacherError, did_you_mean
 
 ALIASES: Final[Mapping[str, str]] = MappingProxyType(
@@ -86,6 +85,8 @@ def config_folder(name: str) -> Path:
     """The folder of a checkpoint's config.json, of which nothing else need be there. Raises TeacherError."""
     from huggingface_hub import hf_hub_download
 
+    from compress.data import hub  # pyarrow
+
     place = _place(name)
     if isinstance(place, str):
         with _explained(place):
@@ -123,6 +124,8 @@ def _embedded() -> Path:
 
 def _from_hub(hub_id: str, allow_pickle: bool) -> Path:
     from huggingface_hub import snapshot_download
+
+    from compress.data import hub  # pyarrow
 
     patterns = [*_OTHERS, *WEIGHTS, *(PICKLED if allow_pickle else ())]
     with _explained(hub_id):

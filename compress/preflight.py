@@ -64,5 +64,5 @@ def check(
 
 def check_seed(seed: int) -> None:
     """Raise CompressError for a number that numpy's and torch's generators do not both take."""
-    if not isinstance(seed, int) or not 0 <= seed <= MOST_SEED:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MOST_SEED:
         raise CompressError(f"--seed {seed}: expected a whole number from 0 to {MOST_SEED}")

@@ -28,7 +28,7 @@ Settings = TypeVar("Settings", bound=BaseModel)
 def check(settings: BaseModel, allowed: str | Path | None) -> None:
     """Raise RecipeError where a recipe names code of the user's that is not allowed; nothing is imported."""
     lines = dict(_own(settings, ""))
-    if lines and allowed is not None:
+    if allowed is not None:
         _root(allowed)
     elif lines:
         raise RecipeError([f"{_name(settings)}: {where}: no {_kind(line)} {calling.unknown(_address(line))}"

@@ -48,15 +48,17 @@ def distill(
     """Distil a teacher into a student, export and quantise it, and measure it beside its teacher."""
     with told(hint=f"Continue with: compress distill ... --out {out} --resume"):
         from compress import preflight
+        from compress.prompted.prompt import Prompt
 
         ready = preflight.load_recipe(recipe, overrides or [])
+        asked = None if prompt is None else Prompt.load(prompt)
         preflight.check(
             ready,
             teacher=teacher,
             out=out,
             data=data,
             corpus=corpus,
-            prompted=prompt is not None,
+            prompted=asked is not None,
             seed=seed,
             resume=resume,
             allow_pickle=allow_pickle,
@@ -71,7 +73,7 @@ def distill(
             data=data,
             out=out,
             corpus=corpus,
-            prompt=prompt,
+            prompt=asked,
             text=text,
             label=label,
             kind=kind,

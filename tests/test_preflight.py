@@ -1,0 +1,118 @@
+"""What is wrong with a command is told before torch is imported, by the command and by the function alike."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compress import preflight
+from compress.errors import CompressError, RecipeError, RunError
+from compress.recipe import Recipe
+from compress.run import Run
+from tests import tiny
+from tests.command import Shelf
+
+EACH = """
+import json, sys
+from compress.cli import app
+from typer.testing import CliRunner
+
+for words in json.load(sys.stdin):
+    ran = CliRunner().invoke(app, words, prog_name="compress")
+    heavy = sorted({"torch", "transformers", "datasets", "accelerate"} & set(sys.modules))
+    print(json.dumps([ran.exit_code, ran.stdout, ran.stderr, heavy]))
+"""
+LINES = [
+    ("distill", "--set stages.tripel.lr=1", "no stage 'tripel'"),
+    ("distill", "--recipe tinybrt", "Did you mean 'tinybert'?"),
+    ("distill", "--recipe {broken}", "line 2, column 1"),
+    ("distill", "--recipe {own}", "--allow-code"),
+    ("distill", "--data ./nowhere", "nowhere"),
+    ("distill", "--corpus ./nowhere", "nowhere"),
+    ("distill", "--teacher bert-bse", "Did you mean 'bert-base'?"),
+    ("distill", "--teacher ./nowhere", "nowhere"),
+    ("distill", "--prompt sentimnt", "Did you mean 'sentiment'?"),
+    ("distill", "--prompt sentiment --teacher nowhere.yaml", "no such endpoint file"),
+    ("distill", "--out {file}", "is a file"),
+    ("distill", "--out {foreign}", "not a run of compress"),
+    ("distill", "--seed -5", "--seed -5"),
+    ("distill", "--seed 4294967296", "--seed 4294967296"),
+    ("distill", "--allow-code ./nowhere", "there is no such folder"),
+    ("pretrain", "--set stages.tripel.lr=1", "no stage 'tripel'"),
+    ("pretrain", "--corpus ./nowhere", "nowhere"),
+    ("prune", "--set stages.tripel.lr=1", "no stage 'tripel'"),
+    ("prune", "--data ./nowhere", "nowhere"),
+    ("prune", "--seed -5", "--seed -5"),
+    ("search", "--set short.lrr=1", "short.lrr"),
+    ("search", "--out {foreign}", "not a run of compress"),
+    ("search", "--seed -5", "--seed -5"),
+]
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
+
+
+@pytest.fixture(scope="module")
+def told(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str, list[str]]]:
+    """What each of LINES came to, and which heavy libraries had been imported until then; all in one process."""
+    folder = tmp_path_factory.mktemp("places")
+    places = {"broken": folder / "a.yaml", "own": folder / "b.yaml", "file": folder / "c", "foreign": folder / "d"}
+    places["broken"].write_text("stages: [\n")
+    places["own"].write_text(tiny.RECIPE.replace("tinybert.hidden", "mine.hidden"))
+    places["file"].touch()
+    (places["foreign"] / "notes").mkdir(parents=True)
+    lines = []
+    for command, words, _ in LINES:
+        model = "model" if command == "prune" else "--teacher"
+        usual = {model: shelf.teacher, "--out": str(folder / "run"), "--data": shelf.data}
+        if command in ("distill", "pretrain"):
+            usual["--recipe"] = shelf.recipe
+        changed = iter(words.format(**places).split())
+        usual |= dict(zip(changed, changed, strict=True))
+        lines.append([command, *(word for pair in usual.items() for word in pair if word != "model")])
+    ran = subprocess.run(
+        [sys.executable, "-c", EACH], input=json.dumps(lines), capture_output=True, text=True, check=True
+    )
+    assert not (folder / "run").exists()
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("at", range(len(LINES)), ids=lambda at: " ".join(LINES[at][:2]))
+def test_a_command_tells_it_before_torch_is_imported(told: list[tuple[int, str, str, list[str]]], at: int) -> None:
+    code, out, err, heavy = told[at]
+    assert (code, out, heavy) == (2, "", [])
+    assert err.startswith("error: ")
+    assert LINES[at][2] in err
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True])
+def test_seeds_that_are_none(seed: int) -> None:
+    with pytest.raises(CompressError, match="--seed"):
+        preflight.check_seed(seed)
+
+
+def test_seeds_that_are_some() -> None:
+    for seed in (0, 2**32 - 1):
+        preflight.check_seed(seed)
+
+
+def test_overrides_belong_to_a_name_or_a_file(shelf: Shelf) -> None:
+    recipe = Recipe.load(Path(shelf.recipe))
+    assert preflight.load_recipe(shelf.recipe) == preflight.load_recipe(Path(shelf.recipe)) == recipe
+    assert preflight.load_recipe(recipe) is recipe
+    with pytest.raises(RecipeError, match=r"stages\.0\.lr=1"):
+        preflight.load_recipe(recipe, ["stages.0.lr=1"])
+
+
+def test_a_directory_that_another_process_is_using(tmp_path: Path, shelf: Shelf) -> None:
+    held = Run.open(tmp_path / "run", Recipe.load(shelf.recipe), {"seed": 0})
+    try:
+        with pytest.raises(RunError, match="another process"):
+            Run.check(tmp_path / "run", resume=True)
+    finally:
+        held.close()
+    assert not Run.check(tmp_path / "run")
