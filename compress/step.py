@@ -73,8 +73,23 @@ class Distillation(nn.Module):
     def teacher(self) -> nn.Module | Shows | None:
         return self._teacher[0]
 
-    def forward(self, **batch: Any) -> dict[str, Tensor]:
-        items = batch.pop("items", None)
+    def forward(
+        self,
+        *,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        items: Mapping[str, Tensor] | None = None,
+        **more: Any,
+    ) -> dict[str, Tensor]:
+        """Return the losses of a batch. A transformers.Trainer keeps the columns that stand here by name."""
+        usual = {
+            "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
+            "decoder_input_ids": decoder_input_ids, "labels": labels,
+        }  # fmt: skip
+        batch = {name: column for name, column in usual.items() if column is not None} | more
         shown = self.shown(batch)
         student = read(self.student, batch, self.objective.student_wants, at_BL=self.labelled(self.student, batch))
         parts = self.objective(student, shown, batch, items)

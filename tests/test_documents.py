@@ -1,0 +1,114 @@
+"""What the documents show as Python, YAML and commands runs as it stands there."""
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from compress import Distillation, Term
+from compress.recipe import Recipe
+from compress.recipe_file import folder
+from tests import command, learning, tiny
+
+ROOT = folder().parent
+pytestmark = pytest.mark.skipif(not (ROOT / "README.md").is_file(), reason="the documents are in a checkout only")
+
+
+def section(file: str, heading: str = "") -> str:
+    """The text of a document, or of one of its sections."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return text.split(f"\n## {heading}\n")[1].split("\n## ")[0] if heading else text
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def models() -> dict[str, Any]:
+    """What a loop of one's own has: a student, its teacher, and batches."""
+    teacher = tiny.bert(3, layers=4, seed=2)
+    student = tiny.bert(3, hidden=16, seed=1)
+    loader = [learning.collate()(list(learning.rows(4)))]
+    return {"torch": torch, "student": student, "teacher": teacher, "loader": loader, "batch": loader[0]}
+
+
+def test_the_loop_of_the_readme() -> None:
+    loop, formula = blocks(section("README.md", "In your own loop"), "python")
+    names = models()
+    before = names["student"].bert.encoder.layer[0].output.dense.weight.clone()
+    exec(loop, names)
+    assert not torch.equal(before, names["student"].bert.encoder.layer[0].output.dense.weight)
+    scores = torch.randn(2, 2, 4, 5, 5)
+    exec(formula, names | {"student_scores": scores[0], "teacher_scores": scores[1], "mask": torch.ones(2, 5)})
+
+
+def test_a_step_is_a_model_for_transformers_own_trainer(tmp_path: Path) -> None:
+    """With its defaults, which drop the columns that the model's forward does not name."""
+    names = models()
+    step = Distillation(
+        names["student"], names["teacher"], [Term("tinybert.hidden", project=True), Term("bert.labels")]
+    )
+    before = {name: tensor.clone() for name, tensor in step.state_dict().items()}
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=2, per_device_train_batch_size=4, use_cpu=True, report_to=[], disable_tqdm=True
+    )
+    trainer = transformers.Trainer(
+        model=step,
+        args=arguments,
+        train_dataset=learning.rows(8),
+        data_collator=transformers.DataCollatorWithPadding(tiny.tokenizer()),
+    )
+    trainer.train()
+    changed = {name for name, tensor in step.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert {"student.classifier.weight", "objective.projections.tinybert_hidden.weight"} <= changed
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The document on own losses, with the files that it shows in the working folder."""
+    text = section("docs/own-loss.md")
+    monkeypatch.chdir(tmp_path)
+    Path("mylosses").mkdir()
+    Path("mylosses/margin.py").write_text(blocks(text, "python")[0], encoding="utf-8")
+    Path("mine.yaml").write_text(blocks(text, "yaml")[0], encoding="utf-8")
+    path = list(sys.path)
+    yield text
+    sys.path[:] = path
+    sys.modules.pop("margin", None)
+
+
+def test_an_own_loss_by_the_command(own: str, tmp_path: Path) -> None:
+    """The command as it is written, with a tiny teacher and data, and fewer steps."""
+    (words,) = (shlex.split(line) for line in own.splitlines() if line.startswith("compress distill "))
+    changed = {"--teacher": tiny.checkpoint(tmp_path / "teacher"), "--data": tiny.reviews(tmp_path / "data")}
+    line = [changed.get(before, word) for before, word in pairwise(words)]
+    short = ["stages.0.steps=2", "stages.1.steps=2", "teacher.steps=2"]
+    lengths = ["stages.0.max_length=32", "stages.1.max_length=32", "teacher.max_length=32", "student.layers=1"]
+    more = [word for setting in (*short, *lengths) for word in ("--set", setting)]
+    assert command.run(*(word for word in line if word not in ("--allow-code", "mylosses")), *more).code == 2
+    told = command.run(*line, *more, "--gate", "warn")
+    assert told.code == 0, told.err
+    log = Path("runs/mine/log.jsonl").read_text(encoding="utf-8")
+    assert '"margin.absolute"' in log
+    assert '"margin.margin"' in log
+    again = [*line, *more, "--gate", "warn", "--resume"]
+    assert command.run(*again).code == 0
+    Path("mylosses/margin.py").write_text("# changed\n" + Path("mylosses/margin.py").read_text(), encoding="utf-8")
+    assert "code was" in command.run(*again).err
+
+
+def test_an_own_loss_in_python(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend("mylosses")
+    names = models()
+    exec(blocks(own, "python")[1], names)
+    assert torch.isfinite(names["step"](**names["batch"])["margin.margin"])
+    assert names["student"].classifier.weight.grad is not None
+    loaded = Recipe.load("mine.yaml", allow_code="mylosses")
+    assert [term.code is not None for stage in loaded.training for term in stage.objective] == [True, True, False]
