@@ -16,6 +16,7 @@ from compress.general import general
 from compress.lineage import in_bf16
 from compress.recipe import Recipe
 from compress.run import Run
+from compress.screen import print_note
 from compress.stages import Material
 from compress.teachers import Gate, Teacher
 
@@ -53,7 +54,7 @@ def opened(
         given = teachers.load(checkpoint, folder, task_data.task, allow_pickle=allow_pickle)
         texts = load_corpus(corpus) if corpus else None
     for note in task_data.notes:
-        console.print(f"[yellow]note[/] {note}", highlight=False)
+        print_note(console, note)
     material = Material(
         task_data, texts, given.tokenizer, Collate(given.tokenizer), in_bf16(number_format, recipe, given, console),
         console, masked_lm=lambda: general(given, "masked_lm", recipe.teacher_lm, material, run), given=given,

@@ -73,7 +73,7 @@ class Journal(TrainerCallback):
         self.stage, self.log, self.batch, self.console = stage, log, batch, console
         self.scalars = _Scalars(tensorboard / stage)
         self.bar = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TextColumn("{task.fields[facts]}"),

@@ -22,6 +22,7 @@ from compress.precision import FLOAT32_ONLY
 from compress.pruning.stage import check_family, prune_stage, recorded, sizes_of
 from compress.recipe import AnyStage, Prune, Recipe, Stage, StudentSpec
 from compress.run import Run
+from compress.screen import print_note
 from compress.shape import Shape
 from compress.slicing import resized
 from compress.stages import Material, run_stage
@@ -159,7 +160,7 @@ def in_bf16(number_format: str, recipe: Recipe, given: Teacher, console: Console
     specs = [spec for stage in recipe.stages if (spec := spec_of(recipe, stage))]
     unfit = {given.model.config.model_type, *(spec.family for spec in specs)} & set(FLOAT32_ONLY)
     if number_format == "bf16" and unfit:
-        console.print(f"[yellow]note[/] {', '.join(unfit)} models run in float32 only: this run is slower for it")
+        print_note(console, f"{', '.join(unfit)} models run in float32 only: this run is slower for it")
     return number_format == "bf16" and not unfit
 
 

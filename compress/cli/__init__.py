@@ -7,6 +7,7 @@ import typer
 
 from compress import __version__
 from compress.cli import learn, listed, measured, pruning, searching, ship, trimming
+from compress.terminal import settle_streams
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (
@@ -42,6 +43,7 @@ def compress(
 
 def main() -> None:
     """Entry point of the `compress` script."""
+    settle_streams()
     settle_libraries()
     app()
 

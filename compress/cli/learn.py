@@ -18,6 +18,7 @@ from compress.cli.options import (
     Resume,
     Seed,
     console,
+    print_result,
     told,
 )
 
@@ -87,7 +88,7 @@ def distill(
             console=shown,
         )
         if as_json and not shown.quiet:
-            print((bundle.path / "report.json").read_text(encoding="utf-8"))
+            print_result((bundle.path / "report.json").read_text(encoding="utf-8"))
 
 
 def pretrain(

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from compress.cli.options import Json, console, told
+from compress.cli.options import Json, console, print_result, told
 
 
 def recipes(
@@ -20,11 +20,11 @@ def recipes(
         if name is not None:
             found = recipe.Recipe.load(name)
             text = recipe_file.locate(name).read_text(encoding="utf-8")
-            print(json.dumps(found.plain(), indent=1) if as_json else text)
+            print_result(json.dumps(found.plain(), indent=1) if as_json else text)
             return
         listed = [recipe.Recipe.load(each) for each in recipe_file.names()]
         if as_json:
-            print(json.dumps([guide.plain(each) for each in listed], ensure_ascii=False, indent=1))
+            print_result(json.dumps([guide.plain(each) for each in listed], ensure_ascii=False, indent=1))
         else:
             console().print(guide.shown(listed))
 
@@ -39,6 +39,6 @@ def students(
 
         found = listing.students_of(teacher)
         if as_json:
-            print(listing.as_json(found))
+            print_result(listing.as_json(found))
         else:
             console().print(listing.shown(found))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from compress.cli.options import DevicePython, DeviceTimeout, Json, console, told
+from compress.cli.options import DevicePython, DeviceTimeout, Json, console, print_result, told
 
 
 def bench(
@@ -63,7 +63,7 @@ def bench(
         if out is not None:
             save(result, out)
         if as_json:
-            print(result.to_json(), end="")
+            print_result(result.to_json())
         else:
             for table in show.tables(result):
                 talk.print(table)
@@ -97,7 +97,7 @@ def report(
         if as_json:
             import json
 
-            print(json.dumps(compare_table.plain(choice, limits, chosen), ensure_ascii=False, indent=1))
+            print_result(json.dumps(compare_table.plain(choice, limits, chosen), ensure_ascii=False, indent=1))
         else:
             talk.print(compare_table.table(choice, chosen, talk.width))
             for line in ("", verdict.headline(choice, limits, chosen), *verdict.remarks(choice, chosen)):

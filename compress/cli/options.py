@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from compress.terminal import printable
+
 if TYPE_CHECKING:
-    from rich.console import Console
+    from compress.screen import Screen
 
 Recipe = Annotated[str, typer.Option(help="Name (see `compress recipes`) or path of a .yaml file.")]
 Out = Annotated[Path, typer.Option(help="Directory of the run.")]
@@ -34,11 +36,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 USER_ERROR, INTERRUPTED = 2, 130
 
 
-def console(as_json: bool = False) -> "Console":
+def console(as_json: bool = False) -> "Screen":
     """Where progress and tables go: standard output, or standard error when that is for JSON; silent but in rank 0."""
-    from rich.console import Console
+    from compress.screen import Screen
 
-    return Console(stderr=as_json, quiet=os.environ.get("RANK", "0") != "0")
+    return Screen(stderr=as_json, quiet=os.environ.get("RANK", "0") != "0")
+
+
+def print_result(text: str) -> None:
+    """Print what a command found to standard output, as JSON or otherwise; the same JSON on every terminal."""
+    print(printable(text.removesuffix("\n")))
 
 
 @contextmanager
@@ -49,14 +56,15 @@ def told(hint: str = "") -> Iterator[None]:
     try:
         yield
     except CompressError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         raise typer.Exit(USER_ERROR) from None
     except OSError as error:
         if error.errno in (None, errno.EPIPE):  # a library's own, and a reader that has read enough
             raise
         where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror}. Nothing half-written is left. {hint}".rstrip(), file=sys.stderr)
+        words = f"error: {where}{error.strerror}. Nothing half-written is left. {hint}".rstrip()
+        print(printable(words), file=sys.stderr)
         raise typer.Exit(USER_ERROR) from None
     except KeyboardInterrupt:
-        print(f"\ninterrupted. {hint}", file=sys.stderr)
+        print(printable(f"\ninterrupted. {hint}"), file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None

@@ -15,6 +15,7 @@ from compress.cli.options import (
     Resume,
     Seed,
     console,
+    print_result,
     told,
 )
 
@@ -120,4 +121,4 @@ def prune(
             console=shown,
         )
         if as_json and not shown.quiet:
-            print((bundle.path / "report.json").read_text(encoding="utf-8"))
+            print_result((bundle.path / "report.json").read_text(encoding="utf-8"))

@@ -18,6 +18,7 @@ from compress.cli.options import (
     Resume,
     Seed,
     console,
+    print_result,
     told,
 )
 
@@ -179,7 +180,7 @@ def search(
             console=shown,
         )
         if as_json:
-            print(found.to_json(), end="")
+            print_result(found.to_json())
 
 
 @app.command()
@@ -203,7 +204,7 @@ def show(
         if trial is None or bundle is None:
             found = record.read(study)
             if as_json:
-                print(found.to_json(), end="")
+                print_result(found.to_json())
             else:
                 record.show(found, console())
             return
@@ -211,6 +212,6 @@ def show(
 
         made = write(study, trial, bundle, train=train, allow_code=allow_code, console=console(as_json))
         if as_json:
-            print((made.path / "report.json").read_text(encoding="utf-8"))
+            print_result((made.path / "report.json").read_text(encoding="utf-8"))
         else:
             console().print(f"bundle: {made.path}", markup=False, highlight=False)

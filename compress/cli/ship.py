@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from compress.cli.options import AllowPickle, DevicePython, DeviceTimeout, Json, console, told
+from compress.cli.options import AllowPickle, DevicePython, DeviceTimeout, Json, console, print_result, told
 from compress.terminal import printable
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def export(
             say=lambda line: console(as_json).print(line, markup=False, highlight=False, soft_wrap=True),
         )
         if as_json:
-            print((made.path / formats.NAME).read_text(encoding="utf-8"), end="")
+            print_result((made.path / formats.NAME).read_text(encoding="utf-8"))
         else:
             show(made, console())
 
@@ -154,7 +154,7 @@ def quantize(
             say=partial(shown.print, highlight=False, markup=False, soft_wrap=True),
         )
         if as_json:
-            print(show.as_json(done))
+            print_result(show.as_json(done))
         else:
             shown.print(show.table(done))
             shown.print(show.words(done), highlight=False, markup=False)

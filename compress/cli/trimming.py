@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compress.cli.options import CorpusName, Json, console, told
+from compress.cli.options import CorpusName, Json, console, print_result, told
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +41,7 @@ def trim(
         if as_json:
             facts = asdict(found)
             facts["trimmed"] |= {"path": str(out), "kept": len(found.trimmed.kept)}
-            print(json.dumps(facts, ensure_ascii=False, indent=1))
+            print_result(json.dumps(facts, ensure_ascii=False, indent=1))
         else:
             _show(found, console())
 

@@ -90,7 +90,7 @@ class Predictor:
                 raise BundleError(f"the model cannot be run on {len(row[names[0]])} tokens: {told}") from None
             return found[0] if len(found) == 1 else np.stack(found, axis=-1)  # starts and ends of spans
 
-        if self.threads == 1:  # a pool for every text of a stream would cost a tenth of its answer
+        if self.threads == 1:  # a pool for every text of a stream would cost 0.2 ms each
             answers = [run(row) for row in rows]
         else:
             with ThreadPoolExecutor(self.threads) as pool:

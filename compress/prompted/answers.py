@@ -194,8 +194,8 @@ def _mended(path: Path, answers: int) -> dict[str, Likelihood]:
 
 def _progress(console: Console, name: str, questions: int) -> Progress:
     bar = Progress(
-        TextColumn("[bold]{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(),
-        TimeRemainingColumn(), console=console, disable=not questions or console.quiet,
+        TextColumn("{task.description}", style="bold", markup=False), BarColumn(bar_width=30), MofNCompleteColumn(),
+        TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not questions or console.quiet,
     )  # fmt: skip
     bar.add_task(f"asking {name}", total=questions)
     return bar

@@ -15,6 +15,7 @@ from compress.files import written
 from compress.prompted.prompt import Prompt
 from compress.prompted.soft_labels import PromptedTeacher, SoftLabels, open_speaker, questions_for, refuse_one_answer
 from compress.prompted.texts import Texts, load_texts
+from compress.screen import print_note
 
 
 def label(
@@ -58,7 +59,7 @@ def label(
     notes += refuse_one_answer(soft, tutor.name, texts.name, strict=gate == "refuse")
     notes += _scored(soft, texts, tutor.name, strict=gate == "refuse")
     for note in notes:
-        console.print(f"[yellow]note[/] {note}", highlight=False)
+        print_note(console, note)
     file.parent.mkdir(parents=True, exist_ok=True)
     with written(file) as partial, partial.open("w", encoding="utf-8") as lines:
         for row, log_p_C in zip(texts.rows, soft.log_p_NC, strict=True):

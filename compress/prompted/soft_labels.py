@@ -22,6 +22,7 @@ from compress.prompted import calibrate, http, likelihood
 from compress.prompted.answers import Likelihoods, Speaker, ask
 from compress.prompted.prompt import Prompt
 from compress.prompted.questions import Questions, choose_examples
+from compress.screen import print_note
 
 ENOUGH = 20
 """Rows from which on one answer to all of them tells that the teacher does not tell them apart."""
@@ -97,7 +98,7 @@ class PromptedTeacher:
                 "not among its likeliest tokens and count as the most they can be"
             )
         for note in notes:
-            self.console.print(f"[yellow]note[/] {note}", highlight=False)
+            print_note(self.console, note)
         log_p_NC = calibrate.calibrated(self._scores(found), self._log_p_cf(room)).astype(np.float32)
         return SoftLabels(log_p_NC, self.questions.labels, found.asked, found.seconds, tuple(notes))
 

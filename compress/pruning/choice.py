@@ -20,6 +20,7 @@ from compress.pruning.shortlist import last_words, losses, parameters
 from compress.pruning.stage import calibration
 from compress.recipe import Recipe
 from compress.run import Run
+from compress.screen import print_note
 from compress.search.latency import Estimate, choose_spread
 from compress.slicing import Importance, Sizes, SlicePlan, resized
 from compress.stages import Material
@@ -83,9 +84,10 @@ class _Choice:
         keeping = _keeping(found, limit)
         chosen = keeping[0] if keeping else min(measured, key=lambda each: each.ms or 0.0)
         if not keeping:
-            self.material.console.print(
-                f"[yellow]note[/] no measured shape takes {limit:.3g} ms; the fastest, {chosen.name}, is taken, which "
-                f"takes {chosen.ms:.3g} ms"
+            print_note(
+                self.material.console,
+                f"no measured shape takes {limit:.3g} ms; the fastest, {chosen.name}, is taken, which takes "
+                f"{chosen.ms:.3g} ms",
             )
         return replace(self._decision(found, chosen), limit_ms=limit, whole_ms=whole_ms)
 

@@ -22,6 +22,7 @@ from compress.export.onnx import makes_segments
 from compress.files import written
 from compress.recipe import Recipe, Target
 from compress.run import Run
+from compress.screen import print_note
 from compress.search.latency import exported, race
 from compress.stages import Material
 from compress.teachers import Teacher
@@ -162,4 +163,4 @@ def checked(bundle: Bundle, recipe: Recipe, tutor: Teacher, material: Material, 
     material.console.print(decision.verdict(), highlight=False)
     for each in found.values():
         if each.noisy:
-            material.console.print(f"[yellow]note[/] {each.name}: {each.noise}", highlight=False)
+            print_note(material.console, f"{each.name}: {each.noise}")

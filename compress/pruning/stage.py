@@ -31,6 +31,7 @@ from compress.files import filled
 from compress.pruning.uneven import check_form, cut_unevenly
 from compress.recipe import Prune, Recipe
 from compress.run import Run
+from compress.screen import print_note
 from compress.slicing import Importance, Kept, Sizes, SlicePlan, choose, order, sliced
 from compress.slicing.plan import HIDDEN, LAYERS
 from compress.slicing.rules import FAMILIES
@@ -146,10 +147,10 @@ def prune_stage(
 def _say(console: Console, name: str, before: Sizes, after: Sizes) -> None:
     console.print(f"{name}: {before} -> {after}", highlight=False, soft_wrap=True)
     if after.heads < before.heads and after.attention == before.attention:
-        console.print(
-            "[yellow]note[/] fewer heads are larger ones where attention is as wide as its stream: to make it smaller "
-            "give hidden too (MobileBERT: bottleneck), or --heterogeneous",
-            highlight=False,
+        print_note(
+            console,
+            "fewer heads are larger ones where attention is as wide as its stream: to make it smaller give hidden too "
+            "(MobileBERT: bottleneck), or --heterogeneous",
         )
 
 

@@ -197,16 +197,15 @@ def _trained(
     seed: int,
     overrides: Sequence[str],
 ) -> Bundle:
-    from rich.console import Console
-
     from compress.quantize.qat import trained_for_int8
+    from compress.screen import Screen
 
     if out is None:
         raise BundleError(
             f"{bundle.path}: --method qat trains the weights, which makes another bundle: give --out a folder"
         )
     say("training for int8; interrupted, the same command goes on from its last checkpoint")
-    progress = Console(stderr=True)
+    progress = Screen(stderr=True)
     return trained_for_int8(
         bundle, data, out=out, text=text, label=label, seed=seed, overrides=overrides, console=progress
     )

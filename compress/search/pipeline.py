@@ -23,6 +23,7 @@ from compress.lineage import Lineage
 from compress.pipeline import on_cpu
 from compress.recipe import Recipe, Stage
 from compress.run import Run
+from compress.screen import print_note
 from compress.search import clocks, pace, record, space_file, whole
 from compress.search.asked import NAME, Columns, Search
 from compress.search.budget import Budget
@@ -160,7 +161,7 @@ def prepared(
         )  # fmt: skip
         shapes = Shapes.of(asked.space, room.given.model.config)
         for line in shapes.dropped:
-            console.print(f"[yellow]note[/] {line}", highlight=False)
+            print_note(console, line)
         checked(asked.space, recipe, room.given, room.material, run)
         tutor, seen = tutored(room, recipe, run, strict=strict)
     task = room.material.data.task

@@ -57,7 +57,7 @@ def given(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "prompt.yaml").write_text(PROMPT, encoding="utf-8")
     student = tiny.checkpoint(tmp_path / "student")
     return {
-        "teacher": "told", "prompt": str(tmp_path / "prompt.yaml"), "recipe": "prompted",
+        "teacher": "gpt2", "prompt": str(tmp_path / "prompt.yaml"), "recipe": "prompted",
         "data": tiny.reviews(tmp_path / "data"), "out": tmp_path / "run", "precision": "fp32",
         "overrides": [*QUICK, f"student.init={student}"],
     }  # fmt: skip
