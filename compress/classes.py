@@ -58,7 +58,8 @@ class ClassChange:
         return bool(fisher_exact(table, alternative="greater").pvalue < SIGNIFICANCE)
 
     def __str__(self) -> str:
-        return f"{self.label} (recall {self.before:.3f} to {self.after:.3f}, {self.support:,} of it)"
+        how = "nothing" if self.lost else "far less"
+        return f"{how} of {self.label} (recall {self.before:.3f} to {self.after:.3f}, support {self.support:,})"
 
 
 def changes(before: Sequence[ClassScore], after: Sequence[ClassScore]) -> tuple[ClassChange, ...]:
@@ -77,7 +78,7 @@ def fallen(found: Sequence[ClassChange]) -> tuple[ClassChange, ...]:
 
 
 def describe(found: Sequence[ClassChange]) -> str:
-    """Name the first few classes with their recalls and count the others."""
+    """Say what is found of the first few classes, with their recalls, and count the others."""
     named = ", ".join(map(str, found[:MOST_NAMED]))
     return f"{named} and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else named
 

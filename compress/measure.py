@@ -33,6 +33,7 @@ from compress.journal import curves, mend
 from compress.provenance import versions
 from compress.recipe import Recipe
 from compress.report import Report, Row
+from compress.report.headline import warnings
 from compress.run import Run
 from compress.stages import Material, taken
 from compress.teachers import Teacher
@@ -95,13 +96,17 @@ def measure(
     elsewhere = data.task.unanswerable and data.test is not None
     chosen = Exam.of(data.task, data.validation, tutor.tokenizer, length) if elsewhere else None
     room = Room(Exam.of(data.task, split, tutor.tokenizer, length), chosen)
+    material.console.print(f"scoring {tutor.name}", highlight=False, markup=False)
     teacher, note = _teacher(tutor, material, room, bundle, run.path / "teacher" / "model.onnx")
-    students = [
-        room.examined(f"student {which}", _asked(bundle, path), student, path) for which, path in bundle.files().items()
-    ]
+    students = []
+    for which, path in bundle.files().items():
+        material.console.print(f"scoring student {which}", highlight=False)
+        students.append(room.examined(f"student {which}", _asked(bundle, path), student, path))
     files = {each.name: each.file for each in (teacher, *students) if each.file is not None}
     lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
-    times = race(files, [Setting(threads=1, batch=1, seq=each) for each in lengths])
+    material.console.print(f"timing {len(files)} files at {', '.join(map(str, lengths))} tokens", highlight=False)
+    with material.console.status("timing") as status:  # a line that is not there but on a terminal
+        times = race(files, [Setting(threads=1, batch=1, seq=each) for each in lengths], say=status.update)
     spent = {stage.name: taken(run, stage.name, material.console) for stage in (recipe.teacher, *recipe.stages)}
     rows = [
         *(Row(each, "baseline", found) for each, found in baselines.baselines(data, split).items()),
@@ -112,7 +117,8 @@ def measure(
         material.collate([room.exam.rows[i] for i in range(at, min(at + 8, len(room.exam.rows)))])
         for at in range(0, min(64, len(room.exam.rows)), 8)
     ]
-    noisy = [f"{time.name}: {time.noise}" for time in times if time.noisy]
+    noisy = [f"{time.name}, {time.setting}: {time.noise}" for time in times if time.noisy]
+    noisy += dict.fromkeys(f"{time.setting}: {time.busy}" for time in times if time.busy)
     return Report(
         title=f"{recipe.name}: {tutor.name} on {data.name}",
         recipe=recipe.name,
@@ -195,6 +201,7 @@ def _row(
         score=exam.scores(one.logits, threshold=one.threshold),
         agreement=agreement,
         parameters=one.parameters,
+        classes=exam.by_class(one.logits),
         **measured,
     )
 
@@ -206,6 +213,7 @@ def card(report: Report, recipe: Recipe, teacher: str) -> dict[str, Any]:
         {
             "model": row.name,
             report.metric: f"{report.score(row):.4f}" if report.score(row) is not None else "",
+            **({"macro F1": _four(report.macro_f1(row))} if any(map(report.macro_f1, report.rows)) else {}),
             "parameters": f"{row.parameters:,}" if row.parameters else "",
             "file": f"{row.file_mb:.1f} MB" if row.file_mb else "",
             f"p50 ({setting})": f"{found['p50_ms']:.2f} ms" if (found := report.latency(row)) else "",
@@ -220,11 +228,35 @@ def card(report: Report, recipe: Recipe, teacher: str) -> dict[str, Any]:
         "teacher": teacher,
         "data": report.data,
         "rows": rows,
+        "classes": _by_class(report),
         "limits": [
+            *warnings(report),
             f"Scored on the {report.split} split of {report.data} ({report.split_rows:,} rows) only.",
             "Latency is of the machine it was measured on; int8 results can differ between processors.",
         ],
     }
+
+
+def _by_class(report: Report) -> list[dict[str, str]]:
+    """List precision, recall and F1 of each class, a column for every model."""
+    rows = [row for row in report.rows if row.classes]
+    support = {one.label: one.support for row in rows for one in row.classes}
+    scores = {row.name: {one.label: one for one in row.classes} for row in rows}
+    return [
+        {
+            "class": label,
+            "support": f"{count:,}",
+            **{
+                name: f"{one.precision:.3f} / {one.recall:.3f} / {one.f1:.3f}" if (one := each.get(label)) else ""
+                for name, each in scores.items()
+            },
+        }
+        for label, count in support.items()
+    ]
+
+
+def _four(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
 
 
 def _export(teacher: PreTrainedModel, tutor: Teacher, path: Path) -> str | None:
@@ -252,7 +284,8 @@ def _latency(times: Sequence[Latency], name: str) -> dict[str, Any]:
     for time in times:
         if time.name == name:
             setting = asdict(time.setting)
-            figures = {key: getattr(time, key) for key in ("min_ms", "p50_ms", "p95_ms", "noisy")}
+            keys = ("min_ms", "p50_ms", "p95_ms", "noisy", "other_load", "busy")
+            figures = {key: getattr(time, key) for key in keys}
             found[str(time.setting)] = {**setting, **figures}
     return found
 

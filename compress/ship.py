@@ -19,6 +19,7 @@ from compress.measure import card, measure
 from compress.quantize.certify import certify, signed
 from compress.quantize.pipeline import CALIBRATION_ROWS, keep_score
 from compress.recipe import Recipe
+from compress.report.headline import warnings
 from compress.run import Run
 from compress.stages import Material
 from compress.teachers import Teacher
@@ -82,6 +83,8 @@ def ship(
     with written(run.path / "report.html") as page:
         page.write_text(report.html(), encoding="utf-8")
     material.console.print(report.table(material.console.width))
+    for warning in warnings(report):
+        material.console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     material.console.print(f"bundle: {bundle.path}    page: {run.path / 'report.html'}", highlight=False)
     return bundle
 

@@ -66,5 +66,5 @@ def test_the_largest_fall_is_named_first_with_its_rows() -> None:
     after = [ClassScore(f"c{n}", 1.0, n / 10, 1.0, 50) for n in range(6)]
     found = fallen(changes(before, after))
     assert [one.label for one in found] == ["c0", "c1", "c2", "c3", "c4", "c5"]
-    assert "c0 (recall 1.000 to 0.000, 50 of it)" in describe(found)
+    assert "nothing of c0 (recall 1.000 to 0.000, support 50)" in describe(found)
     assert describe(found).endswith("and 3 more")

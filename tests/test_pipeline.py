@@ -123,6 +123,9 @@ def test_the_comparison_has_score_time_and_size_of_the_very_files_that_are_shipp
     (proof,) = report.certificates
     assert (proof.sha256, proof.exact_sha256) == (stamps[FILES["int8"]].sha256, stamps[FILES["fp32"]].sha256)
     choice = compare.compare([shipped])
+    assert all([one.label for one in row.classes] == ["negative", "positive"] for row in report.rows[2:])
+    card = (shipped / "bundle" / "README.md").read_text(encoding="utf-8")
+    assert "macro F1" in card and "Scores of each class" in card
     by_precision = {one.precision: one for one in choice.candidates}
     int8, row = by_precision["int8"], report.rows[-1]
     assert choice.basis == Basis(report.data, report.split, report.split_rows)

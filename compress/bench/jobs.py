@@ -1,13 +1,14 @@
 """What a runner is told of a file."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from compress.bench.protocol import WARM_UP, DeviceError
+from compress.bench.protocol import WARM_UP, DeviceError, Setting
 from compress.errors import ExportError
 from compress.export.session import declared_vocabulary, read_model, session_entries, vocabulary_size, weights_elsewhere
 
@@ -32,6 +33,29 @@ def logits_job(path: Path) -> dict[str, Any]:
         raise ExportError(f"{path}: a .tflite file is measured by --device adb --native benchmark_model only")
     entries = _properties(path) if path.suffix == ".xml" else session_entries(read_model(path))
     return {"runtime": runtime_of(path), "entries": entries, "warm_up": WARM_UP, "threads": 1}
+
+
+def check(device: str, cores: str, files: Mapping[str, Path], settings: Sequence[Setting]) -> None:
+    """Raise DeviceError for more threads than the device has cores, or more tokens than a file has positions for.
+
+    `cores`: as the device tells them, the number first; '' where it does not.
+    """
+    known, most = cores.split(" ", maxsplit=1)[0], max(setting.threads for setting in settings)
+    if known.isdecimal() and most > int(known):
+        raise DeviceError(f"--threads {most}: {device} has {known} CPUs to use; expected at most {known}")
+    longest = max(setting.seq for setting in settings)
+    for name, path in files.items():
+        limit = _positions(path)
+        if limit is not None and longest > limit:
+            raise DeviceError(f"--seq {longest}: {name} has {limit} positions; expected at most {limit}")
+
+
+def _positions(path: Path) -> int | None:
+    """Find the rows of an ONNX file's table of positions; None where it has none, as where positions are relative."""
+    if path.suffix != ".onnx":
+        return None
+    tables = (tensor for tensor in read_model(path).graph.initializer if "position_embeddings" in tensor.name)
+    return min((tensor.dims[0] for tensor in tables if len(tensor.dims) == 2), default=None)
 
 
 def input_types(path: Path) -> dict[str, Any]:

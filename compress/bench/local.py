@@ -16,13 +16,20 @@ START = 60.0
 """Seconds a station on this machine has to start: it takes a tenth of one."""
 
 
-def race(files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int = 8, runs: int = 15) -> list[Latency]:
-    """The latency of each ONNX file at each setting, on this machine: settings in the order given, files within.
+def race(
+    files: Mapping[str, Path],
+    settings: Sequence[Setting],
+    *,
+    rounds: int = 8,
+    runs: int = 15,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Latency]:
+    """Race ONNX files on this machine: their latency, settings in the order given, files within.
 
     Raises DeviceError when a measuring process dies, with its last words; ExportError for a file that is no text
     encoder. Leaves no process behind.
     """
-    with local() as device:
+    with local(say=say) as device:
         return device.race(files, settings, rounds=rounds, runs=runs)
 
 

@@ -14,6 +14,12 @@ NOISE_FACTOR = 1.15
 WARM_UP = 5
 """Untimed runs after the first one."""
 
+BUSY = 0.2
+"""CPUs that other processes may keep busy, of those that a measurement needs."""
+
+MOST_TOKENS = 2**24
+"""In one forward: the inputs alone would be gigabytes."""
+
 
 class DeviceError(CompressError):
     """A device that cannot measure what was asked, or a measuring process that died."""
@@ -31,6 +37,11 @@ class Setting:
         for name in ("threads", "batch", "seq"):
             if getattr(self, name) < 1:
                 raise DeviceError(f"setting: {name} is {getattr(self, name)}; expected a whole number of at least 1")
+        if self.batch * self.seq > MOST_TOKENS:
+            raise DeviceError(
+                f"setting: batch {self.batch:,} of {self.seq:,} tokens; expected at most {MOST_TOKENS:,} tokens in one "
+                "forward"
+            )
 
     def __str__(self) -> str:
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
@@ -49,6 +60,9 @@ class Latency:
     passes       p50 of each pass
     affinity     the CPUs it was kept on, as `0-3`; '' for wherever the system liked
     celsius      the temperature at the end; None where the device shows none
+    other_load   how many CPUs other processes and other machines of the same host kept busy meanwhile; None where the
+                 device does not tell. The two passes agree under a load that stays
+    busy         what that was, in words, where it was of the CPUs that the measurement needs; ''
     """
 
     name: str
@@ -66,6 +80,8 @@ class Latency:
     passes: tuple[float, ...] = ()
     affinity: str = ""
     celsius: float | None = None
+    other_load: float | None = None
+    busy: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,6 +104,16 @@ def check_turns(rounds: int, runs: int) -> None:
     """Raises DeviceError for a race whose two passes could not be compared."""
     if rounds < 2 or runs < 1:
         raise DeviceError(f"race: {rounds} rounds of {runs} runs; expected at least 2 rounds, to compare, of 1 run")
+
+
+def contention(other_load: float | None, cpus: int, threads: int) -> str:
+    """Say what other processes took of the CPUs that `threads` threads need; '' for little, or where it is unknown.
+
+    Half of the CPUs count: the others may be second threads of the same cores.
+    """
+    if other_load is None or other_load <= max(0.0, cpus / 2 - threads) + BUSY:
+        return ""
+    return f"other processes kept {other_load:.1f} of {cpus} CPUs busy"
 
 
 def identity(name: str, facts: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from compress.bench import jobs
 from compress.bench.device import Device
 from compress.bench.protocol import DeviceError, Latency, Setting, Sustained
 from compress.files import sha256, written
@@ -60,6 +61,7 @@ def measure(
     seconds: float | None,
 ) -> Result:
     """Race the files at every setting; then, where `seconds` is given, run each alone for so long at the first."""
+    jobs.check(device.name, device.facts().get("cores", ""), files, settings)
     digests = {name: sha256(path) for name, path in files.items()}
     latencies = device.race(files, settings, rounds=rounds, runs=runs)
     sustained = device.sustain(files, settings[0], seconds=seconds) if seconds is not None else []

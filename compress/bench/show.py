@@ -35,7 +35,8 @@ def _race(times: Sequence[Latency]) -> "Table":
         figures = (time.min_ms, time.p50_ms, time.p95_ms, time.p99_ms, time.p50_ms / times[0].p50_ms)
         memory = "" if time.peak_rss_mb is None else f"{time.peak_rss_mb:.0f}"
         rest = (f"{time.init_ms:.0f}", f"{time.first_ms:.1f}", memory)
-        shown.add_row(time.name + (" (noisy)" if time.noisy else ""), *(f"{x:.2f}" for x in figures), *rest)
+        marks = (" (noisy)" if time.noisy else "") + (" (busy)" if time.busy else "")
+        shown.add_row(time.name + marks, *(f"{x:.2f}" for x in figures), *rest)
     shown.caption = "\n".join(_notes(times)) or None
     return shown
 
@@ -56,7 +57,9 @@ def _notes(times: Sequence[Latency]) -> Iterator[str]:
         yield f"kept on CPUs {', '.join(sorted(pinned))}"
     if noisy := [time for time in times if time.noisy]:
         yield "noisy: the two passes disagree; measure again before quoting it"
-        yield from (f"  {time.name}: {time.noise}" for time in noisy)
+        yield from (f"  {time.name}, {time.setting}: {time.noise}" for time in noisy)
+    if busy := dict.fromkeys(time.busy for time in times if time.busy):
+        yield f"busy: {', '.join(busy)}: alone on the machine these files are faster"
 
 
 def _curves(result: Result) -> "Table":

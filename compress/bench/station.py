@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -125,7 +126,26 @@ def answer(request: dict[str, Any], runners: Runners) -> dict[str, Any]:
         return stop(request["name"], runners)
     if what == "versions":
         return versions(request["of"])
-    return {"celsius": temperature()}
+    return usage(request["cpus"], runners) if what == "usage" else {"celsius": temperature()}
+
+
+def usage(cpus: list[int], runners: Runners) -> dict[str, Any]:
+    """Read how many seconds these CPUs (none: all we may use) have been busy, and ours among them; Linux alone tells.
+
+    `busy` counts what a host of virtual machines took from us, too.
+    """
+    lines = (line.split() for line in _text(Path("/proc/stat")).splitlines())
+    ticks = {line[0]: list(map(int, line[1:9])) for line in lines if re.fullmatch(r"cpu\d+", line[0])}
+    if not ticks or not hasattr(os, "sched_getaffinity"):
+        return {}
+    chosen = [f"cpu{cpu}" for cpu in cpus or os.sched_getaffinity(0) if f"cpu{cpu}" in ticks]
+    tick = os.sysconf("SC_CLK_TCK")
+    busy = sum(sum(ticks[cpu]) - ticks[cpu][3] - ticks[cpu][4] for cpu in chosen) / tick  # without idle and iowait
+    own = time.process_time()
+    for running in runners.values():
+        fields = _text(Path(f"/proc/{running.process.pid}/stat")).rpartition(")")[2].split()
+        own += (int(fields[11]) + int(fields[12])) / tick if fields else 0.0
+    return {"seconds": time.monotonic(), "busy": busy, "own": own, "cpus": len(chosen)}
 
 
 def start(request: dict[str, Any], runners: Runners) -> dict[str, Any]:

@@ -8,7 +8,7 @@ new processes, in the opposite order: what differs between the two passes is noi
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from compress.bench import jobs
 from compress.bench.asked import cpu_list
 from compress.bench.link import Link
-from compress.bench.protocol import DeviceError, Latency, Setting, Sustained, check_turns, summarise
+from compress.bench.protocol import DeviceError, Latency, Setting, Sustained, check_turns, contention, summarise
 from compress.bench.runner import REFUSED
 
 MINUTE = 60.0
@@ -103,8 +103,9 @@ class Stationed:
     def _pass(
         self, told: dict[str, dict[str, Any]], setting: Setting, *, rounds: int, runs: int, backwards: bool
     ) -> dict[str, dict[str, Any]]:
-        """File -> init_ms, first_ms, ms of all runs, peak_rss_mb, celsius at the end."""
+        """Time every file: its init_ms, first_ms, ms of all runs, peak_rss_mb, celsius at the end, and other load."""
         order = list(reversed(told)) if backwards else list(told)
+        before = self._usage()
         found: dict[str, dict[str, Any]] = {}
         with ExitStack() as stack:
             asks = {}
@@ -116,12 +117,13 @@ class Stationed:
                     said = asks[name]({"runs": runs})
                     found[name]["ms"] += said["ms"]
                     found[name]["peak_rss_mb"] = said["peak_rss_mb"]
-            celsius = self._temperature()
-        return {name: {**each, "celsius": celsius} for name, each in found.items()}
+            shared = {"celsius": self._temperature(), "load": _other_load(before, self._usage())}
+        return {name: {**each, **shared} for name, each in found.items()}
 
     def _latency(self, name: str, setting: Setting, first: Mapping[str, Any], second: Mapping[str, Any]) -> Latency:
         one, two = first[name], second[name]
-        return summarise(
+        other, cpus = max(one["load"], two["load"])
+        latency = summarise(
             name,
             setting,
             (one["ms"], two["ms"]),
@@ -131,6 +133,8 @@ class Stationed:
             affinity=cpu_list(self.affinity),
             celsius=two["celsius"],
         )
+        known = other if cpus else None
+        return replace(latency, other_load=known, busy=contention(known, cpus, setting.threads))
 
     def _sustained(self, name: str, job: dict[str, Any], setting: Setting, seconds: float) -> Sustained:
         minutes: list[float] = []
@@ -145,6 +149,9 @@ class Stationed:
                 warm = "" if temperatures[-1] is None else f", {temperatures[-1]:.0f} C"
                 self.say(f"{self.name}: {name}, {setting}: minute {len(minutes)}: p50 {minutes[-1]:.2f} ms{warm}")
         return Sustained(name, setting, tuple(minutes), tuple(temperatures), started)
+
+    def _usage(self) -> dict[str, Any]:
+        return self.link.ask(do="usage", cpus=list(self.affinity))
 
     def _temperature(self) -> float | None:
         celsius: float | None = self.link.ask(do="temperature")["celsius"]
@@ -171,6 +178,14 @@ class Stationed:
             raise
         # not when interrupted: an answer may be due, and the end of the link stops all
         self.link.ask(do="stop", name=name)
+
+
+def _other_load(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float, int]:
+    """Subtract our own use of the CPUs from that of all: (CPUs that others kept busy, CPUs); (0.0, 0): not known."""
+    if not before or not after:
+        return 0.0, 0
+    seconds, busy, own = (after[key] - before[key] for key in ("seconds", "busy", "own"))
+    return max(0.0, busy - own) / max(seconds, 1e-3), after["cpus"]
 
 
 def _death(name: str, setting: Setting | None, code: int, words: str) -> DeviceError:

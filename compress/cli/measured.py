@@ -15,8 +15,8 @@ def bench(
     threads: Annotated[str, typer.Option(help="Thread counts, comma-separated.")] = "1",
     batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1",
     seq: Annotated[str, typer.Option(help="Lengths in tokens, comma-separated.")] = "128",
-    rounds: Annotated[int, typer.Option(help="Interleaved rounds per setting, half of them in each pass.")] = 8,
-    runs: Annotated[int, typer.Option(help="Timed runs per round.")] = 15,
+    rounds: Annotated[int, typer.Option(min=2, help="Interleaved rounds per setting, half of them in each pass.")] = 8,
+    runs: Annotated[int, typer.Option(min=1, help="Timed runs per round.")] = 15,
     sustain: Annotated[str, typer.Option(help="Then each file without pause, as in 5m; at the first setting.")] = "",
     affinity: Annotated[str, typer.Option(help="CPUs to keep it on, as in 0-3; not in a browser.")] = "",
     lan: Annotated[
@@ -75,9 +75,11 @@ def report(
     at: Annotated[
         str | None, typer.Option(help="Where latency is read: a device, a setting, or both, as in browser, 32 tokens.")
     ] = None,
-    budget_ms: Annotated[float | None, typer.Option(help="The median may take so many milliseconds there.")] = None,
-    max_mb: Annotated[float | None, typer.Option(help="The file may have so many MB.")] = None,
-    min_score: Annotated[float | None, typer.Option(help="The score must be at least this.")] = None,
+    budget_ms: Annotated[
+        float | None, typer.Option(min=0, help="The median may take so many milliseconds there.")
+    ] = None,
+    max_mb: Annotated[float | None, typer.Option(min=0, help="The file may have so many MB.")] = None,
+    min_score: Annotated[float | None, typer.Option(help="The score must be at least this, as 0.9.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare the files of several bundles on every device they were measured on, and say which one to ship."""
@@ -86,6 +88,7 @@ def report(
 
         choice = compare.compare(inputs, at)
         limits = compare.Limits(budget_ms, max_mb, min_score)
+        compare.check(choice, limits)
         chosen = compare.pick(choice, limits, choice.view)
         talk = console(as_json)
         if html is not None:

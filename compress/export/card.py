@@ -33,6 +33,7 @@ class Card:
     teacher     what taught the model; base_model: the same as a hub id, where it has one
     data        name of the training data; language: its code, such as `en`
     rows        the scores table: one mapping per line, the columns are the first one's keys
+    classes     the same of each class: precision / recall / F1 of every model
     limits      sentences on what the model must not be trusted with
     """
 
@@ -44,6 +45,7 @@ class Card:
     data: str = ""
     language: str = ""
     rows: tuple[Mapping[str, Any], ...] = ()
+    classes: tuple[Mapping[str, Any], ...] = ()
     limits: tuple[str, ...] = ()
 
     @classmethod
@@ -55,13 +57,14 @@ class Card:
                 raise BundleError(f"model card: no field {key!r}.{did_you_mean(key, known)}")
         if "name" not in card:
             raise BundleError("model card: expected a name")
-        rows = tuple(card.get("rows", ()))
-        for row in rows:
-            if list(row) != list(rows[0]):
-                raise BundleError(
-                    f"model card: a row has columns {list(row)}; expected {list(rows[0])} as in the first"
-                )
-        return cls(**{**card, "rows": rows, "limits": tuple(card.get("limits", ()))})
+        lists = {name: tuple(card.get(name, ())) for name in ("rows", "classes", "limits")}
+        for rows in (lists["rows"], lists["classes"]):
+            for row in rows:
+                if list(row) != list(rows[0]):
+                    raise BundleError(
+                        f"model card: a row has columns {list(row)}; expected {list(rows[0])} as in the first"
+                    )
+        return cls(**{**card, **lists})
 
 
 def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:

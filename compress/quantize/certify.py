@@ -79,7 +79,7 @@ def verdict(outcome: Outcome, max_drop: float) -> tuple[bool, str]:
     lost, limit = 100 * outcome.drop, 100 * max_drop
     change = f"gains {-lost:.2f}" if lost < 0 else f"loses {lost:.2f}"
     hurt = fallen(outcome.classes)
-    named = f"; far less found of {describe(hurt)}" if hurt else ""
+    named = f"; finds {describe(hurt)}" if hurt else ""
     if outcome.drop <= max_drop + ROUNDING:
         kept = not any(one.collapsed and one.before - one.after > max_drop + ROUNDING for one in hurt)
         return kept, f"{change} points where {limit:g} are allowed{named}"

@@ -5,16 +5,18 @@ belong to the file of that name, and the candidate says so.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Literal
 
 from compress.bench.protocol import Latency, Setting, Sustained
 from compress.bench.result import Result
+from compress.classes import ClassChange, ClassScore, fallen
 from compress.evidence import Certificate
 from compress.export.bundle import FILES
 from compress.report import report as reports
+from compress.report.headline import fallen_classes
 from compress.report.inputs import Inputs, Shipped, called
 from compress.report.report import Report, Row, finite
 
@@ -48,12 +50,12 @@ class Timing:
     init_ms: float | None = None
     first_ms: float | None = None
     peak_rss_mb: float | None = None
+    other_load: float | None = None
+    busy: str = ""
 
     @staticmethod
     def of(one: Latency) -> "Timing":
-        return Timing(
-            one.min_ms, one.p50_ms, one.p95_ms, one.noisy, one.p99_ms, one.init_ms, one.first_ms, one.peak_rss_mb
-        )
+        return Timing(**{each.name: getattr(one, each.name) for each in fields(Timing)})
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Candidate:
     scores        of the report's metric, by the rows they are of; on several devices, the lowest
     certificates  what was proved of the file, on each device
     times         place -> setting -> times
+    classes       scores of each class, by the rows they are of; fallen: those of which the file finds nothing, or far
+                  less, beside its teacher or, where it was certified, beside its fp32 file
     by_name       whether some of this was joined by the file's name, because its source names no SHA-256
     """
 
@@ -79,6 +83,8 @@ class Candidate:
     certificates: tuple[Certificate, ...] = ()
     times: Mapping[str, Mapping[Setting, Timing]] = field(default_factory=dict)
     by_name: bool = False
+    classes: Mapping[Basis, tuple[ClassScore, ...]] = field(default_factory=dict)
+    fallen: tuple[ClassChange, ...] = ()
 
     @property
     def certified(self) -> bool | None:
@@ -138,6 +144,8 @@ def of_bundle(bundle: Shipped) -> list[Candidate]:
                 sha256=digest,
                 certificates=own,
                 times=_own_times(report, row),
+                classes=_classes(report, row),
+                fallen=_fallen(report, row, own),
                 by_name=(row is not None and row.sha256 is None) or any(not one.sha256 for one in own),
             )
         )
@@ -252,6 +260,18 @@ def _proved(
             yield Basis(one.data, one.split, one.rows), value
 
 
+def _classes(report: Report | None, row: Row | None) -> dict[Basis, tuple[ClassScore, ...]]:
+    return {Basis(report.data, report.split, report.split_rows): row.classes} if report and row and row.classes else {}
+
+
+def _fallen(report: Report | None, row: Row | None, proofs: Sequence[Certificate]) -> tuple[ClassChange, ...]:
+    """Choose the worst change of each class that fell."""
+    found = list(fallen_classes(report, row)) if report and row else []
+    found += [change for proof in proofs for change in fallen(proof.classes)]
+    worst = sorted(found, key=lambda one: one.after - one.before)
+    return tuple({one.label: one for one in reversed(worst)}.values())[::-1]
+
+
 def _own_times(report: Report | None, row: Row | None) -> dict[str, dict[Setting, Timing]]:
     if report is None or row is None or not row.latency:
         return {}
@@ -263,7 +283,10 @@ def _setting(one: reports.Latency) -> Setting:
 
 
 def _timing(one: reports.Latency, memory: float | None) -> Timing:
-    return Timing(one["min_ms"], one["p50_ms"], one["p95_ms"], one["noisy"], peak_rss_mb=memory)
+    return Timing(
+        one["min_ms"], one["p50_ms"], one["p95_ms"], one["noisy"], peak_rss_mb=memory,
+        other_load=one.get("other_load"), busy=one.get("busy", ""),
+    )  # fmt: skip
 
 
 def _timed(candidate: Candidate, place: str, one: Latency) -> Candidate:

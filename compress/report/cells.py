@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from compress.report import units
-from compress.report.headline import Comparison, compare, shipped
+from compress.report.headline import Comparison, compare, fallen_classes, shipped
 from compress.report.report import Latency, Report, Row
 
 
@@ -23,11 +23,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """One measure of every row, in their order; `group` is the heading over the headings."""
+    """One measure of every row, in their order; `group` is the heading over the headings.
+
+    alone  the heading where there is no room for groups; '' where it is the same
+    """
 
     group: str
     heading: str
     cells: tuple[Cell, ...]
+    alone: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ def columns(report: Report) -> list[Column]:
 
     found = [
         column("Quality", units.metric(report.metric), lambda row, beside: _score(report, row, beside)),
+        column("Quality", "macro F1", lambda row, _: Cell(units.score(report.macro_f1(row)))),
         column("Quality", "agreement", lambda row, _: Cell(agreement(report, row))),
         column("Model", "parameters", lambda row, beside: _part(units.magnitude(row.parameters), beside, "parameters")),
         column(
@@ -84,6 +89,30 @@ def columns(report: Report) -> list[Column]:
         column("Training", "samples / s", lambda row, _: Cell(units.three_digits(row.samples_per_second))),
     ]
     return [one for one in found if not all(cell.missing for cell in one.cells)]
+
+
+def by_class(report: Report) -> Sheet:
+    """Recall, precision and F1 of every class, of teacher and students; those that a student lost come first."""
+    rows = [row for row in report.rows if row.classes]
+    scores = {row.name: {one.label: one for one in row.classes} for row in rows}
+    hurt = {row.name: {one.label for one in fallen_classes(report, row)} for row in rows}
+    first = set().union(*hurt.values())
+    counts = {one.label: one.support for row in rows for one in row.classes}
+    support = dict(sorted(counts.items(), key=lambda each: each[0] not in first))
+
+    def column(measure: str, row: Row) -> Column:
+        cells = []
+        for label in support:
+            one = scores[row.name].get(label)
+            bad = measure == "recall" and label in hurt[row.name]
+            cells.append(Cell(units.score(getattr(one, measure) if one else None), tone="bad" if bad else ""))
+        heading = "teacher" if row.role == "teacher" else row.name.removeprefix("student ")
+        name = units.metric(measure)
+        return Column(name, heading, tuple(cells), alone=f"{name}, {heading}")
+
+    there = Column("", "support", tuple(Cell(f"{count:,}") for count in support.values()))
+    measured = [column(measure, row) for measure in ("recall", "precision", "f1") for row in rows]
+    return Sheet.of((Line(label, "plain") for label in support), [there, *measured])
 
 
 def groups(columns: list[Column]) -> list[tuple[str, int]]:
@@ -167,11 +196,14 @@ def _median(latency: Latency | None, beside: Comparison | None) -> Cell:
         details.append(f"{units.times(beside.speed)} faster" if faster else f"{units.times(1 / beside.speed)} slower")
     if latency and latency["noisy"]:
         details.append("noisy")
+    if latency and latency.get("busy"):
+        details.append("busy machine")
     return Cell(units.three_digits(median(latency)), ", ".join(details))
 
 
 def _both(latency: Latency | None) -> str:
     if latency is None:
         return units.MISSING
-    noisy = " noisy" if latency["noisy"] else ""
-    return f"{units.three_digits(median(latency))} / {units.three_digits(slow(latency))}{noisy}"
+    marks = " noisy" if latency["noisy"] else ""
+    marks += " busy" if latency.get("busy") else ""
+    return f"{units.three_digits(median(latency))} / {units.three_digits(slow(latency))}{marks}"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compress.bench.protocol import NOISE_FACTOR, Setting
+from compress.classes import ClassScore, macro_f1
 from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
 from compress.report import candidates as made
@@ -72,6 +73,13 @@ class Choice:
     def score(self, one: Candidate) -> float | None:
         """On the rows of `basis`."""
         return one.scores.get(self.basis) if self.basis else None
+
+    def classes(self, one: Candidate) -> tuple[ClassScore, ...]:
+        """Look up the scores of each class on the rows of `basis`; () where there are none."""
+        return one.classes.get(self.basis, ()) if self.basis else ()
+
+    def macro_f1(self, one: Candidate) -> float | None:
+        return macro_f1(self.classes(one))
 
     def drop(self, one: Candidate) -> float | None:
         """How much of the score of the same bundle's fp32 file is lost, on the same rows; None for that file."""
@@ -183,6 +191,15 @@ def pick(choice: Choice, limits: Limits, view: View | None) -> Pick:
     level = [one for one in within if one is not best and _level(choice, one, best)]
     first = min(level, key=cost, default=None)
     return Pick(best, tuple(level), first if first and _clearly_faster(first, best, view) else None)
+
+
+def check(choice: Choice, limits: Limits) -> None:
+    """Raise BundleError for a least score that no score of this metric can have."""
+    least, metric = limits.min_score, choice.task.metric
+    if least is not None and metric != "mse" and not -1 <= least <= 1:
+        raise BundleError(
+            f"--min-score {least:g}: {metric} is at most 1; expected a share, as {least / 100:g} for {least:g} %"
+        )
 
 
 def keeps(choice: Choice, one: Candidate, limits: Limits, view: View | None) -> bool:

@@ -43,6 +43,7 @@ def sheet(choice: Choice, chosen: Pick) -> Sheet:
 
     columns = [
         column("Quality", units.metric(choice.task.metric), lambda one: _score(choice, one)),
+        column("Quality", "macro F1", lambda one: Cell(units.score(choice.macro_f1(one)))),
         column("Quality", "vs its fp32", lambda one: Cell(units.change(choice.drop(one)))),
         column("Quality", "certified", lambda one: verdict_cell(one.certified, one.reason)),
         column("Model", "parameters", lambda one: Cell(units.magnitude(one.parameters))),
@@ -98,7 +99,8 @@ def _time(view: View) -> Callable[[Candidate], Cell]:
         if found is None:
             return Cell(units.MISSING)
         slow = f"p95{units.GAP}{units.three_digits(found.p95_ms)}"
-        return Cell(units.three_digits(found.p50_ms), f"{slow}, noisy" if found.noisy else slow)
+        marks = (", noisy" if found.noisy else "") + (", busy" if found.busy else "")
+        return Cell(units.three_digits(found.p50_ms), slow + marks)
 
     return cell
 

@@ -1,6 +1,7 @@
 """The candidates as a terminal table that fits, and as plain values for JSON."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -52,6 +53,9 @@ def plain(choice: Choice, limits: Limits, chosen: Pick) -> dict[str, Any]:
                 "by_name": one.by_name,
                 "score": choice.score(one),
                 "drop": choice.drop(one),
+                "macro_f1": choice.macro_f1(one),
+                "classes": [asdict(each) for each in choice.classes(one)],
+                "fallen": [asdict(each) for each in one.fallen],
                 "certified": one.certified,
                 "reason": one.reason,
                 "size_mb": one.size_mb,

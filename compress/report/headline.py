@@ -2,12 +2,18 @@
 
 from dataclasses import dataclass
 
+from compress.classes import ClassChange, changes, describe, fallen
+from compress.evidence import Certificate
 from compress.report import units
 from compress.report.report import Report, Row, finite
 from compress.report.significance import wilson
 
 # More students than these are left to the table.
 MOST_OTHERS = 3
+MACRO = 0.05
+"""By so much more than the score macro F1 may fall without a word."""
+BARELY = 0.1
+"""A teacher has learned little that makes less than this share of a baseline's errors good."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +61,36 @@ def headline(report: Report) -> str:
 
 
 def remarks(report: Report) -> tuple[str, ...]:
-    """What keeps the headline honest: the other students, baselines that do as well, noise, and the sample's size."""
+    """Say what keeps the headline honest: other students, lost classes, baselines, noise, and the sample's size."""
     others = report.of_role("student")[:-1]
     said = [_sentence(report, row) for row in others] if len(others) <= MOST_OTHERS else []
+    said += [_macro(report, row) for row in report.of_role("student")]
+    said += [_beside_fp32(proof) for proof in report.certificates]
     said += [_unbeaten(report, row) for row in (*report.of_role("teacher"), shipped(report)) if row is not None]
+    said += [_barely(report, row) for row in report.of_role("teacher")]
     if any((found := report.latency(row)) and found["noisy"] for row in report.rows):
         said.append("Some of the timing was disturbed: take the speeds as approximate.")
+    said.append(_busy(report))
     said.append(_uncertainty(report))
     return tuple(sentence for sentence in said if sentence)
+
+
+def warnings(report: Report) -> tuple[str, ...]:
+    """Say which classes a student has lost, or where macro F1 falls far more than the score does."""
+    said = [
+        f"{capitalised(row.name)} finds {describe(hurt)}, beside the teacher."
+        for row in report.of_role("student")
+        if (hurt := fallen_classes(report, row))
+    ]
+    said += [_macro(report, row) for row in report.of_role("student")]
+    said += [_beside_fp32(proof) for proof in report.certificates]
+    return tuple(sentence for sentence in said if sentence)
+
+
+def fallen_classes(report: Report, row: Row) -> tuple[ClassChange, ...]:
+    """Choose the classes of which a student finds nothing, or far less than the first teacher."""
+    teacher = next(iter(report.of_role("teacher")), None)
+    return fallen(changes(teacher.classes, row.classes)) if teacher and row.role == "student" else ()
 
 
 def capitalised(name: str) -> str:
@@ -84,6 +112,8 @@ def _sentence(report: Report, row: Row) -> str:
     if comparison is None:
         return f"{capitalised(row.name)} reaches {metric} {units.score(own)}; no teacher was measured beside it."
     gains, losses = _costs(comparison)
+    if hurt := fallen_classes(report, row):
+        losses.insert(0, f"finds {describe(hurt)}")
     sentence = f"{capitalised(row.name)} {_quality(report, own, comparison.score)}"
     sentence += f" at {' and '.join(gains)}" if gains else ""
     sentence += f", but {' and '.join(losses)}" if losses else ""
@@ -136,6 +166,43 @@ def _unbeaten(report: Report, row: Row) -> str:
         f"{capitalised(row.name)} is no better than the baseline {name} "
         f"({units.score(own)} against {units.score(score)})."
     )
+
+
+def _macro(report: Report, row: Row) -> str:
+    teacher = next(iter(report.of_role("teacher")), None)
+    if teacher is None:
+        return ""
+    pairs = ((report.score(teacher), report.score(row)), (report.macro_f1(teacher), report.macro_f1(row)))
+    (before, after), (macro_before, macro_after) = pairs
+    if before is None or after is None or macro_before is None or macro_after is None:
+        return ""
+    if (macro_before - macro_after) - max(0.0, before - after) <= MACRO:
+        return ""
+    return (
+        f"{capitalised(row.name)} loses on rare classes what {units.metric(report.metric)} does not show: macro F1 "
+        f"falls from {units.score(macro_before)} to {units.score(macro_after)}."
+    )
+
+
+def _beside_fp32(proof: Certificate) -> str:
+    hurt = fallen(proof.classes)
+    return f"{proof.artefact} finds {describe(hurt)}, beside its fp32 file on {proof.split}." if hurt else ""
+
+
+def _barely(report: Report, teacher: Row) -> str:
+    own = report.score(teacher)
+    best = max((score for row in report.of_role("baseline") if (score := report.score(row)) is not None), default=None)
+    if own is None or best is None or report.metric == "mse" or not best < own < best + BARELY * (1 - best):
+        return ""
+    return (
+        f"The teacher is barely above a baseline ({units.score(own)} against {units.score(best)}): there is little "
+        "that a student can learn from it."
+    )
+
+
+def _busy(report: Report) -> str:
+    told = {one["busy"] for row in report.rows for one in (row.latency or {}).values() if one.get("busy")}
+    return f"The machine was not quiet while it was timed: {max(told)}. Alone it is faster." if told else ""
 
 
 def _uncertainty(report: Report) -> str:

@@ -34,6 +34,7 @@ def html(report: Report) -> str:
         key_figures=cells.key_figures(report),
         columns=cells.columns(report),
         small_tables=cells.small_tables(report),
+        by_class=cells.by_class(report),
         trade_off=_trade_off(report),
         bars=_bars(report),
         crowded=_crowded(report),

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NotRequired
 
 # The TypedDict that pydantic can read on Python 3.11; it comes with pydantic.
 from typing_extensions import TypedDict
 
+from compress.classes import ClassScore, macro_f1
 from compress.data.task import Kind
 from compress.errors import BundleError
 from compress.evidence import Certificate, Sensitivity, Tried
@@ -22,7 +23,10 @@ Point = Mapping[str, float | None]
 
 
 class Latency(TypedDict):
-    """Time of one forward in milliseconds: `threads` threads, `batch` rows of `seq` tokens."""
+    """Time of one forward in milliseconds: `threads` threads, `batch` rows of `seq` tokens.
+
+    noisy, other_load, busy: as in `bench.protocol.Latency`; older reports have not the last two.
+    """
 
     threads: int
     batch: int
@@ -31,6 +35,8 @@ class Latency(TypedDict):
     p50_ms: float
     p95_ms: float
     noisy: bool
+    other_load: NotRequired[float | None]
+    busy: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Row:
     latency          setting (`str` of a bench.protocol.Setting: `1 thread, batch 1, 128 tokens`) -> times
     file_mb, peak_rss_mb   10^6 bytes
     train_seconds    all that was spent to make this row, its stages together
+    classes          of each class apart: a label, or a type of entity
     sha256           of the file that was scored and timed; None where there was none, and in older reports
     """
 
@@ -58,6 +65,7 @@ class Row:
     train_seconds: float | None = None
     samples_per_second: float | None = None
     sha256: str | None = None
+    classes: tuple[ClassScore, ...] = ()
 
     def __post_init__(self) -> None:
         times = [found[key] for found in (self.latency or {}).values() for key in ("min_ms", "p50_ms", "p95_ms")]
@@ -106,6 +114,11 @@ class Report:
     def score(self, row: Row) -> float | None:
         """The row's value of the report's metric; None where there is no finite one."""
         return finite(row.score.get(self.metric))
+
+    def macro_f1(self, row: Row) -> float | None:
+        """Average the F1 of the row's classes; None where the report's metric is that already, or there are none."""
+        same = self.metric == "f1_macro" or (self.metric == "f1" and self.kind == "classification" and self.labels > 2)
+        return None if same else macro_f1(row.classes)
 
     def of_role(self, role: Literal["baseline", "teacher", "student"]) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.role == role)

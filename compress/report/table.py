@@ -77,6 +77,7 @@ def _columns(report: Report) -> list[Column]:
     return [
         column(0, report.metric, lambda row: units.score(report.score(row))),
         column(5, "kept", lambda row: _kept(report, row)),
+        column(4, "macro\nF1", lambda row: units.score(report.macro_f1(row))),
         column(1, "agree", lambda row: agreement(report, row)),
         column(4, "params", lambda row: units.magnitude(row.parameters)),
         column(8, "FLOPs /\ntoken", lambda row: units.magnitude(row.flops_per_token)),

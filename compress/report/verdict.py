@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from compress.bench.protocol import NOISE_FACTOR
+from compress.classes import describe
 from compress.report import units
 from compress.report.candidates import OWN, Candidate
 from compress.report.compare import Choice, Limits, Pick, View, median, timing
@@ -41,6 +42,7 @@ def remarks(choice: Choice, chosen: Pick) -> tuple[str, ...]:
     return (
         *_ties(choice, chosen),
         *_proof(chosen.candidate),
+        *_fallen(chosen),
         *_baselines(choice, chosen.candidate),
         *_other_rows(choice),
         *_times(choice),
@@ -113,6 +115,13 @@ def _proof(one: Candidate | None) -> Iterator[str]:
         yield f"{one.name} is not certified: {one.reason}."
 
 
+def _fallen(chosen: Pick) -> Iterator[str]:
+    """Say which classes the pick has lost, and the faster one that is named beside it."""
+    for one in (chosen.candidate, chosen.thrifty):
+        if one is not None and one.fallen:
+            yield f"{one.name} finds {describe(one.fallen)}."
+
+
 def _baselines(choice: Choice, one: Candidate | None) -> Iterator[str]:
     own = choice.score(one) if one else None
     level = [(score, name) for name, score in choice.baselines if own is not None and score >= own]
@@ -146,8 +155,11 @@ def _times(choice: Choice) -> Iterator[str]:
     if noisy:
         verb = "was" if len(noisy) == 1 else "were"
         yield (
-            f"The machine changed speed while {named(noisy)} {verb} timed (noisy, ~): take these times as approximate."
+            f"The machine changed speed while {named(noisy)} {verb} timed (noisy, ~) at {view.name}: take these times "
+            "as approximate."
         )
+    if busy := [found.busy for one in choice.candidates if (found := timing(one, view)) and found.busy]:
+        yield f"The machine was not quiet at {view.name}: {max(busy)}. Alone the files are faster."
 
 
 def _joined(choice: Choice) -> Iterator[str]:

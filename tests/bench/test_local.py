@@ -23,7 +23,7 @@ from compress.errors import ExportError
 from compress.export.int8 import quantize_dynamic
 from compress.export.onnx import to_onnx
 from compress.export.session import open_session
-from tests import tiny
+from tests import command, tiny
 
 QUICK = {"rounds": 3, "runs": 5}
 
@@ -58,6 +58,40 @@ def test_race_orders_files_and_settings_sanely(folder: Path) -> None:
         assert 0 < latency.min_ms <= latency.p50_ms <= latency.p95_ms <= latency.p99_ms
         assert latency.init_ms > 0 < latency.first_ms
     assert living() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+def test_a_load_that_stays_is_measured_though_both_passes_agree(folder: Path) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    burn = f"import os\nos.sched_setaffinity(0, [{cpu}])\nprint(1, flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        try:
+            with local(affinity=(cpu,)) as device:
+                (latency,) = device.race({"deep": folder / "deep.onnx"}, [Setting(1, 4, 64)], rounds=4, runs=10)
+        finally:
+            other.kill()
+    assert latency.other_load is not None and 0.2 < latency.other_load < 1.1
+    assert "of 1 CPUs" in latency.busy
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--seq", "9999"), "64 positions"),
+        (("--seq", "0"), "seq is 0"),
+        (("--threads", "9999"), "--threads 9999"),
+        (("--batch", str(10**9)), "at most"),
+        (("--rounds", "1"), "--rounds"),
+    ],
+)
+def test_a_setting_that_cannot_be_measured_is_refused_with_a_sentence(
+    folder: Path, words: tuple[str, ...], said: str
+) -> None:
+    found = command.run("bench", str(folder / "shallow.onnx"), *words)
+    assert (found.code, found.out) == (2, "")
+    assert said in found.err
+    assert "Traceback" not in found.err
 
 
 def test_peak_memory_is_the_workers_own(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from compress.bench.protocol import DeviceError, Latency, Setting, summarise
+from compress.bench.protocol import DeviceError, Latency, Setting, contention, summarise
 
 
 def summary(rounds: list[list[float]]) -> Latency:
@@ -34,3 +34,25 @@ def test_passes_that_disagree_are_flagged_not_averaged_and_single_outliers_are_n
 def test_a_setting_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(DeviceError, match=f"{name} is 0; expected a whole number of at least 1"):
         Setting(**{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("other", "cpus", "threads", "said"),
+    [
+        (0.1, 2, 1, False),
+        (0.5, 2, 1, True),
+        (1.0, 64, 1, False),
+        (40.0, 64, 1, True),
+        (1.0, 8, 4, True),
+        (None, 2, 1, False),
+    ],
+)
+def test_a_load_is_told_where_it_takes_what_the_measurement_needs(
+    other: float | None, cpus: int, threads: int, said: bool
+) -> None:
+    assert bool(contention(other, cpus, threads)) is said
+
+
+def test_more_tokens_in_one_forward_than_a_machine_holds_are_refused() -> None:
+    with pytest.raises(DeviceError, match="at most"):
+        Setting(1, 10**9, 128)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from compress.classes import ClassChange
 from compress.errors import BundleError, CompressError
 from compress.export.bundle import FILES, Precision
 from compress.report import compare, compare_table, units, verdict
@@ -14,7 +15,7 @@ from compress.report.candidates import OWN
 from compress.report.compare import Choice, Limits, Pick, View
 from compress.report.significance import apart
 from tests.command import run
-from tests.report.sample import ROWS, latency, report
+from tests.report.sample import ROWS, latency, report, with_classes
 from tests.report.shelf import (
     LATER,
     OTHER,
@@ -170,6 +171,31 @@ def test_a_metric_without_an_interval_is_said_to_have_none(tmp_path: Path) -> No
     task = replace(TASK, metric="f1")
     _, remarks = told(compare.compare([bundle(tmp_path / "a", report(metric="f1"), task=task)]))
     assert "How far apart two values of F1 must be on 872 rows is not known from them alone." in remarks
+
+
+def test_a_least_score_that_none_can_have_is_refused(three: list[Path]) -> None:
+    found = run("report", str(three[0]), "--min-score", "95")
+    assert (found.code, found.out) == (2, "")
+    assert "0.95" in found.err
+    for words in (("--budget-ms", "-1"), ("--max-mb", "-1")):
+        assert run("report", str(three[0]), *words).code == 2
+
+
+def test_a_pick_that_has_lost_a_class_is_said_to(tmp_path: Path) -> None:
+    lossy = with_classes(student(0.90, 3.0))
+    choice = compare.compare([bundle(tmp_path / "a", lossy)])
+    fp32, int8 = (next(one for one in choice.candidates if one.precision == which) for which in ("fp32", "int8"))
+    assert ([one.label for one in int8.fallen], fp32.fallen) == (["rare"], ())
+    plain = compare_table.plain(choice, Limits(max_mb=0.02), compare.pick(choice, Limits(max_mb=0.02), choice.view))
+    assert "rare" in " ".join(plain["remarks"])
+    (found,) = (one for one in plain["candidates"] if one["name"] == "a int8")
+    assert found["macro_f1"] == pytest.approx(0.45)
+    assert [(one["label"], one["support"]) for one in found["classes"]] == [("often", 100), ("rare", 9)]
+    assert [one["label"] for one in found["fallen"]] == ["rare"]
+    certified = replace(lossy, certificates=(certificate(0.9, classes=(ClassChange("only", 1.0, 0.0, 1),)),))
+    again = compare.compare([bundle(tmp_path / "b", certified)])
+    int8 = next(one for one in again.candidates if one.precision == "int8")
+    assert {one.label for one in int8.fallen} == {"rare", "only"}
 
 
 def test_bundles_of_different_tasks_are_refused(tmp_path: Path) -> None:
@@ -355,9 +381,15 @@ def test_noise_and_what_was_not_timed_are_said(tmp_path: Path, three: list[Path]
     path = bench(tmp_path / "b.json", {"good:int8": 5.0, "quick:int8": 2.0})
     results = json.loads(path.read_text())
     results["latencies"][0]["noisy"] = True
+    results["latencies"][1] |= {"other_load": 1.3, "busy": "other processes kept 1.3 of 2 CPUs busy"}
     path.write_text(json.dumps(results))
-    remarks = told(compare.compare([*three, path], at="local"))[1]
-    assert "while good int8 was timed (noisy, ~)" in remarks
+    choice = compare.compare([*three, path], at="local")
+    remarks = told(choice)[1]
+    assert "while good int8 was timed (noisy, ~) at local, 1 thread, batch 1, 128 tokens" in remarks
+    assert "1.3 of 2 CPUs busy" in remarks
+    plain = compare_table.plain(choice, FREE, compare.pick(choice, FREE, choice.view))
+    loads = {one["name"]: [each["other_load"] for each in one["latency"]] for one in plain["candidates"]}
+    assert 1.3 in loads["quick int8"]
     assert "Not timed at local, 1 thread, batch 1, 128 tokens: good fp32, quick fp32, poor fp32 and 1 more." in remarks
 
 

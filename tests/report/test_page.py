@@ -11,7 +11,7 @@ import pytest
 from compress.report import Report, Row, charts, svg, training
 from compress.report.axes import Axis, label
 from compress.report.charts import Bar
-from tests.report.sample import ROWS, curve, latency, regression, report
+from tests.report.sample import ROWS, curve, latency, regression, report, with_classes
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}"
 
@@ -58,6 +58,7 @@ def crowd(count: int) -> Report:
 
 REPORTS = {
     "whole": report(),
+    "classes": with_classes(report()),
     "regression": regression(),
     "no curves": report(curves={}, stage_seconds={}),
     "no latency": report(rows=tuple(replace(row, latency=None) for row in ROWS)),

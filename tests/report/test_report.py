@@ -9,9 +9,9 @@ import pytest
 from compress.bench.protocol import Setting
 from compress.errors import BundleError
 from compress.report import Report, Row, units
-from compress.report.headline import headline, remarks
+from compress.report.headline import fallen_classes, headline, remarks, warnings
 from compress.report.significance import wilson
-from tests.report.sample import ROWS, latency, regression, report
+from tests.report.sample import ROWS, latency, regression, report, with_classes
 
 
 def with_student(**changes: object) -> Report:
@@ -134,6 +134,41 @@ def test_remarks_speak_of_the_other_student_and_the_sample() -> None:
 
 def test_remarks_name_a_baseline_that_does_as_well() -> None:
     assert "Student is no better than the baseline bag of words (0.700 against 0.720)." in remarks(regression())
+
+
+def test_a_lost_class_is_in_the_headline_the_warnings_and_the_remarks() -> None:
+    lossy = with_classes(report())
+    assert "rare" in headline(lossy) and "support 9" in headline(lossy)
+    assert [one.label for one in fallen_classes(lossy, lossy.rows[-1])] == ["rare"]
+    assert fallen_classes(lossy, lossy.rows[-2]) == fallen_classes(lossy, lossy.rows[2]) == ()
+    said = warnings(lossy)
+    assert len(said) == 2 and "rare" in said[0] and "macro F1" in said[1]
+    assert said[1] in remarks(lossy)
+    kept = with_classes(report(), recall=6 / 9)
+    assert warnings(kept) == () and "rare" not in headline(kept)
+    assert warnings(report()) == ()
+
+
+def test_classes_round_trip_and_give_macro_f1() -> None:
+    lossy = with_classes(report())
+    again = Report.from_json(lossy.to_json())
+    assert again == lossy
+    assert again.macro_f1(again.rows[-1]) == pytest.approx(0.45)
+    assert again.macro_f1(again.rows[0]) is None
+    assert replace(again, metric="f1", labels=6).macro_f1(again.rows[-1]) is None, "the metric is that already"
+
+
+@pytest.mark.parametrize(("score", "said"), [(0.217, True), (0.5, False)])
+def test_a_teacher_that_is_barely_above_a_baseline_is_pointed_out(score: float, said: bool) -> None:
+    rows = (Row("majority", "baseline", {"accuracy": 0.19}), replace(ROWS[2], score={"accuracy": score}), ROWS[4])
+    assert ("barely" in " ".join(remarks(report(rows=rows)))) is said
+
+
+def test_remarks_flag_a_load_that_stays() -> None:
+    busy = {at: {**one, "other_load": 1.3, "busy": "others: 1.3 of 2 CPUs"} for at, one in latency(3.0).items()}
+    told = with_student(latency=busy)
+    assert "1.3 of 2 CPUs" in " ".join(remarks(told))
+    assert Report.from_json(told.to_json()) == told
 
 
 def test_remarks_flag_noise() -> None:
