@@ -7,18 +7,15 @@ settings, nothing is fetched, and no code of the user's runs.
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from pydantic import BaseModel
 
 from compress import checkpoints, user_code
 from compress.data import paths
-from compress.errors import CompressError, RecipeError, TeacherError
+from compress.errors import RecipeError, TeacherError
+from compress.limits import check_seed
 from compress.recipe import Recipe
 from compress.run import Run
-
-MOST_SEED: Final = 2**32 - 1
-"""What numpy's generators take."""
 
 
 def load_recipe(recipe: str | Path | Recipe, overrides: Sequence[str] = ()) -> Recipe:
@@ -60,9 +57,3 @@ def check(
         paths.check_corpus(corpus)
     if os.environ.get("RANK", "0") == "0":  # other processes of a launch find the run that the first one has begun
         Run.check(Path(out), resume=resume)
-
-
-def check_seed(seed: int) -> None:
-    """Raise CompressError for a number that numpy's and torch's generators do not both take."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MOST_SEED:
-        raise CompressError(f"--seed {seed}: expected a whole number from 0 to {MOST_SEED}")

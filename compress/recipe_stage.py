@@ -233,9 +233,9 @@ class Target(Frozen):
     speedup: float | None = Field(None, gt=1)
     max_params: int | None = Field(None, gt=0)
     device: str = "local"
-    threads: int = Field(1, gt=0)
-    batch: int = Field(1, gt=0)
-    seq: int | None = Field(None, gt=0)
+    threads: int = Field(1, gt=0, le=1024)
+    batch: int = Field(1, gt=0, le=100_000)
+    seq: int | None = Field(None, gt=0, le=1_000_000)
     precision: Literal["int8", "fp32"] = "int8"
     uneven: bool = False
 

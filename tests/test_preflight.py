@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from compress import preflight
-from compress.errors import CompressError, RecipeError, RunError
+from compress.errors import RecipeError, RunError
 from compress.recipe import Recipe
 from compress.run import Run
 from tests import tiny
@@ -87,17 +87,6 @@ def test_a_command_tells_it_before_torch_is_imported(told: list[tuple[int, str, 
     assert (code, out, heavy) == (2, "", [])
     assert err.startswith("error: ")
     assert LINES[at][2] in err
-
-
-@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True])
-def test_seeds_that_are_none(seed: int) -> None:
-    with pytest.raises(CompressError, match="--seed"):
-        preflight.check_seed(seed)
-
-
-def test_seeds_that_are_some() -> None:
-    for seed in (0, 2**32 - 1):
-        preflight.check_seed(seed)
 
 
 def test_overrides_belong_to_a_name_or_a_file(shelf: Shelf) -> None:

@@ -86,8 +86,8 @@ def report(
     with told():
         from compress.report import compare, compare_table, verdict
 
-        choice = compare.compare(inputs, at)
         limits = compare.Limits(budget_ms, max_mb, min_score)
+        choice = compare.compare(inputs, at)
         compare.check(choice, limits)
         chosen = compare.pick(choice, limits, choice.view)
         talk = console(as_json)

@@ -42,7 +42,7 @@ def export(
     threads: Annotated[str, typer.Option(help="Thread counts to race at, comma-separated.")] = "1",
     batch: Annotated[str, typer.Option(help="Batch sizes to race at, comma-separated.")] = "1",
     seq: Annotated[str, typer.Option(help="Lengths in tokens to race at, comma-separated.")] = "32",
-    max_drop: Annotated[float, typer.Option(help="Points that a raced int8 file may lose.")] = 0.5,
+    max_drop: Annotated[float, typer.Option(min=0, max=100, help="Points that a raced int8 file may lose.")] = 0.5,
     data: Annotated[str | None, typer.Option(help="Judges int8 in the race, calibrates; as for distill.")] = None,
     text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
     label: Annotated[str | None, typer.Option(help="Label column.")] = None,
@@ -109,7 +109,7 @@ def quantize(
     ] = None,
     percentile: Annotated[float, typer.Option(min=50, max=100, help="For --calibration percentile.")] = 99.99,
     rows: Annotated[int, typer.Option(min=1, help="Rows of the train split to calibrate on.")] = 512,
-    max_drop: Annotated[float, typer.Option(help="Points of the score that int8 may lose.")] = 0.5,
+    max_drop: Annotated[float, typer.Option(min=0, max=100, help="Points of the score that int8 may lose.")] = 0.5,
     form: Annotated[
         Literal["fused", "qdq"], typer.Option(help="For onnxruntime on CPUs, or for other runtimes.")
     ] = "fused",

@@ -22,7 +22,7 @@ def trim(
     corpus: CorpusName = None,
     min_count: Annotated[int, typer.Option(min=1, help="Tokens that occur less often are trimmed.")] = 1,
     keep: Annotated[list[str] | None, typer.Option(help="Words whose tokens stay in any case; repeatable.")] = None,
-    max_drop: Annotated[float, typer.Option(help="Points of the score that may be lost.")] = 0.5,
+    max_drop: Annotated[float, typer.Option(min=0, max=100, help="Points of the score that may be lost.")] = 0.5,
     text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
     label: Annotated[str | None, typer.Option(help="Label column.")] = None,
     as_json: Json = False,

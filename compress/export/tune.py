@@ -20,6 +20,7 @@ from compress.export.bundle import Bundle, Precision
 from compress.export.checked import ROWS, Checked, check_exact, check_int8
 from compress.export.session import opset_of, read_model
 from compress.export.variants import fp32_variants, int8_variants
+from compress.limits import check_max_drop
 from compress.quantize.certify import carried, certify
 from compress.quantize.learned import KEY as LEARNED
 from compress.quantize.products import left_in_float
@@ -91,6 +92,7 @@ def tune(
     Every form is made of the weights anew, however the bundle's own files are written. Ratios are to its own fp32 file.
     Raises DeviceError where the device fails, ExportError for a model that cannot be exported.
     """
+    check_max_drop(max_drop)
     if not settings:
         raise ExportError("tune: no settings to race at; expected at least one")
     track, own = Track(device, settings, rounds, runs, say), bundle.files()

@@ -12,6 +12,7 @@ from compress import evaluate
 from compress import precision as precisions
 from compress.errors import DataError, TeacherError
 from compress.files import written
+from compress.limits import check_seed
 from compress.prompted.prompt import Prompt
 from compress.prompted.soft_labels import PromptedTeacher, SoftLabels, open_speaker, questions_for, refuse_one_answer
 from compress.prompted.texts import Texts, load_texts
@@ -45,6 +46,7 @@ def label(
     it stopped. Raises a CompressError.
     """
     console, file = console or Console(quiet=True), Path(out)
+    check_seed(seed)
     if file.exists():
         raise DataError(f"{file}: exists already; choose another --out")
     asked = Prompt.load(prompt)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from accelerate import PartialState
+from pydantic import ValidationError
 from rich.console import Console
 
 from compress import precision as precisions
@@ -123,7 +124,12 @@ def aimed(recipe: Recipe, asked: Mapping[str, float | None], setting: Mapping[st
     if own.get("uneven") and (budgets := [name for name in BUDGETS if name in aim]):
         raise PruneError(f"--heterogeneous and {_options(budgets)}: layers that differ are asked for by sizes")
     count = {"max_params": int(aim["max_params"])} if "max_params" in aim else {}
-    return recipe.model_copy(update={"target": Target.model_validate({**own, **aim, **count})})
+    try:
+        target = Target.model_validate({**own, **aim, **count})
+    except ValidationError as error:
+        said = [f"{_options([str(each['loc'][0])])}: {each['msg']}, found {each['input']!r}" for each in error.errors()]
+        raise PruneError("\n".join(said)) from error
+    return recipe.model_copy(update={"target": target})
 
 
 def _check(given: Mapping[str, float]) -> None:

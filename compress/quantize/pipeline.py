@@ -17,6 +17,7 @@ from compress.evidence import Certificate
 from compress.exam import Exam
 from compress.export.bundle import Bundle, check_place
 from compress.export.session import read_model
+from compress.limits import check_max_drop, check_seed
 from compress.quantize.certify import carried, certify
 from compress.quantize.costs import raced
 from compress.quantize.histogram import Method as Calibration
@@ -89,6 +90,8 @@ def quantize(
     A target that is missed is in the certificate, and the file that came nearest is there. The bundle is untouched
     until that is done. Raises BundleError for data of another task, and whatever its parts raise.
     """
+    check_seed(seed)
+    check_max_drop(max_drop)
     if out is not None:
         check_place(out)
     found = data_of(bundle, data, text=text, label=label, seed=seed)

@@ -8,6 +8,7 @@ from compress.bench.protocol import NOISE_FACTOR, Setting
 from compress.classes import ClassScore, macro_f1
 from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
+from compress.limits import check_number
 from compress.report import candidates as made
 from compress.report import inputs
 from compress.report.candidates import OWN, Basis, Candidate, Place, Timing
@@ -36,6 +37,12 @@ class Limits:
     budget_ms: float | None = None
     max_mb: float | None = None
     min_score: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise CompressError for limits that no file can keep; a score's own are its metric's, see `check`."""
+        for name, value in (("--budget-ms", self.budget_ms), ("--max-mb", self.max_mb)):
+            if value is not None:
+                check_number(name, value, 0, 1e9)
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,9 @@ class Search(Frozen):
     budget: Budget = Budget()
     objectives: tuple[str, ...] = ("score", "latency")
     device: str = "local"
-    threads: int = Field(1, gt=0)
-    batch: int = Field(1, gt=0)
-    seq: int = Field(128, gt=0)
+    threads: int = Field(1, gt=0, le=1024)
+    batch: int = Field(1, gt=0, le=100_000)
+    seq: int = Field(128, gt=0, le=1_000_000)
     precision: Literal["int8", "fp32"] = "int8"
     training: Literal["bf16", "fp32"] = "fp32"
     shapes: int = Field(16, ge=FEWEST, le=64)

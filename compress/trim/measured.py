@@ -25,6 +25,7 @@ from compress.evidence import Certificate
 from compress.exam import Exam
 from compress.export import manifest
 from compress.export.bundle import FILES, Bundle, Precision
+from compress.limits import check_max_drop
 from compress.quantize.certify import carried, verdict
 from compress.quantize.judge import Outcome
 from compress.trim import Trimmed, trim_bundle, trim_checkpoint
@@ -81,6 +82,7 @@ def trim_measured(
     max_drop  of the score, in its own unit; a file that loses more is marked as not certified, and kept.
     Raises CompressError with neither data nor corpus, BundleError for data of another task, and as `trim_bundle`.
     """
+    check_max_drop(max_drop)
     if data is None and corpus is None:
         raise CompressError("trim: no texts; give --data, whose training texts say which tokens are used, or --corpus")
     bundle = Bundle.load(Path(model)) if manifest.located(Path(model)) else None

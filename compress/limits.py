@@ -1,0 +1,25 @@
+"""Ranges that numbers of commands and functions must lie in."""
+
+from typing import Final
+
+from compress.errors import CompressError
+
+MOST_SEED: Final = 2**32 - 1
+"""What numpy's generators take."""
+
+
+def check_number(name: str, value: float, least: float, most: float) -> None:
+    """Raise CompressError for what is no number from `least` to `most`; `name` says of what."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise CompressError(f"{name} {value}: expected a number from {least:g} to {most:g}")
+
+
+def check_seed(seed: int) -> None:
+    """Raise CompressError for a number that numpy's and torch's generators do not both take."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MOST_SEED:
+        raise CompressError(f"--seed {seed}: expected a whole number from 0 to {MOST_SEED}")
+
+
+def check_max_drop(max_drop: float) -> None:
+    """Raise CompressError for a loss of score that none can be, in the score's own unit."""
+    check_number("max_drop", max_drop, 0, 1)

@@ -1,0 +1,60 @@
+"""Numbers that nothing can be: refused by commands and functions alike."""
+
+from pathlib import Path
+
+import pytest
+
+from compress.errors import CompressError, PruneError
+from compress.limits import MOST_SEED, check_max_drop, check_number, check_seed
+from compress.pruning.line import aimed
+from compress.recipe import Recipe
+from compress.report.compare import Limits
+from tests import command
+
+
+@pytest.mark.parametrize("seed", [-1, MOST_SEED + 1, 1.5, True])
+def test_seeds_that_are_none(seed: int) -> None:
+    with pytest.raises(CompressError, match="--seed"):
+        check_seed(seed)
+
+
+@pytest.mark.parametrize("seed", [0, MOST_SEED])
+def test_seeds_that_are_some(seed: int) -> None:
+    check_seed(seed)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), float("inf"), True, "0.5"])
+def test_a_number_out_of_its_range(value: float) -> None:
+    with pytest.raises(CompressError, match=r"max_drop .*: expected a number from 0 to 1"):
+        check_max_drop(value)
+    check_number("max_drop", 0.5, 0, 1)
+
+
+@pytest.mark.parametrize("limits", [{"budget_ms": -1}, {"max_mb": -1}, {"max_mb": float("nan")}])
+def test_limits_that_nothing_keeps(limits: dict[str, float]) -> None:
+    with pytest.raises(CompressError, match="expected a number from"):
+        Limits(**limits)
+
+
+@pytest.mark.parametrize("setting", [{"threads": 9999}, {"batch": 10**9}, {"seq": 10**9}])
+def test_settings_that_no_machine_has(setting: dict[str, int]) -> None:
+    with pytest.raises(PruneError, match="less than or equal to"):
+        aimed(Recipe.load("prune-taylor"), {"layers": 2}, {"threads": 1, "batch": 1, "seq": None} | setting)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("quantize {here} --data intents --max-drop -1", "--max-drop"),
+        ("quantize {here} --data intents --max-drop 101", "--max-drop"),
+        ("export {here} --tune --max-drop -1", "--max-drop"),
+        ("trim {here} --data intents --out {here}/out --max-drop -1", "--max-drop"),
+        ("report {here} --budget-ms -1", "--budget-ms"),
+        ("report {here} --max-mb -1", "--max-mb"),
+        ("label --teacher gpt2 --prompt sentiment --data {here} --out {here}/out.jsonl --seed -5", "--seed -5"),
+    ],
+)
+def test_a_command_refuses_them(tmp_path: Path, words: str, said: str) -> None:
+    told = command.run(*words.format(here=tmp_path).split())
+    assert told.code == 2
+    assert said in told.err
