@@ -12,6 +12,7 @@ from rich.console import Console
 
 from compress import lineage, preflight, teachers, user_code
 from compress import precision as precisions
+from compress.address import command_line
 from compress.classroom import opened, tutored
 from compress.data.made import asks_language_model
 from compress.data.task import Kind
@@ -25,7 +26,7 @@ from compress.pruning.decision import checked, settled
 from compress.recipe import AnyStage, Recipe, Stage
 from compress.run import Run
 from compress.shape import positions
-from compress.ship import BUDGETED_LIMIT, INT8_LIMIT, command_line, ship
+from compress.ship import BUDGETED_LIMIT, INT8_LIMIT, ship
 from compress.train import shares
 
 

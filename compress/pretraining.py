@@ -11,6 +11,7 @@ from rich.console import Console
 
 from compress import general, preflight, teachers, user_code
 from compress import precision as precisions
+from compress.address import command_line
 from compress.console import warn
 from compress.data import load_task
 from compress.data.batches import Collate
@@ -21,7 +22,6 @@ from compress.lineage import Lineage, in_bf16
 from compress.pipeline import check_lengths, on_cpu, with_code
 from compress.recipe import Recipe
 from compress.run import Run
-from compress.ship import command_line
 from compress.stages import Material, taken
 
 

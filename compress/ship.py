@@ -1,16 +1,13 @@
 """Trained student -> bundle, measured: what the user came for."""
 
 import os
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from compress.address import hidden
+from compress.address import command_line
 from compress.bench.device import open_device
 from compress.exam import Exam
 from compress.export.bundle import Bundle
@@ -87,10 +84,3 @@ def ship(
         material.console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     material.console.print(f"bundle: {bundle.path}    page: {run.path / 'report.html'}", highlight=False)
     return bundle
-
-
-def command_line() -> str:
-    """What to type to run this again, with *** for passwords of addresses: it is kept, and ships with bundles."""
-    name = Path(sys.argv[0]).name
-    program = ["python", "-m", "compress"] if name == "__main__.py" else [name]
-    return shlex.join([*program, *map(hidden, sys.argv[1:])])

@@ -1,14 +1,13 @@
 """A result file: what one command measured, on what, when. `compress report` reads such files."""
 
 import json
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from compress.address import command_line
 from compress.bench import jobs
 from compress.bench.device import Device
 from compress.bench.protocol import DeviceError, Latency, Setting, Sustained
@@ -69,7 +68,7 @@ def measure(
         device=device.name,
         machine=device.facts(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=shlex.join(["compress", *sys.argv[1:]]),
+        command=command_line(),
         latencies=tuple(latencies),
         sustained=tuple(sustained),
         sha256=digests,

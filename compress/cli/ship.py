@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,6 +56,7 @@ def export(
 ) -> None:
     """Write a model for another runtime, compare its answers there with ours, and say where it will run well."""
     with told():
+        from compress.address import command_line
         from compress.bench import asked
         from compress.export import formats
         from compress.export.formats.outcome import show
@@ -78,7 +78,7 @@ def export(
             if tune
             else None,
             rows=RealRows(data, text, label) if data is not None else None,
-            command=shlex.join(["compress", *sys.argv[1:]]),
+            command=command_line(),
             say=lambda line: console(as_json).print(line, markup=False, highlight=False, soft_wrap=True),
         )
         if as_json:

@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from compress import digest, heads, teachers
-from compress.address import hidden
+from compress.address import redact
 from compress.data import load_task
 from compress.data.batches import Collate
 from compress.data.cache import home
@@ -94,8 +94,8 @@ def join(
         needed = Needed.of(study)
     finally:
         close_study(study)
-    folder = _reached(needed, weights, hidden(storage))
-    asked = Search.from_yaml(needed.search, hidden(storage)).with_code(allow_code)
+    folder = _reached(needed, weights, redact(storage))
+    asked = Search.from_yaml(needed.search, redact(storage)).with_code(allow_code)
 
     def judge(_: Mapping[str, str]) -> tuple[Shapes, SupernetJudge | PlainJudge]:
         return _judge(asked, needed, folder, study.study_name, console)

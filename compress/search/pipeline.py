@@ -12,7 +12,7 @@ from rich.console import Console
 
 from compress import precision as precisions
 from compress import preflight, user_code
-from compress.address import hidden
+from compress.address import command_line, redact
 from compress.bench.device import Device, open_device
 from compress.classroom import opened, tutored
 from compress.data.task import Kind
@@ -40,7 +40,6 @@ from compress.search.space_file import Space
 from compress.search.storage import close_storage, open_storage
 from compress.search.study import close_study, front_table, open_study, run_trials
 from compress.search.told import counted
-from compress.ship import command_line
 
 if TYPE_CHECKING:
     import optuna
@@ -290,7 +289,7 @@ def _identity(asked: Search, sampler: str, storage: str | None) -> dict[str, Any
     return {
         "teacher": asked.teacher, "data": asked.data, "seed": asked.seed, "precision": asked.training,
         "columns": list(asked.columns.model_dump(mode="json").values()), "sampler": sampler,
-        "storage": None if storage is None else hidden(storage), "code": user_code.digests(asked.space),
+        "storage": None if storage is None else redact(storage), "code": user_code.digests(asked.space),
         "command": command_line(),
     }  # fmt: skip
 

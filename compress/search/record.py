@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from compress.address import command_line
 from compress.bench.local import machine
 from compress.data.task import TaskData
 from compress.errors import SearchError
@@ -23,7 +24,6 @@ from compress.search.found import Anchor, Found, Point, Rung
 from compress.search.importances import importances
 from compress.search.told import points
 from compress.search.whole import climbed
-from compress.ship import command_line
 from compress.stages import taken
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBSt
 from optuna.trial import FrozenTrial
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, ProgrammingError, SQLAlchemyError
 
-from compress.address import hidden
+from compress.address import redact, redact_in
 from compress.provenance import install_command
 from compress.search.lines import WholeLines
 from compress.search.pulse import STEADY, Pulse, run_again
@@ -58,7 +58,7 @@ def serve(url: str, host: str = "localhost", port: int = 13000) -> None:
     The channel is not encrypted and asks for no password: bind it to localhost or to a private network.
     """
     if "://" not in url or url.startswith("grpc://"):
-        raise StorageError(f"{hidden(url)}: a proxy stands in front of a database; give its URL, as postgresql://...")
+        raise StorageError(f"{redact(url)}: a proxy stands in front of a database; give its URL, as postgresql://...")
     storage = open_storage(url)
     with quiet():
         # Cached, as Optuna advises: each question of a worker would be a query otherwise.
@@ -108,16 +108,16 @@ def _database(url: str, pulse: Pulse) -> BaseStorage:
         return connected()
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise StorageError(
-            f"{hidden(url)}: is not the address of a storage; expected the path of a journal file, "
+            f"{redact(url)}: is not the address of a storage; expected the path of a journal file, "
             f"postgresql://user:password@host/database or grpc://host:port"
         ) from error
     except ImportError as error:
-        raise StorageError(f"{hidden(url)}: its driver is not installed ({cause(error)})") from error
+        raise StorageError(f"{redact(url)}: its driver is not installed ({redact_in(cause(error), url)})") from error
     except (SQLAlchemyError, StorageInternalError, RuntimeError) as error:
         raise StorageError(
-            f"{hidden(url)}: cannot be opened: {cause(error)}. Expected a database that runs there, which this user "
-            f"may enter and make tables in; see that the server runs, and that host, port, user, password and database "
-            f"are right"
+            f"{redact(url)}: cannot be opened: {redact_in(cause(error), url)}. Expected a database that runs there, "
+            "which this user may enter and make tables in; see that the server runs, and that host, port, user, "
+            "password (its @ : / ? # written as %40 %3A %2F %3F %23) and database are right"
         ) from error
 
 
@@ -129,7 +129,7 @@ def _with_driver(url: str) -> str:
     if scheme != "postgresql+psycopg" and not find_spec("psycopg") and find_spec("psycopg2"):
         return f"postgresql+psycopg2://{rest}"
     if not find_spec("psycopg"):
-        raise StorageError(f"{hidden(url)}: needs the package psycopg: {install_command('postgresql')}")
+        raise StorageError(f"{redact(url)}: needs the package psycopg: {install_command('postgresql')}")
     return f"postgresql+psycopg://{rest}"
 
 
@@ -145,7 +145,7 @@ def _engine(url: str) -> dict[str, Any]:
 def _proxy(url: str) -> BaseStorage:
     match = re.fullmatch(r"grpc://([^:/@]+|\[[^\]]+\]):(\d{1,5})/?", url)
     if not match:
-        raise StorageError(f"{hidden(url)}: is not the address of a proxy; expected grpc://host:port")
+        raise StorageError(f"{redact(url)}: is not the address of a proxy; expected grpc://host:port")
     storage = GrpcStorageProxy(host=match[1], port=int(match[2]))
     try:
         storage.wait_server_ready(timeout=CONNECT_SECONDS)

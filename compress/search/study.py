@@ -15,7 +15,7 @@ import optuna
 from optuna.pruners import NopPruner
 from optuna.storages import BaseStorage
 
-from compress.address import hidden
+from compress.address import redact
 from compress.errors import SearchError
 from compress.search.identity import OBJECTIVES, code_version, record, same, same_code
 from compress.search.judge import Choice, Judge, Predicted, Space
@@ -129,7 +129,7 @@ def _opened(storage: Path | str | BaseStorage, pulse: Pulse, say: Say) -> Iterat
         return
     opened = open_storage(storage, pulse, say)
     try:
-        yield opened, hidden(storage)
+        yield opened, redact(storage)
     except BaseException:
         close_storage(opened)
         raise
