@@ -125,7 +125,7 @@ def test_the_comparison_has_score_time_and_size_of_the_very_files_that_are_shipp
     choice = compare.compare([shipped])
     assert all([one.label for one in row.classes] == ["negative", "positive"] for row in report.rows[2:])
     card = (shipped / "bundle" / "README.md").read_text(encoding="utf-8")
-    assert "macro F1" in card and "Scores of each class" in card
+    assert "| macro F1 |" in card and "| negative | 20 |" in card
     by_precision = {one.precision: one for one in choice.candidates}
     int8, row = by_precision["int8"], report.rows[-1]
     assert choice.basis == Basis(report.data, report.split, report.split_rows)
