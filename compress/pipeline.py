@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from accelerate import PartialState
 from rich.console import Console
@@ -20,6 +20,7 @@ from compress.errors import RecipeError
 from compress.export.bundle import Bundle
 from compress.lineage import Lineage
 from compress.objective import check
+from compress.objects import data_path, teacher_path
 from compress.prompted.prompt import Prompt
 from compress.prompted.teaching import beginning, instructed
 from compress.pruning.decision import checked, settled
@@ -29,12 +30,15 @@ from compress.shape import positions
 from compress.ship import BUDGETED_LIMIT, INT8_LIMIT, ship
 from compress.train import shares
 
+if TYPE_CHECKING:
+    from compress.objects import DataLike, TeacherLike
+
 
 def distill(
     *,
-    teacher: str,
+    teacher: "TeacherLike",
     recipe: str | Path | Recipe,
-    data: str,
+    data: "DataLike",
     out: str | Path,
     corpus: str | None = None,
     prompt: str | Prompt | None = None,
@@ -53,9 +57,11 @@ def distill(
 ) -> Bundle:
     """Distil `teacher` into a student as `recipe` says, ship it as a bundle in `out`/bundle, and measure it.
 
-    teacher    alias (`minilm`, `bert-base`, ...), folder or hub id; fine-tuned first if it has no head for the task
+    teacher    alias (`minilm`, `bert-base`, ...), folder, hub id, or (model, tokenizer); fine-tuned first if it has no
+               head for the task
     recipe     name, path of a .yaml, or a Recipe; `overrides` are `stages.0.lr=3e-5`-like settings
-    data       embedded set, folder or hub id; `text`, `label`, `kind`, `metric` name what is not detected
+    data       embedded set, folder, hub id, DataFrame, Dataset, or {split: either of them}; `text`, `label`, `kind`,
+               `metric` name what is not detected
     corpus     unlabelled text for stages that want it
     prompt     name or path of a .yaml file: `teacher` is then a language model (or an endpoint's .yaml file), which
                labels the data by answering it; the recipe's student names the checkpoint it begins as
@@ -66,6 +72,7 @@ def distill(
     Raises a CompressError that says what to do for anything wrong with these.
     """
     console, started = console or Console(quiet=True), time.time()
+    teacher, data = teacher_path(teacher), data_path(data)
     recipe = preflight.load_recipe(recipe, overrides)
     prompt = Prompt.load(prompt) if isinstance(prompt, str) else prompt
     preflight.check(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from accelerate import PartialState
 from rich.console import Console
@@ -19,19 +20,23 @@ from compress.data.corpora import load_corpus
 from compress.errors import RecipeError
 from compress.files import filled, usable
 from compress.lineage import Lineage, in_bf16
+from compress.objects import data_path, teacher_path
 from compress.pipeline import check_lengths, on_cpu, with_code
 from compress.recipe import Recipe
 from compress.run import Run
 from compress.stages import Material, taken
 
+if TYPE_CHECKING:
+    from compress.objects import DataLike, TeacherLike
+
 
 def pretrain(
     *,
-    teacher: str,
+    teacher: "TeacherLike",
     recipe: str | Path | Recipe,
     out: str | Path,
     corpus: str | None = None,
-    data: str | None = None,
+    data: "DataLike | None" = None,
     overrides: Sequence[str] = (),
     seed: int = 0,
     precision: precisions.Precision = "auto",
@@ -50,6 +55,7 @@ def pretrain(
     teacher of other runs. Raises a CompressError that says what to do for anything wrong with these.
     """
     console = console or Console(quiet=True)
+    teacher, data = teacher_path(teacher), None if data is None else data_path(data)
     recipe = preflight.load_recipe(recipe, overrides)
     preflight.check(
         recipe, teacher=teacher, out=out, data=data, corpus=corpus, seed=seed, resume=resume,

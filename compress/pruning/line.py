@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from accelerate import PartialState
 from pydantic import ValidationError
@@ -17,16 +17,20 @@ from compress.call import options
 from compress.data.task import Kind
 from compress.errors import PruneError
 from compress.export.bundle import Bundle
+from compress.objects import data_path, teacher_path
 from compress.pipeline import distill, on_cpu, with_code
 from compress.recipe import Recipe, Stage, Target
 from compress.recipe_file import names
 from compress.recipe_stage import BUDGETS, SIZES
 
+if TYPE_CHECKING:
+    from compress.objects import DataLike, TeacherLike
+
 
 def prune(
     *,
-    model: str,
-    data: str,
+    model: "TeacherLike",
+    data: "DataLike",
     out: str | Path,
     recipe: str | Path | Recipe = "prune-taylor",
     layers: float | None = None,
@@ -77,6 +81,7 @@ def prune(
         "bottleneck": bottleneck,
     }  # fmt: skip
     budgets = {"max_latency_ms": max_latency_ms, "speedup": speedup, "max_params": max_params}
+    model, data = teacher_path(model), data_path(data)
     recipe = preflight.load_recipe(recipe, overrides)
     preflight.check(
         recipe, teacher=model, out=out, data=data, seed=seed, resume=resume, allow_pickle=allow_pickle,

@@ -20,6 +20,7 @@ from compress.errors import SearchError
 from compress.exam import Exam
 from compress.export.onnx import makes_segments
 from compress.lineage import Lineage
+from compress.objects import data_path, teacher_path
 from compress.pipeline import on_cpu
 from compress.recipe import Recipe, Stage
 from compress.run import Run
@@ -44,6 +45,8 @@ from compress.search.told import counted
 if TYPE_CHECKING:
     import optuna
 
+    from compress.objects import DataLike, TeacherLike
+
 TRIALS = {"supernet": 200, "plain": 24}
 """Shapes scored where neither their number nor a time is stated."""
 FINALISTS, WINNERS = 8, 1
@@ -56,8 +59,8 @@ SHOWN = 30.0
 
 def search(
     *,
-    teacher: str,
-    data: str,
+    teacher: "TeacherLike",
+    data: "DataLike",
     out: str | Path,
     space: str | space_file.Space = "width-depth",
     overrides: Sequence[str] = (),
@@ -114,6 +117,7 @@ def search(
     Raises a CompressError that says what to do for anything wrong with these; what was found until then is kept.
     """
     console = console or Console(quiet=True)
+    teacher, data = teacher_path(teacher), data_path(data)
     chosen = space if isinstance(space, Space) else space_file.load(space, overrides)
     preflight.check(
         chosen, teacher=teacher, out=out, data=data, seed=seed, resume=resume, allow_pickle=allow_pickle,

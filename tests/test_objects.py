@@ -1,0 +1,67 @@
+"""Models and tables handed over as objects are kept by their contents, and serve as if they had been on disk."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+from compress import teachers
+from compress.data import load_task
+from compress.errors import DataError, TeacherError
+from compress.objects import data_path, teacher_path
+from tests import tiny
+
+ROWS = {"text": ["a good film", "a bad film", "fine", "dull"] * 10, "label": ["yes", "no", "yes", "no"] * 10}
+
+
+def frame() -> pd.DataFrame:
+    return pd.DataFrame(ROWS)
+
+
+def classes() -> Dataset:
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
+    return Dataset.from_dict(ROWS | {"label": [int(each == "yes") for each in ROWS["label"]]}, features=features)
+
+
+def test_a_model_with_its_tokenizer_is_a_teacher(home: Path) -> None:
+    first, again = (teacher_path((tiny.bert(), tiny.tokenizer())) for _ in range(2))
+    assert first == again
+    assert Path(first).parent == home / "models"
+    assert teacher_path((tiny.bert(seed=1), tiny.tokenizer())) != first
+    assert len(list((home / "models").glob("[!.]*"))) == 2
+    loaded = teachers.load(first, teachers.resolve(first), load_task(data_path(frame())).task)
+    assert loaded.trained
+    assert loaded.model.num_parameters() == tiny.bert().num_parameters()
+
+
+@pytest.mark.parametrize("data", [frame(), {"train": frame()}, Dataset.from_dict(ROWS), classes()])
+def test_a_table_is_a_data_set(data: Any) -> None:
+    path = data_path(data)
+    assert data_path(data) == path
+    found = load_task(path)
+    assert found.task.labels == ("no", "yes")
+    assert sorted(set(found.train["text"][:])) == sorted(set(ROWS["text"]))
+
+
+def test_splits_are_those_of_a_dictionary() -> None:
+    found = load_task(data_path(DatasetDict(train=classes(), validation=classes().select(range(8)), test=classes())))
+    assert (len(found.train), len(found.validation), found.test and len(found.test)) == (40, 8, 40)
+
+
+@pytest.mark.parametrize("teacher", [tiny.bert(), (tiny.bert(),), (tiny.bert(), "minilm"), None, 3])
+def test_what_is_no_teacher(teacher: Any) -> None:
+    with pytest.raises(TeacherError, match=r"teacher=\(model, tokenizer\)"):
+        teacher_path(teacher)
+
+
+@pytest.mark.parametrize("data", [None, 3, {}, ["a", "b"], {"train": "a.tsv"}])
+def test_what_is_no_data(data: Any) -> None:
+    with pytest.raises(DataError, match="DataFrame"):
+        data_path(data)
+
+
+def test_names_and_paths_are_themselves(tmp_path: Path) -> None:
+    assert teacher_path("minilm") == "minilm"
+    assert teacher_path(tmp_path) == data_path(tmp_path) == str(tmp_path)
