@@ -2,14 +2,15 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pandas as pd
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from compress import teachers
+from compress import distill, teachers
 from compress.data import load_task
-from compress.errors import DataError, TeacherError
+from compress.errors import DataError, RunError, TeacherError
 from compress.objects import data_path, teacher_path
 from tests import tiny
 
@@ -65,3 +66,23 @@ def test_what_is_no_data(data: Any) -> None:
 def test_names_and_paths_are_themselves(tmp_path: Path) -> None:
     assert teacher_path("minilm") == "minilm"
     assert teacher_path(tmp_path) == data_path(tmp_path) == str(tmp_path)
+
+
+def test_a_run_begins_with_objects_and_is_continued_with_the_same(tmp_path: Path) -> None:
+    class BeginsError(Exception):
+        """Training would begin now."""
+
+    def begin(seed: int, *, resume: bool) -> None:
+        distill(
+            teacher=(tiny.bert(seed=seed), tiny.tokenizer()), recipe=Path(tiny.recipe(tmp_path / "recipes")),
+            data=frame(), out=str(tmp_path / "run"), resume=resume,
+        )  # fmt: skip
+
+    with mock.patch("compress.classroom.with_head", side_effect=BeginsError):
+        with pytest.raises(BeginsError):
+            begin(0, resume=False)
+        (tmp_path / "run" / "stages").mkdir()
+        with pytest.raises(BeginsError):
+            begin(0, resume=True)
+        with pytest.raises(RunError, match="teacher was"):
+            begin(1, resume=True)
