@@ -1,11 +1,13 @@
 """The straight line, end to end at tiny size: a teacher without a head in, a measured bundle out."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 import compress
@@ -44,7 +46,8 @@ def shipped(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("shipped")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPRESS_HOME", str(folder / "home"))
-        bundle = compress.distill(**given, out=folder / "run")
+        with (folder / "printed.txt").open("w", encoding="utf-8") as printed:
+            bundle = compress.distill(**given, out=folder / "run", console=Console(file=printed, width=200))
     assert bundle.path == folder / "run" / "bundle"
     return folder / "run"
 
@@ -111,6 +114,24 @@ def test_the_report_sets_student_beside_teacher_and_baselines(shipped: Path) -> 
     assert student == pytest.approx(best, abs=0.03), "of the best weights, from the ONNX file"
     assert report["split"] == "validation"
     assert set(report["stage_seconds"]) == set(PARTS)
+
+
+def test_measuring_says_which_file_it_is_at_with_a_line_for_each(shipped: Path) -> None:
+    printed = (shipped.parent / "printed.txt").read_text(encoding="utf-8")
+    measuring = printed[printed.index("measuring on") :].splitlines()
+    assert [line.split()[:1] for line in measuring[:5]] == [["measuring"], *[["scoring"]] * 3, ["timing"]]
+    assert "scoring student int8" in measuring
+    assert "pass 1 of 2" not in printed, "that is for terminals"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+def test_every_time_in_the_report_has_the_load_of_others_beside_it(shipped: Path) -> None:
+    report = Report.from_json(shipped / "bundle" / "report.json")
+    times = [(at, one) for row in report.rows for at, one in (row.latency or {}).items()]
+    assert times
+    assert all(one.get("other_load") is not None for _, one in times)
+    disturbed = {at for at, one in times if one["noisy"] or one.get("busy")}
+    assert all(at in (report.noise or "") for at in disturbed), "a footnote names its setting"
 
 
 def test_the_comparison_has_score_time_and_size_of_the_very_files_that_are_shipped(shipped: Path) -> None:
