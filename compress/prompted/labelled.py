@@ -14,7 +14,14 @@ from compress.errors import DataError, TeacherError
 from compress.files import written
 from compress.limits import check_seed
 from compress.prompted.prompt import Prompt
-from compress.prompted.soft_labels import PromptedTeacher, SoftLabels, open_speaker, questions_for, refuse_one_answer
+from compress.prompted.soft_labels import (
+    PromptedTeacher,
+    SoftLabels,
+    open_speaker,
+    questions_for,
+    refuse_one_answer,
+    refuse_unanswered,
+)
 from compress.prompted.texts import Texts, load_texts
 from compress.screen import print_note
 
@@ -42,7 +49,8 @@ def label(
     gate       what a teacher leads to that gives every text the same label, or scores no better than always doing so
 
     A line holds `text` (and `text_pair`), the likeliest `label`, and `probabilities` by label: as it is, the file is
-    training data of the likeliest labels. Answers are kept under $COMPRESS_HOME: an interrupted labelling goes on where
+    training data of the likeliest labels. Where the model did not answer, `label` and `probabilities` are null: such
+    lines are to be removed first. Answers are kept under $COMPRESS_HOME: an interrupted labelling goes on where
     it stopped. Raises a CompressError.
     """
     console, file = console or Console(quiet=True), Path(out)
@@ -58,6 +66,7 @@ def label(
     notes = [*texts.notes, soft.balance(texts.name)]
     if soft.asked:
         notes.append(f"{soft.asked:,} prompts in {soft.seconds:.0f} s, {soft.seconds / soft.asked:.3f} s each")
+    notes += refuse_unanswered(soft, tutor.name, texts.name, strict=gate == "refuse")
     notes += refuse_one_answer(soft, tutor.name, texts.name, strict=gate == "refuse")
     notes += _scored(soft, texts, tutor.name, strict=gate == "refuse")
     for note in notes:
@@ -72,6 +81,8 @@ def label(
 
 def _line(row: Mapping[str, Any], log_p_C: Any, labels: Sequence[str]) -> dict[str, Any]:
     texts = {name: row[name] for name in ("text", "text_pair") if name in row}
+    if np.ptp(log_p_C) == 0:
+        return texts | {"label": None, "probabilities": None}
     shares = {name: round(float(p), 6) for name, p in zip(labels, np.exp(log_p_C), strict=True)}
     return texts | {"label": labels[int(log_p_C.argmax())], "probabilities": shares}
 

@@ -27,10 +27,17 @@ from compress.screen import print_note
 ENOUGH = 20
 """Rows from which on one answer to all of them tells that the teacher does not tell them apart."""
 
+MOST_UNANSWERED = 0.2
+"""Share of rows that a teacher may leave without an answer."""
+EQUAL = 1e-9
+"""Scores that differ by less say nothing: floats of equal probabilities."""
+
 
 @dataclass(frozen=True)
 class SoftLabels:
     """log_p_NC: logarithms of the labels' probabilities, rows sum to 1. notes: what the reader should know.
+
+    A row whose labels are all equally likely is not answered: the model told of none of them, or told them not apart.
 
     asked, seconds    how many rows were put to the model now, and in what time; the others were answered before
     """
@@ -42,10 +49,16 @@ class SoftLabels:
     notes: tuple[str, ...]
 
     @property
+    def answered(self) -> NDArray[np.bool_]:
+        """Tell which of the N rows have an answer."""
+        return np.ptp(self.log_p_NC, axis=1) > 0
+
+    @property
     def shares(self) -> dict[str, float]:
-        """The share of rows for which each label is the likeliest."""
-        counts = np.bincount(self.log_p_NC.argmax(axis=1), minlength=len(self.labels))
-        return {label: float(count) / len(self.log_p_NC) for label, count in zip(self.labels, counts, strict=True)}
+        """The share of answered rows for which each label is the likeliest."""
+        likeliest = self.log_p_NC[self.answered].argmax(axis=1)
+        counts = np.bincount(likeliest, minlength=len(self.labels)) / max(1, len(likeliest))
+        return dict(zip(self.labels, counts.tolist(), strict=True))
 
     @property
     def entropy(self) -> float:
@@ -97,9 +110,17 @@ class PromptedTeacher:
                 f"{self.name} told the likelihood of {told / found.log_p_NA.size:.1%} of the answers; the others were "
                 "not among its likeliest tokens and count as the most they can be"
             )
+        scores_NC = self._scores(found)
+        answered_N = np.ptp(scores_NC, axis=1) > EQUAL
+        answered_N &= np.ptp(found.log_p_NA / found.tokens_NA, axis=1) > EQUAL
+        if unanswered := int((~answered_N).sum()):
+            notes.append(
+                f"{self.name} did not answer {unanswered:,} of {len(fitted):,} texts: all labels are as likely to it"
+            )
         for note in notes:
             print_note(self.console, note)
-        log_p_NC = calibrate.calibrated(self._scores(found), self._log_p_cf(room)).astype(np.float32)
+        log_p_NC = calibrate.calibrated(scores_NC, self._log_p_cf(room)).astype(np.float32)
+        log_p_NC[~answered_N] = -np.log(len(self.questions.labels))
         return SoftLabels(log_p_NC, self.questions.labels, found.asked, found.seconds, tuple(notes))
 
     def label_split(self, split: Dataset) -> SoftLabels:
@@ -139,6 +160,21 @@ def questions_for(prompt: Prompt, task: Task, *, train: Dataset, seed: int) -> Q
         raise PromptError([f"{prompt.name}: a prompt's answers are classes; the task is {task.kind}"])
     examples = choose_examples(prompt, train, task.labels, seed=seed)
     return Questions.of(prompt, task.labels, examples, pair=task.pair)
+
+
+def refuse_unanswered(soft: SoftLabels, teacher: str, split: str, *, strict: bool) -> tuple[str, ...]:
+    """Raise TeacherError, or with `strict` false give a note, where too many rows have no answer."""
+    unanswered, rows = int((~soft.answered).sum()), len(soft.log_p_NC)
+    if unanswered <= MOST_UNANSWERED * rows:
+        return ()
+    problem = (
+        f"teacher {teacher} does not answer {unanswered:,} of {rows:,} {split} rows: all labels are equally likely to "
+        f"it, and at most {MOST_UNANSWERED:.0%} may be so. Try other words for the labels, another `mode`, or more "
+        "`top` tokens in the endpoint file"
+    )
+    if strict:
+        raise TeacherError(f"{problem}. --gate warn goes on all the same")
+    return (problem,)
 
 
 def refuse_one_answer(soft: SoftLabels, teacher: str, split: str, *, strict: bool) -> tuple[str, ...]:

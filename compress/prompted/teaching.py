@@ -9,7 +9,14 @@ from compress.data.task import TaskData
 from compress.errors import ObjectiveError, RecipeError
 from compress.objective import find_loss
 from compress.prompted.prompt import Prompt
-from compress.prompted.soft_labels import PromptedTeacher, SoftLabels, open_speaker, questions_for, refuse_one_answer
+from compress.prompted.soft_labels import (
+    PromptedTeacher,
+    SoftLabels,
+    open_speaker,
+    questions_for,
+    refuse_one_answer,
+    refuse_unanswered,
+)
 from compress.recipe import Recipe, Stage
 from compress.teachers import Asked, Gate, Teacher, judge
 
@@ -80,7 +87,8 @@ def instructed(
     soft = {"validation": tutor.label_split(data.validation)}
     seen = judge(tutor.name, soft["validation"].log_p_NC, data, strict=strict, remedy=REMEDY)
     soft["train"] = tutor.label_split(data.train)
-    lazy = refuse_one_answer(soft["train"], tutor.name, "training", strict=strict)
+    lazy = refuse_unanswered(soft["train"], tutor.name, "training", strict=strict)
+    lazy += refuse_one_answer(soft["train"], tutor.name, "training", strict=strict)
     if data.test is not None:
         soft["test"] = tutor.label_split(data.test)
     splits = {"validation": data.validation, "train": data.train, "test": data.test}

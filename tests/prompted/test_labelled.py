@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from compress.data import load_task
 from compress.errors import DataError, PromptError, TeacherError
@@ -117,6 +118,18 @@ def test_a_teacher_that_is_none_is_refused_or_told(told: Told, prompt: str, tmp_
     told.digest = "wrong"
     with pytest.raises(TeacherError, match=r"accuracy 0\.000 against the labels in the data"):
         label(tiny.reviews(tmp_path / "data"), prompt, tmp_path / "other.jsonl")
+
+
+def test_equal_probabilities_are_no_answer(told: Told, prompt: str, tmp_path: Path, capsys: Any) -> None:
+    told.otherwise = (-1.5, -1.5)
+    texts = [f"a {word} film {n}" for n in range(9) for word in ("good", "bad")]
+    found = label(lines(tmp_path / "texts.txt", *texts, "a film"), prompt, tmp_path / "out.jsonl", console=Console())
+    assert found[-1] == {"text": "a film", "label": None, "probabilities": None}
+    assert all(row["label"] for row in found[:-1])
+    assert "did not answer 1 of 19" in capsys.readouterr().out
+    with pytest.raises(TeacherError, match="does not answer 3 of 4"):
+        label(lines(tmp_path / "few.txt", "a film", "x", "y", "good"), prompt, tmp_path / "few.jsonl")
+    assert len(label(str(tmp_path / "few.txt"), prompt, tmp_path / "few.jsonl", gate="warn")) == 4
 
 
 def test_a_file_that_is_there_is_not_written_over(told: Told, prompt: str, tmp_path: Path) -> None:
