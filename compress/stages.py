@@ -30,6 +30,7 @@ from compress.data.task import Kind, TaskData
 from compress.data.words import Words, counts
 from compress.errors import DamagedError, DataError
 from compress.exam import Exam
+from compress.export.saved import save_tokenizer
 from compress.files import filled, verify
 from compress.heads import LANGUAGE
 from compress.objective import Objective
@@ -290,7 +291,7 @@ def taken(run: Run, stage: str, console: Console) -> Trained | None:
 
 def _keep(folder: Path, student: PreTrainedModel, material: Material, trained: Trained) -> None:
     student.save_pretrained(folder)
-    material.tokenizer.save_pretrained(folder)
+    save_tokenizer(folder, material.tokenizer)
     trained.write(folder)
 
 

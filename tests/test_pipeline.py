@@ -64,6 +64,15 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.ship.Bundle", NoBundle)
 
 
+def test_saved_tokenizers_do_not_tell_what_was_cached(given: dict[str, Any], unmeasured: None, tmp_path: Path) -> None:
+    """A tokenizer that has just encoded carries its last truncation; one whose rows were cached does not."""
+    first, cached = (trained(given, tmp_path / name) / "stages" for name in ("first", "cached"))
+    files = [path.relative_to(cached) for path in cached.glob("*/model/*token*")]
+    assert len(files) == 4, "of two stages: the teacher was kept"
+    for file in files:
+        assert (first / file).read_bytes() == (cached / file).read_bytes()
+
+
 class Trained(Exception):  # noqa: N818
     """The last stage is done."""
 

@@ -10,17 +10,27 @@ from typing import Any
 
 
 def save(folder: Path, model: Any, tokenizer: Any, max_length: int) -> None:
-    """Model and tokenizer, which stay as they are; the tokenizer's file cuts texts to `max_length` tokens, and makes
-    what this model reads: a student may be of another family than the teacher whose tokenizer it has."""
-    words = copy.deepcopy(tokenizer)  # the backend carries the padding and truncation of its last call into the file
-    words.backend_tokenizer.no_padding()
-    words.backend_tokenizer.no_truncation()
-    words.model_max_length = max_length
+    """Save model and tokenizer, which stay as they are.
+
+    The tokenizer's file cuts texts to `max_length` tokens, and makes what this model reads: a student may be of another
+    family than the teacher whose tokenizer it has.
+    """
     with _no_progress_bars():
         model.save_pretrained(folder)
-        words.save_pretrained(folder)
-    read = [name for name in words.model_input_names if name in inspect.signature(model.forward).parameters]
+        save_tokenizer(folder, tokenizer, max_length)
+    read = [name for name in tokenizer.model_input_names if name in inspect.signature(model.forward).parameters]
     _as_transformers_4_reads(folder / "tokenizer_config.json", read)
+
+
+def save_tokenizer(folder: Path, tokenizer: Any, max_length: int | None = None) -> None:
+    """Save a tokenizer, which stays as it is, in the same bytes whatever it was called with before."""
+    words = copy.deepcopy(tokenizer)
+    if words.is_fast:  # its backend carries the padding and truncation of its last call into the file
+        words.backend_tokenizer.no_padding()
+        words.backend_tokenizer.no_truncation()
+    if max_length is not None:
+        words.model_max_length = max_length
+    words.save_pretrained(folder)
 
 
 def _as_transformers_4_reads(path: Path, inputs: list[str]) -> None:

@@ -27,6 +27,7 @@ from compress import digest, importance
 from compress.data.batches import encode
 from compress.data.corpora import encode_corpus
 from compress.errors import PruneError
+from compress.export.saved import save_tokenizer
 from compress.files import filled
 from compress.pruning.uneven import check_form, cut_unevenly
 from compress.recipe import Prune, Recipe
@@ -138,7 +139,7 @@ def prune_stage(
     if run.main:
         with filled(run.result(stage.name), sealed=True) as folder:
             small.save_pretrained(folder)
-            material.tokenizer.save_pretrained(folder)
+            save_tokenizer(folder, material.tokenizer)
             _write(folder, note, rated, seconds=time.perf_counter() - started)
     _say(material.console, stage.name, plan.sizes, sizes)
     return small

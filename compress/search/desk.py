@@ -10,6 +10,7 @@ from typing import Any
 
 from compress.console import warn
 from compress.exam import Exam
+from compress.export.saved import save_tokenizer
 from compress.files import filled, usable, written
 from compress.run import Run
 from compress.search.asked import Search
@@ -126,7 +127,7 @@ class Desk:
         if not usable(folder, partial(warn, self.material.console)):
             with filled(folder, sealed=True) as new:
                 self.judge.net.extract(self.costs.shapes.sizes(choice)).save_pretrained(new)
-                self.material.tokenizer.save_pretrained(new)
+                save_tokenizer(new, self.material.tokenizer)
         return folder
 
 
