@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from compress import heads
 from compress.data.task import Kind
@@ -12,7 +12,7 @@ from compress.finetune import trained_once
 from compress.recipe import Head, Stage
 from compress.run import Run
 from compress.stages import Material
-from compress.teachers import Teacher, explained, identify, same_vocabulary
+from compress.teachers import Teacher, explained, identify, load_config, same_vocabulary
 
 
 def load(name: str, folder: Path, head: Head, *, kind: Kind | None = None, allow_pickle: bool = False) -> Teacher:
@@ -24,7 +24,7 @@ def load(name: str, folder: Path, head: Head, *, kind: Kind | None = None, allow
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if tokenizer.pad_token is None:  # GPT-2's; masks tell padding from the end of a text
             tokenizer.pad_token = tokenizer.eos_token
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = load_config(folder)
         chosen: Any = heads.model_class(config, head, kind)
         model, found = chosen.from_pretrained(
             folder,

@@ -12,16 +12,18 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from compress import baselines, digest, evaluate
 from compress.checkpoints import PICKLED, WEIGHTS
 from compress.checkpoints import resolve as resolve  # noqa: PLC0414 teachers are resolved, then loaded
 from compress.data.batches import Batching
 from compress.data.task import Task, TaskData
-from compress.errors import TeacherError
+from compress.errors import CompressError, TeacherError
 from compress.exam import Exam
 from compress.heads import ENDINGS, PROBLEMS, output_names, task_class
+
+MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ class Gate:
 
 def identify(folder: Path) -> str:
     """Digest of a model folder's weights, config and tokenizer."""
-    patterns = (*WEIGHTS, *PICKLED, "config.json", "tokenizer*.json", "vocab.*", "*.model")
+    tokens = ("tokenizer*.json", "vocab.*", "*.model", "merges.txt", "added_tokens.json", "special_tokens_map.json")
+    patterns = (*WEIGHTS, *PICKLED, "config.json", *tokens)
     return digest.of_files({path for pattern in patterns for path in folder.glob(pattern)})
 
 
@@ -91,7 +94,7 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
     with explained(folder):
         trained = has_head(folder, task)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = load_config(folder)
         if tokenizer.pad_token is None:  # GPT-2's; its classifier looks for the last token that is no padding
             tokenizer.pad_token = tokenizer.eos_token
             config.pad_token_id = tokenizer.pad_token_id
@@ -118,7 +121,7 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
 
 @contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """What libraries raise on a broken folder, as one sentence."""
+    """Turn what libraries raise on a broken folder into a TeacherError."""
     from safetensors import SafetensorError
 
     try:
@@ -130,8 +133,33 @@ def explained(folder: Path) -> Iterator[None]:
             f"{folder}: its pickled weights are damaged, or hold more than tensors and are not loaded, as that could "
             "run code; save them as safetensors"
         ) from error
-    except (OSError, ValueError, KeyError, RuntimeError, json.JSONDecodeError) as error:
-        raise TeacherError(f"{folder}: cannot be loaded: {' '.join(str(error).split())[:400]}") from error
+    except CompressError:
+        raise
+    except Exception as error:  # a value of a wrong type or size ends anywhere in the libraries, and in any way
+        said = " ".join(str(error).split())[:400] or type(error).__name__
+        raise TeacherError(
+            f"{folder}: cannot be loaded: {said}. Its config, tokenizer or weights are damaged, or do not belong "
+            "together; fetch them again"
+        ) from error
+
+
+def load_config(folder: Path) -> PreTrainedConfig:
+    """Load a checkpoint's config without what is no property of the model, and would fetch or choose code to run.
+
+    Raises TeacherError for a config that cannot be read, is of quantised weights, or of a size that no model has.
+    """
+    with explained(folder):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if getattr(config, "quantization_config", None) is not None:
+            raise TeacherError(
+                f"{folder}: its config.json has a quantization_config; expected weights in float, which are quantised "
+                "here at the end. Give the checkpoint that this one was quantised from"
+            )
+        layers = getattr(config, "num_hidden_layers", 0)
+        if not isinstance(layers, int) or not 0 <= layers <= MOST_LAYERS:
+            raise TeacherError(f"{folder}: its config.json says {layers!r} layers; expected 0 to {MOST_LAYERS:,}")
+        config._attn_implementation = config._experts_implementation = None  # kernels: the library's choice, not theirs
+    return config
 
 
 def _unnamed(id2label: Mapping[int, str]) -> bool:
@@ -151,6 +179,8 @@ def _complete(folder: Path, model: PreTrainedModel, absent: list[str], trained: 
 
 def same_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
     """Raises TeacherError for a tokenizer that makes no tokens, or some that the model does not know."""
+    if not isinstance(tokenizer.model_max_length, int | float):
+        raise TeacherError(f"{folder}: model_max_length {tokenizer.model_max_length!r} of its tokenizer is no number")
     known = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
     if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_tokens)):  # what the library makes of no files
         raise TeacherError(f"{folder}: has no tokenizer; expected tokenizer.json, or the family's own file, in it")

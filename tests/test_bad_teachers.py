@@ -10,8 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from compress import teachers
+from compress.data.task import Task
+from compress.errors import TeacherError
 from tests import command, tiny
 from tests.command import Shelf, accepted, refused
+
+TASK = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +138,68 @@ def test_pickled_code_never_runs(shelf: Shelf, tmp_path: Path) -> None:
     told = command.run(*shelf.distill(tmp_path / "run", "--allow-pickle", teacher=str(teacher)))
     assert refused(told, tmp_path / "run", "hold more than tensors")
     assert not (tmp_path / "touched").exists()
+
+
+# Configs that choose code, and files that are none
+
+
+DEEP = "[" * 20_000
+
+
+def _configured(shelf: Shelf, folder: Path, **changes: Any) -> Path:
+    shutil.copytree(shelf.teacher, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "implementation", ["kernels-community/x", "flash_attention_2", "flex_attention", "nonsense", 3]
+)
+@pytest.mark.parametrize("name", ["_attn_implementation", "attn_implementation", "experts_implementation"])
+def test_a_config_chooses_no_kernels(shelf: Shelf, tmp_path: Path, name: str, implementation: str | int) -> None:
+    folder = _configured(shelf, tmp_path / "chosen", **{name: implementation})
+    model = teachers.load("chosen", folder, TASK).model
+    assert model.config._attn_implementation in ("sdpa", "eager")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+        {"quantization_config": 5},
+        {"num_hidden_layers": -1},
+        {"num_hidden_layers": 10**9},
+        {"architectures": 3},
+        {"id2label": 3},
+        {"hidden_act": []},
+        {"model_type": []},
+        {"dtype": "x"},
+    ],
+    ids=str,
+)
+def test_a_config_that_no_model_has_is_told(shelf: Shelf, tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = _configured(shelf, tmp_path / "odd", **changes)
+    with pytest.raises(TeacherError, match=str(folder)):
+        teachers.load("odd", folder, TASK)
+
+
+@pytest.mark.parametrize(
+    "content", [DEEP, "null", "[]", "3", "\0\0\0", '{"model_max_length": "x"}'], ids=lambda c: c[:20]
+)
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_a_file_that_is_none_is_told(shelf: Shelf, tmp_path: Path, name: str, content: str) -> None:
+    folder = _configured(shelf, tmp_path / "none")
+    (folder / name).write_text(content)
+    with pytest.raises(TeacherError, match=str(folder)):
+        teachers.load("none", folder, TASK)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "merges.txt", "special_tokens_map.json"])
+def test_a_teachers_digest_is_of_the_contents(shelf: Shelf, tmp_path: Path, name: str) -> None:
+    folder = _configured(shelf, tmp_path / "teacher")
+    (folder / name).touch()
+    before = teachers.identify(folder)
+    with (folder / name).open("ab") as file:
+        file.write(b"x")
+    assert teachers.identify(folder) != before

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import transformers
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 
 import compress.models  # noqa: F401 the Auto classes know ours
 from compress import teachers
@@ -13,7 +13,7 @@ from compress.data.task import METRICS, Kind, Task
 from compress.errors import ExportError, TeacherError
 from compress.export.pooling import UNLIMITED
 from compress.shape import positions
-from compress.teachers import explained, same_vocabulary
+from compress.teachers import explained, load_config, same_vocabulary
 
 LONGEST: Final = 512
 """Tokens a text is cut to where neither model nor tokenizer knows a limit."""
@@ -24,8 +24,7 @@ Parts = tuple[Any, Any]
 
 def task(folder: Path, kind: Kind, *, pair: bool) -> Task:
     """What the config says of a head: the number and names of its outputs, and what they mean."""
-    with explained(folder):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = load_config(folder)
     names = tuple(str(config.id2label[index]) for index in range(config.num_labels))
     if kind == "qa":
         return Task("qa", ("question", "context"), "answers", (), METRICS["qa"][0])
@@ -58,6 +57,7 @@ def encoder(name: str, folder: Path, *, allow_pickle: bool) -> Parts:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         model, found = AutoModel.from_pretrained(
             folder,
+            config=load_config(folder),
             use_safetensors=None if allow_pickle else True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -75,7 +75,10 @@ def writer(name: str, folder: Path, architecture: str, *, allow_pickle: bool) ->
     with explained(folder):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         model, found = getattr(transformers, architecture).from_pretrained(
-            folder, use_safetensors=None if allow_pickle else True, output_loading_info=True
+            folder,
+            config=load_config(folder),
+            use_safetensors=None if allow_pickle else True,
+            output_loading_info=True,
         )
     _whole(name, found["missing_keys"], found["mismatched_keys"])
     same_vocabulary(folder, tokenizer, model)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -12,6 +13,8 @@ from compress.errors import BundleError
 from compress.files import written
 
 NAME = "manifest.json"
+LONGEST = 2**24
+"""Tokens; tokenizers take no number that does not fit into a machine's word."""
 PACKAGES = ("compress", "torch", "transformers", "tokenizers", "onnx", "onnxruntime")
 
 
@@ -50,14 +53,25 @@ class Manifest:
     format: Literal[1] = 1
     threshold: float | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 < self.max_length <= LONGEST:
+            raise ValueError(f"max_length {self.max_length}: expected 1 to {LONGEST} tokens")
+        if self.parameters < 0:
+            raise ValueError(f"parameters {self.parameters}: expected no less than 0")
+        if self.threshold is not None and not math.isfinite(self.threshold):
+            raise ValueError(f"threshold {self.threshold}: expected a finite number")
+        kind, texts, labels = self.task.kind, len(self.task.text), len(self.task.labels)
+        if not 0 < texts <= 2 or (kind not in ("regression", "qa") and not labels):
+            raise ValueError(f"task: {kind} of {texts} texts and {labels} labels")
+
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """Raises BundleError for a folder without a manifest, or with one that cannot be understood."""
+        """Read a folder's manifest. Raises BundleError where there is none, or none that can be understood."""
         from pydantic import TypeAdapter, ValidationError
 
         path = folder / NAME
         try:
-            manifest = TypeAdapter(cls).validate_json(path.read_bytes())
+            manifest = TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
         except FileNotFoundError:
             raise BundleError(f"{folder}: no {NAME} in it; expected the folder of a bundle") from None
         except ValidationError as error:

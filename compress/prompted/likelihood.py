@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -30,7 +29,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from compress.checkpoints import resolve
 from compress.errors import TeacherError
 from compress.prompted.answers import Likelihood
-from compress.teachers import explained, identify, same_vocabulary
+from compress.teachers import explained, identify, load_config, same_vocabulary
 
 TOKENS = 8192
 """Tokens in one forward pass, pads included: rows of like length share a batch up to this."""
@@ -44,7 +43,7 @@ def open_model(name: str, *, allow_pickle: bool = False, bf16: bool = False) -> 
     """A language model by alias, folder or hub id, on the GPU if there is one. Raises TeacherError."""
     folder = resolve(name, allow_pickle=allow_pickle)
     with explained(folder):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = load_config(folder)
         if not config.is_encoder_decoder and not _generates(config):
             raise TeacherError(
                 f"teacher {name}: a {config.model_type} model does not continue a text, so it cannot be prompted. "
@@ -54,6 +53,7 @@ def open_model(name: str, *, allow_pickle: bool = False, bf16: bool = False) -> 
         kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         model, found = kind.from_pretrained(
             folder,
+            config=config,
             use_safetensors=None if allow_pickle else True,
             trust_remote_code=False,
             dtype=torch.float32,

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from compress.bench.device import Device
 from compress.data.task import Kind
-from compress.errors import BundleError, SearchError
+from compress.errors import BundleError, DamagedError, SearchError
 from compress.export.bundle import FILES, Bundle, Precision
 from compress.files import written
 from compress.search.asked import Search
@@ -45,10 +45,14 @@ class Clocks:
 
     @staticmethod
     def load(folder: Path, precisions: Sequence[Precision]) -> "Clocks | None":
-        """What `save` kept; None where it did not come to its end."""
+        """Load what `save` kept; None where it did not come to its end. Raises DamagedError."""
         if not (folder / "beside.json").is_file():
             return None
-        beside = TypeAdapter(dict[str, Sample]).validate_json((folder / "beside.json").read_bytes())
+        try:
+            beside = TypeAdapter(dict[str, Sample]).validate_json((folder / "beside.json").read_bytes())
+        except ValidationError:
+            remedy = f"Remove {folder} and repeat the command with --resume: the shapes are measured again"
+            raise DamagedError(folder / "beside.json", ["it cannot be read"], remedy) from None
         return Clocks({each: Predictor.from_json(folder / f"{each}.json") for each in precisions}, beside)
 
     def to_json(self) -> str:

@@ -8,7 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from compress.console import warn
+from compress.errors import DamagedError
 from compress.exam import Exam
 from compress.export.saved import save_tokenizer
 from compress.files import filled, usable, written
@@ -98,7 +101,11 @@ class Desk:
     def winners(self) -> tuple[int, ...]:
         """The trials that were chosen to be distilled fully, in the order of the choice."""
         file = self.run.path / WINNERS
-        return tuple(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else ()
+        try:
+            return TypeAdapter(tuple[int, ...]).validate_json(file.read_bytes()) if file.is_file() else ()
+        except ValidationError:
+            remedy = "Remove it and repeat the command with --resume: the winners are chosen again"
+            raise DamagedError(file, ["it cannot be read"], remedy) from None
 
     def decided(self, at: int, choose: Callable[[Sequence[int]], int]) -> int:
         """The trial chosen at this place, now or in an earlier session: what it scores later changes no choice."""
@@ -132,6 +139,10 @@ class Desk:
 
 
 def kept(study: Path, number: int) -> Kept:
-    """What the search in this folder keeps of a student."""
+    """Load what the search in this folder keeps of a student. Raises DamagedError."""
     file = study / "students" / str(number) / FACTS
-    return Kept(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else Kept()
+    try:
+        return TypeAdapter(Kept).validate_json(file.read_bytes()) if file.is_file() else Kept()
+    except ValidationError:
+        remedy = f"Remove it and show the trial again: compress search show {study} {number} --bundle OUT"
+        raise DamagedError(file, ["it cannot be read"], remedy) from None

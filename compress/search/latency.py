@@ -211,9 +211,11 @@ class Predictor:
         from pydantic import TypeAdapter, ValidationError
 
         source = str(text) if isinstance(text, Path) else "latency"
-        content = text.read_bytes() if isinstance(text, Path) else text
         try:
+            content = text.read_bytes() if isinstance(text, Path) else text
             return TypeAdapter(Predictor).validate_json(content)
+        except FileNotFoundError:
+            raise SearchError(f"{source}: is missing; remove its folder and measure again") from None
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'JSON'}: {one['msg']}" for one in error.errors())
             raise SearchError(f"{source}: no measured latencies of this tool ({problems}); measure again") from error

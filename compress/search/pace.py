@@ -12,7 +12,7 @@ from typing import Any
 
 from compress.data.task import TaskData
 from compress.errors import SearchError
-from compress.files import written
+from compress.files import load_json, written
 from compress.recipe import Stage
 from compress.run import Run
 from compress.train import Trained
@@ -23,6 +23,8 @@ LEAST = 0.5
 """Of the longer one's mean step: a step takes no less, whatever the difference of two short times says."""
 SPARE = 0.9
 """Share of a stage's time that its steps are planned to fill: it is scored, and written, in the rest."""
+
+REMEDY = "Remove {} and repeat the command with --resume: what it says of time is begun anew"
 
 Parts = Mapping[str, float]
 SUPERNET: Parts = {
@@ -48,8 +50,7 @@ class Ledger:
     def costs(self) -> dict[str, float]:
         """Part -> seconds."""
         file = self.folder / "costs.json"
-        found: dict[str, float] = json.loads(file.read_text()) if file.is_file() else {}
-        return found
+        return load_json(file, REMEDY.format(file.name)) if file.is_file() else {}
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -83,7 +84,7 @@ class Ledger:
         if self.total is None:
             return list(stages)
         file = self.folder / "steps.json"
-        known: dict[str, dict[str, int]] = json.loads(file.read_text()) if file.is_file() else {}
+        known: dict[str, dict[str, int]] = load_json(file, REMEDY.format(file.name)) if file.is_file() else {}
         if part not in known:
             seconds = share * (self.left(part) or 0.0)
             if seconds <= 0:

@@ -1,6 +1,5 @@
 """One student of a search, as a bundle."""
 
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from rich.console import Console
 from compress import heads
 from compress.errors import SearchError
 from compress.export.bundle import Bundle, check_place
+from compress.files import load_json
 from compress.run import Run
 from compress.search import record
 from compress.search.asked import NAME, Search
@@ -46,7 +46,7 @@ def show(
     check_place(out)
     known = kept(study, number)
     if known.bundle is None or (train and "final" not in known.scores):
-        facts = json.loads((study / "run.json").read_text(encoding="utf-8"))
+        facts = load_json(study / "run.json", f"Put back a whole copy of it; the trials are still told of: {study}")
         run = Run.open(study, asked, facts, resume=True, name=NAME)
         try:
             asked = asked.with_code(allow_code)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from compress import heads, importance
 from compress.call import options
-from compress.files import written
+from compress.files import load_json, written
 from compress.journal import curves
 from compress.papers.dynabert import inner_weights
 from compress.pruning.stage import calibration
@@ -78,7 +78,7 @@ def climbed(run: Run) -> tuple[Rung, ...]:
     file = run.path / LADDER
     if not file.is_file():
         return ()
-    kept = json.loads(file.read_text(encoding="utf-8"))
+    kept = load_json(file, "Remove it: the page then shows no ladder")
     return tuple(
         Rung("supernet", size, int(examples), examples * kept["flops"], point[f"eval_subnet_{at}"])
         for point in curves(run.path / "log.jsonl").get(kept["stage"], [])

@@ -24,6 +24,7 @@ from compress.students.naming import KNOWN, Weight, weight_of
 from compress.students.narrow import narrowed
 from compress.students.sharing import share, share_again
 from compress.students.whole import WHOLE, copy_whole
+from compress.teachers import explained, load_config
 
 _SHARED = (
     "vocab_size",
@@ -175,9 +176,13 @@ def begun_from(init: str) -> str:
 def _from_checkpoint(folder: str, teacher: PreTrainedModel, auto: Any) -> PreTrainedModel:
     folder = begun_from(folder)
     labels = {name: getattr(teacher.config, name) for name in ("id2label", "label2id", "problem_type")}
-    student: PreTrainedModel = auto.from_pretrained(
-        folder, ignore_mismatched_sizes=True, use_safetensors=True, **labels
-    )
+    config = load_config(Path(folder))
+    for name, value in labels.items():
+        setattr(config, name, value)
+    with explained(Path(folder)):
+        student: PreTrainedModel = auto.from_pretrained(
+            folder, config=config, ignore_mismatched_sizes=True, use_safetensors=True
+        )
     if student.config.vocab_size != teacher.config.vocab_size:
         raise StudentError(
             f"student.init: {folder} has {student.config.vocab_size} tokens, the teacher {teacher.config.vocab_size}: "

@@ -14,7 +14,7 @@ import torch
 from rich.console import Group
 from rich.table import Table
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from compress import heads
 from compress.call import Call
@@ -27,6 +27,7 @@ from compress.recipe_file import names
 from compress.shape import Shape, spelling
 from compress.slicing import Sizes, resized
 from compress.students.build import build
+from compress.teachers import load_config
 
 TOKENS = 128
 DEPTHS, WIDTHS = (1.0, 0.5, 0.25), (1.0, 0.5, 0.25)
@@ -135,11 +136,7 @@ def _built(spec: StudentSpec, tutor: PreTrainedModel) -> PreTrainedModel:
 
 
 def _config(checkpoint: str) -> PreTrainedConfig:
-    folder = config_folder(checkpoint)
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise TeacherError(f"{folder}: cannot be read: {' '.join(str(error).split())[:400]}") from error
+    return load_config(config_folder(checkpoint))
 
 
 def _check(stage: Stage, student: PreTrainedModel, teacher: PreTrainedModel) -> None:

@@ -98,8 +98,12 @@ def trim_checkpoint(
     """The same of a folder that transformers loads: weights in its own class, config and tokenizer."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(checkpoint)
-    model = getattr(transformers, (config.architectures or ["AutoModel"])[0]).from_pretrained(checkpoint)
+    from compress.teachers import explained, load_config
+
+    config = load_config(checkpoint)
+    with explained(checkpoint):
+        named = (config.architectures or ["AutoModel"])[0]
+        model = getattr(transformers, named).from_pretrained(checkpoint, config=config)
     rows = rows_of(checkpoint, list(islice(texts, PROBED)))
     expected = [first_output(model, row) for row in rows]
     with _new(out) as folder:

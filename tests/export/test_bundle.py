@@ -274,3 +274,37 @@ def test_card_snippets_run_as_printed(written: Path, monkeypatch: pytest.MonkeyP
         logits.append(np.asarray(names["logits"].tolist()))
     assert abs(logits[0] - Bundle.load(written).logits([tiny.tokenizer()("a text")], precision="fp32")).max() < 1e-5
     assert (logits[1] == Bundle.load(written).logits([tiny.tokenizer()("a text")])).all()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("max_length",), -1),
+        (("max_length",), 0),
+        (("max_length",), 10**30),
+        (("max_length",), "16"),
+        (("parameters",), -5),
+        (("threshold",), float("nan")),
+        (("task", "labels"), []),
+        (("task", "text"), []),
+        (("task", "text"), ["a", "b", "c"]),
+        (("files", "config.json", "bytes"), True),
+    ],
+    ids=str,
+)
+def test_a_manifest_of_nonsense_is_refused(copied: Path, path: tuple[str, ...], value: object) -> None:
+    file = copied / "manifest.json"
+    manifest = json.loads(file.read_text())
+    inner = manifest
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=r"manifest\.json"):
+        Bundle.load(copied)
+
+
+def test_a_manifest_nested_too_deep_is_refused(copied: Path) -> None:
+    (copied / "manifest.json").write_text("[" * 20_000)
+    with pytest.raises(BundleError, match=r"manifest\.json"):
+        Bundle.load(copied)

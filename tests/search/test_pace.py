@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from compress.errors import SearchError
+from compress.errors import DamagedError, SearchError
 from compress.recipe import Stage
 from compress.run import Run
 from compress.search import finalists
+from compress.search.desk import kept
 from compress.search.pace import PLAIN, SPARE, SUPERNET, Ledger, planned
 from compress.term import Term
 from compress.train import Trained
 
+DAMAGES = ["", "[" * 20_000, '{"teacher": 1', "[]", "\0\0"]
 DATA: Any = SimpleNamespace(train=range(320))
 
 
@@ -129,3 +131,25 @@ def test_short_distillations_end_with_their_time(monkeypatch: pytest.MonkeyPatch
     finalists.shorten(desk, points)
     assert kept == [3, 1]
     assert said == ["the time for short distillations is over: trial 4 and those after it have none"]
+
+
+@pytest.mark.parametrize("content", DAMAGES, ids=lambda content: content[:9])
+def test_a_ledger_that_cannot_be_read_is_named(tmp_path: Path, content: str) -> None:
+    ledger = Ledger(tmp_path, PLAIN, 600)
+    uses = {"costs.json": lambda: ledger.costs, "steps.json": lambda: ledger.fit("final", [], DATA, takes(1))}
+    for name, use in uses.items():
+        (tmp_path / name).write_text(content)
+        with pytest.raises(DamagedError) as caught:
+            use()
+        assert caught.value.path == tmp_path / name
+        (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize("content", DAMAGES, ids=lambda content: content[:9])
+def test_what_is_kept_of_a_student_is_named_where_it_cannot_be_read(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "students" / "3" / "student.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    with pytest.raises(DamagedError) as caught:
+        kept(tmp_path, 3)
+    assert caught.value.path == file
