@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from compress.data import annotated, cache, columns, labels, sources
+from compress.data.audit import audited
 from compress.data.columns import Choice
 from compress.data.labels import Cells, Coding
 from compress.data.rows import Rows, at
@@ -64,7 +65,7 @@ def load_task(
         raise DataError(f"no kind of task {kind!r}.{did_you_mean(kind, METRICS)}")
     by_columns = text is not None or label is not None
     if not by_columns and (files := annotated.find(source, kind)) is not None:
-        return annotated.load(*files, metric=metric, seed=seed)
+        return audited(annotated.load(*files, metric=metric, seed=seed))
     found = sources.find(source, named=[*(text or ()), *(part.strip() for part in (label or "").split(",") if part)])
     guide = _guide(found, label) if unlabelled else found.train
     choice = columns.choose(guide, text, label)
@@ -87,10 +88,9 @@ def load_task(
         for role, raw in raws.items():
             _write(splits / f"{role}.arrow", raw, encoded.get(role), masks.get(role))
         datasets, fingerprint = cache.keep_splits(splits, coding.kind, *coding.names)
-    return TaskData(
-        found.name, task, datasets["train"], datasets["validation"], datasets.get("test"), fingerprint,
-        tuple(dict.fromkeys(notes)),
-    )  # fmt: skip
+    return audited(TaskData(
+        found.name, task, datasets["train"], datasets["validation"], datasets.get("test"), fingerprint, tuple(notes)
+    ))  # fmt: skip
 
 
 def _guide(found: Source, label: str | None) -> Rows:

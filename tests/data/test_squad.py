@@ -51,7 +51,7 @@ def test_questions_answers_and_the_characters_where_they_stand(folder: Folder) -
     }
     assert (none["answers"], none["starts"]) == ([], [])
     assert data.test is not None
-    assert data.notes == ()
+    assert not any(".json" in note for note in data.notes)
 
 
 def test_without_impossible_questions_something_is_always_answered(folder: Folder) -> None:
@@ -72,14 +72,14 @@ def test_questions_whose_answers_are_nowhere_are_left_out(folder: Folder) -> Non
     lost = asked("one two", {"answers": [answer("three", 0)]}, {"answers": [answer("three", 0), answer("two", 4)]})
     data = loaded(folder, {"train.json": squad(lost), "dev.json": squad(YES)})
     assert [row["answers"] for row in data.train] == [["two"]]
-    assert data.notes == ("train.json: 1 questions are left out: their answers are not in their texts",)
+    assert data.notes[:1] == ("train.json: 1 questions are left out: their answers are not in their texts",)
 
 
 def test_a_test_split_without_answers_is_passed_over(folder: Folder) -> None:
     blank = asked("Hidden.", {"answers": []}, {})
     data = loaded(folder, {"train.json": squad(YES), "dev.json": squad(YES), "test.json": squad(blank)})
     assert data.test is None
-    assert data.notes == ("test.json has no answers: passed over",)
+    assert data.notes[:1] == ("test.json has no answers: passed over",)
     with pytest.raises(DataError, match="nothing to learn"):
         loaded(folder, {"train.json": squad(blank), "dev.json": squad(YES)})
 
@@ -105,7 +105,9 @@ def test_validation_is_held_out_by_paragraph(tmp_path: Path) -> None:
 
 
 def test_many_articles_are_held_out_whole(folder: Folder) -> None:
-    articles = [{"title": str(n), "paragraphs": [YES, YES, YES]} for n in range(30)]
+    articles = [
+        {"title": str(n), "paragraphs": [asked(f"{n}.", {"answers": [answer(f"{n}", 0)]})] * 3} for n in range(30)
+    ]
     data = load_task(folder({"train.json": json.dumps({"data": articles})}))
     assert (len(data.train), len(data.validation)) == (81, 9)
 

@@ -41,10 +41,10 @@ class RealRows:
         return _calibration(bundle, self.found(bundle))
 
     def texts(self, bundle: Bundle) -> "list[Text]":
-        """All texts, or pairs, of validation and test."""
+        """Return all texts, or pairs, of every split."""
         found = self.found(bundle)
         columns = ("text", "text_pair") if bundle.task.pair else ("text",)
-        splits = [split for split in (found.validation, found.test) if split is not None]
+        splits = [split for split in (found.train, found.validation, found.test) if split is not None]
         rows = dict.fromkeys(row for split in splits for row in zip(*(split[name][:] for name in columns), strict=True))
         return [row if bundle.task.pair else row[0] for row in rows]
 
