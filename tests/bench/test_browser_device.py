@@ -258,8 +258,8 @@ def test_times_that_cannot_be_are_refused(files: dict[str, Path], nonsense: dict
     "output",
     [
         {"dims": [1, 3], "data": visiting.tensor([1.0])["data"]},
-        {"dims": [1], "data": "?"},
-        {"dims": [1], "data": "AAA="},
+        {"dims": [1, 1], "data": "?"},
+        {"dims": [1, 1], "data": "AAA="},
     ],
 )
 def test_tensors_that_cannot_be_are_refused(files: dict[str, Path], output: dict[str, Any]) -> None:

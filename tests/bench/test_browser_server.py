@@ -1,15 +1,21 @@
 """What the server of a measurement lets in, and what it does not."""
 
+import base64
 import http.client
 import json
+import math
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
-from compress.bench.browser import server
+from compress.bench.browser import answers, server
 from compress.bench.browser.server import Site, serving
 from compress.bench.browser.visitor import Visitor
 from compress.bench.protocol import DeviceError
@@ -158,6 +164,43 @@ def test_an_address_that_cannot_be_parsed_is_refused(link: str) -> None:
     connection.endheaders()
     assert connection.getresponse().status == 403
     connection.close()
+
+
+def test_a_body_that_trickles_in_is_given_up(link: str, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LONGEST_BODY", 0.2)
+    url = urlsplit(link)
+    with socket.create_connection((url.hostname or "", url.port or 0), timeout=10) as connection:
+        head = f"POST {base}answer HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Length: 1000\r\n\r\n"
+        connection.sendall(head.encode())
+        connection.settimeout(0.02)
+        reply = b""
+        while not reply:
+            connection.sendall(b" ")
+            with suppress(TimeoutError):
+                reply = connection.recv(1000)
+    assert reply.startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize(
+    ("dims", "data"),
+    [
+        ([], [1.0]), ([1], [1.0]), ([0, 2], []), ([2, 1], [1.0, 2.0]), ([1, 3], [1.0, 2.0]), ([1, -1], [1.0]),
+        ([1, 2**40], [1.0]), ([1, 10**400], [1.0]), ([1, 1, 1, 1], [1.0]), ([1, 2], [1.0, math.nan]),
+        ([1.5, 1], [1.0]), ("12", [1.0]), ([True, "x"], [1.0]), (None, [1.0]), ([1, 1], []),
+    ],
+)  # fmt: skip
+def test_a_tensor_that_is_none_is_told(dims: Any, data: list[float]) -> None:
+    sent = {"dims": dims, "data": base64.b64encode(np.array(data, "<f4").tobytes()).decode()}
+    with pytest.raises(DeviceError, match="the page"):
+        answers.read({"ok": {"rows": [[sent]]}}, answers.Computed).logits()
+
+
+def test_tensors_of_one_row_must_have_one_shape() -> None:
+    one, two = ({"dims": [1, n], "data": base64.b64encode(bytes(4 * n)).decode()} for n in (1, 2))
+    assert answers.read({"ok": {"rows": [[two, two]]}}, answers.Computed).logits()[0].shape == (2, 2)
+    for rows in ([[one, two]], [[]], [[{"dims": [1, 1], "data": "?"}]], [[{"dims": [1, 1], "data": "é"}]]):
+        with pytest.raises(DeviceError, match="the page"):
+            answers.read({"ok": {"rows": rows}}, answers.Computed).logits()
 
 
 def test_other_methods_are_not_there(link: str) -> None:

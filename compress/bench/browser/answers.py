@@ -1,7 +1,6 @@
 """What a page may answer. It runs on somebody else's machine: all is checked, and texts are made harmless."""
 
 import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -57,23 +56,34 @@ class Timed:
 
 @dataclass(frozen=True)
 class Output:
-    """One tensor of float32: its shape, and its bytes (little-endian) in base64."""
+    """One tensor of float32 for one row: its shape, and its bytes (little-endian) in base64."""
 
-    dims: tuple[Annotated[int, Field(ge=0)], ...]
+    dims: Annotated[tuple[Annotated[int, Field(ge=1, lt=2**31)], ...], Field(min_length=2, max_length=3)]
     data: str
 
-    def array(self) -> NDArray[np.float32]:
-        try:
-            return np.frombuffer(base64.b64decode(self.data, validate=True), "<f4").reshape(self.dims)
-        except (binascii.Error, ValueError) as error:
-            raise DeviceError(f"browser: the page sent a tensor that is none: {error}") from None
+    def row(self) -> NDArray[np.float32]:
+        """Decode the row. Raises ValueError for bytes that are not one row of numbers of that shape."""
+        values = np.frombuffer(base64.b64decode(self.data, validate=True), "<f4").reshape(self.dims)
+        if len(values) != 1:
+            raise ValueError(f"{len(values)} rows, not 1")
+        if np.isnan(values).any():
+            raise ValueError("nan among its numbers")
+        return values[0]
 
 
 @dataclass(frozen=True)
 class Computed:
     """The outputs of the file, row by row."""
 
-    rows: list[list[Output]]
+    rows: list[Annotated[list[Output], Field(min_length=1)]]
+
+    def logits(self) -> list[NDArray[np.float32]]:
+        """Decode every row; starts and ends of spans side by side. Raises DeviceError for tensors that are none."""
+        try:
+            rows = [[output.row() for output in outputs] for outputs in self.rows]
+            return [arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1) for arrays in rows]
+        except ValueError as error:
+            raise DeviceError(f"browser: the page sent a tensor that is none: {error}") from None
 
 
 @dataclass(frozen=True)

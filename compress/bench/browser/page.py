@@ -132,9 +132,7 @@ class Browser:
             answer, _ = self._ask({"do": "logits", "worker": name, "rows": asked, **words}, Computed, about=name)
             if len(answer.rows) != len(asked):
                 raise DeviceError(f"browser: {name}: the page answered {len(answer.rows)} of {len(asked)} rows")
-            for outputs in answer.rows:
-                arrays = [output.array()[0] for output in outputs]
-                found.append(arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1))  # starts and ends of spans
+            found += answer.logits()
         return found
 
     def _check(self, settings: Sequence[Setting]) -> None:

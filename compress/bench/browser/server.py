@@ -9,6 +9,7 @@ import json
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ LOOPBACK = "127.0.0.1"
 MOST_CLAIM = 1_000
 MOST_ANSWER = 64_000_000
 """Bytes of a request's body: a claim is a token, an answer at most the logits of a few rows."""
+
+LONGEST_BODY = 120.0
+"""Seconds in which a body must be there."""
 
 IDLE = 60.0
 """Seconds after which a connection that says nothing is closed."""
@@ -214,13 +218,30 @@ class _Exchange(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return None
         try:
-            body = json.loads(self.rfile.read(int(length)))
+            body = json.loads(self._received(int(length)))
+        except TimeoutError:
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT)
+            return None
         except (ValueError, RecursionError):
             body = None
         if isinstance(body, dict):
             return body
         self._refuse(HTTPStatus.BAD_REQUEST)
         return None
+
+    def _received(self, length: int) -> bytes:
+        """Read a body. Raises TimeoutError when it is not there after LONGEST_BODY seconds, however it trickles in."""
+        body, deadline = bytearray(), time.monotonic() + LONGEST_BODY
+        try:
+            while len(body) < length:
+                self.connection.settimeout(max(0.01, deadline - time.monotonic()))
+                chunk = self.rfile.read1(length - len(body))
+                if not chunk:
+                    break
+                body += chunk
+        finally:
+            self.connection.settimeout(IDLE)
+        return bytes(body)
 
     def _refuse(self, status: HTTPStatus) -> None:
         self.close_connection = True  # what is left of the body is not read
