@@ -12,7 +12,7 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from compress import baselines, digest, evaluate
 from compress.checkpoints import PICKLED, WEIGHTS
@@ -143,7 +143,7 @@ def explained(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def load_config(folder: Path) -> PreTrainedConfig:
+def load_config(folder: Path) -> Any:
     """Load a checkpoint's config without what is no property of the model, and would fetch or choose code to run.
 
     Raises TeacherError for a config that cannot be read, is of quantised weights, or of a size that no model has.

@@ -136,7 +136,8 @@ def _built(spec: StudentSpec, tutor: PreTrainedModel) -> PreTrainedModel:
 
 
 def _config(checkpoint: str) -> PreTrainedConfig:
-    return load_config(config_folder(checkpoint))
+    config: PreTrainedConfig = load_config(config_folder(checkpoint))
+    return config
 
 
 def _check(stage: Stage, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
