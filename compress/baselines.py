@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from compress.data.task import TaskData
+    from compress.exam import Exam
 
 Array = NDArray[Any]
 
 BAG_ROWS = 100_000
 BAG_CHARACTERS = 20_000_000
+GROUPS = 20
+EXAMPLES = 2000
+"""At most, that the error of a lead is estimated on."""
 _SENTENCES = re.compile(r"(?<=[.!?])\s+")
 
 
@@ -54,6 +58,25 @@ def majority(data: TaskData, split: Dataset) -> dict[str, float]:
     else:
         answer = np.bincount(known, minlength=data.task.outputs).astype(np.float64)
     return scores(data.task, np.tile(answer, (len(labels), 1)), labels)
+
+
+def lead(data: TaskData, exam: Exam, logits: Array) -> tuple[float, float]:
+    """Measure by how much logits score more than the majority's answer on an exam, and the standard error of that.
+
+    The error is the jackknife's over GROUPS groups of at most EXAMPLES examples (Efron & Tibshirani 1993, chapter 11),
+    which holds for every metric; infinite of a single example.
+    """
+
+    def difference(part: Exam, said: Array) -> float:
+        metric = data.task.metric
+        return part.scores(said)[metric] - majority(data, part.split)[metric]
+
+    groups = min(GROUPS, len(exam))
+    if groups < 2:
+        return difference(exam, logits), math.inf
+    without = np.array([difference(*each) for each in exam.parts(logits, groups, EXAMPLES)])
+    error = math.sqrt((groups - 1) * float(without.var()))
+    return difference(exam, logits), error * math.sqrt(min(len(exam), EXAMPLES) / len(exam))
 
 
 def bag_of_words(data: TaskData, split: Dataset) -> dict[str, float]:

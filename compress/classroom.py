@@ -7,6 +7,7 @@ from accelerate import PartialState
 from rich.console import Console
 
 from compress import teachers
+from compress.console import warn
 from compress.data import load_task
 from compress.data.batches import Collate, encode
 from compress.data.corpora import load_corpus
@@ -65,11 +66,13 @@ def opened(
 def tutored(found: Opened, recipe: Recipe, run: Run, *, strict: bool) -> tuple[Teacher, Gate]:
     """The teacher with a head for the task, fine-tuned by `recipe.teacher` where it has none, and past the gate.
 
-    Raises TeacherError where it is no better than the majority answer, and `strict`.
+    Raises TeacherError where it is no better than the majority answer, and `strict`. What the gate notes is printed.
     """
     tutor = with_head(found.given, recipe.teacher, found.material, run)
     tutor.model.to(PartialState().device)
     material = found.material
     rows = encode(material.data.validation, tutor.tokenizer, recipe.stages[-1].max_length)
     seen = teachers.gate(tutor, material.data, rows, material.collate, bf16=material.bf16, strict=strict)
+    for note in seen.notes:
+        warn(material.console, note)
     return tutor, seen

@@ -20,7 +20,8 @@ class Certificate:
     max_logit_difference   the largest |logit of this file - logit of fp32|
     rows, split, data      on how many examples, of which split, of which data
     device, runtime        where it ran, and on what: int8 answers differ between processors and runtimes
-    kept         products left in float32 to get there
+    kept         products left in float32 to get there; kept_ms, kept_mb: what they cost beside the same file with none
+                 (p50 of one forward at the setting kept_at, 10^6 bytes); None where that was not measured
     classes      the recall of each class, of the fp32 file and of this one
     sha256       of the whole file that carries this certificate, so '' in that file itself; exact_sha256: of the fp32
                  file it was compared with. '' in older certificates
@@ -49,6 +50,9 @@ class Certificate:
     sha256: str = ""
     exact_sha256: str = ""
     classes: tuple[ClassChange, ...] = ()
+    kept_ms: float | None = None
+    kept_mb: float | None = None
+    kept_at: str = ""
 
     @property
     def drop(self) -> float:

@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 
+def differing(one: Sequence[str] | Sequence[list[str]], other: Sequence[str] | Sequence[list[str]]) -> int:
+    """Count the examples whose answers differ: texts, compared as the score compares them, or the tags of sentences."""
+    plain = [[answers.normalised(each) if isinstance(each, str) else each for each in every] for every in (one, other)]
+    return sum(a != b for a, b in zip(*plain, strict=True))
+
+
 @dataclass(frozen=True)
 class Exam:
     """A split as a tokenizer encodes it, and what a model's logits for these rows are worth."""
@@ -48,10 +54,28 @@ class Exam:
         return len(self.split)
 
     def spread(self, count: int) -> Exam:
-        """The exam on at most `count` examples, evenly spread over the split."""
-        chosen = np.unique(np.linspace(0, len(self) - 1, min(count, len(self)), dtype=int))
+        """Keep at most `count` examples, evenly spread over the split."""
+        return self._of_rows(self._spread(count))[0]
+
+    def parts(self, logits: Array, count: int, most: int) -> list[tuple[Exam, Array]]:
+        """Split at most `most` examples, spread evenly and then shuffled the same way every time, into `count` groups,
+        and leave one group out at a time: exams with the logits that are of them."""
+        chosen = np.random.default_rng(0).permutation(self._spread(most))
+        kept = [np.sort(np.delete(chosen, np.arange(at, len(chosen), count))) for at in range(count)]
+        found = []
+        for examples in kept:
+            exam, rows = self._of_rows(examples)
+            of_row = np.isin(np.arange(len(self.rows)), rows)
+            found.append((exam, logits[np.repeat(of_row, self._lengths) if self.task.tokenwise else of_row]))
+        return found
+
+    def _spread(self, count: int) -> Array:
+        return np.unique(np.linspace(0, len(self) - 1, min(count, len(self)), dtype=int))
+
+    def _of_rows(self, chosen: Array) -> tuple[Exam, Array]:
+        """Keep these examples; and the places of their rows."""
         rows = np.flatnonzero(np.isin(self._examples, chosen)) if self.task.tokenwise else chosen
-        return Exam(self.task, self.split.select(chosen), self.rows.select(rows))
+        return Exam(self.task, self.split.select(chosen), self.rows.select(rows)), rows
 
     def scores(self, logits: Array, *, threshold: float | None = None) -> dict[str, float]:
         """Every metric of the task's kind by name; `task.metric` is always one of them.
@@ -98,6 +122,24 @@ class Exam:
                 np.mean([answers.normalised(a) == answers.normalised(b) for a, b in zip(one, other, strict=True)])
             )
         return evaluate.agreement(self.task, student, teacher)
+
+    def changed(
+        self, student: Array, teacher: Array, *, thresholds: tuple[float | None, float | None] = (None, None)
+    ) -> int | None:
+        """Count the examples that the two answer differently: by class, any label, any word's tag, or text. None for a
+        regression, where every answer differs by a little."""
+        if self.task.kind == "regression":
+            return None
+        if self.task.kind == "qa":
+            pairs = zip((student, teacher), thresholds, strict=True)
+            one, other = (self.texts(logits, threshold=threshold) for logits, threshold in pairs)
+        elif self.task.kind == "tagging":
+            one, other = (self.tags(logits) for logits in (student, teacher))
+        elif self.task.kind == "multilabel":
+            return int(((student > 0) != (teacher > 0)).any(axis=1).sum())
+        else:
+            return int((student.argmax(axis=1) != teacher.argmax(axis=1)).sum())
+        return differing(one, other)
 
     def threshold(self, logits: Array) -> float:
         """qa: by how much no answer must be better than the best span, for the highest score here. 0.0 otherwise."""

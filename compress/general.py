@@ -59,11 +59,7 @@ def general(given: Teacher, head: Head, stage: Stage, material: Material, run: R
     found = load(given.name, given.folder, head, kind=material.kind, allow_pickle=given.pickled)
     if found.trained:
         return found
-    if head != "masked_lm":
-        raise TeacherError(
-            f"teacher {given.name} has no {head} head, and only a masked language model's is trained here; give a "
-            "checkpoint that was saved with one"
-        )
+    check_head(given, head, material.kind)
     text = material.text
 
     def fresh() -> PreTrainedModel:
@@ -76,3 +72,24 @@ def general(given: Teacher, head: Head, stage: Stage, material: Material, run: R
     on = f"lm-{text.name}"
     kept = trained_once(given, on, text.fingerprint, stage, material, run=run, fresh=fresh, said=said)
     return load(given.name, kept, head)
+
+
+def check_head(given: Teacher, head: Head, kind: Kind | None) -> None:
+    """Raise TeacherError where the checkpoint lacks a head that is not trained here; no weights are read.
+
+    Raises StudentError for a family that has no such head at all.
+    """
+    chosen: Any = heads.model_class(given.model.config, head, kind)
+    if head in ("encoder", "masked_lm"):
+        return
+    with explained(given.folder):
+        config = AutoConfig.from_pretrained(given.folder, trust_remote_code=False)
+        model, found = chosen.from_pretrained(
+            given.folder, config=config, use_safetensors=None if given.pickled else True, device_map="meta",
+            output_loading_info=True,
+        )  # fmt: skip
+    if [key for key in found["missing_keys"] if not key.startswith(f"{model.base_model_prefix}.")]:
+        raise TeacherError(
+            f"teacher {given.name} ({config.model_type}) has no {head} head, and only a masked language model's is "
+            "trained here; give a checkpoint that was saved with one, or another recipe (`compress recipes`)"
+        )

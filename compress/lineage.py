@@ -17,15 +17,16 @@ from compress.call import Call
 from compress.data.words import Words
 from compress.errors import RecipeError
 from compress.export.bundle import check_parts
-from compress.general import general, load
+from compress.general import check_head, general, load
 from compress.precision import FLOAT32_ONLY
 from compress.pruning.stage import check_family, prune_stage, recorded, sizes_of
-from compress.recipe import AnyStage, Prune, Recipe, Stage, StudentSpec
+from compress.recipe import WHOLE, AnyStage, Prune, Recipe, Stage, StudentSpec
 from compress.run import Run
 from compress.screen import print_note
 from compress.shape import Shape
 from compress.slicing import resized
 from compress.stages import Material, run_stage
+from compress.students.listing import larger
 from compress.teachers import Teacher
 
 _GIVEN = {"rows": ("max_length", "rng"), "corrupt": (), "step": ("words", "shown"), "augment": ("rng",)}
@@ -132,10 +133,13 @@ class Lineage:
             check_parts(student, self.given.tokenizer, self.material.data.task, last.max_length)
         return student
 
-    def check(self) -> None:
-        """Raise StudentError or PruneError before anything is trained, where a stage's student cannot be made."""
+    def check(self) -> list[str]:
+        """Check every stage's student and teacher before anything is trained; return warnings of those that can be.
+
+        Raises StudentError or PruneError where a student cannot be made, TeacherError where the teacher lacks a head.
+        """
         configs: dict[str, PreTrainedConfig] = {}
-        config = self.given.model.config
+        config, notes = self.given.model.config, list[str]()
         if self.recipe.pruning:
             check_family(self.given.model, uneven=self.recipe.target.uneven)
         for stage in self.recipe.stages:
@@ -144,15 +148,18 @@ class Lineage:
                     sizes = sizes_of(stage, self.recipe, self.given.model.config)
                     config = config if self.recipe.target.uneven else resized(config, sizes)
                 continue
-            spec = spec_of(self.recipe, stage)
-            if spec is not None and (not isinstance(spec.init, str) or spec.init in ("scratch", "teacher")):
+            if stage.kind == "distill" and stage.teacher == "general":
+                check_head(self.given, stage.head, self.material.kind)
+            if (spec := spec_of(self.recipe, stage)) is not None:
                 previous = stage.teacher == "previous" and stage.kind == "distill"
                 source = configs[ancestor(self.recipe.stages, stage).name] if previous else self.given.model.config
-                config = students.config_for(spec, source)
-            elif spec is not None and isinstance(spec.init, str):
-                students.begun_from(spec.init)
+                config = students.planned(spec, source)
+                prompted = spec.init == self.given.name  # the teacher is another model, which answers in words
+                if stage.kind == "distill" and spec != WHOLE and not prompted:
+                    notes += larger(stage.name, config, source)
             heads.model_class(config, stage.head, self.material.kind)
             configs[stage.name] = config
+        return notes
 
 
 def in_bf16(number_format: str, recipe: Recipe, given: Teacher, console: Console) -> bool:

@@ -14,10 +14,12 @@ from compress import lineage, preflight, teachers, user_code
 from compress import precision as precisions
 from compress.address import command_line
 from compress.classroom import opened, tutored
+from compress.console import warn
 from compress.data.made import asks_language_model
 from compress.data.task import Kind
 from compress.errors import RecipeError
 from compress.export.bundle import Bundle
+from compress.limits import check_max_drop
 from compress.lineage import Lineage
 from compress.objective import check
 from compress.objects import data_path, teacher_path
@@ -51,6 +53,7 @@ def distill(
     precision: precisions.Precision = "auto",
     resume: bool = False,
     gate: Literal["refuse", "warn"] = "refuse",
+    max_drop: float | None = None,
     allow_pickle: bool = False,
     allow_code: str | Path | None = None,
     console: Console | None = None,
@@ -67,13 +70,18 @@ def distill(
                labels the data by answering it; the recipe's student names the checkpoint it begins as
     out        the run's directory; `resume` continues a run that was interrupted, to the same final weights
     gate       what a teacher that is no better than the majority answer leads to
+    max_drop   of the score, in its own unit, that int8 may lose before products stay in float32; left out: INT8_LIMIT,
+               or BUDGETED_LIMIT of a student made for a latency
     allow_code the folder of your own functions that the recipe names: such a recipe is a program, and runs only so
 
     Raises a CompressError that says what to do for anything wrong with these.
     """
     console, started = console or Console(quiet=True), time.time()
+    if max_drop is not None:
+        check_max_drop(max_drop)
     teacher, data = teacher_path(teacher), data_path(data)
     recipe = preflight.load_recipe(recipe, overrides)
+    preflight.check_task(recipe)
     prompt = Prompt.load(prompt) if isinstance(prompt, str) else prompt
     preflight.check(
         recipe, teacher=teacher, out=out, data=data, corpus=corpus, prompted=prompt is not None, seed=seed,
@@ -98,7 +106,9 @@ def distill(
         )  # fmt: skip
         given, material, strict = room.given, room.material, gate == "refuse"
         check_lengths(recipe, given, tuned=prompt is None)
-        Lineage(recipe, given, None, material, run).check()
+        notes = Lineage(recipe, given, None, material, run).check()
+        for note in notes:
+            warn(console, note)
         if prompt is None:
             tutor, seen = tutored(room, recipe, run, strict=strict)
         else:
@@ -111,9 +121,10 @@ def distill(
         student = Lineage(sized, given, tutor, material, run).train(sized.stages, teacher_logits=seen.logits)
         if run.main:
             timed = recipe.target.speedup is not None or recipe.target.max_latency_ms is not None
+            usual = BUDGETED_LIMIT if timed else INT8_LIMIT
             bundle = ship(
-                student, tutor, material, recipe=sized, run=run, notes=seen.notes, started=started,
-                int8_limit=BUDGETED_LIMIT if timed else INT8_LIMIT,
+                student, tutor, material, recipe=sized, run=run, notes=[*notes, *seen.notes], started=started,
+                int8_limit=usual if max_drop is None else max_drop,
             )  # fmt: skip
             checked(bundle, recipe, tutor, material, run)
         state.wait_for_everyone()

@@ -57,3 +57,31 @@ def check(
         paths.check_corpus(corpus)
     if os.environ.get("RANK", "0") == "0":  # other processes of a launch find the run that the first one has begun
         Run.check(Path(out), resume=resume)
+
+
+def check_task(recipe: Recipe) -> None:
+    """Raise RecipeError for a recipe that does not end in a model for a task."""
+    if recipe.stages[-1].head != "task":
+        raise RecipeError(
+            [f"{recipe.name}: ends in a {recipe.stages[-1].head} head, not a task: `compress pretrain` runs it"]
+        )
+
+
+def without_task(recipe: Recipe, corpus: str | None, data: str | None) -> Recipe:
+    """Return the recipe with the stages before the first with a task's head. Raises RecipeError where there is none, or
+    where one lacks its text or labels."""
+    until = next((at for at, stage in enumerate(recipe.stages) if stage.head == "task"), len(recipe.stages))
+    stages = recipe.stages[:until]
+    if not stages:
+        raise RecipeError(
+            [f"{recipe.name}: begins with a task; `compress distill` runs it. Recipes for `compress pretrain` begin "
+             "with stages on text, as distilbert-general and tinybert-general do"]
+        )  # fmt: skip
+    for stage in stages:
+        if stage.data == "text" and corpus is None and data is None:
+            raise RecipeError(
+                [f"{recipe.name}: stage {stage.name} learns from text: give --corpus (pydoc is embedded)"]
+            )
+        if stage.data == "task" and data is None:
+            raise RecipeError([f"{recipe.name}: stage {stage.name} learns from labelled examples: give --data"])
+    return recipe.model_copy(update={"stages": stages})

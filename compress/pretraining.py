@@ -17,7 +17,6 @@ from compress.console import warn
 from compress.data import load_task
 from compress.data.batches import Collate
 from compress.data.corpora import load_corpus
-from compress.errors import RecipeError
 from compress.files import filled, usable
 from compress.lineage import Lineage, in_bf16
 from compress.objects import data_path, teacher_path
@@ -62,7 +61,7 @@ def pretrain(
         allow_pickle=allow_pickle, allow_code=allow_code,
     )  # fmt: skip
     state = PartialState(cpu=on_cpu())
-    recipe = with_code(_without_task(recipe, corpus, data), state.num_processes, allow_code)
+    recipe = with_code(preflight.without_task(recipe, corpus, data), state.num_processes, allow_code)
     number_format = precisions.choose(precision)
     identity = {
         "teacher": teacher, "data": data, "corpus": corpus, "seed": seed, "precision": number_format,
@@ -81,7 +80,8 @@ def pretrain(
             task_data, text, given.tokenizer, collate, in_bf16(number_format, recipe, given, console), console
         )
         models = Lineage(recipe, given, None, material, run)
-        models.check()
+        for note in models.check():
+            warn(console, note)
         models.train(recipe.stages)
         result = run.path / "student"
         if run.main and not usable(result, partial(warn, console)):
@@ -96,22 +96,3 @@ def pretrain(
         console.print(f"checkpoint: {result}", highlight=False)
         state.wait_for_everyone()
     return result
-
-
-def _without_task(recipe: Recipe, corpus: str | None, data: str | None) -> Recipe:
-    """The recipe's stages before the first with a task's head. Raises RecipeError where nothing is left, or given."""
-    until = next((at for at, stage in enumerate(recipe.stages) if stage.head == "task"), len(recipe.stages))
-    stages = recipe.stages[:until]
-    if not stages:
-        raise RecipeError(
-            [f"{recipe.name}: begins with a task; `compress distill` runs it. Recipes for `compress pretrain` begin "
-             "with stages on text, as distilbert-general and tinybert-general do"]
-        )  # fmt: skip
-    for stage in stages:
-        if stage.data == "text" and corpus is None and data is None:
-            raise RecipeError(
-                [f"{recipe.name}: stage {stage.name} learns from text: give --corpus (pydoc is embedded)"]
-            )
-        if stage.data == "task" and data is None:
-            raise RecipeError([f"{recipe.name}: stage {stage.name} learns from labelled examples: give --data"])
-    return recipe.model_copy(update={"stages": stages})

@@ -72,7 +72,8 @@ class Stage(Frozen):
 
     batch is the number of examples per optimiser step over all processes, micro_batch the most that one process holds
     at once (gradients accumulate); results do not depend on the number of processes. tokens, padding included, stand
-    in place of batch where rows are short and as many as fill them are wanted. epochs may be a fraction.
+    in place of batch where rows are short and as many as fill them are wanted. epochs may be a fraction; steps stand in
+    their place, but are no more than what max_epochs come to.
     evaluate: how often per epoch the student is scored; the best weights are kept (0: never, the last are kept; also
     so where there is nothing to score). checkpoint: optimiser steps between checkpoints (left out: ten per stage).
     cache_teacher: keep the teacher's outputs on disk instead of computing them in every epoch.
@@ -102,6 +103,7 @@ class Stage(Frozen):
     limit_tokens: int | None = Field(None, gt=0)
     epochs: float = Field(1.0, gt=0, le=100_000)
     steps: int | None = Field(None, gt=0, le=100_000_000)
+    max_epochs: float | None = Field(None, gt=0, le=100_000)
     batch: int = Field(32, gt=0, le=1_000_000)
     tokens: int | None = Field(None, gt=0, le=1_000_000_000)
     micro_batch: int | None = Field(None, gt=0)

@@ -24,6 +24,10 @@ from compress.exam import Exam
 from compress.heads import ENDINGS, PROBLEMS, output_names, task_class
 
 MOST_LAYERS = 1000
+SURE = 1.645
+"""Standard errors by which a teacher must lead the majority's answer: 95 %, one-sided."""
+HALFWAY, HARDLY = 0.5, 0.1
+"""Of the way from the majority's score to 1: below, a teacher is compared with a bag of words, or is none."""
 
 
 @dataclass(frozen=True)
@@ -218,8 +222,9 @@ def gate(
 ) -> Gate:
     """Score the teacher on the validation split before anybody learns from it. Raises TeacherError with the remedy.
 
-    Refused: logits that are not finite; a score no better than always answering the most frequent label, which is
-    what an untrained head or a permuted label order gets. With `strict` false such a score is a note.
+    Refused: logits that are not finite; a score that does not lead always answering the most frequent label by more
+    than chance gives on so many rows, as of an untrained head or a permuted label order. With `strict` false such a
+    score is a note; of a teacher that leads by little there are notes in any case.
     """
     logits = evaluate.logits(teacher.model, rows, collate, bf16=bf16)
     return judge(teacher.name, logits, data, rows=rows, strict=strict)
@@ -241,17 +246,32 @@ def judge(
         raise TeacherError(f"teacher {name}: its logits are not finite on {bad} of {len(logits)} validation {what}")
     exam = Exam(data.task, data.validation, data.validation if rows is None else rows)
     scores, majority = exam.scores(logits), baselines.majority(data, data.validation)
-    metric, notes = data.task.metric, []
-    if scores[metric] <= majority[metric]:
-        problem = (
-            f"teacher {name} is no teacher for this task: {metric} {scores[metric]:.3f} on the validation "
-            f"split, always giving the most frequent answer gets {majority[metric]:.3f}. "
-            f"{remedy or _why(exam, logits)}"
-        )
-        if strict:
-            raise TeacherError(problem)
-        notes.append(problem)
-    return Gate(scores, majority, logits, tuple(notes))
+    metric = data.task.metric
+    ahead, error = baselines.lead(data, exam, logits)
+    figures = (
+        f"{metric} {scores[metric]:.3f} on the {len(exam):,} validation rows, always giving the most frequent answer "
+        f"gets {majority[metric]:.3f}"
+    )
+    way = ahead / (1 - majority[metric]) if majority[metric] < 1 else 0.0
+    if ahead > SURE * error and way >= HARDLY:
+        notes = _outdone(name, data, scores[metric], figures) if way < HALFWAY else ()
+        return Gate(scores, majority, logits, tuple(notes))
+    if 0 < ahead <= SURE * error:
+        figures += f"; on so few rows a lead below {SURE * error:.3f} is no more than chance"
+    problem = f"teacher {name} is no teacher for this task: {figures}. {remedy or _why(exam, logits)}"
+    if strict:
+        raise TeacherError(f"{problem}. --gate warn goes on all the same" if remedy is None else problem)
+    return Gate(scores, majority, logits, (problem,))
+
+
+def _outdone(name: str, data: TaskData, score: float, figures: str) -> Iterator[str]:
+    """Warn of a teacher that an answer without a model outdoes."""
+    for other, found in baselines.baselines(data, data.validation).items():
+        if found[data.task.metric] >= score:
+            yield (
+                f"teacher {name} teaches little: {figures}, and {other}, without a model, "
+                f"{found[data.task.metric]:.3f}: train a better teacher, or learn from the labels alone"
+            )
 
 
 def _why(exam: Exam, logits: NDArray[np.float32]) -> str:

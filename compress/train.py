@@ -30,6 +30,9 @@ from compress.step import Distillation, Step
 from compress.trainer import Corrupt, Score, StepTrainer
 from compress.vocabulary import only_tokens_in_use
 
+MANY_EPOCHS = 40
+"""Passes over the same text beyond which nothing is learned: Muennighoff et al. 2023, arXiv:2305.16264, Sec. 6."""
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -96,6 +99,8 @@ def _train(
     scored = score is not None and stage.evaluate > 0
     order = _order(stage, rows, run.seed)
     arguments = _arguments(step, stage, order, folder, seed=run.seed, scored=scored, bf16=bf16)
+    if console and (note := repeated(stage, _steps_per_epoch(stage, order), rows)):
+        warn(console, note)
     trainer = StepTrainer(step, stage, rows, order=order, collate=collate, folder=folder, args=arguments)
     trainer.score, trainer.corrupt = score, corrupt
     console = console or Console(quiet=True)
@@ -138,6 +143,23 @@ def _steps_per_epoch(stage: Stage, order: LengthGrouped | TokenBudget) -> int:
     return max(1, len(order) // (accumulation * _processes()))
 
 
+def planned_steps(stage: Stage, per_epoch: int) -> int:
+    """Count the optimiser steps of a stage over data of which an epoch takes `per_epoch`."""
+    total = stage.steps or max(1, math.ceil(stage.epochs * per_epoch))
+    return total if stage.max_epochs is None else min(total, max(1, math.ceil(stage.max_epochs * per_epoch)))
+
+
+def repeated(stage: Stage, per_epoch: int, rows: Dataset) -> str:
+    """Say how often the text is gone through where it is too little for the stage's steps; '' where it is not."""
+    asked, total = stage.steps, planned_steps(stage, per_epoch)
+    if stage.data != "text" or asked is None or asked <= MANY_EPOCHS * per_epoch:
+        return ""
+    text = f"{stage.name}: {asked:,} steps are {asked / per_epoch:,.0f} passes over {sum(rows['length']):,} tokens"
+    if total < asked:
+        return f"{text}: cut to {total:,} steps; give more text, or set steps (--set) to have as many all the same"
+    return f"{text}, of which those beyond {MANY_EPOCHS} teach nothing; give more text, or fewer steps"
+
+
 def _processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -154,7 +176,7 @@ def _arguments(
 ) -> TrainingArguments:
     micro, accumulation = shares(stage, _processes())
     per_epoch = _steps_per_epoch(stage, order)
-    total = stage.steps or max(1, math.ceil(stage.epochs * per_epoch))
+    total = planned_steps(stage, per_epoch)
     every = max(1, min(total, per_epoch) // stage.evaluate) if scored else total
     return TrainingArguments(
         output_dir=str(folder / ".partial"),

@@ -176,3 +176,15 @@ def test_baselines_of_questions(asked: TaskData) -> None:
     )
     # "fish is what ann sells" and "ann": one word of 5 + 1
     assert baselines.nearest_sentence(split)["f1"] == pytest.approx((2 / 6 + 0) / 2)
+
+
+@pytest.mark.parametrize("kind", ["words", "asked"])
+def test_leaving_examples_out_leaves_their_logits_out(kind: str, request: pytest.FixtureRequest) -> None:
+    data: TaskData = request.getfixturevalue(kind)
+    whole = exam(data, 64)
+    parts = whole.parts(perfect(whole), 5, 20)
+    assert [len(part) for part, _ in parts] == [16] * 5
+    assert {part.scores(logits)[data.task.metric] for part, logits in parts} == {1.0}
+    ahead, error = baselines.lead(data, whole, perfect(whole))
+    assert ahead == 1 - baselines.majority(data, data.train)[data.task.metric]
+    assert 0 <= error < ahead / 3

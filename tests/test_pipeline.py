@@ -1,6 +1,7 @@
 """The straight line, end to end at tiny size: a teacher without a head in, a measured bundle out."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -315,3 +316,21 @@ def test_plain_recipes_train_on_every_kind_of_task(name: str, kind: str, tmp_pat
         assert set(steps[0]) - {"stage", "step", "loss", "grad_norm", "learning_rate", "epoch"} == {
             term.name for term in stage.objective if term.serves(kind)
         }
+
+
+def test_a_bundle_gets_its_name_when_it_is_certified_and_measured(
+    shipped: Path, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path(shutil.copytree(shipped, tmp_path / "run"))
+    before = Bundle.load(run / "bundle")
+
+    def interrupted(bundle: Bundle, *_: Any, **__: Any) -> None:
+        assert bundle.path != run / "bundle"
+        assert Bundle.load(run / "bundle") == before, "the one before is whole all the time"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("compress.ship.measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compress.distill(**given, out=run, resume=True)
+    assert Bundle.load(run / "bundle") == before
+    assert [path.name for path in run.iterdir() if "bundle" in path.name] == ["bundle"]

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -22,7 +24,7 @@ from compress.finetune import with_head
 from compress.recipe import FINETUNE, Stage
 from compress.run import Run
 from compress.stages import Material
-from compress.teachers import Gate, Teacher, load, resolve
+from compress.teachers import Gate, Teacher, judge, load, resolve
 from tests import tiny
 
 TASK = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
@@ -243,7 +245,7 @@ def test_other_names_are_refused(copied: Path) -> None:
 def test_a_permuted_head_is_refused_and_the_order_named(copied: Path, data: TaskData) -> None:
     change_weights(copied, swap_head)
     expected = (
-        r"accuracy 0\.000 on the validation split.*0\.500\. Its labels are in another order: with output 1 means "
+        r"accuracy 0\.000 on the 40 validation rows.*0\.500\. Its labels are in another order: with output 1 means "
         r"negative, output 0 means positive it scores 1\.000"
     )
     with pytest.raises(TeacherError, match=expected):
@@ -261,6 +263,35 @@ def test_a_teacher_no_better_than_the_majority_is_refused_or_noted(copied: Path,
         gated(copied, data)
     (note,) = gated(copied, data, strict=False).notes
     assert "is no teacher for this task" in note
+
+
+def judged(right: int, *, rows: int, classes: int, kind: str = "classification") -> Gate:
+    """What the gate says of `right` right answers of `rows`, whose classes all come alike often."""
+    task = Task("classification", ("text",), "label", tuple(map(str, range(classes))), "accuracy")
+    labels = np.arange(rows) % classes
+    split = Dataset.from_dict({"text": [f"word{label}" for label in labels], "label": labels})
+    order = np.random.default_rng(1).permutation(rows)
+    wrong = (labels + 1 + np.arange(rows) // classes % (classes - 1)) % classes
+    said = np.where(np.isin(np.arange(rows), order[:right]), labels, wrong)
+    return judge("weak", np.eye(classes)[said].astype(np.float32), TaskData("d", task, split, split, None, "x"))
+
+
+@pytest.mark.parametrize(
+    ("right", "rows", "classes"), [(87, 400, 6), (26, 120, 6), (21, 40, 2), (26, 40, 2), (1, 1, 2)]
+)
+def test_a_lead_that_is_chance_or_hardly_any_is_refused(right: int, rows: int, classes: int) -> None:
+    with pytest.raises(TeacherError, match=rf"accuracy {right / rows:.3f} on the {rows} validation rows.*Fine-tune"):
+        judged(right, rows=rows, classes=classes)
+
+
+@pytest.mark.parametrize(
+    ("right", "rows", "classes"), [(30, 40, 2), (40, 40, 2), (8, 8, 2), (200, 400, 6), (700, 900, 6)]
+)
+def test_a_lead_that_is_none_of_chance_passes(right: int, rows: int, classes: int) -> None:
+    found = judged(right, rows=rows, classes=classes)
+    assert found.scores["accuracy"] == right / rows
+    below_half = (right / rows - 1 / classes) / (1 - 1 / classes) < 0.5
+    assert ["bag of words" in note for note in found.notes] == ([True] if below_half else [])
 
 
 def test_weights_that_are_not_numbers_are_refused_always(copied: Path, data: TaskData) -> None:

@@ -1,7 +1,10 @@
 """Trimming leaves the corpus read and answered as before, everything else spelled, and says what it saved and cost."""
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,9 +27,11 @@ from compress import trim
 from compress.data.task import Task
 from compress.errors import BundleError, CompressError
 from compress.export.bundle import FILES, TEXT, Bundle
+from compress.export.changed import certificate
 from compress.export.half import to_float16
 from compress.export.text import text_model
 from compress.export.weight_only import quantize_weights
+from compress.quantize.judge import Outcome
 from compress.report.report import Report
 from compress.trim import Trimmed, tables, trim_bundle, trim_checkpoint
 from compress.trim.cut import cut
@@ -304,12 +309,47 @@ def test_the_score_is_measured_before_and_after_and_kept_in_the_report(bundle: B
     assert json.loads(metadata["compress.certificate"])["method"] == found.certificates[1].method
 
 
-def test_a_loss_of_score_is_told_and_the_bundle_kept(bundle: Bundle, tmp_path: Path) -> None:
-    data = tiny.reviews(tmp_path / "reviews")
-    found = trim_measured(str(bundle.path), tmp_path / "out", data=data, min_count=10_000, max_drop=-1.0)
-    assert not any(proof.certified for proof in found.certificates)
-    assert found.alike == 0.0
-    assert Bundle.load(tmp_path / "out").path.is_dir()
+def test_a_loss_of_score_is_told_and_the_bundle_kept_and_marked(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, out = tiny.reviews(tmp_path / "reviews"), tmp_path / "out"
+    outcome = Outcome(0.96, 0.25, 0.3, 9.0, changed=28)
+    monkeypatch.setattr("compress.trim.measured._outcome", lambda *_: outcome)
+    told = command.run("trim", str(bundle.path), "--data", data, "--out", str(out), "--min-count", "10000", "--json")
+    assert told.code == 3
+    facts = json.loads(told.out)
+    assert facts["alike"] == 0.0
+    assert [proof["certified"] for proof in facts["certificates"]] == [False] * len(FILES)
+    made = Bundle.load(out)
+    kept = Report.from_json(made.path / "report.json")
+    assert [proof.certified for proof in kept.certificates] == [False] * len(FILES)
+    assert all(not json.loads(certificate(file))["certified"] for file in made.files().values())
+    assert kept.title == "out"
+
+
+def test_a_kill_before_it_is_certified_leaves_nothing_and_the_same_command_works(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, out = tiny.reviews(tmp_path / "reviews"), tmp_path / "out"
+    program = (
+        "import os, sys; from pathlib import Path; from compress.trim import measured;"
+        "measured.certified = lambda *_, **__: os._exit(9);"
+        f"measured.trim_measured({str(bundle.path)!r}, Path({str(out)!r}), data={data!r})"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(trim.__file__).parents[2])}
+    assert subprocess.run([sys.executable, "-c", program], check=False, env=environment).returncode == 9
+    assert not out.exists()
+    assert command.partial(tmp_path) != [], "the kill left its work beside"
+    assert all(proof.certified for proof in trim_measured(str(bundle.path), out, data=data).certificates)
+    assert {path.name for path in tmp_path.iterdir()} <= {"out", "reviews", "home"}
+    Bundle.load(out)
+
+
+@pytest.mark.parametrize("max_drop", [-0.01, 1.5, float("nan"), float("inf")])
+def test_a_limit_that_is_none_is_refused(bundle: Bundle, tmp_path: Path, max_drop: float) -> None:
+    with pytest.raises(CompressError, match="max_drop"):
+        trim_measured(str(bundle.path), tmp_path / "out", data="intents", max_drop=max_drop)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_data_of_another_task_is_refused(bundle: Bundle, tmp_path: Path) -> None:

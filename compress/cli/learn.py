@@ -9,6 +9,7 @@ from compress.cli.options import (
     AllowCode,
     AllowPickle,
     CorpusName,
+    Int8MaxDrop,
     Json,
     OnWeakTeacher,
     Out,
@@ -42,6 +43,7 @@ def distill(
     precision: Precision = "auto",
     resume: Resume = False,
     gate: OnWeakTeacher = "refuse",
+    max_drop: Int8MaxDrop = None,
     allow_pickle: AllowPickle = False,
     allow_code: AllowCode = None,
     as_json: Json = False,
@@ -52,6 +54,7 @@ def distill(
         from compress.prompted.prompt import Prompt
 
         ready = preflight.load_recipe(recipe, overrides or [])
+        preflight.check_task(ready)
         asked = None if prompt is None else Prompt.load(prompt)
         preflight.check(
             ready,
@@ -83,6 +86,7 @@ def distill(
             precision=precision,
             resume=resume,
             gate=gate,
+            max_drop=None if max_drop is None else max_drop / 100,
             allow_pickle=allow_pickle,
             allow_code=allow_code,
             console=shown,
@@ -109,6 +113,7 @@ def pretrain(
         from compress import preflight
 
         ready = preflight.load_recipe(recipe, overrides or [])
+        preflight.without_task(ready, corpus, data)
         preflight.check(
             ready,
             teacher=teacher,

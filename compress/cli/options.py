@@ -30,10 +30,18 @@ AllowCode = Annotated[
 OnWeakTeacher = Annotated[
     Literal["refuse", "warn"], typer.Option(help="What to do with a teacher no better than the majority.")
 ]
+Int8MaxDrop = Annotated[
+    float | None,
+    typer.Option(
+        "--max-drop", min=0, max=100, help="Points of the score that int8 may lose; default: 0.2, under a latency 0.5."
+    ),
+]
 DeviceTimeout = Annotated[float, typer.Option("--timeout", help="Seconds until a silent device is given up.")]
 DevicePython = Annotated[str, typer.Option("--python", help="ssh: the interpreter there that has onnxruntime.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 USER_ERROR, INTERRUPTED = 2, 130
+UNCERTIFIED = 3
+"""Exit code of a file that was made, and loses more than it may."""
 
 
 def console(as_json: bool = False) -> "Screen":

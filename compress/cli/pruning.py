@@ -7,6 +7,7 @@ import typer
 from compress.cli.options import (
     AllowCode,
     AllowPickle,
+    Int8MaxDrop,
     Json,
     OnWeakTeacher,
     Out,
@@ -67,6 +68,7 @@ def prune(
     precision: Precision = "auto",
     resume: Resume = False,
     gate: OnWeakTeacher = "refuse",
+    max_drop: Int8MaxDrop = None,
     allow_pickle: AllowPickle = False,
     allow_code: AllowCode = None,
     as_json: Json = False,
@@ -116,6 +118,7 @@ def prune(
             precision=precision,
             resume=resume,
             gate=gate,
+            max_drop=None if max_drop is None else max_drop / 100,
             allow_pickle=allow_pickle,
             allow_code=allow_code,
             console=shown,

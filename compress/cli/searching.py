@@ -59,6 +59,9 @@ def search(
         int | None, typer.Option(min=1, help="Tokens in each; default: 128, or the space's max_length.")
     ] = None,
     file: Annotated[Literal["int8", "fp32"], typer.Option(help="Which file is measured and shipped.")] = "int8",
+    max_drop: Annotated[
+        float, typer.Option(min=0, max=100, help="Points of the score that the shipped int8 file may lose.")
+    ] = 0.5,
     shapes: Annotated[int, typer.Option(help="How many are measured to predict the others, 5 to 64.")] = 16,
     rounds: Annotated[int, typer.Option(min=2, help="Interleaved rounds of each measurement.")] = 4,
     runs: Annotated[int, typer.Option(min=1, help="Timed runs per round.")] = 10,
@@ -156,6 +159,7 @@ def search(
             batch=batch,
             seq=seq,
             file=file,
+            max_drop=max_drop / 100,
             shapes=shapes,
             rounds=rounds,
             runs=runs,

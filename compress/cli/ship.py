@@ -12,14 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from compress.cli.options import AllowPickle, DevicePython, DeviceTimeout, Json, console, print_result, told
+from compress.cli.options import (
+    UNCERTIFIED,
+    AllowPickle,
+    DevicePython,
+    DeviceTimeout,
+    Json,
+    console,
+    print_result,
+    told,
+)
 from compress.terminal import printable
 
 if TYPE_CHECKING:
     from compress.export.stream import Answered
-
-UNCERTIFIED = 3
-"""Exit code of a file that was made, and loses more than it may."""
 
 
 def export(

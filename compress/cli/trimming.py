@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compress.cli.options import CorpusName, Json, console, print_result, told
+from compress.cli.options import UNCERTIFIED, CorpusName, Json, console, print_result, told
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +27,10 @@ def trim(
     label: Annotated[str | None, typer.Option(help="Label column.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Drop tokens that your texts never use from tokenizer and embedding; measure what that saves and costs."""
+    """Drop tokens that your texts never use from tokenizer and embedding; measure what that saves and costs.
+
+    Exit code 3: a file loses more than --max-drop; the folder is kept, and the file marked.
+    """
     with told():
         import json
         from dataclasses import asdict
@@ -44,6 +47,8 @@ def trim(
             print_result(json.dumps(facts, ensure_ascii=False, indent=1))
         else:
             _show(found, console())
+    if not all(proof.certified for proof in found.certificates):
+        raise typer.Exit(UNCERTIFIED)
 
 
 def _show(found: "Measured", shown: "Console") -> None:

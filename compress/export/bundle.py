@@ -8,10 +8,12 @@ Loading and predicting import neither torch nor transformers.
 """
 
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -79,7 +81,7 @@ class Bundle:
         Raises BundleError when model, tokenizer and task do not belong together, ExportError from the export.
         """
         check_parts(model, tokenizer, task, max_length)
-        with _built(path) as folder:
+        with building(path) as folder:
             _write_model(folder, model, tokenizer, task, max_length, keep=keep)
             (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
             manifest = Manifest(
@@ -116,10 +118,11 @@ class Bundle:
     def check_has(self, precision: Precision) -> None:
         """Raises BundleError, with what to do, where there is no file of this precision."""
         if FILES[precision] not in self.manifest.files:
-            raise BundleError(
-                f"{self.path}: has no {precision} file; it has {', '.join(self.files())}. Make it with: "
-                f"compress export {self.path} --precision {precision}"
-            )
+            make = {
+                "fp32": "write or copy the bundle again",
+                "int8": f"make it with: compress quantize {self.path} --data ...",
+            }.get(precision, f"make it with: compress export {self.path} --precision {precision}")
+            raise BundleError(f"{self.path}: has no {precision} file; it has {', '.join(self.files())}; {make}")
 
     def open(self, precision: Precision = "int8", *, threads: int = 1) -> "Predictor":
         """The tokenizer and an onnxruntime session, for many calls; `threads` rows run at a time."""
@@ -165,7 +168,7 @@ class Bundle:
             raise BundleError(
                 f"{self.path / name}: cannot be attached; expected a plain name such as report.json or README.md"
             )
-        return self._with(name, lambda partial: partial.write_text(text, encoding="utf-8"))
+        return self._changed({name: lambda partial: partial.write_text(text, encoding="utf-8")})
 
     def put(self, precision: Precision | Literal["text"], source: Path) -> "Bundle":
         """The bundle with the finished ONNX file `source` as its file of this precision, added or replaced.
@@ -174,25 +177,34 @@ class Bundle:
         instant it has no file of this precision.
         """
         name = TEXT if precision == "text" else FILES[precision]
-        return self._with(name, lambda partial: shutil.copyfile(source, partial))
+        return self._changed({name: lambda partial: shutil.copyfile(source, partial)})
+
+    def adopt(self, other: "Bundle", names: Iterable[str]) -> "Bundle":
+        """Take files of another bundle by their names, all of them together, added or replaced.
+
+        Killed at any moment, it leaves a bundle that loads, as `attach` does: none is listed until all are there.
+        """
+        return self._changed({name: partial(shutil.copyfile, other.path / name) for name in names})
 
     def copied(self, path: Path) -> "Bundle":
         """The same bundle in another folder: whole, or not there. A bundle there is replaced, anything else refused."""
-        with _built(path) as folder:
+        with building(path) as folder:
             for name in (*self.manifest.files, manifests.NAME):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(self.path / name, folder / name)
         return Bundle.load(path)
 
-    def _with(self, name: str, write: Callable[[Path], object]) -> "Bundle":
-        """The bundle with one file changed, which is unlisted until it is there."""
-        target = self.path / name
-        others = {key: stamp for key, stamp in self.manifest.files.items() if key != name}
-        with written(target) as partial:
-            write(partial)
-            stamp = Stamp.of(partial)
+    def _changed(self, writers: Mapping[str, Callable[[Path], object]]) -> "Bundle":
+        """Change files together: written beside first, and unlisted while they get their names."""
+        others = {name: stamp for name, stamp in self.manifest.files.items() if name not in writers}
+        stamps = {}
+        with ExitStack() as beside:
+            for name, write in writers.items():
+                file = beside.enter_context(written(self.path / name))
+                write(file)
+                stamps[name] = Stamp.of(file)
             replace(self.manifest, files=others).write(self.path)
-        complete = replace(self.manifest, files=dict(sorted({**others, name: stamp}.items())))
+        complete = replace(self.manifest, files=dict(sorted({**others, **stamps}.items())))
         complete.write(self.path)
         return replace(self, manifest=complete)
 
@@ -244,13 +256,20 @@ def check_place(path: Path) -> None:
         raise BundleError(f"{path}: exists and is no bundle; expected a new folder, or a bundle to replace")
 
 
+def check_writable(path: Path) -> None:
+    """Raise BundleError where a bundle cannot be changed in place, before any work is done for it."""
+    if not os.access(path, os.W_OK):
+        raise BundleError(f"{path}: cannot be changed (no permission, or a read-only disk); give --out a new folder")
+
+
 @contextmanager
-def _built(path: Path) -> Iterator[Path]:
-    """A folder beside `path` that takes its name, and its place, at the end; removed if anything fails."""
+def building(path: Path) -> Iterator[Path]:
+    """Yield a folder beside `path` to write a bundle into and finish; it takes the name and the place of `path` at the
+    end, and is removed if anything fails."""
     check_place(path)
     try:
-        with filled(path) as partial:
-            yield partial
+        with filled(path) as folder:
+            yield folder
     except OSError as error:
         raise BundleError(
             f"{path}: cannot be written ({error.strerror or error}); nothing of it was kept. Make room, or mend what "

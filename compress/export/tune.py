@@ -16,7 +16,7 @@ from compress.bench.device import Device
 from compress.bench.protocol import Latency, Setting
 from compress.errors import ExportError
 from compress.evidence import Tried
-from compress.export.bundle import Bundle, Precision
+from compress.export.bundle import FILES, Bundle, Precision
 from compress.export.checked import ROWS, Checked, check_exact, check_int8
 from compress.export.session import opset_of, read_model
 from compress.export.variants import fp32_variants, int8_variants
@@ -212,6 +212,4 @@ def _taken(bundle: Bundle, candidate: Bundle, changed: Sequence[Precision], out:
     """What was measured becomes the bundle, or another one in `out`."""
     if out is not None:
         return candidate.copied(out)
-    for precision in changed:
-        bundle = bundle.put(precision, candidate.files()[precision])
-    return bundle.attach(REPORT, (candidate.path / REPORT).read_text(encoding="utf-8"))
+    return bundle.adopt(candidate, [*(FILES[precision] for precision in changed), REPORT])

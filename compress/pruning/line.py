@@ -56,6 +56,7 @@ def prune(
     precision: precisions.Precision = "auto",
     resume: bool = False,
     gate: Literal["refuse", "warn"] = "refuse",
+    max_drop: float | None = None,
     allow_pickle: bool = False,
     allow_code: str | Path | None = None,
     console: Console | None = None,
@@ -94,7 +95,7 @@ def prune(
         _reach(recipe.target.device)
     return distill(
         teacher=model, recipe=recipe, data=data, out=out, text=text, label=label, kind=kind, metric=metric, seed=seed,
-        precision=precision, resume=resume, gate=gate, allow_pickle=allow_pickle, console=console,
+        precision=precision, resume=resume, gate=gate, max_drop=max_drop, allow_pickle=allow_pickle, console=console,
     )  # fmt: skip
 
 

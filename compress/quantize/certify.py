@@ -18,11 +18,9 @@ from compress.export.bundle import FILES, Bundle, Precision
 from compress.export.changed import certified
 from compress.export.session import read_model
 from compress.files import sha256
-from compress.quantize.judge import Outcome, compared
+from compress.quantize.judge import ROUNDING, Outcome, compared
+from compress.quantize.mixed import FloatCost
 from compress.report import evidence
-
-ROUNDING = 1e-9
-"""The difference of two scores is not exact."""
 
 
 def certify(
@@ -36,13 +34,14 @@ def certify(
     split: str,
     data: str,
     kept: Sequence[str] = (),
+    cost: FloatCost | None = None,
     exact: Path | None = None,
 ) -> Certificate:
     """The bundle's file of this precision against its fp32 file, both run on the device, on every row of the exam.
 
     exact     another fp32 file to hold it against: of a model that was trained again, the one before
     max_drop  of the score, in its own unit: 0.005 is half a point
-    method, split, data, kept   as the certificate tells them
+    method, split, data, kept, cost   as the certificate tells them
     Raises DeviceError where the device fails, CompressError for logits that are not finite.
     """
     files = (exact or bundle.path / FILES["fp32"], bundle.path / FILES[precision])
@@ -71,6 +70,9 @@ def certify(
         kept=tuple(kept),
         exact_sha256=sha256(files[0]),
         classes=outcome.classes,
+        kept_ms=cost.ms if cost else None,
+        kept_mb=cost.mb if cost else None,
+        kept_at=cost.setting if cost else "",
     )
 
 
@@ -83,7 +85,10 @@ def verdict(outcome: Outcome, max_drop: float) -> tuple[bool, str]:
     if outcome.drop <= max_drop + ROUNDING:
         kept = not any(one.collapsed and one.before - one.after > max_drop + ROUNDING for one in hurt)
         return kept, f"{change} points where {limit:g} are allowed{named}"
-    return False, f"{change} points, {lost - limit:.2f} more than the {limit:g} allowed{named}"
+    more = f"{change} points, {lost - limit:.2f} more than the {limit:g} allowed"
+    if outcome.keeps_score(max_drop):
+        return not hurt, f"{more}, by {outcome.changed} changed answers: these rows do not tell that from chance{named}"
+    return False, f"{more}{named}"
 
 
 def carried(

@@ -1,14 +1,15 @@
-"""What it costs to leave a product in float32: raced on the device, a file for each shape of weight."""
+"""What it costs to leave products in float32, raced on the device: each shape of weight, or all that were kept."""
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
 from compress.bench.device import Device
 from compress.bench.protocol import Setting
-from compress.quantize.mixed import Make
+from compress.quantize.mixed import FloatCost, Make, Mixed
 from compress.quantize.products import Product
 
 TOKENS = 64
@@ -40,3 +41,20 @@ def raced(
         for kind, names in alike.items()
         for name in names
     }
+
+
+def priced(mixed: Mixed, make: Make, device: Device, *, max_length: int) -> Mixed:
+    """Race the file with its products in float32 against the same file with all in int8: one row of TOKENS tokens, one
+    thread. As it was where nothing stays in float32."""
+    if not mixed.keep:
+        return mixed
+    setting = Setting(1, 1, min(TOKENS, max_length))
+    with tempfile.TemporaryDirectory() as scratch:
+        kept, whole = (Path(scratch) / name for name in ("kept.onnx", "whole.onnx"))
+        make(kept, mixed.keep)
+        make(whole, ())
+        times = device.race({"kept": kept, "whole": whole}, [setting], rounds=ROUNDS, runs=RUNS)
+        megabytes = (kept.stat().st_size - whole.stat().st_size) / 1e6
+    p50 = {time.name: time.p50_ms for time in times}
+    cost = FloatCost(p50["kept"] - p50["whole"], megabytes, str(setting), mixed.whole.least_limit)
+    return replace(mixed, cost=cost)

@@ -17,6 +17,11 @@ ROWS = 2000
 """Rows that decide whether the score is kept, spread evenly over the split."""
 PROBE = 128
 """Rows, spread likewise, that compare variants by how far they move the logits."""
+RESOLVED = 2
+"""Examples that may be answered otherwise whatever the limit. Two changes are both for the worse one time in four where
+int8 does neither good nor harm (sign test): a limit below RESOLVED / rows is finer than the rows resolve."""
+ROUNDING = 1e-9
+"""The difference of two scores is not exact."""
 FEWEST = 32
 MANY = 48
 """Products; where there are more, fewer rows probe them, down to FEWEST."""
@@ -26,31 +31,53 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Score of fp32 and of the other file, the share of rows that both answer alike (Pearson's r of a regression), the
-    largest |logit difference|, and the recalls of each class."""
+    """Score of fp32 and of the other file, the share of answers that are alike (Pearson's r of a regression), the
+    largest |logit difference|, the recalls of each class, and how many examples are answered otherwise (None: of a
+    regression, all are)."""
 
     before: float
     after: float
     agreement: float
     difference: float
     classes: tuple[ClassChange, ...] = ()
+    changed: int | None = None
 
     @property
     def drop(self) -> float:
         return self.before - self.after
 
+    @property
+    def unresolved(self) -> bool:
+        """Whether so few answers changed that these rows cannot tell it from chance: see RESOLVED."""
+        return self.changed is not None and self.changed <= RESOLVED
+
+    @property
+    def least_limit(self) -> float:
+        """The lowest limit that it is near at, whatever the rows resolve."""
+        return max(0.0, self.drop, 1 - self.agreement)
+
+    def keeps_score(self, limit: float) -> bool:
+        """Check that the score falls by at most `limit`, or by no more than the rows resolve."""
+        return self.unresolved or self.drop <= limit + ROUNDING
+
     def near(self, limit: float) -> bool:
-        """Whether the score falls by at most `limit` and at most that share of the answers changes, which is the
-        steadier figure: scores of few rows cross a limit by chance."""
-        return self.drop <= limit and self.agreement >= 1 - limit
+        """Check that the score falls by at most `limit` and at most that share of the answers changes, which is the
+        steadier figure: scores of few rows cross a limit by chance. What the rows do not resolve is near anyway."""
+        return self.unresolved or self.least_limit <= limit + ROUNDING
 
 
 def compared(exam: Exam, exact: Logits, other: Logits, *, threshold: float | None = None) -> Outcome:
     """Compare `other` with `exact`, logits of the exam's rows. `threshold`: qa, see `Exam.scores`."""
     before, after = (exam.scores(each, threshold=threshold)[exam.task.metric] for each in (exact, other))
-    agreement = exam.agreement(other, exact, thresholds=(threshold, threshold))
-    recalls = changes(exam.by_class(exact), exam.by_class(other))
-    return Outcome(before, after, agreement, float(np.abs(other - exact).max()), recalls)
+    thresholds = (threshold, threshold)
+    return Outcome(
+        before,
+        after,
+        exam.agreement(other, exact, thresholds=thresholds),
+        float(np.abs(other - exact).max()),
+        changes(exam.by_class(exact), exam.by_class(other)),
+        exam.changed(other, exact, thresholds=thresholds),
+    )
 
 
 @dataclass(frozen=True)

@@ -33,14 +33,44 @@ HEAD = 0.01
 
 
 @dataclass(frozen=True)
+class FloatCost:
+    """What the products in float32 cost beside the same file with all of them in int8.
+
+    ms          p50 of one forward at `setting` on the device; mb: 10^6 bytes of the file
+    max_drop    the lowest limit, in the score's own unit, at which none would have stayed in float32
+    """
+
+    ms: float
+    mb: float
+    setting: str
+    max_drop: float
+
+
+@dataclass(frozen=True)
 class Mixed:
-    """What stays in float32, what that comes to, whether it is near enough, and every product's sensitivity: none
-    where all-int8 was near enough."""
+    """What stays in float32 of `products`, what that comes to, whether it is near enough, every product's sensitivity
+    (none where all-int8 was near enough), how all-int8 does, and what float32 costs, where that was measured."""
 
     keep: tuple[str, ...]
     outcome: Outcome
     near: bool
+    products: int
+    whole: Outcome
     sensitivity: tuple[Sensitivity, ...] = ()
+    cost: FloatCost | None = None
+
+    def price(self) -> str:
+        """Say in a sentence what stays in float32, and what that costs; '' where nothing does."""
+        if not self.keep:
+            return ""
+        kept = f"{len(self.keep)} of {self.products} matrix products of the int8 file stay in float32"
+        if self.cost is None:
+            return f"{kept}."
+        points = math.ceil(1000 * self.cost.max_drop - 1e-6) / 10
+        return (
+            f"{kept}: {self.cost.ms:+.1f} ms ({self.cost.setting}), {self.cost.mb:+.1f} MB; --max-drop {points:g} "
+            "would make all of them int8."
+        )
 
 
 def mix(
@@ -65,7 +95,7 @@ def mix(
         trials = _Trials(make, judge, Path(scratch) / "trial.onnx")
         whole = trials.outcome(())
         if whole.near(limit):
-            return Mixed((), whole, True)
+            return Mixed((), whole, True, len(products), whole)
         say(
             f"all-int8 loses {100 * whole.drop:.2f} points and changes {1 - whole.agreement:.2%} of the answers; "
             f"trying each of its {len(products)} products"
@@ -81,7 +111,7 @@ def mix(
         outcome = trials.outcome(keep)
         say(f"{len(keep)} products stay in float32: {100 * outcome.drop:.2f} points, {1 - outcome.agreement:.2%}")
         marked = tuple(replace(each, kept=each.product in keep) for each in found)
-        return Mixed(keep, outcome, outcome.near(limit), marked)
+        return Mixed(keep, outcome, outcome.near(limit), len(products), whole, marked)
 
 
 def by_size(products: Sequence[Product], graph: onnx.GraphProto) -> dict[str, float]:
@@ -126,7 +156,7 @@ def _chosen(trials: _Trials, worthy: tuple[str, ...], others: tuple[str, ...], l
         return outcome.near(limit)
 
     def met(outcome: Outcome) -> bool:
-        return outcome.drop <= limit
+        return outcome.keeps_score(limit)
 
     if (keep := _fewest(trials, (), worthy, near)) is not None:
         return _needed(trials, keep, near)

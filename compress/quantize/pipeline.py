@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,14 +13,14 @@ from datasets import Dataset
 from compress.bench.device import Device, open_device
 from compress.bench.protocol import Latency, Setting
 from compress.data_of import data_of, exam_of
-from compress.errors import BundleError
+from compress.errors import BundleError, CompressError
 from compress.evidence import Certificate
 from compress.exam import Exam
-from compress.export.bundle import Bundle, check_place
+from compress.export.bundle import FILES, Bundle, check_place, check_writable
 from compress.export.session import read_model
 from compress.limits import check_max_drop, check_seed
 from compress.quantize.certify import carried, certify
-from compress.quantize.costs import raced
+from compress.quantize.costs import priced, raced
 from compress.quantize.histogram import Method as Calibration
 from compress.quantize.judge import Judge
 from compress.quantize.methods import DYNAMIC, PERCENTILE, Attempt, Calibrated, Name, as_written, dynamic
@@ -74,15 +75,16 @@ def quantize(
     overrides: Sequence[str] = (),
     say: Say = lambda _: None,
 ) -> Quantized:
-    """The bundle, in place or in a new folder `out`, with an int8 file made by `method` and certified on `device`.
+    """Make the bundle's int8 file anew by `method`, in place or in a new folder `out`, and certify it on `device`.
 
     method       dynamic, static, smoothquant; auto: static where that is near enough, else smoothquant; qat trains the
                  model again, so it needs `out`
     calibration  static, smoothquant: minmax, percentile (with `percentile`) or entropy, of `rows` rows of the train
                  split; the one that comes nearest where none is given (of smoothquant: minmax)
-    max_drop     of the score, in its own unit. Products stay in float32 until the validation split says that it is
-                 met; the certificate is of the test split, or of the validation split where there is none with labels,
-                 and holds int8 against the fp32 file of the bundle that was given, before any training
+    max_drop     of the score, in its own unit, but never finer than the rows resolve (`judge.RESOLVED`). Products stay
+                 in float32 until the validation split says that it is met; the certificate is of the test split, or of
+                 the validation split where there is none with labels, and holds int8 against the fp32 file of the
+                 bundle that was given, before any training
     form         fused for onnxruntime on CPUs, qdq for other runtimes
     lan, timeout, python   of the device, as in `open_device`
     seed, text, label   of the data, as in `distill`; overrides: of the recipe q8bert, for qat
@@ -92,24 +94,29 @@ def quantize(
     """
     check_seed(seed)
     check_max_drop(max_drop)
+    _check_numbers(rows, percentile)
     if out is not None:
         check_place(out)
+    elif method != "qat":  # which says that it needs one
+        check_writable(bundle.path)
     found = data_of(bundle, data, text=text, label=label, seed=seed)
     given = bundle
-    if method == "qat":
-        bundle = _trained(bundle, out, say, data=data, text=text, label=label, seed=seed, overrides=overrides)
-        out = None
     threads = os.cpu_count() or 1
     reach = partial(open_device, device, lan=lan, timeout=timeout, python=python)
-    source = bundle.files()["fp32"]
-    graph = read_model(source).graph
-    parts = products(graph)
-    with tempfile.TemporaryDirectory() as scratch, reach(say=say) as there:
+    with ExitStack() as stack:
+        if method == "qat":
+            training = _training(bundle, out, say, data=data, text=text, label=label, seed=seed, overrides=overrides)
+            bundle = stack.enter_context(training)
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        there = stack.enter_context(reach(say=say))
+        source = bundle.files()["fp32"]
+        graph = read_model(source).graph
+        parts = products(graph)
         judge = Judge.of(bundle, exam_of(bundle, found.validation), threads=threads, products=len(parts))
         settings = Calibrated(
             exam_of(bundle, found.train).spread(rows).rows,
             judge,
-            Path(scratch),
+            scratch,
             calibration,
             percentile,
             form,
@@ -122,19 +129,30 @@ def quantize(
             attempt.make, parts, judge, limit=max_drop, say=say,
             costs=lambda: raced(attempt.make, parts, graph, there, max_length=length),
         )  # fmt: skip
-        attempt.make(Path(scratch) / "int8.onnx", mixed.keep)
+        mixed = priced(mixed, attempt.make, there, max_length=length)
+        attempt.make(scratch / "int8.onnx", mixed.keep)
         split = "validation" if found.test is None else "test"
         exam = exam_of(bundle, found.validation if found.test is None else found.test)
         say(f"certifying on {len(exam):,} {split} rows, {there.name}")
-        candidate = bundle.copied(Path(scratch) / "candidate" / bundle.path.name)
-        candidate = candidate.put("int8", Path(scratch) / "int8.onnx")
+        candidate = bundle.copied(scratch / "candidate" / bundle.path.name)
+        candidate = candidate.put("int8", scratch / "int8.onnx")
         proof = certify(
             candidate, "int8", exam, max_drop=max_drop, device=there, method=attempt.method, split=split,
-            data=found.name, kept=mixed.keep, exact=given.files()["fp32"],
+            data=found.name, kept=mixed.keep, cost=mixed.cost, exact=given.files()["fp32"],
         )  # fmt: skip
         candidate, proof = carried(candidate, "int8", proof, mixed.sensitivity)
         times, sizes = _beside(bundle, candidate, there)
         return Quantized(_taken(bundle, candidate, out), proof, mixed, times, sizes)
+
+
+def _check_numbers(rows: int, percentile: float) -> None:
+    """Raise CompressError for numbers that nothing can be calibrated with."""
+    if rows < 1:
+        raise CompressError(f"rows {rows}: expected at least 1 row of the train split to calibrate on")
+    if not 50 <= percentile <= 100:
+        raise CompressError(
+            f"percentile {percentile:g}: expected 50 to 100, the middle share of all values, in per cent"
+        )
 
 
 def keep_score(
@@ -160,6 +178,9 @@ def keep_score(
             attempt.make, parts, judge, limit=limit, worth=SHIPPED_WORTH, whatever_it_takes=False,
             costs=lambda: by_size(parts, graph),
         )  # fmt: skip
+        if mixed.keep:
+            with open_device("local") as here:
+                mixed = priced(mixed, attempt.make, here, max_length=bundle.manifest.max_length)
         if mixed.keep or attempt.method != written_as:
             attempt.make(Path(scratch) / "int8.onnx", mixed.keep)
             bundle = bundle.put("int8", Path(scratch) / "int8.onnx")
@@ -189,7 +210,7 @@ def _attempt(method: Name, bundle: Bundle, settings: Calibrated, limit: float, s
     return as_written(bundle) if method == "qat" else dynamic(source)
 
 
-def _trained(
+def _training(
     bundle: Bundle,
     out: Path | None,
     say: Say,
@@ -199,32 +220,30 @@ def _trained(
     label: str | None,
     seed: int,
     overrides: Sequence[str],
-) -> Bundle:
+) -> AbstractContextManager[Bundle]:
     from compress.quantize.qat import trained_for_int8
     from compress.screen import Screen
 
-    if out is None:
+    if out is None or out.resolve() == bundle.path.resolve():
         raise BundleError(
-            f"{bundle.path}: --method qat trains the weights, which makes another bundle: give --out a folder"
+            f"{bundle.path}: --method qat trains the weights, which makes another bundle: give --out another folder"
         )
     say("training for int8; interrupted, the same command goes on from its last checkpoint")
     progress = Screen(stderr=True)
-    return trained_for_int8(
-        bundle, data, out=out, text=text, label=label, seed=seed, overrides=overrides, console=progress
-    )
+    return trained_for_int8(bundle, data, text=text, label=label, seed=seed, overrides=overrides, console=progress)
 
 
 def _beside(bundle: Bundle, candidate: Bundle, there: Device) -> tuple[tuple[Latency, ...], dict[str, float]]:
-    """Latencies and sizes of the files before and after."""
-    files = {"fp32": bundle.files()["fp32"], BEFORE: bundle.files()["int8"], "int8": candidate.files()["int8"]}
+    """Race the files before and after, and tell their sizes. A bundle whose change was cut short has no int8 before."""
+    before = {BEFORE: bundle.files()["int8"]} if "int8" in bundle.files() else {}
+    files = {"fp32": bundle.files()["fp32"], **before, "int8": candidate.files()["int8"]}
     setting = Setting(1, 1, min(TOKENS, bundle.manifest.max_length))
     times = there.race(files, [setting], rounds=ROUNDS, runs=RUNS)
     return tuple(times), {name: path.stat().st_size / 1e6 for name, path in files.items()}
 
 
 def _taken(bundle: Bundle, candidate: Bundle, out: Path | None) -> Bundle:
-    """What was proved becomes the bundle, or another one in `out`."""
+    """Make what was proved the bundle, or another one in `out`."""
     if out is not None:
         return candidate.copied(out)
-    report = (candidate.path / REPORT).read_text(encoding="utf-8")
-    return bundle.put("int8", candidate.files()["int8"]).attach(REPORT, report)
+    return bundle.adopt(candidate, (FILES["int8"], REPORT))

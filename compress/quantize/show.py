@@ -43,6 +43,8 @@ def words(done: Quantized) -> str:
     kept = [layer(name) for name in proof.kept]
     more = f" and {len(kept) - MOST_SHOWN} more" if len(kept) > MOST_SHOWN else ""
     lines = [f"in float32: {'; '.join(kept[:MOST_SHOWN])}{more}" if kept else "in float32: no product"]
+    if price := done.mixed.price():
+        lines.append(price)
     lines.append(f"{'certified' if proof.certified else 'NOT certified'}: {proof.reason}")
     if not proof.certified:
         lines.append(f"The nearest file found is in the bundle, marked uncertified.{_further(proof.method)}")
@@ -53,6 +55,7 @@ def as_json(done: Quantized) -> str:
     found = {
         "bundle": str(done.bundle.path),
         "certificate": asdict(done.proof),
+        "float_cost": asdict(done.mixed.cost) if done.mixed.cost else None,
         "sensitivity": [asdict(each) for each in done.mixed.sensitivity],
         "latencies": [asdict(each) for each in done.times],
     }

@@ -46,6 +46,7 @@ class Search(Frozen):
     objectives  what the front is over; the score is one
     precision   of the file, where the space does not choose it
     training    what training computes in
+    max_drop    of the score, that the int8 file of a student that ships may lose
     shapes      how many are measured to predict the others
     rounds, runs  of each measurement, as of `compress bench`
     anchors     bundles of the same task that are scored and measured beside the shapes, to compare with
@@ -63,6 +64,7 @@ class Search(Frozen):
     seq: int = Field(128, gt=0, le=1_000_000)
     precision: Literal["int8", "fp32"] = "int8"
     training: Literal["bf16", "fp32"] = "fp32"
+    max_drop: float = Field(0.005, ge=0, le=1)
     shapes: int = Field(16, ge=FEWEST, le=64)
     rounds: int = Field(4, ge=2)
     runs: int = Field(10, ge=1)

@@ -26,7 +26,7 @@ from compress.search.evaluators import PlainJudge, scored
 from compress.search.found import Found, Point
 from compress.search.latency import exported, race
 from compress.search.record import unmet
-from compress.ship import BUDGETED_LIMIT, ship
+from compress.ship import ship
 
 KEEP = 0.97
 """Without a budget the winner is the fastest student with this share of its teacher's score."""
@@ -165,7 +165,7 @@ def shipped(
     notes = [*desk.seen.notes, found, *([note] if note else [])]
     bundle = ship(
         student, desk.tutor, desk.material, recipe=recipe, run=place, notes=notes, started=began,
-        int8_limit=BUDGETED_LIMIT,
+        int8_limit=search.max_drop,
     )  # fmt: skip
     readme = (bundle.path / "README.md").read_text(encoding="utf-8")
     bundle = bundle.attach("README.md", f"{readme}\n## Found by a search\n\n{found} {note}".rstrip() + "\n")

@@ -41,6 +41,7 @@ from compress.search.space_file import Space
 from compress.search.storage import close_storage, open_storage
 from compress.search.study import close_study, front_table, open_study, run_trials
 from compress.search.told import counted
+from compress.ship import BUDGETED_LIMIT
 
 if TYPE_CHECKING:
     import optuna
@@ -76,6 +77,7 @@ def search(
     batch: int = 1,
     seq: int | None = None,
     file: Literal["int8", "fp32"] = "int8",
+    max_drop: float = BUDGETED_LIMIT,
     shapes: int = 16,
     rounds: int = 4,
     runs: int = 10,
@@ -107,6 +109,7 @@ def search(
     objectives  what the front is over: the score, and latency, parameters, flops_per_token, file_mb
     device      where latency is measured, at threads, batch and seq (left out: 128, or the texts' own limit), of the
                 file of precision `file`; open_as opens it
+    max_drop    of the score, in its own unit, that the shipped int8 file may lose
     shapes, rounds, runs    of the measurement that the latency of all shapes is predicted from
     anchors     bundles of the same task to compare with
     trials      shapes that are scored; minutes: for all of it, in shares (`pace.SUPERNET`, `pace.PLAIN`)
@@ -131,7 +134,8 @@ def search(
                       min_score=min_score),
         objectives=objectives, device=device, threads=threads, batch=batch,
         seq=min(128, chosen.final[-1].max_length) if seq is None else seq, precision=file,
-        training=precisions.choose(precision), shapes=shapes, rounds=rounds, runs=runs, anchors=anchors, seed=seed,
+        training=precisions.choose(precision), max_drop=max_drop, shapes=shapes, rounds=rounds, runs=runs,
+        anchors=anchors, seed=seed,
     )  # fmt: skip
     _check_counts(trials=trials, minutes=minutes, finalists=finalists, winners=winners)
     _check_study(storage, sampler)

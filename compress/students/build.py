@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 import compress.models  # noqa: F401  # transformers knows the families of ours from here on
 from compress import heads
@@ -159,6 +159,20 @@ def build(
             spec.init(student, teacher, **({"words": words} if "words" in options(spec.init.function) else {}))
     share(student, **spec.share)
     return student
+
+
+def planned(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
+    """Settle the config of the student that `build` will make, also of one that begins as a checkpoint.
+
+    Raises StudentError.
+    """
+    if not isinstance(spec.init, str) or spec.init in ("scratch", "teacher"):
+        return config_for(spec, teacher)
+    folder = begun_from(spec.init)
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise StudentError(f"student.init: {folder} cannot be read: {' '.join(str(error).split())[:400]}") from error
 
 
 def begun_from(init: str) -> str:

@@ -184,6 +184,26 @@ def measured(model: PreTrainedModel) -> Size:
     )
 
 
+def larger(stage: str, student: PreTrainedConfig, teacher: PreTrainedConfig) -> list[str]:
+    """Warn of a student that has more parameters, or takes more FLOPs, than its teacher, or as many of both."""
+    with torch.device("meta"):
+        mine, theirs = (measured(heads.create(copy.deepcopy(each), "encoder", None)) for each in (student, teacher))
+    sizes = [(mine.parameters, theirs.parameters), (mine.flops_per_token, theirs.flops_per_token)]
+    if all(one <= other for one, other in sizes) and any(one < other for one, other in sizes):
+        return []
+    compared = "larger than" if any(one > other for one, other in sizes) else "as large as"
+    described = (
+        f"{each.family} {each.layers}x{each.hidden}, {each.parameters / 1e6:.1f} M parameters, "
+        f"{each.flops_per_token / 1e6:.1f} MFLOP per token"
+        for each in (mine, theirs)
+    )
+    one, other = described
+    return [
+        f"stage {stage}: the student ({one}) is {compared} its teacher ({other}), so nothing is compressed; "
+        "`compress students TEACHER` lists smaller ones, --set student.layers=... makes one"
+    ]
+
+
 def _flops(config: PreTrainedConfig) -> float:
     """Of the encoder: all of it where it is shallow, else from two layers, as every further one costs what they do."""
     layers = Shape.of(config).layers

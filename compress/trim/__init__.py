@@ -63,7 +63,7 @@ class Trimmed:
 def trim_bundle(
     bundle: Bundle, texts: Iterable[str], out: Path, *, min_count: int = 1, keep: Sequence[str] = ()
 ) -> Trimmed:
-    """Writes a bundle without the tokens that occur less than `min_count` times in `texts`, which are gone through
+    """Write a bundle without the tokens that occur less than `min_count` times in `texts`, which are gone through
     more than once; those in the texts of `keep` stay in any case.
 
     Every ONNX file that reads ids is carried over as it is but for its tables' rows. A file with the tokenizer inside
@@ -71,6 +71,15 @@ def trim_bundle(
     for a corpus that can be read only once or a tokenizer that cannot be trimmed; nothing is left of a bundle whose
     logits would differ.
     """
+    with trimming(bundle, texts, out, min_count=min_count, keep=keep) as (_, trimmed):
+        return trimmed
+
+
+@contextmanager
+def trimming(
+    bundle: Bundle, texts: Iterable[str], out: Path, *, min_count: int = 1, keep: Sequence[str] = ()
+) -> Iterator[tuple[Bundle, Trimmed]]:
+    """Yield the bundle of `trim_bundle` in a folder beside `out` for the caller to finish; then it gets its name."""
     model = task_class(bundle.task.kind).from_pretrained(bundle.path)
     with _new(out) as folder:
         found, trimmed, tokenizer = _trim(bundle.path, model, texts, min_count, keep)
@@ -88,8 +97,7 @@ def trim_bundle(
         made = replace(made, files=manifests.stamps(folder))
         made.write(folder)
         compare_files(bundle, Bundle(folder, made), found, texts)
-        sizes = _sizes(bundle.path, folder)
-    return replace(trimmed, path=out, bytes=sizes)
+        yield Bundle(folder, made), replace(trimmed, path=out, bytes=_sizes(bundle.path, folder))
 
 
 def trim_checkpoint(
@@ -163,10 +171,15 @@ def _loaded(old: Any, found: Cut) -> Any:
     return made
 
 
-@contextmanager
-def _new(out: Path) -> Iterator[Path]:
+def check_new(out: Path) -> None:
+    """Raise BundleError where something is already."""
     if out.exists():
         raise BundleError(f"{out}: exists; expected a new folder: trimming changes every file")
+
+
+@contextmanager
+def _new(out: Path) -> Iterator[Path]:
+    check_new(out)
     with filled(out) as partial:
         yield partial
 

@@ -1,7 +1,7 @@
 """A trimmed bundle beside the whole one, on a labelled split: score, agreement, and how many texts read alike."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,13 +22,15 @@ from compress.data.windows import plain
 from compress.data_of import data_of, exam_of
 from compress.errors import CompressError
 from compress.evidence import Certificate
-from compress.exam import Exam
+from compress.exam import Exam, differing
 from compress.export import manifest
 from compress.export.bundle import FILES, Bundle, Precision
 from compress.limits import check_max_drop
 from compress.quantize.certify import carried, verdict
 from compress.quantize.judge import Outcome
-from compress.trim import Trimmed, trim_bundle, trim_checkpoint
+from compress.report.evidence import NAME as REPORT
+from compress.report.evidence import report_of
+from compress.trim import Trimmed, check_new, trim_checkpoint, trimming
 from compress.trim.cut import encoded_alike
 
 if TYPE_CHECKING:
@@ -76,15 +78,18 @@ def trim_measured(
     max_drop: float = 0.005,
     threads: int = 1,
 ) -> Measured:
-    """Trims a bundle, or a checkpoint, for the training texts of `data` and for `corpus`. Every file of a bundle is
+    """Trim a bundle, or a checkpoint, for the training texts of `data` and for `corpus`. Every file of a bundle is
     scored on the test split of `data`, or on the validation split where there is none: nothing is chosen by it.
 
     max_drop  of the score, in its own unit; a file that loses more is marked as not certified, and kept.
+    The folder gets its name when all of it is certified or marked; killed before, the same call begins again.
     Raises CompressError with neither data nor corpus, BundleError for data of another task, and as `trim_bundle`.
     """
     check_max_drop(max_drop)
     if data is None and corpus is None:
         raise CompressError("trim: no texts; give --data, whose training texts say which tokens are used, or --corpus")
+    check_max_drop(max_drop)
+    check_new(out)
     bundle = Bundle.load(Path(model)) if manifest.located(Path(model)) else None
     sources: list[Callable[[], Iterable[str]]] = []
     if data is not None:
@@ -98,20 +103,20 @@ def trim_measured(
     texts = Texts(tuple(sources))
     if bundle is None:
         return Measured(trim_checkpoint(resolve(model), texts, out, min_count=min_count, keep=keep))
-    trimmed = trim_bundle(bundle, texts, out, min_count=min_count, keep=keep)
-    if data is None:
-        return Measured(trimmed)
-    split, name = (found.validation, "validation") if found.test is None else (found.test, "test")
-    method = f"vocabulary trimming, {trimmed.before} to {len(trimmed.kept)} tokens (min_count {min_count})"
-    made = Bundle.load(out)
-    proofs = certified(
-        bundle, made, split, max_drop=max_drop, method=method, name=name, data=found.name, threads=threads
-    )
-    for precision, proof in proofs.items():
-        made, proofs[precision] = carried(made, precision, proof)
-    before, after = (plain(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, made))
-    alike = float(np.mean([same for _, same in encoded_alike(before, after, texts_of(split))]))
-    return Measured(trimmed, tuple(proofs.values()), alike, len(split))
+    with trimming(bundle, texts, out, min_count=min_count, keep=keep) as (small, trimmed):
+        if data is None:
+            return Measured(trimmed)
+        split, name = (found.validation, "validation") if found.test is None else (found.test, "test")
+        method = f"vocabulary trimming, {trimmed.before} to {len(trimmed.kept)} tokens (min_count {min_count})"
+        proofs = certified(
+            bundle, small, split, max_drop=max_drop, method=method, name=name, data=found.name, threads=threads
+        )
+        made = small.attach(REPORT, replace(report_of(small), title=out.name).to_json())
+        for precision, proof in proofs.items():
+            made, proofs[precision] = carried(made, precision, proof)
+        before, after = (plain(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, made))
+        alike = float(np.mean([same for _, same in encoded_alike(before, after, texts_of(split))]))
+        return Measured(trimmed, tuple(proofs.values()), alike, len(split))
 
 
 def _lines(corpus: Corpus) -> Iterator[str]:
@@ -185,18 +190,22 @@ def _outcome(bundle: Bundle, exams: Sequence[Exam], logits: Sequence[Logits]) ->
     before, after = (exam.scores(each, threshold=threshold)[bundle.task.metric] for exam, each in scored)
     recalls = changes(*(exam.by_class(each) for exam, each in zip(exams, logits, strict=True)))
     if not bundle.task.tokenwise:
-        agreement = exams[0].agreement(logits[1], logits[0])
-        return Outcome(before, after, agreement, float(np.abs(logits[1] - logits[0]).max()), recalls)
-    answers = [_answers(exam, each, threshold) for exam, each in zip(exams, logits, strict=True)]
-    same = [one == other for one, other in zip(*answers, strict=True)]
-    return Outcome(before, after, float(np.mean(same)), _of_equal_rows(exams, logits), recalls)
+        agreement, changed = exams[0].agreement(logits[1], logits[0]), exams[0].changed(logits[1], logits[0])
+        return Outcome(before, after, agreement, float(np.abs(logits[1] - logits[0]).max()), recalls, changed)
+    one, other = (_answers(exam, each, threshold) for exam, each in zip(exams, logits, strict=True))
+    same = [a == b for a, b in zip(_flat(one), _flat(other), strict=True)]
+    changed = differing(one, other)
+    return Outcome(before, after, float(np.mean(same)), _of_equal_rows(exams, logits), recalls, changed)
 
 
 def _answers(exam: Exam, logits: Logits, threshold: float | None) -> list[Any]:
-    """The tag of every word, or the text that answers each question."""
-    if exam.task.kind == "tagging":
-        return [tag for sentence in exam.tags(logits) for tag in sentence]
-    return list(exam.texts(logits, threshold=threshold))
+    """List the tags of every sentence, or the text that answers each question."""
+    return exam.tags(logits) if exam.task.kind == "tagging" else list(exam.texts(logits, threshold=threshold))
+
+
+def _flat(answers: Sequence[Any]) -> list[str]:
+    """List the tag of every word, or the texts as they are."""
+    return [tag for each in answers for tag in (each if isinstance(each, list) else [each])]
 
 
 def _of_equal_rows(exams: Sequence[Exam], logits: Sequence[Logits]) -> float:

@@ -1,5 +1,6 @@
 """The int8 file keeps its score, or says which products had to stay in float32."""
 
+import re
 from pathlib import Path
 
 import onnx
@@ -94,6 +95,23 @@ def test_smoothing_comes_before_floats_where_there_are_rows_to_smooth_by(tmp_pat
     assert nodes.count("MatMulIntegerToFloat") == len(parts(shipped))
 
 
+def test_what_floats_cost_is_told_with_the_limit_that_would_do_without(tmp_path: Path) -> None:
+    shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0,))
+    whole = size(shipped)
+    kept, mixed, _ = keep_score(shipped, exam, limit=0.05, threads=1)
+    assert mixed.cost is not None
+    assert mixed.cost.max_drop == mixed.whole.least_limit > 0.05
+    assert mixed.cost.mb == pytest.approx((size(kept) - whole) / 1e6)
+    assert "24 tokens" in mixed.cost.setting
+    points = re.findall(r"--max-drop ([0-9.]+)", mixed.price())
+    assert mixed.price().startswith(f"1 of {len(parts(shipped))} ")
+    assert keep_score(shipped, exam, limit=float(points[0]) / 100, threads=1)[1].keep == ()
+
+
+def size(of: Bundle) -> int:
+    return of.files()["int8"].stat().st_size
+
+
 def test_sensitivity_tells_the_error_of_each_product_and_what_goes_without_it(tmp_path: Path) -> None:
     shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0,))
     found = keep_score(shipped, exam, limit=0.05, threads=1)[1].sensitivity
@@ -109,6 +127,7 @@ def test_nothing_is_kept_nor_measured_where_nothing_is_lost(tmp_path: Path) -> N
     shipped, exam = bundle(tmp_path / "bundle")
     same, mixed, _ = keep_score(shipped, exam, limit=1.0, threads=1)
     assert (mixed.keep, mixed.sensitivity, mixed.near) == ((), (), True)
+    assert (mixed.cost, mixed.price()) == (None, "")
     assert same == shipped
 
 

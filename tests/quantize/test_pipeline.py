@@ -1,17 +1,23 @@
 """`compress quantize`: every kind of task, every method, in place or beside; and what it refuses."""
 
 import json
+import math
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
 from compress.data import load_task
+from compress.errors import BundleError, CompressError
 from compress.exam import Exam
 from compress.export.bundle import Bundle
 from compress.export.changed import CERTIFICATE_KEY as KEY
 from compress.export.session import metadata, read_model
 from compress.quantize import methods, pipeline
+from compress.quantize.judge import Outcome
 from compress.report.report import Report
 from tests import command, tiny
 
@@ -48,7 +54,7 @@ def squad() -> list[dict[str, object]]:
     return [{"title": "t", "paragraphs": paragraphs}]
 
 
-def bundle(path: Path, source: str, kind: str) -> Bundle:
+def bundle(path: Path, source: str, kind: str, *, seed: int = 0) -> Bundle:
     """A random model of the task that `source` holds."""
     from transformers import (
         AutoModelForQuestionAnswering,
@@ -60,7 +66,9 @@ def bundle(path: Path, source: str, kind: str) -> Bundle:
     task = load_task(source, kind=kind).task
     return Bundle.write(
         path,
-        model=tiny.model("bert", labels=task.outputs, head=heads.get(kind, AutoModelForSequenceClassification)),
+        model=tiny.model(
+            "bert", labels=task.outputs, seed=seed, head=heads.get(kind, AutoModelForSequenceClassification)
+        ),
         tokenizer=tiny.tokenizer(),
         task=task,
         max_length=32,
@@ -121,9 +129,12 @@ def test_in_place_by_every_method(reviews: tuple[Bundle, str], words: str, said:
     assert command.partial(tmp_path) == []
 
 
-def test_auto_smooths_where_static_alone_is_not_near(reviews: tuple[Bundle, str], tmp_path: Path) -> None:
+def test_auto_smooths_where_static_alone_is_not_near(
+    reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Outcome, "near", lambda *_: False)
     made = reviews[0].copied(tmp_path / "bundle")
-    told = command.run("quantize", str(made.path), "--data", reviews[1], "--max-drop", "-100", "--json")
+    told = command.run("quantize", str(made.path), "--data", reviews[1], "--json")
     assert json.loads(told.out)["certificate"]["method"].startswith("SmoothQuant")
 
 
@@ -143,16 +154,85 @@ def test_what_it_prints(reviews: tuple[Bundle, str], tmp_path: Path) -> None:
         assert word in told.out
 
 
-def test_a_target_that_is_missed_leaves_the_nearest_file_marked_so(reviews: tuple[Bundle, str], tmp_path: Path) -> None:
-    words = ("--data", reviews[1], "--method", "dynamic", "--max-drop", "-100", "--out", str(tmp_path / "new"))
-    told = command.run("quantize", str(reviews[0].path), *words)
+@pytest.fixture
+def broken(reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Bundle, str]:
+    """A bundle that answers its data without a fault, and dynamic int8 that makes another model of it."""
+    source = tmp_path / "answered"
+    source.mkdir()
+    texts = [" ".join(tiny.WORDS[at % 25 : at % 25 + 4]) for at in range(40)]
+    for split in ("train", "dev"):
+        labels = (found.label for found in reviews[0].predict(texts, precision="fp32"))
+        lines = [f"{text}\t{label}" for text, label in zip(texts, labels, strict=True)]
+        (source / f"{split}.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n", encoding="utf-8")
+    other = bundle(tmp_path / "other", str(source), "classification", seed=7).files()["int8"]
+    monkeypatch.setattr(methods, "quantize_dynamic", lambda _, target, keep=(): shutil.copyfile(other, target))
+    return reviews[0], str(source)
+
+
+def test_a_target_that_is_missed_leaves_the_nearest_file_marked_so(broken: tuple[Bundle, str], tmp_path: Path) -> None:
+    words = ("--data", broken[1], "--method", "dynamic", "--max-drop", "1", "--out", str(tmp_path / "new"))
+    told = command.run("quantize", str(broken[0].path), *words)
     assert told.code == 3
     assert "NOT certified: " in told.out
     made = Bundle.load(tmp_path / "new")
     (proof,) = Report.from_json(made.path / "report.json").certificates
     assert not proof.certified
-    assert "more than the -100 allowed" in proof.reason
+    assert "more than the 1 allowed" in proof.reason
     assert json.loads(metadata(read_model(made.files()["int8"]))[KEY])["certified"] is False
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"max_drop": -1.0}, {"max_drop": math.nan}, {"max_drop": math.inf}, {"rows": 0}, {"percentile": 101.0}],
+)
+def test_numbers_that_mean_nothing_are_refused_before_any_work(
+    bad: dict[str, Any], reviews: tuple[Bundle, str], tmp_path: Path
+) -> None:
+    with pytest.raises(CompressError, match=next(iter(bad))):
+        pipeline.quantize(reviews[0], "no such data", out=tmp_path / "new", **bad)
+
+
+def test_a_bundle_that_cannot_be_written_is_refused_before_any_work(
+    reviews: tuple[Bundle, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    told = command.run("quantize", str(reviews[0].path), "--data", "no such data")
+    assert told.code == 2
+    assert "--out" in told.err
+
+
+def test_a_bundle_killed_at_any_write_still_loads_and_is_quantised_again(
+    reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate is never of another file than the one beside it."""
+    made = reviews[0].copied(tmp_path / "bundle")
+    done = pipeline.quantize(made, reviews[1], method="dynamic", out=tmp_path / "done")
+
+    class Killed(BaseException):
+        pass
+
+    real = Path.replace
+    for survived in range(4):
+        left = iter([real] * survived)
+
+        def rename(path: Path, target: Path, left: Any = left) -> Path:
+            if (step := next(left, None)) is None:
+                raise Killed
+            return Path(step(path, target))
+
+        monkeypatch.setattr(Path, "replace", rename)
+        with pytest.raises(Killed):
+            Bundle.load(made.path).adopt(done.bundle, ["onnx/model_quantized.onnx", "report.json"])
+        monkeypatch.setattr(Path, "replace", real)
+        found = Bundle.load(made.path)
+        listed = {"onnx/model_quantized.onnx", "report.json"} & found.manifest.files.keys()
+        assert listed in (set(), {"onnx/model_quantized.onnx"}), "as it was, or neither"
+        if not listed:
+            with pytest.raises(BundleError, match="compress quantize"):
+                found.open("int8")
+    again = pipeline.quantize(Bundle.load(made.path), reviews[1], method="dynamic")
+    assert list(again.sizes) == ["fp32", "int8"], "there was none before"
+    assert Bundle.load(made.path) == again.bundle
 
 
 def test_data_of_another_task_are_refused_and_the_bundle_is_untouched(

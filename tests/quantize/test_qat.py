@@ -8,6 +8,7 @@ import pytest
 from compress.data.task import Task
 from compress.errors import BundleError
 from compress.export.bundle import Bundle
+from compress.quantize.pipeline import quantize
 from compress.quantize.qat import trained_for_int8
 from compress.trainer import StepTrainer
 from tests import tiny
@@ -37,30 +38,33 @@ def test_the_result_is_another_bundle_with_static_int8(
         return real(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(StepTrainer, "compute_loss", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        trained_for_int8(bundle, data, out=tmp_path / "made", overrides=QUICK)
-    assert not (tmp_path / "made").exists()
-    made = trained_for_int8(bundle, data, out=tmp_path / "made", overrides=QUICK)
-    assert len(asked) == 4, "two steps were kept"
-    assert (made.task, made.manifest.max_length) == (bundle.task, bundle.manifest.max_length)
-    assert "MatMulIntegerToFloat" in {node.op_type for node in onnx.load_model(made.files()["int8"]).graph.node}
-    assert made.manifest.parameters == bundle.manifest.parameters, "the whole model"
-    assert made.manifest.files["model.safetensors"] != bundle.manifest.files["model.safetensors"]
+    with pytest.raises(KeyboardInterrupt), trained_for_int8(bundle, data, overrides=QUICK):
+        pass
+    with pytest.raises(KeyboardInterrupt), trained_for_int8(bundle, data, overrides=QUICK):
+        raise KeyboardInterrupt
+    with trained_for_int8(bundle, data, overrides=QUICK) as made:
+        assert len(asked) == 4, "two steps were kept, then all of them until somebody had done with them"
+        assert (made.task, made.manifest.max_length) == (bundle.task, bundle.manifest.max_length)
+        assert "MatMulIntegerToFloat" in {node.op_type for node in onnx.load_model(made.files()["int8"]).graph.node}
+        assert made.manifest.parameters == bundle.manifest.parameters, "the whole model"
+        assert made.manifest.files["model.safetensors"] != bundle.manifest.files["model.safetensors"]
     assert Bundle.load(bundle.path) == bundle
     assert not list((tmp_path / "home" / "qat").iterdir()), "what was kept for going on is gone"
 
 
-def test_the_bundle_itself_is_not_overwritten_and_other_tasks_are_refused(
-    places: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
+def test_the_bundle_itself_is_not_overwritten(places: tuple[Bundle, str]) -> None:
     bundle, data = places
-    with pytest.raises(BundleError, match="give --out another folder"):
-        trained_for_int8(bundle, data, out=bundle.path)
+    for out in (None, bundle.path):
+        with pytest.raises(BundleError, match="give --out another folder"):
+            quantize(bundle, data, method="qat", out=out)
+
+
+def test_other_tasks_are_refused(places: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
     (tmp_path / "stars").mkdir()
     for split in ("train", "dev"):
         rows = [f"a film\t{stars}" for stars in ("one", "two", "three")] * 4
         (tmp_path / "stars" / f"{split}.tsv").write_text("\n".join(["text\tlabel", *rows]))
-    with pytest.raises(BundleError, match=r"3 labels \(one, three, two\) .* 2 labels \(negative, positive\)"):
-        trained_for_int8(bundle, str(tmp_path / "stars"), out=tmp_path / "no")
-    assert not (tmp_path / "no").exists()
+    refused = pytest.raises(BundleError, match=r"3 labels \(one, three, two\) .* 2 labels \(negative, positive\)")
+    with refused, trained_for_int8(places[0], str(tmp_path / "stars")):
+        pass

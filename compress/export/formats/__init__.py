@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from compress.errors import ExportError, did_you_mean
 from compress.export import contents
 from compress.export import manifest as manifests
+from compress.export.bundle import check_writable
 from compress.export.formats import onnx
 from compress.export.formats.outcome import Made, Outcome, far_off
 from compress.export.formats.subject import Subject, copy_tokenizer
@@ -89,6 +90,8 @@ def export(
         raise ExportError("expected --out with the folder to write: only new precisions go into a bundle itself")
     if out is not None:
         _free(out, to, source)
+    elif isinstance(source, Shipped):
+        check_writable(source.bundle.path)
     if race is not None:
         if opset is not None:
             raise ExportError(

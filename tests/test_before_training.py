@@ -1,0 +1,93 @@
+"""What is settled before anything is trained: heads that the teacher has, students that are smaller, steps worth it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from compress.errors import RecipeError, TeacherError
+from compress.pipeline import distill
+from compress.pretraining import pretrain
+from compress.recipe import Recipe, Stage
+from compress.students.listing import larger
+from compress.train import planned_steps, repeated
+from tests import command, tiny
+
+
+@pytest.mark.parametrize("recipe", ["gkd", "distilgpt2", "minillm"])
+def test_an_encoder_cannot_teach_writing_and_that_is_told_before_anything_is_trained(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "corpus.txt").write_text("the film was good\n" * 20, encoding="utf-8")
+    monkeypatch.setattr("compress.lineage.run_stage", lambda *_, **__: pytest.fail("was trained"))
+    with pytest.raises(TeacherError, match="causal_lm head"):
+        pretrain(
+            teacher=tiny.checkpoint(tmp_path / "teacher", tiny.bert(max_position_embeddings=1024).bert), recipe=recipe,
+            out=tmp_path / "run", corpus=str(tmp_path / "corpus.txt"),
+        )  # fmt: skip
+    assert not (tmp_path / "run" / "stages").exists()
+
+
+@pytest.mark.parametrize("recipe", ["gkd", "t5", "distilgpt2"])
+def test_a_recipe_that_ends_in_no_task_is_not_distilled(recipe: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="compress pretrain"):
+        distill(teacher="minilm", recipe=recipe, data="intents", out=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"layers": 1}, ""),
+        ({"layers": 4}, "larger than"),
+        ({"layers": 1, "vocab_size": 500}, "larger than"),  # in parameters alone
+        ({}, "as large as"),
+    ],
+)
+def test_a_student_that_is_not_smaller_than_its_teacher_is_told(sizes: dict[str, Any], said: str) -> None:
+    notes = larger("only", tiny.config("bert", **sizes), tiny.config("bert"))
+    assert [said in note and "only" in note for note in notes] == ([True] if said else [])
+
+
+def test_the_note_comes_before_training_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = command.Shelf.fill(tmp_path)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("compress.classroom.with_head", stop)
+    told = command.run(*shelf.distill(tmp_path / "run", "--set", "student.layers=6", "--set", "student.hidden=64"))
+    assert told.code == 130
+    assert "larger than its teacher" in " ".join(told.out.split())
+
+
+def stage(**given: Any) -> Stage:
+    return Stage.model_validate({"pretrain": "x", "lr": 1e-3, "objective": [], "step": "q8bert.Step"} | given)
+
+
+def test_steps_over_little_text_are_cut_and_that_is_told() -> None:
+    default = Recipe.load("tinybert-aug").teacher_lm
+    rows = Dataset.from_dict({"length": [128] * 54})
+    assert planned_steps(default, 4) == 160
+    assert planned_steps(default, 2000) == 1000
+    note = repeated(default, 4, rows)
+    assert "1,000 steps" in note
+    assert "6,912 tokens" in note
+    assert "160 steps" in note
+    assert repeated(default, 2000, rows) == ""
+
+
+@pytest.mark.parametrize(("line", "steps"), [("steps=1000", 1000), ("steps=5000", 5000), ("epochs=2", 8)])
+def test_steps_of_the_users_own_are_kept(line: str, steps: int) -> None:
+    asked = Recipe.load("tinybert-aug", [f"teacher_lm.{line}"]).teacher_lm
+    assert planned_steps(asked, 4) == steps
+    again = Recipe.load("tinybert-aug", [f"teacher_lm.{line}"])
+    assert again.teacher_lm == asked
+
+
+def test_many_passes_over_a_text_are_told_whoever_asked_for_them() -> None:
+    rows = Dataset.from_dict({"length": [32] * 8})
+    assert "125 passes" in repeated(stage(steps=500), 4, rows)
+    assert repeated(stage(steps=100), 4, rows) == ""
+    assert repeated(stage(epochs=500), 4, rows) == "", "passes are what was asked for"
