@@ -85,7 +85,6 @@ def trim_measured(
     The folder gets its name when all of it is certified or marked; killed before, the same call begins again.
     Raises CompressError with neither data nor corpus, BundleError for data of another task, and as `trim_bundle`.
     """
-    check_max_drop(max_drop)
     if data is None and corpus is None:
         raise CompressError("trim: no texts; give --data, whose training texts say which tokens are used, or --corpus")
     check_max_drop(max_drop)
