@@ -83,7 +83,7 @@ def check_head(given: Teacher, head: Head, kind: Kind | None) -> None:
     if head in ("encoder", "masked_lm"):
         return
     with explained(given.folder):
-        config = AutoConfig.from_pretrained(given.folder, trust_remote_code=False)
+        config = load_config(given.folder)
         model, found = chosen.from_pretrained(
             given.folder, config=config, use_safetensors=None if given.pickled else True, device_map="meta",
             output_loading_info=True,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 import compress.models  # noqa: F401  # transformers knows the families of ours from here on
 from compress import heads
@@ -164,15 +164,11 @@ def build(
 def planned(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
     """Settle the config of the student that `build` will make, also of one that begins as a checkpoint.
 
-    Raises StudentError.
+    Raises StudentError, TeacherError for a checkpoint that cannot be read.
     """
     if not isinstance(spec.init, str) or spec.init in ("scratch", "teacher"):
         return config_for(spec, teacher)
-    folder = begun_from(spec.init)
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise StudentError(f"student.init: {folder} cannot be read: {' '.join(str(error).split())[:400]}") from error
+    return load_config(Path(begun_from(spec.init)))
 
 
 def begun_from(init: str) -> str:
