@@ -3,7 +3,6 @@
 import base64
 import http.client
 import json
-import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -185,7 +184,7 @@ def test_a_body_that_trickles_in_is_given_up(link: str, base: str, monkeypatch: 
     ("dims", "data"),
     [
         ([], [1.0]), ([1], [1.0]), ([0, 2], []), ([2, 1], [1.0, 2.0]), ([1, 3], [1.0, 2.0]), ([1, -1], [1.0]),
-        ([1, 2**40], [1.0]), ([1, 10**400], [1.0]), ([1, 1, 1, 1], [1.0]), ([1, 2], [1.0, math.nan]),
+        ([1, 2**40], [1.0]), ([1, 10**400], [1.0]), ([1, 1, 1, 1], [1.0]),
         ([1.5, 1], [1.0]), ("12", [1.0]), ([True, "x"], [1.0]), (None, [1.0]), ([1, 1], []),
     ],
 )  # fmt: skip

@@ -62,12 +62,10 @@ class Output:
     data: str
 
     def row(self) -> NDArray[np.float32]:
-        """Decode the row. Raises ValueError for bytes that are not one row of numbers of that shape."""
+        """Decode the row, infinities and nan too, so that overflows show. Raises ValueError for another shape."""
         values = np.frombuffer(base64.b64decode(self.data, validate=True), "<f4").reshape(self.dims)
         if len(values) != 1:
             raise ValueError(f"{len(values)} rows, not 1")
-        if np.isnan(values).any():
-            raise ValueError("nan among its numbers")
         return values[0]
 
 
