@@ -123,6 +123,7 @@ class Lineage:
         spec = spec_of(self.recipe, stage)
         if spec is None:
             assert before is not None, "only a first stage has none before it"
+            set_seed(self.run.seed)  # a new head's weights do not depend on whether the stage before ran just now
             return heads.under(before, stage.head, self.material.kind)
         set_seed(self.run.seed)
         source = teacher or self.tutor or self.given

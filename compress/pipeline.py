@@ -123,10 +123,11 @@ def distill(
             timed = recipe.target.speedup is not None or recipe.target.max_latency_ms is not None
             usual = BUDGETED_LIMIT if timed else INT8_LIMIT
             bundle = ship(
-                student, tutor, material, recipe=sized, run=run, notes=[*notes, *seen.notes], started=started,
-                int8_limit=usual if max_drop is None else max_drop,
+                student, tutor, material, recipe=sized, run=run, notes=[*notes, *seen.notes],
+                started=started - run.before, int8_limit=usual if max_drop is None else max_drop,
             )  # fmt: skip
             checked(bundle, recipe, tutor, material, run)
+            run.finish()
         state.wait_for_everyone()
     return Bundle.load(run.path / "bundle")
 

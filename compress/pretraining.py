@@ -74,6 +74,11 @@ def pretrain(
             given = general.load(teacher, folder, "encoder", allow_pickle=allow_pickle)
             task_data = load_task(data, seed=seed) if data else None
             text = load_corpus(corpus) if corpus else None
+        run.confirm(
+            teacher=given.digest,
+            **({"data": task_data.fingerprint} if task_data else {}),
+            **({"corpus": text.fingerprint} if text else {}),
+        )
         check_lengths(recipe, given)
         collate = Collate(given.tokenizer)
         material = Material(
@@ -87,6 +92,8 @@ def pretrain(
         if run.main and not usable(result, partial(warn, console)):
             with filled(result, sealed=True) as folder:
                 shutil.copytree(run.result(recipe.stages[-1].name), folder, dirs_exist_ok=True)
+        if run.main:
+            run.finish()
         for stage in recipe.stages if run.main else ():
             spent = taken(run, stage.name, console)
             if spent is None:

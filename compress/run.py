@@ -1,29 +1,34 @@
 """Where the state of a run lives: one directory, made so that a kill at any moment leaves it resumable.
 
     recipe.yaml   the resolved recipe (of a search search.yaml), written before anything runs
-    run.json      what the run is of: teacher, data, seed, precision, versions, command
+    run.json      what the run is of: teacher, data, seed, precision, versions, command; when it was finished
+    seconds.json  what all processes have taken until their last checkpoint or finished stage
     log.jsonl     one line per logged step: stage, step, every named loss part, scores
     tensorboard/  the same for TensorBoard
-    stages/<name>/checkpoints/checkpoint-<step>/   each sealed, flushed and renamed into place when complete
+    stages/<name>/checkpoints/checkpoint-<step>/   each sealed, flushed and renamed into place when complete; they go
+                                                   when the run is finished
     stages/<name>/model/                           the stage's result, likewise: the stage is done
     bundle/, report.html                           what was asked for
 
 A stage is done when its `model/` is there and whole; there is no other cursor.
 """
 
+import datetime
 import errno
 import fcntl
 import json
 import os
+import shutil
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from compress.console import warn
-from compress.errors import RunError
+from compress.errors import DamagedError, RunError
 from compress.files import load_json, make, naming, usable, written
 from compress.recipe import AnyStage
 
@@ -37,6 +42,12 @@ _PAPERS = ("recipe.yaml", "search.yaml", _FACTS)
 """Written before anything runs; a directory that holds no more than these has nothing to lose."""
 _SPENT = "costs.json"
 """What a search that failed at once has spent: nothing to lose either, and none of the next one's time."""
+_SECONDS = "seconds.json"
+_NO_FACTS = "What the run is of is not known without it: begin anew in another --out"
+_LEFTOVERS = (
+    "stages/*/checkpoints", "stages/*/best.safetensors", "stages/*/.partial", ".*.partial", ".*.retired", ".timing-*",
+)  # fmt: skip
+"""What only an unfinished run needs, or what a kill has left."""
 
 
 class Resolved(Protocol):
@@ -51,6 +62,9 @@ class Run:
     seed: int
     main: bool
     """Whether this process writes; false in all but the first of a multi-process launch."""
+    before: float = 0.0
+    """Seconds that earlier processes have worked on it."""
+    _opened: float = 0.0
     _lock: IO[str] | None = None
 
     @staticmethod
@@ -73,10 +87,11 @@ class Run:
             return Run(path, identity["seed"], main=False)
         there = Run.check(path, resume=resume)
         _make(path)
-        lock = _locked(path)
+        lock, before = _locked(path), 0.0
         try:
             if there:
                 _same(path, recipe, identity, name)
+                before = _seconds(path / _SECONDS)
             else:
                 (path / _SPENT).unlink(missing_ok=True)
                 papers = {name: recipe.to_yaml(), _FACTS: json.dumps(dict(identity), indent=1) + "\n"}
@@ -86,11 +101,14 @@ class Run:
         except BaseException:
             lock.close()
             raise
-        return Run(path, identity["seed"], main=True, _lock=lock)
+        return Run(path, identity["seed"], main=True, before=before, _opened=time.monotonic(), _lock=lock)
 
     @staticmethod
     def check(path: Path, *, resume: bool = False) -> bool:
-        """Tell whether a run is there, to be continued; nothing is written. Raises RunError for another's directory."""
+        """Tell whether a run is there, to be continued; nothing is written.
+
+        Raises RunError for another's directory, and for `resume` where none was begun.
+        """
         if path.exists() and not path.is_dir():
             raise RunError(f"{path}: is a file; --out must name a directory")
         kept = _kept(path)
@@ -99,6 +117,10 @@ class Run:
             raise RunError(f"{path}: is not empty and not a run of compress; choose another --out")
         if there and not resume:
             raise RunError(f"{path}: holds a run already; --resume continues it, another --out starts a new one")
+        if resume and not (path / _LOCK).exists():
+            raise RunError(
+                f"{path}: holds no run that --resume could continue; check --out, or begin one there without --resume"
+            )
         above = next(each for each in (path, *path.absolute().parents) if each.exists())
         if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
             why = os.strerror(errno.EACCES if above.is_dir() else errno.ENOTDIR)
@@ -132,9 +154,88 @@ class Run:
                 return self.result(stages[at].name), list(stages[at + 1 :])
         return None, list(stages)
 
+    def confirm(self, **digests: str) -> None:
+        """Record the digests of what the run reads, or compare them with those it began with. Raises RunError."""
+        if self.main and self._lock is None:  # a part of a run, such as one student of a search
+            return
+        facts = load_json(self.path / _FACTS, _NO_FACTS)
+        known = facts.get("digests", {})
+        differences = [
+            f"the {name} ({facts.get(name)}) has changed since the run began: its SHA-256 was {known[name]}, now {now}"
+            for name, now in digests.items()
+            if known.get(name, now) != now
+        ]
+        if differences:
+            raise RunError(
+                f"{self.path}: {'; '.join(differences)}. Put back what it was, or choose another --out for a new run"
+            )
+        if self.main and not digests.keys() <= known.keys():
+            _write(self.path / _FACTS, {**facts, "digests": {**known, **digests}})
+
+    def keep_seconds(self) -> None:
+        """Write down what the run has taken until now, for the process that may continue it."""
+        if self._lock is not None:
+            _write(self.path / _SECONDS, {"seconds": round(self.before + time.monotonic() - self._opened, 3)})
+
+    def finish(self) -> None:
+        """Record that all that was asked for is there, and remove what only an unfinished run needs."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        _write(self.path / _FACTS, {**load_json(self.path / _FACTS, _NO_FACTS), "finished": now})
+        for each in _leftovers(self.path):
+            _remove(each)
+
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
+
+
+def clean(path: Path, *, unfinished: bool = False, dry_run: bool = False) -> int:
+    """Remove the checkpoints of a run's directory and what kills have left in it; returns how many bytes that frees.
+
+    Bundle, report, log and the stages' results stay. `dry_run`: nothing is removed. Raises RunError for a directory
+    that holds no run, for a run that another process works on, and without `unfinished` for one that is not finished:
+    its interrupted stage would start from its beginning.
+    """
+    if not (path / _FACTS).is_file() or not (path / _LOCK).exists():
+        raise RunError(f"{path}: holds no run of compress; expected the --out of a run or a search")
+    with closing(_locked(path)):
+        finished = "finished" in load_json(path / _FACTS, _NO_FACTS)
+        if not finished and not unfinished:
+            raise RunError(
+                f"{path}: is not finished, and --resume would need its checkpoints. Finish it, or give --unfinished: "
+                "the stage that was interrupted then starts from its beginning"
+            )
+        found = _leftovers(path)
+        size = sum(file.stat().st_size for each in found for file in (each, *each.rglob("*")) if file.is_file())
+        for each in () if dry_run else found:
+            _remove(each)
+    return size
+
+
+def _seconds(file: Path) -> float:
+    if not file.exists():
+        return 0.0
+    remedy = "Remove it: the time that the run takes is then counted from now on"
+    found = load_json(file, remedy).get("seconds")
+    if not isinstance(found, int | float):
+        raise DamagedError(file, ["it names no number of seconds"], remedy)
+    return found
+
+
+def _leftovers(path: Path) -> list[Path]:
+    return sorted(each for pattern in _LEFTOVERS for each in path.rglob(pattern))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    with written(path) as partial:
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _make(path: Path) -> None:
@@ -181,7 +282,7 @@ def _same(path: Path, recipe: Resolved, identity: Mapping[str, Any], name: str) 
     """Refuse to continue a run of something else, naming every difference."""
     if not (path / name).is_file():
         raise RunError(f"{path}: is a run of another kind, without {name}; choose another --out")
-    before = load_json(path / _FACTS, "What the run is of is not known without it: begin anew in another --out")
+    before = load_json(path / _FACTS, _NO_FACTS)
     differences = [
         f"{name} was {before.get(name)!r}, now {identity.get(name)!r}"
         for name in _IDENTITY

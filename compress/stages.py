@@ -162,6 +162,7 @@ def run_stage(
     if run.main:
         with filled(run.result(stage.name), sealed=True) as folder:
             _keep(folder, made.student, material, trained)
+        run.keep_seconds()
     return made.student
 
 

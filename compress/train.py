@@ -12,11 +12,12 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
 from rich.console import Console
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from compress.console import warn
 from compress.data.batches import Batching, LengthGrouped, TokenBudget
@@ -111,6 +112,7 @@ def _train(
         forget_after(run.path / "log.jsonl", stage.name, steps_of(checkpoint), partial(warn, console))
         journal = Journal(stage.name, run.path / "log.jsonl", run.path / "tensorboard", console, stage.batch)
         trainer.add_callback(journal)
+        trainer.add_callback(_KeepsSeconds(run))
     try:
         trainer.train_from(checkpoint)
     finally:
@@ -125,6 +127,16 @@ def _train(
     examples = round(steps * len(rows) / _steps_per_epoch(stage, order)) if stage.tokens else steps * stage.batch
     score = trainer.state.best_metric if best else None
     return Trained(steps, examples, spent.seconds, score, best, spent.peak_rss_mb)
+
+
+class _KeepsSeconds(TrainerCallback):
+    """What the run has taken is kept when a checkpoint is."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.run.keep_seconds()
 
 
 def _order(stage: Stage, rows: Dataset, seed: int) -> LengthGrouped | TokenBudget:

@@ -56,6 +56,7 @@ OPTIONS = {
     "report": "inputs... --html --at --budget-ms --max-mb --min-score --json",
     "recipes": "name --json",
     "students": "teacher --json",
+    "clean": "run --dry-run --unfinished",
 }
 WITHOUT = """
 import sys

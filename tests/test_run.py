@@ -16,7 +16,7 @@ from rich.console import Console
 from compress.errors import DamagedError, RunError
 from compress.files import filled
 from compress.recipe import Recipe
-from compress.run import Run
+from compress.run import Run, clean
 from tests import tiny
 
 IDENTITY = {"teacher": "minilm", "data": "glue/sst2", "corpus": None, "seed": 3, "precision": "bf16", "columns": []}
@@ -55,9 +55,12 @@ def test_a_run_is_not_begun_twice_but_resumed(tmp_path: Path, recipe: Recipe) ->
     opened(path, recipe, resume=True, command="typed otherwise").close()
 
 
-def test_to_resume_nothing_is_to_begin(tmp_path: Path, recipe: Recipe) -> None:
-    with closing(opened(tmp_path / "run", recipe, resume=True)) as run:
-        assert (run.path / "run.json").is_file()
+def test_there_must_be_a_run_to_resume(tmp_path: Path, recipe: Recipe) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "not there"):
+        with pytest.raises(RunError, match=r"holds no run .* without --resume"):
+            opened(tmp_path / name, recipe, resume=True)
+    assert {each.name for each in tmp_path.rglob("*")} == {"recipes", "tiny.yaml", "empty"}
 
 
 @pytest.mark.parametrize(
@@ -193,3 +196,84 @@ def test_a_run_whose_papers_are_damaged_is_told(tmp_path: Path, recipe: Recipe, 
     (tmp_path / "other" / "recipe.yaml").write_bytes(b"\xff\0")
     with pytest.raises(RunError, match=r"recipe\.yaml"):
         opened(tmp_path / "other", recipe, resume=True)
+
+
+# What it is of
+
+
+def test_a_teacher_that_has_changed_is_refused(tmp_path: Path, recipe: Recipe) -> None:
+    path = begun(tmp_path / "run", recipe)
+    with closing(opened(path, recipe, resume=True)) as run:
+        run.confirm(teacher="3f2a")
+        run.confirm(teacher="3f2a", data="77ab")
+    with closing(opened(path, recipe, resume=True)) as run:
+        run.confirm(teacher="3f2a", data="77ab")
+        for changed, told in (({"teacher": "9999"}, "minilm"), ({"data": "0000"}, "glue/sst2")):
+            with pytest.raises(RunError, match="has changed") as caught:
+                run.confirm(**changed)
+            for part in (told, "--out", *changed.values(), *({"3f2a"} if "teacher" in changed else {"77ab"})):
+                assert part in str(caught.value)
+        other = Run.open(path, recipe, IDENTITY, main=False)
+        with pytest.raises(RunError, match="has changed"):
+            other.confirm(teacher="9999")
+
+
+# What it took, and what it keeps
+
+
+def test_seconds_are_of_all_processes(tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("compress.run.time.monotonic", lambda: clock[0])
+    path = begun(tmp_path / "run", recipe)
+    for before in (0.0, 10.0, 20.0):
+        with closing(opened(path, recipe, resume=True)) as run:
+            assert run.before == before
+            clock[0] += 10.0
+            run.keep_seconds()
+            clock[0] += 5.0  # whose work was not kept
+    (path / "seconds.json").write_text('{"secondr": 20}', encoding="utf-8")
+    with pytest.raises(DamagedError, match=r"seconds\.json.* Remove it"):
+        opened(path, recipe, resume=True)
+
+
+def filled_in(path: Path) -> int:
+    """What a stage and a kill leave in a run; the bytes of what is not needed once it is finished."""
+    needless = ("checkpoints/checkpoint-2/optimizer.pt", "best.safetensors", ".partial/checkpoint-4/optimizer.pt")
+    needless = (*needless, ".model.partial/model.safetensors")
+    for name in (*needless, "model/model.safetensors"):
+        file = path / "students" / "3" / "stages" / "lesson" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x" * 1000)
+    (path / "report.html").write_text("", encoding="utf-8")
+    return 1000 * len(needless)
+
+
+def kept_in(path: Path) -> set[str]:
+    return {each.name for each in path.rglob("*") if each.is_file()} - {".lock", "run.json", "recipe.yaml", "log.jsonl"}
+
+
+def test_a_finished_run_keeps_its_results_alone(tmp_path: Path, recipe: Recipe) -> None:
+    path = begun(tmp_path / "run", recipe)
+    with closing(opened(path, recipe, resume=True)) as run:
+        filled_in(path)
+        run.finish()
+    assert kept_in(path) == {"model.safetensors", "report.html"}
+    size = filled_in(path)
+    assert clean(path, dry_run=True) == size
+    assert len(kept_in(path)) > 2
+    assert clean(path) == size
+    assert clean(path) == 0
+    assert kept_in(path) == {"model.safetensors", "report.html"}
+    opened(path, recipe, resume=True).close()
+
+
+def test_an_unfinished_run_is_not_cleaned_unless_that_is_asked_for(tmp_path: Path, recipe: Recipe) -> None:
+    path = begun(tmp_path / "run", recipe)
+    size = filled_in(path)
+    with pytest.raises(RunError, match=r"is not finished.* --unfinished"):
+        clean(path)
+    with held(path / ".lock"), pytest.raises(RunError, match="another process"):
+        clean(path, unfinished=True)
+    assert clean(path, unfinished=True) == size
+    with pytest.raises(RunError, match="holds no run"):
+        clean(tmp_path)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from compress import __version__
-from compress.cli import learn, listed, measured, pruning, searching, ship, trimming
+from compress.cli import cleaning, learn, listed, measured, pruning, searching, ship, trimming
 from compress.terminal import settle_streams
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -23,6 +23,7 @@ for command in (
     measured.report,
     listed.recipes,
     listed.students,
+    cleaning.clean,
 ):
     app.command()(command)
 app.add_typer(searching.app, name="search")

@@ -278,6 +278,7 @@ def finished(desk: Desk, study: "optuna.Study", found: Found, place: Device, *, 
         teacher_ms = clock(desk, points, place)
     now = kept(teacher_ms, notes=notes, winner=next(iter(desk.winners), None))
     record.show(now, desk.material.console)
+    desk.run.finish()
     desk.say(f"page: {desk.run.path / record.PAGE}")
     return now
 
