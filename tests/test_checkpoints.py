@@ -3,7 +3,6 @@
 import json
 import pickle
 import shutil
-from collections.abc import Callable, Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from compress.resume import Spent, checkpoints
 from compress.step import Distillation
 from compress.train import Trained, train
 from tests import learning
+from tests.damage import KINDS, damaged
 from tests.test_train import ByStep, Interrupting, assert_same, logged
 
 STAGE = learning.stage(schedule="constant", checkpoint=2, evaluate=2)
@@ -25,23 +25,6 @@ FILES = (
     "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "best.safetensors",
     "costs.json", CHECKSUMS,
 )  # fmt: skip
-
-
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-def one_bit(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 4
-    file.write_bytes(content)
-
-
-DAMAGES: Mapping[str, Callable[[Path], None]] = {"cut": cut, "empty": empty, "gone": Path.unlink, "one bit": one_bit}
 
 
 def run(path: Path, *, until: int | None = None, stage: Any = STAGE) -> tuple[Distillation, Trained | None, str]:
@@ -87,13 +70,13 @@ def test_the_newest_two_are_kept_sealed_and_share_no_file(interrupted: Path) -> 
         assert {file.stat().st_nlink for file in each.iterdir()} == {1}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", KINDS)
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(
     copy: Path, whole: tuple[Distillation, Path], name: str, damage: str
 ) -> None:
     newest, before = checkpoints(stage_of(copy))
-    DAMAGES[damage](newest / name)
+    damaged(newest / name, damage)
     step, _, said = run(copy)
     assert_same(step, whole[0], atol=0)
     assert logged(copy)[-1]["step"] == 8
@@ -107,7 +90,7 @@ def test_without_a_whole_checkpoint_the_stage_starts_from_its_beginning(
     copy: Path, whole: tuple[Distillation, Path]
 ) -> None:
     for each in checkpoints(stage_of(copy)):
-        one_bit(each / "optimizer.pt")
+        damaged(each / "optimizer.pt", "bit")
     step, trained, said = run(copy)
     assert_same(step, whole[0], atol=0)
     assert [len([line for line in said.splitlines() if part in line]) for part in ("6 steps", "4 steps")] == [1, 1]

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from compress.journal import Journal, curves
+from compress.journal import Journal, curves, forget_after, mend
 
 
 def test_tensorboard_shows_what_the_log_has(tmp_path: Path) -> None:
@@ -21,3 +22,43 @@ def test_tensorboard_shows_what_the_log_has(tmp_path: Path) -> None:
     assert curves(tmp_path / "log.jsonl") == {
         "lesson": [{"step": 1, "loss": 0.5, "bert.labels": 1.0}, {"step": 3, "loss": 0.25, "bert.labels": 0.5}]
     }
+
+
+LINES = ('{"stage": "a", "step": 1, "loss": 0.5}', '{"stage": "a", "step": 2, "loss": 0.25}')
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    ["{}", '{"stage": "a" "step": 1}', '{"stage": "a", "step": 1, "loss": "x"}', "\0" * 9, "[" * 20_000, "\udcff"],
+)
+def test_a_damaged_line_is_dropped_and_told(tmp_path: Path, damaged: str) -> None:
+    log, said = tmp_path / "log.jsonl", list[str]()
+    log.write_bytes("\n".join([LINES[0], damaged, LINES[1], ""]).encode("utf-8", "surrogateescape"))
+    assert curves(log) == {"a": [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]}
+    mend(log, said.append)
+    assert log.read_text(encoding="utf-8").splitlines() == list(LINES)
+    (warning,) = said
+    assert str(log) in warning
+    assert "line 2 " in warning
+    mend(log, said.append)
+    assert len(said) == 1
+
+
+def test_a_line_that_a_kill_has_torn_is_not_told(tmp_path: Path) -> None:
+    log, said = tmp_path / "log.jsonl", list[str]()
+    log.write_text(f"{LINES[0]}\n{LINES[1][:20]}", encoding="utf-8")
+    forget_after(log, "a", 1, said.append)
+    assert log.read_text(encoding="utf-8") == f"{LINES[0]}\n"
+    assert not said
+
+
+def test_a_log_without_what_a_checkpoint_has_is_told(tmp_path: Path) -> None:
+    said = list[str]()
+    forget_after(tmp_path / "log.jsonl", "a", 0, said.append)
+    assert not said
+    for content in (None, "", f"{LINES[0]}\n".replace('"a"', '"b"')):
+        if content is not None:
+            (tmp_path / "log.jsonl").write_text(content, encoding="utf-8")
+        forget_after(tmp_path / "log.jsonl", "a", 4, said.append)
+    assert len(said) == 3
+    assert "4 steps of stage a" in said[0]

@@ -3,23 +3,30 @@
 import json
 import shutil
 import sys
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from transformers import AutoModel
 
 import compress
-from compress import finetune, stages
-from compress.errors import TeacherError
+from compress import finetune, stages, teachers
+from compress.errors import RunError, TeacherError
 from compress.export.bundle import FILES, Bundle
+from compress.files import verify
+from compress.lineage import Lineage
 from compress.recipe import Recipe
 from compress.recipe_file import names
 from compress.report import Report, compare
 from compress.report.candidates import Basis
+from compress.run import Run
 from tests import learning, tiny
+from tests.damage import damaged
 
 PARTS = {
     "teacher": {"bert.labels"},
@@ -185,6 +192,51 @@ def test_the_teacher_is_fine_tuned_for_the_first_run_only(
     for stage in ("intermediate", "prediction"):
         ours, theirs = result(second, stage), result(first, stage)
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(("stage", "name"), [("prediction", "model.safetensors"), ("teacher", "training.json")])
+def test_a_damaged_result_is_made_again_from_its_checkpoint(
+    given: dict[str, Any], tmp_path: Path, unmeasured: None, stage: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The teacher's where the one kept for all runs is gone, too."""
+    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
+    run, console = trained(given, tmp_path / "run"), Console(file=(said := StringIO()), width=1000)
+    before = {each: tensor.clone() for each, tensor in result(run, stage).items()}, logged(run)  # no longer mapped
+    shutil.rmtree(tmp_path / "home")
+    damaged(run / "stages" / stage / "model" / name, "bit")
+    trained(given, run, resume=True, console=console)
+    after = result(run, stage)
+    assert all(torch.equal(tensor, after[each]) for each, tensor in before[0].items())
+    assert logged(run) == before[1]
+    warnings = [line for line in said.getvalue().splitlines() if line.startswith("warning")]
+    assert [name in line and str(run / "stages" / stage) in line for line in warnings] == [True]
+    verify(run / "stages" / stage / "model")
+
+
+def test_a_run_whose_teacher_has_changed_is_not_resumed(
+    given: dict[str, Any], tmp_path: Path, unmeasured: None
+) -> None:
+    teacher = shutil.copytree(given["teacher"], tmp_path / "teacher")
+    run = trained(given, tmp_path / "run", teacher=str(teacher))
+    tiny.checkpoint(teacher, tiny.bert(initializer_range=0.1, seed=1, **learning.NO_DROPOUT).bert)
+    with pytest.raises(RunError, match="has changed since the run began") as caught:
+        compress.distill(**given | {"teacher": str(teacher)}, out=run, resume=True)
+    assert str(teacher) in str(caught.value)
+    assert teachers.identify(teacher) in str(caught.value)
+
+
+def test_a_new_head_is_the_same_whether_the_stage_before_it_ran_just_now(tmp_path: Path) -> None:
+    text = tiny.RECIPE.replace("  - distill: intermediate\n", "  - distill: intermediate\n    head: encoder\n")
+    recipe = Recipe.load(tiny.recipe(tmp_path, text))
+    material: Any = SimpleNamespace(kind="classification")
+    line = Lineage(recipe, None, None, material, Run(tmp_path, 0, main=True))  # type: ignore[arg-type]
+    drawn = []
+    for seed in (1, 2):
+        before = tiny.model("bert", head=AutoModel)
+        torch.manual_seed(seed)
+        student: Any = line._student(recipe.stages[1], None, before)
+        drawn.append(student.classifier.weight)
+    assert torch.equal(*drawn)
 
 
 def test_a_cached_teacher_teaches_the_same(

@@ -139,7 +139,10 @@ def test_layers_stay_by_a_rule_where_one_is_given(
     assert recorded(result(run, "all"))["of_teacher"]["layers"] == kept
 
 
-def test_projections_begin_as_the_dimensions_the_student_came_from(given: dict[str, Any], tmp_path: Path) -> None:
+def test_projections_begin_as_the_dimensions_the_student_came_from(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compress.run.Run.finish", lambda _: None)  # which removes the checkpoints
     still = [f"stages.{stage}.{key}" for stage in ("between", "recover") for key in ("lr=1e-30", "steps=1")]
     run = pruned(given, tmp_path / "run", hidden=0.5, overrides=still)
     for stage, cut in (("between", "half"), ("recover", "all")):
