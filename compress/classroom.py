@@ -54,7 +54,8 @@ def opened(
         )
         given = teachers.load(checkpoint, folder, task_data.task, allow_pickle=allow_pickle)
         texts = load_corpus(corpus) if corpus else None
-    run.confirm(teacher=given.digest, data=task_data.fingerprint, **({"corpus": texts.fingerprint} if texts else {}))
+    read = {"student" if unlabelled else "teacher": given.digest, "data": task_data.fingerprint}
+    run.confirm(**read, **({"corpus": texts.fingerprint} if texts else {}))
     for note in task_data.notes:
         print_note(console, note)
     material = Material(

@@ -117,6 +117,7 @@ def distill(
                     teacher, prompt, given, material.data, seed=seed, bf16=material.bf16, strict=strict,
                     allow_pickle=allow_pickle, console=console,
                 )  # fmt: skip
+            run.confirm(teacher=tutor.digest)
         sized = settled(recipe, tutor, material, run)
         student = Lineage(sized, given, tutor, material, run).train(sized.stages, teacher_logits=seen.logits)
         if run.main:

@@ -86,11 +86,11 @@ def newest_checkpoint(stage: Path, warn: Callable[[str], None]) -> Path | None:
         else:
             whole = checkpoint
             break
-    for error in damaged:
+    for each in damaged:
         where = f"goes on from the checkpoint of step {steps_of(whole)}" if whole else "starts from its beginning"
-        lost = steps_of(error.path) - steps_of(whole)
-        warn(f"{error} The stage {where}: {lost} steps are trained again.")
-        shutil.rmtree(error.path)
+        lost = steps_of(each.path) - steps_of(whole)
+        warn(f"{each} The stage {where}: {lost} steps are trained again.")
+        shutil.rmtree(each.path)
     return whole
 
 

@@ -161,7 +161,8 @@ class Run:
         facts = load_json(self.path / _FACTS, _NO_FACTS)
         known = facts.get("digests", {})
         differences = [
-            f"the {name} ({facts.get(name)}) has changed since the run began: its SHA-256 was {known[name]}, now {now}"
+            f"the {name} ({facts.get(name, 'which it begins as')}) has changed since the run began: its SHA-256 was "
+            f"{known[name]}, now {now}"
             for name, now in digests.items()
             if known.get(name, now) != now
         ]

@@ -125,8 +125,8 @@ def _train(
         step.finish()
     best = trainer.state.best_global_step
     examples = round(steps * len(rows) / _steps_per_epoch(stage, order)) if stage.tokens else steps * stage.batch
-    score = trainer.state.best_metric if best else None
-    return Trained(steps, examples, spent.seconds, score, best, spent.peak_rss_mb)
+    best_score = trainer.state.best_metric if best else None
+    return Trained(steps, examples, spent.seconds, best_score, best, spent.peak_rss_mb)
 
 
 class _KeepsSeconds(TrainerCallback):
