@@ -31,8 +31,10 @@ class Disk:
         self.names.discard(Path(f"/proc/self/fd/{handle}").readlink())
 
     def rename(self, source: Path, target: Path) -> None:
-        if not target.is_relative_to(self.folder) or any(part.endswith(".partial") for part in target.parts):
-            return  # a name in a folder that has none yet
+        if not target.is_relative_to(self.folder) or any(
+            part.endswith((".partial", ".retired")) for part in target.parts
+        ):
+            return  # what is not finished yet, and what is thrown away
         self.renamed.append(target)
         self.names.add(target.parent)
         for path in (source, *source.rglob("*")):
