@@ -8,21 +8,22 @@ from compress.data.task import Task, TaskData
 from compress.errors import BundleError
 from compress.exam import Exam
 from compress.export.bundle import Bundle
+from compress.objects import DataLike
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
 def data_of(
-    bundle: Bundle, data: str, *, text: Sequence[str] | None = None, label: str | None = None, seed: int = 0
+    bundle: Bundle, data: DataLike, *, text: Sequence[str] | None = None, label: str | None = None, seed: int = 0
 ) -> TaskData:
     """`data`, named as for `distill`, read as the bundle's task. Raises BundleError where it holds another."""
     mine = bundle.task
     found = load_task(data, text=text, label=label, kind=mine.kind, metric=mine.metric, seed=seed)
     if _does(found.task) != _does(mine):
         raise BundleError(
-            f"{data}: {_described(found.task)}; {bundle.path} does {_described(mine)}. Give the data that the bundle "
-            "was made from"
+            f"{found.name}: {_described(found.task)}; {bundle.path} does {_described(mine)}. Give the data that the "
+            "bundle was made from"
         )
     return found
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from compress import digest
+from compress.data import paths
 from compress.data.cache import cached, home, scratch
 from compress.errors import DataError, TeacherError
 
@@ -50,7 +51,10 @@ def data_path(data: "DataLike") -> str:
             f"data: found {_kinds(splits.values())}; expected a folder, a file, a hub id, a DataFrame or Dataset, or "
             "{'train': ..., 'test': ...} of these"
         )
-    return _kept("tables", {f"{name}.parquet": _writer(table) for name, table in splits.items()})
+    if strange := [name for name in splits if paths.split_word(str(name)) is None or not str(name).isidentifier()]:
+        raise DataError(f"data: no split {strange[0]!r}; expected train, validation and test")
+    kind = type(next(iter(splits.values()))).__name__
+    return _kept("tables", {f"{name}.parquet": _writer(table) for name, table in splits.items()}, f"{kind}-")
 
 
 def _writer(table: Any) -> Any:
@@ -68,13 +72,16 @@ def _writer(table: Any) -> Any:
     return lambda path: frame.to_parquet(path, index=False)
 
 
-def _kept(kind: str, parts: Mapping[str, Any]) -> str:
+def _kept(kind: str, parts: Mapping[str, Any], prefix: str = "") -> str:
     """Return the folder, named by its contents, that holds what these write; it is made once."""
     with scratch(home() / kind) as folder:
         for name, write in parts.items():
-            write(folder / name)
+            try:
+                write(folder / name)
+            except (ValueError, TypeError, NotImplementedError) as error:  # pandas' and Arrow's own are of these
+                raise DataError(f"{kind}: {name} cannot be written: {error}. Give each column one type") from error
         written = sorted(path for path in folder.iterdir() if path.is_file())
-        entry = home() / kind / digest.of_files(written)[:24]
+        entry = home() / kind / f"{prefix}{digest.of_files(written)[:24]}"
         return str(cached(entry, lambda into: shutil.copytree(folder, into, dirs_exist_ok=True)))
 
 

@@ -12,6 +12,7 @@ from compress import distill, teachers
 from compress.data import load_task
 from compress.errors import DataError, RunError, TeacherError
 from compress.objects import data_path, teacher_path
+from compress.prompted.texts import load_texts
 from tests import tiny
 
 ROWS = {"text": ["a good film", "a bad film", "fine", "dull"] * 10, "label": ["yes", "no", "yes", "no"] * 10}
@@ -47,8 +48,9 @@ def test_a_table_is_a_data_set(data: Any) -> None:
 
 
 def test_splits_are_those_of_a_dictionary() -> None:
-    found = load_task(data_path(DatasetDict(train=classes(), validation=classes().select(range(8)), test=classes())))
-    assert (len(found.train), len(found.validation), found.test and len(found.test)) == (40, 8, 40)
+    splits = {"train": classes(), "validation": classes().select(range(8)), "test": classes().select(range(20))}
+    found = load_task(data_path(DatasetDict(splits)))
+    assert (len(found.train), len(found.validation), found.test and len(found.test)) == (40, 8, 20)
 
 
 @pytest.mark.parametrize("teacher", [tiny.bert(), (tiny.bert(),), (tiny.bert(), "minilm"), None, 3])
@@ -59,8 +61,35 @@ def test_what_is_no_teacher(teacher: Any) -> None:
 
 @pytest.mark.parametrize("data", [None, 3, {}, ["a", "b"], {"train": "a.tsv"}])
 def test_what_is_no_data(data: Any) -> None:
-    with pytest.raises(DataError, match="DataFrame"):
-        data_path(data)
+    for read in (data_path, load_task):
+        with pytest.raises(DataError, match="DataFrame"):
+            read(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"rows": frame()}, "no split 'rows'"),
+        ({"../train": frame()}, "no split"),
+        (pd.DataFrame({"text": ["a", 3], "label": [1, 2]}), "cannot be written"),
+        (pd.DataFrame([["a", "b"]], columns=["text", "text"]), "cannot be written"),
+        (frame().iloc[:0], "is empty"),
+    ],
+)
+def test_tables_that_are_wrong(data: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_task(data)
+
+
+def test_load_task_takes_tables_and_paths(tmp_path: Path) -> None:
+    found = load_task(frame())
+    assert found.name.startswith("DataFrame-")
+    frame().to_csv(tmp_path / "train.csv", index=False)
+    assert load_task(tmp_path).task == load_task(tmp_path / "train.csv").task == found.task
+
+
+def test_texts_to_be_labelled_may_be_a_table() -> None:
+    assert load_texts(frame()[["text"]]).rows["text"][:2] == ["a good film", "a bad film"]
 
 
 def test_names_and_paths_are_themselves(tmp_path: Path) -> None:

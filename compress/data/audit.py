@@ -41,7 +41,8 @@ def audited(data: TaskData) -> TaskData:
     """Add notes on the faults of its splits to a task. DataError where the test split is the training split."""
     splits = {"train": data.train, "validation": data.validation} | ({"test": data.test} if data.test else {})
     keys = {role: _keys(split) for role, split in splits.items()}
-    notes = [*_shared(data.name, keys), *_few(keys)]
+    _refuse_same(data.name, keys)
+    notes = [*_shared(keys), *_few(keys)]
     _refuse_one_text(data.name, keys["train"])
     if data.task.labels:
         counts = {role: found for role, split in splits.items() if (found := _counts(data.task, split)) is not None}
@@ -75,17 +76,25 @@ def _plain(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def _shared(name: str, keys: Mapping[str, Keys]) -> list[str]:
+def _refuse_same(name: str, keys: Mapping[str, Keys]) -> None:
+    """Refuse a test split that is the training split, also where validation was held out of that."""
+    if "test" not in keys:
+        return
+    test = np.sort(keys["test"])
+    for trained in (keys["train"], np.concatenate([keys["train"], keys["validation"]])):
+        if np.array_equal(test, np.sort(trained)):
+            raise DataError(
+                f"{name}: the test split is the training split ({len(test):,} rows): its score would only tell how "
+                "well the answers are remembered. Give other rows for the test, or none."
+            )
+
+
+def _shared(keys: Mapping[str, Keys]) -> list[str]:
     notes = []
     for one, other in combinations(keys, 2):
         count = int(np.isin(keys[other], keys[one]).sum())
         if not count:
             continue
-        if (one, other) == ("train", "test") and np.isin(keys[one], keys[other]).all() and count == len(keys[other]):
-            raise DataError(
-                f"{name}: the test split is the training split ({count:,} rows in both): its score would only tell how "
-                "well the answers are remembered. Give other rows for the test, or none."
-            )
         share = count / len(keys[other])
         notes.append(
             f"{_loud(share)}{count:,} of {len(keys[other]):,} rows of {other} ({share:.1%}) are in {one} too: "

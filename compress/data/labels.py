@@ -8,7 +8,6 @@ sorted, numbers by value. An empty cell or `nan` is a missing label, except in m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +21,14 @@ from compress.data.rows import at
 from compress.data.task import Kind
 from compress.errors import DataError, did_you_mean
 
-MOST_CLASSES = 20
+MANY_CLASSES = 20
 """More classes than this must recur: at least two rows each on average, or the column is no label."""
+MOST_CLASSES = 10_000
+MOST_FLAGS = 2**28
+"""Rows times classes of a multilabel split, which has a number for each: one gigabyte."""
+LARGEST = float(np.finfo(np.float32).max)
+LARGEST_EXACT = 2.0**53
+"""Whole numbers beyond are not told apart as floats, and stay as they are spelled."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,9 @@ def learn(cells: Cells, kind: Kind | None, declared: Sequence[str] | None) -> Co
     column = cells.only
     if pa.types.is_list(column.type):
         _only(kind, "multilabel", cells, "a label column of lists")
-        return Coding("multilabel", tuple(declared or _ordered(_parts(column))))
+        names = tuple(declared or _ordered(_parts(column)))
+        _refuse_many(cells, names, flags=True)
+        return Coding("multilabel", names)
     if declared:
         _only(kind, "classification", cells, "a label column of class names")
         return Coding("classification", tuple(declared))
@@ -76,11 +83,13 @@ def learn(cells: Cells, kind: Kind | None, declared: Sequence[str] | None) -> Co
     separator = _separator(values, kind)
     kind = kind or ("multilabel" if separator else _number_or_class(cells, column, values))
     if kind == "multilabel":
-        return Coding(kind, _ordered(_parts(pc.split_pattern(column, separator or ","))), separator or ",")
+        names = _ordered(_parts(pc.split_pattern(column, separator or ",")))
+        _refuse_many(cells, names, flags=True)
+        return Coding(kind, names, separator or ",")
     _refuse_missing(cells, column)
     if kind == "regression":
         return Coding(kind, ())
-    _refuse_unlikely(cells, values)
+    _refuse_many(cells, values)
     return Coding(kind, _ordered({_class(value) for value in values}))
 
 
@@ -100,7 +109,8 @@ def _is_missing(value: str | None) -> bool:
 def _class(value: str) -> str:
     """The name of a class: a whole number without its decimals, so that 1 and 1.0 are one class."""
     found = number(value)
-    return str(int(found)) if found is not None and found.is_integer() else value
+    exact = found is not None and found.is_integer() and abs(found) <= LARGEST_EXACT
+    return str(int(found)) if found is not None and exact else value
 
 
 def _ordered(values: Iterable[str]) -> tuple[str, ...]:
@@ -167,9 +177,11 @@ def any_given(cells: Cells, coding: Coding) -> bool:
     return False
 
 
-def _refuse_unlikely(cells: Cells, values: Sequence[str]) -> None:
+def _refuse_many(cells: Cells, values: Sequence[str], *, flags: bool = False) -> None:
+    """Refuse more classes than labels have: hardly any that recurs, or with `flags` more than memory holds."""
     rows = len(cells.lines)
-    if len(values) > max(MOST_CLASSES, rows // 2):
+    most = min(MOST_CLASSES, MOST_FLAGS // max(1, rows)) if flags else min(MOST_CLASSES, max(MANY_CLASSES, rows // 2))
+    if len(values) > most:
         (name,) = cells.columns
         raise DataError(
             f"{cells.place}: the label column {name!r} has {len(values)} different values in {rows} rows, "
@@ -210,9 +222,12 @@ def _codes(column: pa.ChunkedArray, values: pa.Array) -> NDArray[np.int64]:
 
 def _finite(cells: Cells, column: pa.ChunkedArray, value: str) -> float:
     found = number(value)
-    if found is None or not math.isfinite(found):
+    if found is None or not abs(found) <= LARGEST:  # nor NaN
         where = cells.at(pc.equal(column, value))
-        raise DataError(f"{cells.place}, {where}: {value!r} is no number; a regression needs one in every row.")
+        raise DataError(
+            f"{cells.place}, {where}: {value[:60]!r} is no number that a model can learn; a regression needs one in "
+            "every row, below 3.4e38."
+        )
     return found
 
 

@@ -19,6 +19,7 @@ from compress.data.rows import Rows, at
 from compress.data.sources import Source
 from compress.data.task import METRICS, Kind, Task, TaskData
 from compress.errors import DataError, did_you_mean
+from compress.objects import DataLike, data_path
 
 HELD_OUT = 0.1
 """The share of the training rows that becomes the validation split where the source has none."""
@@ -36,7 +37,7 @@ class Raw:
 
 
 def load_task(
-    source: str,
+    source: DataLike,
     *,
     text: Sequence[str] | None = None,
     label: str | None = None,
@@ -48,7 +49,8 @@ def load_task(
     """The task that a source holds, with its splits on disk, memory-mapped.
 
     source  an embedded set (`intents`), a folder or file (tsv, csv, txt, jsonl, json, parquet, the json of SQuAD,
-            CoNLL's columns), a file for each split (`train=a.tsv,test=b.tsv`), or a hub id
+            CoNLL's columns), a file for each split (`train=a.tsv,test=b.tsv`), a hub id; or a DataFrame, Dataset, or
+            {split: either of them}
     text    one or two column names, detected when None; the columns of files without header are "1", "2", ...
     label   the label column, or several 0/1 columns joined by commas; detected when None
     kind    detected from the labels when None
@@ -63,6 +65,7 @@ def load_task(
     """
     if kind is not None and kind not in METRICS:
         raise DataError(f"no kind of task {kind!r}.{did_you_mean(kind, METRICS)}")
+    source = data_path(source)
     by_columns = text is not None or label is not None
     if not by_columns and (files := annotated.find(source, kind)) is not None:
         return audited(annotated.load(*files, metric=metric, seed=seed))

@@ -13,6 +13,7 @@ from compress import precision as precisions
 from compress.errors import DataError, TeacherError
 from compress.files import written
 from compress.limits import check_seed
+from compress.objects import DataLike
 from compress.prompted.prompt import Prompt
 from compress.prompted.soft_labels import (
     PromptedTeacher,
@@ -30,7 +31,7 @@ def label(
     *,
     teacher: str,
     prompt: str,
-    data: str,
+    data: DataLike,
     out: str | Path,
     text: Sequence[str] | None = None,
     label: str | None = None,

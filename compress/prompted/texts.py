@@ -11,12 +11,13 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from compress.data import columns, load_task, sources
+from compress.data import columns, load_task, paths, sources
 from compress.data.corpora import load_corpus
 from compress.data.paths import SUFFIXES
 from compress.data.task import Task, TaskData
 from compress.data.text import lines
 from compress.errors import DataError
+from compress.objects import DataLike, data_path
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,12 @@ class Texts:
         return Task("classification", tuple(self.rows.column_names), "label", tuple(labels), "accuracy")
 
 
-def load_texts(source: str, *, text: Sequence[str] | None = None, label: str | None = None, seed: int = 0) -> Texts:
-    """Raises DataError for a source without text, and for one whose text column cannot be told."""
-    path = Path(source).expanduser()
+def load_texts(
+    source: DataLike, *, text: Sequence[str] | None = None, label: str | None = None, seed: int = 0
+) -> Texts:
+    """Load texts. Raises DataError for a source without text, and for one whose text column cannot be told."""
+    source = data_path(source)
+    path = paths.local(source)
     if path.suffix.lower() == ".txt" and path.is_file() and text is None and label is None:
         return _lines(path)
     if _is_corpus(source, path):

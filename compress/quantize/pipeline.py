@@ -19,6 +19,7 @@ from compress.exam import Exam
 from compress.export.bundle import FILES, Bundle, check_place, check_writable
 from compress.export.session import read_model
 from compress.limits import check_max_drop, check_seed
+from compress.objects import DataLike
 from compress.quantize.certify import carried, certify
 from compress.quantize.costs import priced, raced
 from compress.quantize.histogram import Method as Calibration
@@ -55,7 +56,7 @@ class Quantized:
 
 def quantize(
     bundle: Bundle,
-    data: str,
+    data: DataLike,
     *,
     method: Name = "auto",
     out: Path | None = None,
@@ -215,7 +216,7 @@ def _training(
     out: Path | None,
     say: Say,
     *,
-    data: str,
+    data: DataLike,
     text: Sequence[str] | None,
     label: str | None,
     seed: int,

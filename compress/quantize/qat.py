@@ -11,6 +11,7 @@ from compress import digest
 from compress.data.cache import home
 from compress.data_of import data_of
 from compress.export.bundle import Bundle
+from compress.objects import DataLike, data_path
 from compress.pipeline import distill
 
 RECIPE = "q8bert"
@@ -19,7 +20,7 @@ RECIPE = "q8bert"
 @contextmanager
 def trained_for_int8(
     bundle: Bundle,
-    data: str,
+    data: DataLike,
     *,
     recipe: str = RECIPE,
     overrides: Sequence[str] = (),
@@ -35,6 +36,7 @@ def trained_for_int8(
     interrupted, the same call goes on from its last checkpoint. Raises BundleError for a bundle whose task `data` is
     not.
     """
+    data = data_path(data)
     task = data_of(bundle, data, text=text, label=label, seed=seed).task
     length = f"stages.0.max_length={bundle.manifest.max_length}"
     asked = [asdict(stamp) for stamp in bundle.manifest.files.values()]

@@ -26,6 +26,7 @@ from compress.exam import Exam, differing
 from compress.export import manifest
 from compress.export.bundle import FILES, Bundle, Precision
 from compress.limits import check_max_drop
+from compress.objects import DataLike
 from compress.quantize.certify import carried, verdict
 from compress.quantize.judge import Outcome
 from compress.report.evidence import NAME as REPORT
@@ -69,7 +70,7 @@ def trim_measured(
     model: str,
     out: Path,
     *,
-    data: str | None = None,
+    data: DataLike | None = None,
     corpus: str | None = None,
     text: Sequence[str] | None = None,
     label: str | None = None,

@@ -51,6 +51,15 @@ def test_a_test_split_that_is_the_training_split_is_refused(folder: Folder) -> N
     with pytest.raises(DataError, match="the test split is the training split"):
         notes(folder, train=train, dev=rows(100, 200), test=train[::-1])
     assert any("are in train too" in note for note in notes(folder, train=train, dev=train, test=rows(200, 300)))
+    assert any(
+        note.startswith("WARNING: 50 of 50 rows of test (100.0%)")
+        for note in notes(folder, train=train, dev=rows(200, 300), test=train[:50])
+    )
+
+
+def test_a_test_split_that_is_the_training_split_before_some_was_held_out_is_refused(folder: Folder) -> None:
+    with pytest.raises(DataError, match="the test split is the training split"):
+        notes(folder, train=rows(0, 100), test=rows(0, 100))
 
 
 def test_questions_and_words_are_compared_too(tmp_path: Path, folder: Folder) -> None:

@@ -24,6 +24,7 @@ def loaded(folder: Folder, labels: list[object], kind: Kind | None = None, **col
         ([True, False, True], ("false", "true")),
         ([" yes", "no", "yes "], ("no", "yes")),
         (["a, b", "c, d", "a, b"], ("a, b", "c, d")),
+        ([2**60 + 1, 2**60, 2**60 + 1], (str(2**60), str(2**60 + 1))),
     ],
 )
 def test_words_and_whole_numbers_are_classes(folder: Folder, labels: list[object], names: tuple[str, ...]) -> None:
@@ -84,6 +85,9 @@ def test_a_multilabel_split_without_validation_is_held_out(folder: Folder) -> No
         (["a", None, "b", ""], None, r"2 of 4 rows have no label \(lines 2, 4\)"),
         ([0.5, float("nan"), 1.5], None, r"1 of 3 rows have no label \(line 2\)"),
         ([0.5, float("inf"), 1.5], None, "line 2: 'inf' is no number"),
+        ([0.5, 1e39, 1.5], None, r"line 2: '1e\+39' is no number"),
+        ([f"id{n // 2}" for n in range(20_010)], None, "10005 different values"),
+        ([[f"tag{n}", "a"] for n in range(10_001)], None, "10002 different values"),
         (["a", "b"], "regression", "line 1: 'a' is no number"),
         ([1, 0, "pos"], None, r"numbers in some rows and words in others \(line 3: 'pos'\)"),
         (["a", ["b"]], None, "line 1: a cell is text where earlier rows have a list|line 2: a cell is a list"),
