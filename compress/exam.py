@@ -132,14 +132,12 @@ class Exam:
             return None
         if self.task.kind == "qa":
             pairs = zip((student, teacher), thresholds, strict=True)
-            one, other = (self.texts(logits, threshold=threshold) for logits, threshold in pairs)
-        elif self.task.kind == "tagging":
-            one, other = (self.tags(logits) for logits in (student, teacher))
-        elif self.task.kind == "multilabel":
+            return differing(*(self.texts(logits, threshold=threshold) for logits, threshold in pairs))
+        if self.task.kind == "tagging":
+            return differing(self.tags(student), self.tags(teacher))
+        if self.task.kind == "multilabel":
             return int(((student > 0) != (teacher > 0)).any(axis=1).sum())
-        else:
-            return int((student.argmax(axis=1) != teacher.argmax(axis=1)).sum())
-        return differing(one, other)
+        return int((student.argmax(axis=1) != teacher.argmax(axis=1)).sum())
 
     def threshold(self, logits: Array) -> float:
         """qa: by how much no answer must be better than the best span, for the highest score here. 0.0 otherwise."""
