@@ -289,6 +289,7 @@ def needy(student_BLD: Tensor, teacher_BLD: Tensor, *, power: float) -> Tensor:
         (Term(3, reads="layers"), "its arguments cannot be read"),  # type: ignore[arg-type]
         (Term("hinton.soft_targets", temperature=0), "temperature: Input should be greater than 0, found 0"),
         (Term("hinton.soft_targets", temperature="warm"), "temperature: "),
+        (Term("minilm.value_relations", heads=0), "heads: Input should be greater than 0, found 0"),
         (Term(needy, reads="layers"), "needs the option 'power'"),
         (
             Term("hinton.soft_targets", options={"temprature": 2.0}),

@@ -15,6 +15,7 @@ long sequences do not outweigh short ones. Pads are neither keys nor queries in 
 
 import math
 
+from pydantic import PositiveInt
 from torch import Tensor
 
 from compress.papers.reading import reads
@@ -62,18 +63,18 @@ def value_relation(student_BHLK: Tensor, teacher_BHLK: Tensor, mask_BL: Tensor) 
 
 
 @reads("queries", per="example", bridges=("heads", "head_size"))
-def query_relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask_BL: Tensor, *, heads: int = 48) -> Tensor:
+def query_relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask_BL: Tensor, *, heads: PositiveInt = 48) -> Tensor:
     """v2 Eq. 3-5: KL of the Q-Q relations over `heads` relation heads (48 for base models, Sec. 4.1)."""
     return _relations(student_BHLK, teacher_BHLK, mask_BL, heads)
 
 
 @reads("keys", per="example", bridges=("heads", "head_size"))
-def key_relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask_BL: Tensor, *, heads: int = 48) -> Tensor:
+def key_relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask_BL: Tensor, *, heads: PositiveInt = 48) -> Tensor:
     """v2 Eq. 3-5: KL of the K-K relations over `heads` relation heads."""
     return _relations(student_BHLK, teacher_BHLK, mask_BL, heads)
 
 
 @reads("values", per="example", bridges=("heads", "head_size"))
-def value_relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask_BL: Tensor, *, heads: int = 48) -> Tensor:
+def value_relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask_BL: Tensor, *, heads: PositiveInt = 48) -> Tensor:
     """v2 Eq. 3-5: KL of the V-V relations over `heads` relation heads."""
     return _relations(student_BHLK, teacher_BHLK, mask_BL, heads)

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,3 +75,17 @@ class Dies:
             return compute_loss(trainer, *args, **kwargs)
 
         StepTrainer.compute_loss = dying  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Wait until a file is there, then call `before`."""
+
+    file: Path
+    before: Any = None
+
+    def __call__(self) -> None:
+        while not self.file.exists():
+            time.sleep(0.01)
+        if self.before is not None:
+            self.before()

@@ -32,9 +32,10 @@ class Ended:
 
     @property
     def sentence(self) -> bool:
-        """Whether it ended as a command may that is given something bad: exit code 2 and one paragraph."""
-        told = self.err.strip().split("\n\n")
-        return self.code == 2 and "Traceback" not in self.err + self.out and len(told) == 1 and len(self.err) < 4000
+        """Whether it ended as a command may that is given something bad: exit code 2, and one paragraph to say so."""
+        usage = self.err.startswith("Usage: ")
+        one = self.err.strip().count("\n\n") == usage and "Traceback" not in self.out + self.err
+        return self.code == 2 and one and len(self.err) < 4000
 
 
 @dataclass(frozen=True)

