@@ -7,7 +7,6 @@ from accelerate import PartialState
 from rich.console import Console
 
 from compress import teachers
-from compress.console import warn
 from compress.data import load_task
 from compress.data.batches import Collate, encode
 from compress.data.corpora import load_corpus
@@ -17,7 +16,7 @@ from compress.general import general
 from compress.lineage import in_bf16
 from compress.recipe import Recipe
 from compress.run import Run
-from compress.screen import print_note
+from compress.screen import print_note, warn
 from compress.stages import Material
 from compress.teachers import Gate, Teacher
 

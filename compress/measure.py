@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from compress import baselines, evaluate, teachers
 from compress.bench.local import machine, race
 from compress.bench.protocol import Latency, Setting
-from compress.console import warn
 from compress.data.task import Task
 from compress.errors import ExportError
 from compress.exam import Exam
@@ -35,6 +34,7 @@ from compress.recipe import Recipe
 from compress.report import Report, Row
 from compress.report.headline import warnings
 from compress.run import Run
+from compress.screen import warn
 from compress.stages import Material, taken
 from compress.teachers import Teacher
 from compress.train import Trained

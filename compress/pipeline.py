@@ -14,7 +14,6 @@ from compress import lineage, preflight, teachers, user_code
 from compress import precision as precisions
 from compress.address import command_line
 from compress.classroom import opened, tutored
-from compress.console import warn
 from compress.data.made import asks_language_model
 from compress.data.task import Kind
 from compress.errors import RecipeError
@@ -28,6 +27,7 @@ from compress.prompted.teaching import beginning, instructed
 from compress.pruning.decision import checked, settled
 from compress.recipe import AnyStage, Recipe, Stage
 from compress.run import Run
+from compress.screen import warn
 from compress.shape import positions
 from compress.ship import BUDGETED_LIMIT, INT8_LIMIT, ship
 from compress.train import shares

@@ -13,7 +13,6 @@ from rich.console import Console
 from compress import general, preflight, teachers, user_code
 from compress import precision as precisions
 from compress.address import command_line
-from compress.console import warn
 from compress.data import load_task
 from compress.data.batches import Collate
 from compress.data.corpora import load_corpus
@@ -23,6 +22,7 @@ from compress.objects import data_path, teacher_path
 from compress.pipeline import check_lengths, on_cpu, with_code
 from compress.recipe import Recipe
 from compress.run import Run
+from compress.screen import warn
 from compress.stages import Material, taken
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from compress.console import warn
 from compress.errors import DamagedError, RunError
 from compress.files import load_json, make, naming, usable, written
 from compress.recipe import AnyStage
+from compress.screen import warn
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -23,3 +23,8 @@ class Screen(Console):
 def print_note(console: Console, text: str) -> None:
     """Print what the reader should know, as it is."""
     console.print(Text.assemble(("note", "yellow"), " ", text))
+
+
+def warn(console: Console, text: str) -> None:
+    """Print what is lost, and what is done about it."""
+    console.print(Text.assemble(("warning:", "yellow"), " ", text), soft_wrap=True)

@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 
 from compress.address import command_line
 from compress.bench.device import open_device
-from compress.console import warn
 from compress.exam import Exam
 from compress.export.bundle import Bundle, building
 from compress.files import written
@@ -19,6 +18,7 @@ from compress.quantize.pipeline import CALIBRATION_ROWS, keep_score
 from compress.recipe import Recipe
 from compress.report.headline import warnings
 from compress.run import Run
+from compress.screen import warn
 from compress.stages import Material
 from compress.teachers import Teacher
 

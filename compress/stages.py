@@ -19,7 +19,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from compress import digest, evaluate
 from compress.call import Call, options
-from compress.console import warn
 from compress.data.batches import Batching, encode
 from compress.data.built import built
 from compress.data.cache import home
@@ -39,6 +38,7 @@ from compress.perplexity import held_out
 from compress.precision import cast_linear_layers
 from compress.recipe import Stage
 from compress.run import Run
+from compress.screen import warn
 from compress.shape import Shape
 from compress.step import Distillation, Step
 from compress.teacher_cache import TeacherCache, of_logits, teacher_cache

@@ -19,7 +19,6 @@ from datasets import Dataset
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from compress.console import warn
 from compress.data.batches import Batching, LengthGrouped, TokenBudget
 from compress.errors import RecipeError
 from compress.journal import Journal, forget_after
@@ -27,6 +26,7 @@ from compress.processes import from_first
 from compress.recipe import Stage
 from compress.resume import newest_checkpoint, steps_of
 from compress.run import Run
+from compress.screen import warn
 from compress.step import Distillation, Step
 from compress.trainer import Corrupt, Score, StepTrainer
 from compress.vocabulary import only_tokens_in_use

@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from compress.console import warn
 from compress.errors import DamagedError
 from compress.exam import Exam
 from compress.export.saved import save_tokenizer
 from compress.files import filled, usable, written
 from compress.run import Run
+from compress.screen import warn
 from compress.search.asked import Search
 from compress.search.clocks import Costs
 from compress.search.evaluators import PlainJudge, SupernetJudge
