@@ -43,7 +43,8 @@ def audited(data: TaskData) -> TaskData:
     keys = {role: _keys(split) for role, split in splits.items()}
     _refuse_same(data.name, keys)
     notes = [*_shared(keys), *_few(keys)]
-    _refuse_one_text(data.name, keys["train"])
+    if not data.task.tokenwise:
+        _refuse_one_text(data.name, keys["train"])
     if data.task.labels:
         counts = {role: found for role, split in splits.items() if (found := _counts(data.task, split)) is not None}
         notes += [*_spelled_twice(data.task, counts), *_absent(data.task, counts)]

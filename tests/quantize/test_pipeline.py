@@ -241,7 +241,7 @@ def test_data_of_another_task_are_refused_and_the_bundle_is_untouched(
     folder = tmp_path / "other"
     folder.mkdir()
     for split in ("train", "dev"):
-        lines = [f"a film\t{label}" for label in ("good", "bad", "fine")] * 5
+        lines = [f"a {label} film\t{label}" for label in ("good", "bad", "fine")] * 5
         (folder / f"{split}.tsv").write_text("text\tlabel\n" + "\n".join(lines) + "\n", encoding="utf-8")
     stamps = reviews[0].manifest.files
     told = command.run("quantize", str(reviews[0].path), "--data", str(folder))
