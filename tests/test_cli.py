@@ -202,7 +202,7 @@ def test_predict_stops_at_a_line_that_is_no_text_and_has_printed_those_before(bu
 
 
 def test_predict_skips_such_lines_when_asked_and_keeps_their_places(bundle: str) -> None:
-    stdin = b"a good film\r\n\xff\n" + b"a" * (stream.MOST_LINE + 5) + b"\na bad film"
+    stdin = b"a good film\r\n\xff\n" + b"a" * (stream.LONGEST + 5) + b"\na bad film"
     told = command.run("predict", bundle, "-", "--on-error", "skip", stdin=stdin)
     assert told.code == 0
     good, invalid, long, bad = told.out.splitlines()

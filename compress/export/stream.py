@@ -4,12 +4,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from compress.data.text import LONGEST
 from compress.errors import BundleError, DataError
 from compress.export.marking import Answer, Marked
 from compress.export.predictor import Prediction, Predictor
-
-MOST_LINE = 2**20
-"""Bytes of a line of text; models read a thousandth of it."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +20,11 @@ class Answered:
 
 
 def lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Read lines without their ends; of one that is longer than MOST_LINE, its beginning."""
-    while line := stream.readline(MOST_LINE + 2):
+    """Read lines without their ends; of one that is longer than LONGEST, its beginning."""
+    while line := stream.readline(LONGEST + 2):
         rest = line
-        while len(rest) > MOST_LINE and not rest.endswith(b"\n"):
-            rest = stream.readline(MOST_LINE + 2)
+        while len(rest) > LONGEST and not rest.endswith(b"\n"):
+            rest = stream.readline(LONGEST + 2)
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
@@ -53,8 +51,8 @@ def answers(
 
 def decode(raw: bytes, where: str) -> str:
     """Decode UTF-8. Raises DataError, naming `where` and the byte, for what is none, or is too long."""
-    if len(raw) > MOST_LINE:
-        raise DataError(f"{where}: is longer than {MOST_LINE:,} bytes; expected one text a line")
+    if len(raw) > LONGEST:
+        raise DataError(f"{where}: is longer than {LONGEST:,} bytes; expected one text a line")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -375,7 +375,7 @@ def test_students_that_are_each_trained(shelf: Searched, tmp_path: Path) -> None
         ),
         (["--set", "final.0.max_length=100"], ["has 64 positions"]),
         (["--seq", "100"], ["100 tokens to measure at; this shape has 64 positions"]),
-        (["--storage", "postgresql://nobody@localhost:1/none"], ["postgresql://nobody@localhost:1/none: cannot be"]),
+        (["--storage", "postgresql://nobody@localhost:1/none"], ["@localhost:1/none: cannot be"]),
         (["--anchor", "nowhere"], ["nowhere"]),
     ],
 )
