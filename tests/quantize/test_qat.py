@@ -63,7 +63,7 @@ def test_other_tasks_are_refused(places: tuple[Bundle, str], tmp_path: Path, mon
     monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
     (tmp_path / "stars").mkdir()
     for split in ("train", "dev"):
-        rows = [f"a film\t{stars}" for stars in ("one", "two", "three")] * 4
+        rows = [f"a film {at}\t{stars}" for at in range(4) for stars in ("one", "two", "three")]
         (tmp_path / "stars" / f"{split}.tsv").write_text("\n".join(["text\tlabel", *rows]))
     refused = pytest.raises(BundleError, match=r"3 labels \(one, three, two\) .* 2 labels \(negative, positive\)")
     with refused, trained_for_int8(places[0], str(tmp_path / "stars")):
