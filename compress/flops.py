@@ -51,13 +51,18 @@ def _takes_a_mask(model: Any) -> bool:
 
 
 @contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """The counter hooks the gradient of whatever parameter is passed to a module, as DeBERTa's positions are."""
+def _frozen(model: Any) -> Iterator[None]:
+    """Keep the counter from hooking the gradient of whatever parameter is passed to a module, as DeBERTa's positions
+    are, and GPT-2 on the meta device from looking for padding among tokens that have no values."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
+    padding = model.config.pad_token_id
+    if model.device.type == "meta":
+        model.config.pad_token_id = None
     try:
         yield
     finally:
+        model.config.pad_token_id = padding
         for parameter in trained:
             parameter.requires_grad_(True)
