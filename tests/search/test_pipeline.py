@@ -462,5 +462,7 @@ def test_a_search_killed_while_its_supernet_trains_goes_on_from_there(shelf: Sea
     told = command.run(*shelf.words(out, *steps, "--resume"))
     assert told.code == 0, told.err
     trained = json.loads((out / "stages" / "supernet" / "model" / "training.json").read_text())["trained"]
-    assert trained["steps"] <= 40, "the rest alone"
+    assert trained["steps"] == 48, "of all processes"
+    assert "supernet: step 48/48" in told.out
+    assert "supernet: step 5/48" not in told.out, "this one had the rest alone"
     assert {rung.examples for rung in record.read(out).ladder if rung.what == "supernet"} > {48 * 16}
