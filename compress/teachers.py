@@ -23,7 +23,7 @@ from compress.errors import CompressError, TeacherError
 from compress.exam import Exam
 from compress.heads import ENDINGS, PROBLEMS, output_names, task_class
 
-MOST_LAYERS = 1000
+MOST_LAYERS, MOST_OUTPUTS = 1000, 100_000
 SURE = 1.645
 """Standard errors by which a teacher must lead the majority's answer: 95 %, one-sided."""
 HALFWAY, HARDLY = 0.5, 0.1
@@ -81,12 +81,22 @@ def identify(folder: Path) -> str:
 
 def has_head(folder: Path, task: Task) -> bool:
     """Whether the checkpoint was saved with a head for this kind of task, of this many outputs."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if not isinstance(config, dict):
-        raise TeacherError(f"{folder}: its config.json holds a {type(config).__name__}, where settings were expected")
+    config = _settings(folder)
     heads = any(ENDINGS[task.kind] in name for name in config.get("architectures") or [])
     outputs = len(config.get("id2label") or {0: "", 1: ""})
     return heads and outputs == task.outputs
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """Read a checkpoint's config.json as it is. Raises TeacherError where the library would make a name of each of
+    more outputs than there is memory for."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(config, dict):
+        raise TeacherError(f"{folder}: its config.json holds a {type(config).__name__}, where settings were expected")
+    outputs = config.get("num_labels") or 0
+    if not isinstance(outputs, int) or not 0 <= outputs <= MOST_OUTPUTS:
+        raise TeacherError(f"{folder}: its config.json says num_labels {outputs!r}; expected 0 to {MOST_OUTPUTS:,}")
+    return config
 
 
 def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> Teacher:
@@ -153,6 +163,7 @@ def load_config(folder: Path) -> Any:
     Raises TeacherError for a config that cannot be read, is of quantised weights, or of a size that no model has.
     """
     with explained(folder):
+        _settings(folder)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if getattr(config, "quantization_config", None) is not None:
             raise TeacherError(

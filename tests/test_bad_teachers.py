@@ -170,6 +170,7 @@ def test_a_config_chooses_no_kernels(shelf: Shelf, tmp_path: Path, name: str, im
         {"quantization_config": 5},
         {"num_hidden_layers": -1},
         {"num_hidden_layers": 10**9},
+        {"num_labels": 10**9},
         {"architectures": 3},
         {"id2label": 3},
         {"hidden_act": []},

@@ -36,7 +36,7 @@ Int8MaxDrop = Annotated[
         "--max-drop", min=0, max=100, help="Points of the score that int8 may lose; default: 0.2, under a latency 0.5."
     ),
 ]
-DeviceTimeout = Annotated[float, typer.Option("--timeout", help="Seconds until a silent device is given up.")]
+DeviceTimeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds until a silent device is given up.")]
 DevicePython = Annotated[str, typer.Option("--python", help="ssh: the interpreter there that has onnxruntime.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 USER_ERROR, INTERRUPTED = 2, 130

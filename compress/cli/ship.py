@@ -56,7 +56,7 @@ def export(
         Literal["mean", "cls", "max"] | None, typer.Option(help="How an encoder's tokens become one vector.")
     ] = None,
     normalise: Annotated[bool, typer.Option("--normalise", help="Such vectors have length 1.")] = False,
-    max_length: Annotated[int | None, typer.Option(help="Tokens a checkpoint's texts are cut to.")] = None,
+    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens a checkpoint's texts are cut to.")] = None,
     allow_pickle: AllowPickle = False,
     as_json: Json = False,
 ) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count, islice, takewhile
@@ -174,13 +175,14 @@ def _encode(
     """Write the parts of an encoded corpus that `folder` lacks: the first missing one, and all behind it."""
     parts = [folder / f"{number:05d}.arrow" for number in range(len(list(folder.glob("*.arrow"))) + 1)]
     whole = list(takewhile(Path.exists, parts))
-    batches = _encoded(corpus, tokenizer, max_length, limit_tokens, done=_Done.of(whole))
-    for number in count(len(whole)):
-        some = list(islice(batches, 1))
-        if not some:
-            break
-        with cache.part(folder, f"{number:05d}.arrow") as path:
-            cache.write(path, chain(some, islice(batches, WRITES_PER_PART - 1)))
+    encoded = _encoded(corpus, tokenizer, max_length, limit_tokens, done=_Done.of(whole))
+    with closing(encoded) as batches:  # its progress bar ends before an error is told
+        for number in count(len(whole)):
+            some = list(islice(batches, 1))
+            if not some:
+                break
+            with cache.part(folder, f"{number:05d}.arrow") as path:
+                cache.write(path, chain(some, islice(batches, WRITES_PER_PART - 1)))
     if not (folder / "00000.arrow").exists():
         raise DataError(f"{corpus.name}: no token to learn from; the tokenizer makes nothing of its text.")
 
@@ -207,7 +209,7 @@ class _Done:
 
 def _encoded(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, limit_tokens: int | None, *, done: _Done
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch, None, None]:
     """Yield the blocks behind those that are done already."""
     from datasets.utils import tqdm
 

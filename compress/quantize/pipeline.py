@@ -96,6 +96,8 @@ def quantize(
     check_seed(seed)
     check_max_drop(max_drop)
     _check_numbers(rows, percentile)
+    if overrides and method != "qat":
+        raise CompressError(f"--set: {overrides[0]}: is for training, and {method} does not train; give --method qat")
     if out is not None:
         check_place(out)
     elif method != "qat":  # which says that it needs one

@@ -317,6 +317,12 @@ def test_a_smoothed_graph_that_answers_differently_is_refused(
     assert "answers differently" in told.err
 
 
+def test_settings_of_training_are_refused_where_nothing_is_trained(reviews: tuple[Bundle, str]) -> None:
+    told = command.run("quantize", str(reviews[0].path), "--data", reviews[1], "--set", "stages.0.lr=1")
+    assert told.code == 2
+    assert "--set" in told.err
+
+
 def test_the_device_is_asked_for_by_name(reviews: tuple[Bundle, str]) -> None:
     told = command.run("quantize", str(reviews[0].path), "--data", reviews[1], "--device", "lokal")
     assert told.code == 2
