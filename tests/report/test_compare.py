@@ -1,7 +1,6 @@
 """What is chosen among several bundles: what is read, what is compared, what is refused, and which one is picked."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,7 +106,6 @@ def test_the_front_keeps_equals(tmp_path: Path) -> None:
         ({"min_score": 0.7}, "quick int8"),
         ({"min_score": 0.895}, "quick fp32"),
         ({"min_score": 0.95}, None),
-        ({"budget_ms": math.nan}, None),
     ],
 )
 def test_the_pick_is_the_best_score_within_a_budget_or_the_fastest_with_a_score(
