@@ -25,6 +25,7 @@ from compress.search.finalists import shortlist
 from compress.search.found import Found
 from compress.search.study import join_study, open_study
 from tests import command, tiny
+from tests.damage import damaged
 from tests.search.shelved import PLAIN, Searched, weighing
 
 BUDGET = ("--max-params", "15000")
@@ -192,6 +193,23 @@ def test_any_trial_may_be_distilled_fully(mine: Path, found: Found, tmp_path: Pa
     assert [stage["distill"] for stage in yaml.safe_load((tmp_path / "b" / "recipe.yaml").read_text())["stages"]] == [
         "supernet", "short", "final",
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_damaged_short_distillation_is_made_again(searched: Path, found: Found, tmp_path: Path) -> None:
+    other = next(point for point in found.points if "short" in point.scores and point.number != found.winner)
+    made = []
+    for name in ("whole", "damaged"):
+        study = Path(shutil.copytree(searched, tmp_path / name))
+        file = study / "students" / str(other.number) / "stages" / "short" / "model" / "model.safetensors"
+        if name == "damaged":
+            damaged(file, "bit")
+        words = ("search", "show", str(study), str(other.number), "--train", "--bundle", str(tmp_path / f"{name}-b"))
+        told = command.run(*words)
+        assert told.code == 0, told.err
+        assert (f"warning: {file.parent}" in told.out.replace("\n", "")) == (name == "damaged")
+        made.append((tmp_path / f"{name}-b" / "model.safetensors").read_bytes())
+    assert made[0] == made[1]
 
 
 def test_the_winners_bundle_is_copied_not_made_again(searched: Path, found: Found, tmp_path: Path) -> None:
