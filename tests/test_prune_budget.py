@@ -310,8 +310,13 @@ def test_what_ships_is_measured_and_held_against_the_budget(
 def test_a_speed_asked_for_on_this_machine(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it: shapes measured, predicted, cut, measured again; the second time what was measured is known."""
+    """All of it: shapes measured, predicted, cut, measured again; the second time what was measured is known.
+
+    However busy the machine is: nothing here depends on the times being good ones.
+    """
     monkeypatch.setattr("compress.pruning.clock.SAMPLES", 6)
+    monkeypatch.setattr("compress.pruning.clock.WORTH_KEEPING", float("inf"))
+    monkeypatch.setattr("compress.search.timing.AGREE", float("inf"))
     words = ["--recipe", given["recipe"], "--data", given["data"], "--gate", "warn", "--seq", "32", "--speedup", "1.3"]
     first = command.run("prune", given["model"], *words, "--out", str(tmp_path / "one"))
     assert first.code == 0, first.err

@@ -128,7 +128,7 @@ def vocabulary_size(model: onnx.ModelProto, path: Path) -> int:
     for node in model.graph.node:
         if node.op_type == "DequantizeLinear" and node.input[0] in tables:
             tables[node.output[0]] = tables[node.input[0]]
-        elif node.op_type == "Cast" and node.input[0] in aliases:
+        elif node.op_type in ("Cast", "Slice") and node.input[0] in aliases:
             aliases.add(node.output[0])
         elif aliases & set(node.input) and (rows := [tables[name] for name in node.input if name in tables]):
             return max(rows)

@@ -65,7 +65,7 @@ def test_it_writes_what_transformers_writes(kind: str, tmp_path: Path) -> None:
     answers = [speaker.continued(ids, new=20) for ids in prompts]
     assert answers == [expected(model, ids, 20) for ids in prompts]
     assert len({tuple(answer) for answer in answers}) == 3
-    assert check(model, tmp_path / "made") < 1e-5
+    assert check(model, tmp_path / "made") < 1e-4
 
 
 def test_it_ends_where_the_model_ends(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ def test_vocabulary_is_found_in_plain_int8_and_fused_graphs(tmp_path: Path) -> N
     cast = helper.make_node("Cast", ["input_ids"], ["wide"], to=TensorProto.INT64)
     looked_up = helper.make_node("Gather", ["words", "wide"], ["logits"])
     assert vocabulary_size(foreign([cast, looked_up], {"words": (77, 4)}), tmp_path / "x.onnx") == 77
+    cut = helper.make_node("Slice", ["input_ids", "begin", "end"], ["wide"])
+    assert vocabulary_size(foreign([cut, looked_up], {"words": (77, 4)}), tmp_path / "x.onnx") == 77
     fused = helper.make_node("EmbedLayerNormalization", ["input_ids", "", "words", "positions"], ["logits"])
     assert vocabulary_size(foreign([fused], {"words": (99, 4), "positions": (12, 4)}), tmp_path / "x.onnx") == 99
 
