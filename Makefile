@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: demo test check campaign lint clean help
+.PHONY: demo test check campaign soak lint clean help
 
 demo: $(VENV)/base.stamp ## distil, export, quantise and measure the embedded default; needs no network once installed
 	rm -rf runs/demo
@@ -23,6 +23,9 @@ check: lint ## lint, then the quick tests
 campaign: $(VENV)/dev.stamp ## interrupt, damage and deceive every command, 30 minutes; COMPRESS_CAMPAIGN_SEED=1 draws other cases
 	COMPRESS_CAMPAIGN=whole $(BIN)/python -m pytest tests/campaign --numprocesses logical --maxprocesses 8 --dist worksteal
 
+soak: $(VENV)/dev.stamp ## run for 30 minutes each what runs for long, one after the other: is memory flat, is nothing paid twice
+	$(BIN)/python -m tests.campaign.soak --minutes 30
+
 lint: $(VENV)/dev.stamp ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -33,7 +36,7 @@ clean: ## remove what make made: the environment, caches, the demo's run
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/dev.stamp: $(VENV)/base.stamp requirements/dev.txt
 	$(PIP) --no-deps --require-hashes -r requirements/dev.txt

@@ -268,7 +268,8 @@ def judge(
         notes = _outdone(name, data, scores[metric], figures) if way < HALFWAY else ()
         return Gate(scores, majority, logits, tuple(notes))
     if 0 < ahead <= SURE * error:
-        figures += f"; on so few rows a lead below {SURE * error:.3f} is no more than chance"
+        least = f"a lead below {SURE * error:.3f}" if np.isfinite(error) else "any lead"
+        figures += f"; on so few rows {least} is no more than chance"
     problem = f"teacher {name} is no teacher for this task: {figures}. {remedy or _why(exam, logits)}"
     if strict:
         raise TeacherError(f"{problem}. --gate warn goes on all the same" if remedy is None else problem)

@@ -252,7 +252,7 @@ BAD: Mapping[str, str] = {
     --metric acuracy | accuracy
     --metric pearson | pearson
     --kind regression | number
-    --kind tagging | tag
+    --kind tagging | validation
     --kind weather | kind
     --text text --text label --text text | text""",
     "pretrain": f"""{_SHARED.replace("--gate perhaps | gate", "")}{_TEACHERS}
@@ -315,7 +315,6 @@ BAD: Mapping[str, str] = {
     --max-params 0 | max-params
     --speedup 2 --max-latency-ms 3 | speedup
     --threads 0 | threads
-    --threads 9999 --speedup 2 | threads
     --seq 0 | seq
     --metric acuracy | accuracy""",
     "export": """
@@ -462,7 +461,8 @@ ALONE: Mapping[str, str] = {
     + "{bad}/checkpoint-deep --out {out} | config.json\n{teacher} | out",
     "prune": "{bad}/nowhere --data {data} --layers 2 --out {out} | nowhere\n"
     "{model} --data {data} --out {out} | layers\n"
-    "{model} --recipe {cuts} --data {data} --gate warn --speedup 2 --device nowhere --out {out} | nowhere",
+    "{model} --recipe {cuts} --data {data} --gate warn --speedup 2 --device nowhere --out {out} | nowhere\n"
+    "{model} --recipe {cuts} --data {data} --gate warn --speedup 2 --threads 9999 --out {out} | threads",
     "clean": "{bad}/nowhere | nowhere\n{bad}/dir | dir\n--nonsense | nonsense",
     "nonsense": "| nonsense",
 }

@@ -6,6 +6,7 @@ They are forked from a server that has imported everything once, so a command co
 import multiprocessing
 import os
 import resource
+import shutil
 import sys
 import tempfile
 import time
@@ -53,7 +54,9 @@ class Child:
         seconds = time.monotonic() - self.began
         out, err = ((self.folder / name).read_text(encoding="utf-8", errors="replace") for name in ("out", "err"))
         grown = self.folder / "grown"
-        return Ended(self.process.exitcode or 0, out, err, seconds, float(grown.read_text()) if grown.exists() else 0)
+        grown_mb = float(grown.read_text()) if grown.exists() else 0.0
+        shutil.rmtree(self.folder)
+        return Ended(self.process.exitcode or 0, out, err, seconds, grown_mb)
 
 
 def start(

@@ -7,12 +7,11 @@ import pytest
 
 from tests import command
 from tests.campaign import corpus, process
-from tests.campaign.cases import WHOLE, Record, sample
+from tests.campaign.cases import Record, sample
 from tests.campaign.reference import Reference
 
 CASES = list(corpus.cases())
 SLOW = 60.0
-pytestmark = pytest.mark.skipif(not WHOLE, reason="about 13 of the cases still expect another word; see make campaign")
 
 
 @pytest.fixture(scope="session")
