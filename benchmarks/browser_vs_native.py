@@ -26,10 +26,11 @@ import numpy as np
 import onnxruntime
 from tokenizers import Tokenizer
 
-from compress.bench.browser import assets, browser
-from compress.bench.device import Device, Row, open_device
-from compress.bench.protocol import Setting
-from compress.export.bundle import Bundle
+from compress.benchmark.browser import assets
+from compress.benchmark.browser.device import browser
+from compress.benchmark.devices import Device, Row, open_device
+from compress.exporters.artifact import Bundle
+from compress.records.latency import Setting
 
 FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
 

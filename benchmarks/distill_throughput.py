@@ -48,15 +48,17 @@ def main() -> None:
 
 def prepare(data: str, folder: Path) -> None:
     """The teacher with a head, the student's config, and the tokenised rows, for both sides."""
-    from compress import Recipe, load_task, students, teachers
-    from compress.data.batches import encode
+    from compress import Recipe, load_task
+    from compress.data.collate import encode
+    from compress.models import student
+    from compress.models import teacher as teachers
 
     task = load_task(data)
     teacher = teachers.load("minilm", teachers.resolve("minilm"), task.task)
     recipe = Recipe.load("tinybert")
     teacher.model.save_pretrained(folder / "teacher")
     teacher.tokenizer.save_pretrained(folder / "teacher")
-    students.config_for(recipe.student, teacher.model.config).save_pretrained(folder / "student")
+    student.config_for(recipe.student, teacher.model.config).save_pretrained(folder / "student")
     rows = encode(task.train, teacher.tokenizer, 64)
     np.savez(
         folder / "rows.npz",
@@ -77,8 +79,8 @@ def worker(command: list[str]) -> dict:
 
 
 def report(runs: dict[str, list[dict]], out: Path | None) -> None:
-    from compress.bench.local import machine
-    from compress.export.manifest import versions
+    from compress.benchmark.local import machine
+    from compress.exporters.manifest import versions
 
     speeds = {name: [run["examples"] / run["seconds"] for run in each] for name, each in runs.items() if each}
     peer = median(speeds["textbrewer"]) if "textbrewer" in speeds else None

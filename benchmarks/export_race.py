@@ -6,7 +6,7 @@
     python benchmarks/export_race.py --peer optimum/bin --out benchmarks/results/export_race_<hardware>_<yyyymm>.json
 
 The peer's best int8 on a processor with VNNI: `optimum-cli export onnx`, then `optimum-cli onnxruntime quantize
---avx512_vnni --per_channel`. Ours: the exported graph rewritten (compress.export.graphs), then dynamic int8 in one step
+--avx512_vnni --per_channel`. Ours: the exported graph rewritten (`exporters.rewrite`), then dynamic int8 in one step
 or static int8; and static int8 in OpenVINO, another runtime, where that is installed. All run in processes of their
 own, in turns, two passes; the peer's files with onnxruntime's own settings, as their users run them. Shapes are random
 weights: speed only. `--trained BUNDLE --data DIR` adds what the same files of a trained classifier score.
@@ -29,13 +29,13 @@ from typing import Any
 
 import numpy as np
 
-from compress.bench.local import local, machine
-from compress.bench.protocol import Latency, Setting
-from compress.export.graphs import Form, rewritten
-from compress.export.int8 import quantize_dynamic
-from compress.export.session import read_model
-from compress.quantize.calibrate import ranges
-from compress.quantize.static import quantize_static
+from compress.benchmark.local import local, machine
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.rewrite import Form, rewritten
+from compress.exporters.session import read_model
+from compress.quantization.calibration import ranges
+from compress.quantization.static import quantize_static
+from compress.records.latency import Latency, Setting
 
 PEER = "optimum-onnx int8"
 SHAPES = {"tinybert": (4, 312, 1200), "minilm": (6, 384, 1536), "bert-base": (12, 768, 3072)}
@@ -127,7 +127,7 @@ def built(model: Model, peer: Path) -> dict[str, Path]:
     import onnx
     from transformers import AutoModelForSequenceClassification
 
-    from compress.export.onnx import to_onnx
+    from compress.exporters.onnx import to_onnx
 
     files = {PEER: peers(model, peer)}
     raw = model.work / "raw.onnx"
@@ -202,8 +202,8 @@ def scored(bundle: Path, data: str, rows: int, scratch: Path, peer: Path) -> dic
     from transformers import AutoTokenizer
 
     from compress import load_task
-    from compress.exam import Exam
-    from compress.export.bundle import Bundle
+    from compress.evaluation.evaluator import Exam
+    from compress.exporters.artifact import Bundle
 
     shipped, found = Bundle.load(bundle), load_task(data)
     tokenizer = AutoTokenizer.from_pretrained(bundle)

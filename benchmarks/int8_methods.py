@@ -18,12 +18,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from compress.bench.device import open_device
-from compress.bench.protocol import Latency, Setting
-from compress.export.bundle import Bundle
-from compress.export.manifest import versions
-from compress.quantize.pipeline import quantize
-from compress.quantize.products import layer
+from compress.benchmark.devices import open_device
+from compress.commands.quantize import quantize
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import versions
+from compress.quantization.graph import layer
+from compress.records.latency import Latency, Setting
 
 ALL = 1.0
 """A drop that any file keeps to: nothing is left in float32."""

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from compress.bench import runner
-from compress.bench.jobs import logits_job
-from compress.export.bundle import Bundle
+from compress.benchmark.jobs import logits_job
+from compress.benchmark.remote import runner
+from compress.exporters.artifact import Bundle
 
 PROCESSORS = {
     "cortex-a53": "asimd",

@@ -22,12 +22,12 @@ import numpy as np
 
 from compress.data.windows import plain
 from compress.errors import CompressError
-from compress.export.bundle import Bundle
-from compress.export.contents import NAME, Contents
-from compress.export.embeddings import FILES
-from compress.export.generative import ENCODER, Generative
-from compress.export.predictor import open_tokenizer
-from compress.export.session import open_session
+from compress.exporters.artifact import Bundle
+from compress.exporters.embeddings import FILES
+from compress.exporters.generation import ENCODER, Generative
+from compress.exporters.manifest import CONTENTS_NAME, Contents
+from compress.exporters.predictor import open_tokenizer
+from compress.exporters.session import open_session
 
 PACKAGE = "@huggingface/transformers@4.3.1"
 SCRIPT = Path(__file__).with_suffix(".mjs")
@@ -51,9 +51,9 @@ class MismatchError(AssertionError):
 
 def kind_of(folder: Path) -> str:
     """`causal`, `seq2seq`, `embeddings`, or the kind of a bundle's task."""
-    if not (folder / NAME).is_file():
+    if not (folder / CONTENTS_NAME).is_file():
         return Bundle.load(folder).task.kind
-    if json.loads((folder / NAME).read_text(encoding="utf-8"))["kind"] == "embeddings":
+    if json.loads((folder / CONTENTS_NAME).read_text(encoding="utf-8"))["kind"] == "embeddings":
         return "embeddings"
     return "seq2seq" if (folder / ENCODER["fp32"]).is_file() else "causal"
 

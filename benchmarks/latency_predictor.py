@@ -3,7 +3,7 @@
     python benchmarks/latency_predictor.py --out benchmarks/results/latency_predictor_<hardware>_<yyyymm>.json
 
 BERT shapes drawn at random (2 to 6 layers, 128 to 512 wide) are built with random weights, exported and quantised as a
-bundle is, and timed in turns: `compress.search.timing.sample`. Then a predictor is fitted to 6, 10, 16 and 24 of them,
+bundle is, and timed in turns: `latency.measure.sample`. Then a predictor is fitted to 6, 10, 16 and 24 of them,
 drawn DRAWS times at random, or chosen far apart as a search chooses them, and asked for all others. Beside it two lines
 fitted to the same shapes: through the FLOPs of the model, as others count them, and through those of the exported
 graph, whose last layer computes one token. Errors are |predicted - measured| / measured. 4 to 6 minutes on 2 cores
@@ -25,10 +25,12 @@ from typing import Any
 import numpy as np
 from transformers import BertConfig
 
-from compress.bench.device import open_device
-from compress.bench.protocol import Setting
-from compress.export.bundle import Precision
-from compress.search.latency import Errors, Predictor, Sample, Terms, choose_spread, sample
+from compress.benchmark.devices import open_device
+from compress.exporters.artifact import Precision
+from compress.latency.features import Terms
+from compress.latency.measure import Sample, choose_spread, sample
+from compress.latency.predictor import Errors, Predictor
+from compress.records.latency import Setting
 
 SHAPES, DRAWS = 48, 100
 SIZES = (6, 10, 16, 24)

@@ -144,8 +144,8 @@ def memory_mb(name: str) -> float:
 
 
 def report(runs: dict[str, list[dict[str, Any]]], out: Path | None) -> None:
-    from compress.bench.local import machine
-    from compress.export.manifest import versions
+    from compress.benchmark.local import machine
+    from compress.exporters.manifest import versions
 
     middle = {
         side: {fact: median(run[fact] for run in each) for fact in ("seconds", "extra_mb")}

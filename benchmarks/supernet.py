@@ -30,22 +30,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress import load_task, precision, teachers
-from compress.bench.local import machine
-from compress.data.batches import Collate, LengthGrouped, encode
-from compress.exam import Exam
-from compress.export.manifest import versions
-from compress.objective import Objective
+from compress import load_task
+from compress.benchmark.local import machine
+from compress.config.term import Term
+from compress.data.collate import Collate, LengthGrouped, encode
+from compress.evaluation.batches import Sheets
+from compress.evaluation.evaluator import Exam
+from compress.exporters.manifest import versions
+from compress.models import precision
+from compress.models import teacher as teachers
+from compress.models.precision import cast_linear_layers
+from compress.models.signals import Signals, read
+from compress.nas.supernet import Supernet
 from compress.papers import dynabert
-from compress.precision import cast_linear_layers
-from compress.search.sheets import Sheets
-from compress.search.supernet import Supernet
-from compress.shape import Shape
-from compress.signals import Signals, read
 from compress.slicing import Sizes, SlicePlan, magnitude, order, sliced
-from compress.step import Distillation
-from compress.term import Term
-from compress.vocabulary import only_tokens_in_use
+from compress.slicing.shape import Shape
+from compress.training.embedding_rows import only_tokens_in_use
+from compress.training.objective import Objective
+from compress.training.step import Distillation
 
 ROUNDS, SHAPES, MAX_LENGTH = 24, 24, 64
 TERMS = (

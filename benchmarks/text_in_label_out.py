@@ -28,16 +28,15 @@ import numpy as np
 import onnx
 from tokenizers import Tokenizer
 
-from compress.bench.local import machine
+from compress.benchmark.local import machine
 from compress.data.windows import plain
-from compress.export.bundle import TEXT, Bundle
-from compress.export.predictor import Text
-from compress.export.session import open_session, read_model
-from compress.export.text import frame, text_model
-from compress.export.text.equal import differences, feeds, torture
-from compress.export.text.torture import TEXTS
-from compress.export.text.whole import reader
-from compress.export.text.wordpiece import WordPiece
+from compress.exporters.artifact import TEXT, Bundle
+from compress.exporters.predictor import Text
+from compress.exporters.session import open_session, read_model
+from compress.exporters.tokenizer import build, text_model
+from compress.exporters.tokenizer.build import reader
+from compress.exporters.tokenizer.verify import TEXTS, differences, feeds, torture
+from compress.exporters.tokenizer.wordpiece import WordPiece
 
 CHARACTERS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
 SCRIPTS = [*range(0x3100), *range(0xAC00, 0xAD00), *range(0xFE00, 0x10000), *range(0x1F300, 0x1F700)]
@@ -61,7 +60,7 @@ def all_characters() -> dict[str, list[str]]:
 def equal(bundle: Bundle) -> dict[str, Any]:
     """How many of these texts are read otherwise; rows are long enough to hold all of each."""
     words = plain(Tokenizer.from_file(str(bundle.path / "tokenizer.json")))
-    made = frame.read_off(words, pair=False, max_length=512, padding=0)
+    made = build.read_off(words, pair=False, max_length=512, padding=0)
     started = time.perf_counter()
     model = reader(WordPiece.of(words, json.loads(words.to_str())), made, read_model(bundle.files()["int8"]))
     seconds = time.perf_counter() - started

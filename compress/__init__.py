@@ -10,44 +10,45 @@ Names are imported when first used, so that `import compress` costs nothing.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
-
 if TYPE_CHECKING:
+    from compress.commands.distill import distill
+    from compress.commands.pretrain import pretrain
+    from compress.commands.prune import prune
+    from compress.config.recipe import Recipe, StudentSpec
+    from compress.config.term import Term
     from compress.data import Task, TaskData, load_task
     from compress.errors import CompressError
-    from compress.export.bundle import Bundle
-    from compress.objective import Objective
-    from compress.papers.reading import reads
-    from compress.pipeline import distill
-    from compress.pretraining import pretrain
-    from compress.pruning.line import prune
-    from compress.recipe import Recipe, StudentSpec
-    from compress.report import Report
-    from compress.shape import Shape
-    from compress.signals import Signals
-    from compress.step import Distillation
-    from compress.students.build import build
-    from compress.term import Term
+    from compress.exporters.artifact import Bundle
+    from compress.models.signals import Signals
+    from compress.models.student import build
+    from compress.records.run_report import Report
+    from compress.slicing.shape import Shape
+    from compress.training.objective import Objective
+    from compress.training.reads import reads
+    from compress.training.step import Distillation
+
+__version__ = "0.1.0"
+
 
 _HOMES = {
-    "Bundle": "compress.export.bundle",
+    "Bundle": "compress.exporters.artifact",
     "CompressError": "compress.errors",
-    "Distillation": "compress.step",
-    "Objective": "compress.objective",
-    "Recipe": "compress.recipe",
-    "Report": "compress.report",
-    "Shape": "compress.shape",
-    "Signals": "compress.signals",
-    "StudentSpec": "compress.recipe",
+    "Distillation": "compress.training.step",
+    "Objective": "compress.training.objective",
+    "Recipe": "compress.config.recipe",
+    "Report": "compress.reporting",
+    "Shape": "compress.slicing.shape",
+    "Signals": "compress.models.signals",
+    "StudentSpec": "compress.config.recipe",
     "Task": "compress.data",
     "TaskData": "compress.data",
-    "Term": "compress.term",
-    "build": "compress.students",
-    "distill": "compress.pipeline",
+    "Term": "compress.config.term",
+    "build": "compress.models.student",
+    "distill": "compress.commands.distill",
     "load_task": "compress.data",
-    "pretrain": "compress.pretraining",
-    "prune": "compress.pruning.line",
-    "reads": "compress.papers.reading",
+    "pretrain": "compress.commands.pretrain",
+    "prune": "compress.commands.prune",
+    "reads": "compress.training.reads",
 }
 
 __all__ = [

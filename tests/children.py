@@ -34,7 +34,7 @@ def start(
 ) -> BaseProcess:
     """`compress ARGUMENTS --out OUT`; what it says is in `said(out)`."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["compress.pipeline", "compress.cli", __name__])
+    context.set_forkserver_preload(["compress.commands.distill", "compress.cli", __name__])
     environment = {**os.environ, **(environment or {})}
     arguments = [*arguments, "--out", str(out)]
     child = context.Process(target=_command, args=(arguments, environment, accident), daemon=True)
@@ -118,7 +118,7 @@ class Waits:
     after: int
 
     def __call__(self) -> None:
-        from compress.trainer import StepTrainer
+        from compress.training.trainer import StepTrainer
 
         compute_loss = StepTrainer.compute_loss
 
@@ -132,7 +132,7 @@ class Waits:
 
 def slowed() -> None:
     """Time enough to be killed in the middle of a stage."""
-    from compress.step import Distillation
+    from compress.training.step import Distillation
 
     forward = Distillation.forward
 
@@ -204,17 +204,17 @@ def dies_before_the_teacher_is_kept() -> None:
 
 def does_not_ship() -> None:
     """Ends well when the last stage is done: export and measuring take longer than a tiny training."""
-    import compress.pipeline
-    import compress.ship
+    import compress.commands.distill
+    import compress.commands.ship
 
     class NoBundle:
         @staticmethod
         def write(*_: Any, **__: Any) -> None:
-            compress.pipeline.PartialState().wait_for_everyone()
+            compress.commands.distill.PartialState().wait_for_everyone()
             sys.exit(0)
 
         @staticmethod
         def load(_: Path) -> None:
             """All but the first process come here."""
 
-    compress.pipeline.Bundle = compress.ship.Bundle = NoBundle  # type: ignore[misc,assignment]
+    compress.commands.distill.Bundle = compress.commands.ship.Bundle = NoBundle  # type: ignore[misc,assignment]

@@ -4,15 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from compress.data.words import Words
+from compress.data.masking import Words
 
 PIECES = [chr(code) for code in range(ord("a"), ord("z") + 1)] + list("0123456789.,!?:_")
 GPT2_SPECIAL = ("<|endoftext|>",)

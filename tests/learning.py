@@ -8,11 +8,11 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from compress.data.batches import Collate
-from compress.recipe import Stage
-from compress.run import Run
-from compress.step import Distillation
-from compress.term import Term
+from compress.config.recipe import Stage
+from compress.config.term import Term
+from compress.data.collate import Collate
+from compress.training.run import Run
+from compress.training.step import Distillation
 from tests import tiny
 
 TERMS = (

@@ -55,7 +55,7 @@ def pruned(given: Mapping[str, Any], out: Path, **changes: Any) -> Path:
             raise Trained
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compress.ship.Bundle", NoBundle)
+        patch.setattr("compress.commands.ship.Bundle", NoBundle)
         with pytest.raises(Trained):
             compress.prune(**{**given, **changes}, out=out)
     return out

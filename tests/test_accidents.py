@@ -16,8 +16,8 @@ from typing import Any
 import datasets
 import pytest
 
-from compress.export.bundle import Bundle
-from compress.trainer import StepTrainer
+from compress.exporters.artifact import Bundle
+from compress.training.trainer import StepTrainer
 from tests import children, command
 from tests.command import Shelf, partial, refused
 
@@ -77,17 +77,17 @@ def fills(disk: Path, function: str, leave: int, patch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("moment", "leave"),
     [
-        ("compress.run.Run.open", 0),
-        ("compress.stages.train", 0),
-        ("compress.trainer.StepTrainer._save_checkpoint", 0),  # the weights: safetensors
-        ("compress.trainer.StepTrainer._save_checkpoint", 100_000),  # the optimiser: torch
-        ("compress.trainer.StepTrainer._determine_best_metric", 0),
-        ("compress.stages._keep", 20_000),
-        ("compress.export.bundle._write_model", 20_000),
-        ("compress.export.bundle._write_model", 60_000),  # fp32
-        ("compress.export.bundle._write_model", 130_000),  # int8
-        ("compress.ship.measure", 0),
-        ("compress.ship.card", 0),
+        ("compress.training.run.Run.open", 0),
+        ("compress.training.stage.train", 0),
+        ("compress.training.trainer.StepTrainer._save_checkpoint", 0),  # the weights: safetensors
+        ("compress.training.trainer.StepTrainer._save_checkpoint", 100_000),  # the optimiser: torch
+        ("compress.training.trainer.StepTrainer._determine_best_metric", 0),
+        ("compress.training.stage._keep", 20_000),
+        ("compress.exporters.artifact._write_model", 20_000),
+        ("compress.exporters.artifact._write_model", 60_000),  # fp32
+        ("compress.exporters.artifact._write_model", 130_000),  # int8
+        ("compress.commands.ship.measure", 0),
+        ("compress.commands.ship.card", 0),
     ],
 )
 def test_a_full_disk(

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from compress import heads
-from compress.recipe import Recipe, StudentSpec
-from compress.students import build, config_for
+from compress.config.recipe import Recipe, StudentSpec
+from compress.models import heads
+from compress.models.student import build, config_for
 from tests import tiny
 
 

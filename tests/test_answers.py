@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from compress import answers
-from compress.answers import Spans, Windows
+from compress.evaluation import qa
+from compress.evaluation.qa import Spans, Windows
 
 
 @pytest.mark.parametrize(
@@ -26,26 +26,26 @@ from compress.answers import Spans, Windows
     ],
 )
 def test_exact_match_and_f1(answer: str, gold: str, exact: float, f1: float) -> None:
-    right = answers.right_answers([gold])
-    assert answers.exact(answer, right) == exact
-    assert answers.f1(answer, right) == pytest.approx(f1)
+    right = qa.right_answers([gold])
+    assert qa.exact(answer, right) == exact
+    assert qa.f1(answer, right) == pytest.approx(f1)
 
 
 def test_the_best_gold_answer_counts() -> None:
-    assert answers.f1("10th century", ["11th century", "the 10th century"]) == 1.0
+    assert qa.f1("10th century", ["11th century", "the 10th century"]) == 1.0
 
 
 def test_what_normalises_to_nothing_is_no_answer() -> None:
-    assert answers.right_answers([]) == answers.right_answers(["the", "."]) == [""]
-    assert answers.right_answers(["the", "one"]) == ["one"]
-    assert answers.exact("The", [""]) == 1.0
+    assert qa.right_answers([]) == qa.right_answers(["the", "."]) == [""]
+    assert qa.right_answers(["the", "one"]) == ["one"]
+    assert qa.exact("The", [""]) == 1.0
 
 
 def test_answered_and_unanswerable_are_also_told_apart() -> None:
-    found = answers.scored(["yes", "", "no"], [["yes"], [], []])
+    found = qa.scored(["yes", "", "no"], [["yes"], [], []])
     assert found["f1"] == found["exact"] == pytest.approx(2 / 3)
     assert (found["f1_answerable"], found["no_answer"]) == (1.0, 0.5)
-    assert set(answers.scored(["yes"], [["yes"]])) == {"f1", "exact"}
+    assert set(qa.scored(["yes"], [["yes"]])) == {"f1", "exact"}
 
 
 def windows(lengths: list[int], questions: list[int], heads: int = 2) -> Windows:
@@ -67,7 +67,7 @@ def brute(logits: np.ndarray, where: Windows, question: int) -> tuple[float, int
     for row in np.flatnonzero(where.question_R == question):
         inside = [t for t in range(begins[row], begins[row + 1]) if where.starts_T[t] >= 0]
         for i, j in itertools.product(inside, inside):
-            if i <= j < i + answers.LONGEST:
+            if i <= j < i + qa.LONGEST:
                 best = max(best, (logits[i, 0] + logits[j, 1], i, j))
     return best
 
@@ -76,7 +76,7 @@ def test_the_best_span_is_the_best_of_all_pairs_in_one_row() -> None:
     where = windows([7, 45, 9, 6], [0, 1, 1, 2])
     for seed in range(20):
         logits = np.random.default_rng(seed).normal(size=(67, 2))
-        found = answers.best_spans(logits, where)
+        found = qa.best_spans(logits, where)
         for question in range(3):
             score, first, last = brute(logits, where, question)
             assert (found.first_Q[question], found.last_Q[question]) == (first, last)
@@ -94,13 +94,13 @@ def test_no_span_is_longer_than_thirty_tokens_ends_before_it_starts_or_leaves_it
     logits[40, 0] = logits[20, 1] = 8.0  # the wrong way round
     logits[58, 0] = logits[63, 1] = 7.0  # in two rows
     logits[30, 0], logits[33, 1] = 3.0, 3.5
-    found = answers.best_spans(logits, where)
+    found = qa.best_spans(logits, where)
     # 9 and nothing: 10 .. any end within 30 with logit 8 at 20
     assert (found.first_Q[0], found.last_Q[0]) == (10, 20)
 
 
 def test_a_context_without_tokens_has_no_answer() -> None:
-    found = answers.best_spans(np.ones((7, 2)), windows([3, 4], [0, 1]))
+    found = qa.best_spans(np.ones((7, 2)), windows([3, 4], [0, 1]))
     assert np.isposinf(found.margin_Q[0])
     assert found.texts(["", "x"], 1e9) == ["", "x"]
 
@@ -123,9 +123,9 @@ def test_the_threshold_is_the_best_one(
     margins: list[float], golds: list[list[str]], expected: float, score: float
 ) -> None:
     contexts = ["yes"] * len(margins)
-    threshold = answers.best_threshold(spans(margins), contexts, golds, metric="f1")
+    threshold = qa.best_threshold(spans(margins), contexts, golds, metric="f1")
     assert threshold == pytest.approx(expected)
-    assert answers.scored(spans(margins).texts(contexts, threshold), golds)["f1"] == pytest.approx(score)
+    assert qa.scored(spans(margins).texts(contexts, threshold), golds)["f1"] == pytest.approx(score)
 
 
 def test_no_threshold_scores_better() -> None:
@@ -133,9 +133,8 @@ def test_no_threshold_scores_better() -> None:
     for _ in range(20):
         found, contexts = spans(draw.integers(-5, 5, 12).tolist()), ["yes"] * 12
         golds = [[["yes"], ["yes", "no"], ["yes sir"], []][k] for k in draw.integers(0, 4, 12)]
-        chosen = answers.best_threshold(found, contexts, golds, metric="f1")
+        chosen = qa.best_threshold(found, contexts, golds, metric="f1")
         best, *others = (
-            answers.scored(found.texts(contexts, threshold), golds)["f1"]
-            for threshold in (chosen, *np.arange(-7, 7, 0.5))
+            qa.scored(found.texts(contexts, threshold), golds)["f1"] for threshold in (chosen, *np.arange(-7, 7, 0.5))
         )
         assert best >= max(others) - 1e-12

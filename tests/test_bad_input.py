@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from compress.recipe import Recipe
-from compress.run import Run
+from compress.config.recipe import Recipe
+from compress.training.run import Run
 from tests import command, tiny
 from tests.command import Shelf, accepted, refused
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compress import teachers
 from compress.data.task import Task
 from compress.errors import TeacherError
+from compress.models import teacher as teachers
 from tests import command, tiny
 from tests.command import Shelf, accepted, refused
 

@@ -7,12 +7,12 @@ import pytest
 from datasets import Dataset
 from transformers import GPT2Config
 
+from compress.commands.distill import distill
+from compress.commands.pretrain import pretrain
+from compress.config.recipe import Recipe, Stage
 from compress.errors import RecipeError, TeacherError
-from compress.pipeline import distill
-from compress.pretraining import pretrain
-from compress.recipe import Recipe, Stage
-from compress.students.listing import larger
-from compress.train import planned_steps, repeated
+from compress.models.listing import larger
+from compress.training.stage import planned_steps, repeated
 from tests import command, tiny
 
 
@@ -21,7 +21,7 @@ def test_an_encoder_cannot_teach_writing_and_that_is_told_before_anything_is_tra
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "corpus.txt").write_text("the film was good\n" * 20, encoding="utf-8")
-    monkeypatch.setattr("compress.lineage.run_stage", lambda *_, **__: pytest.fail("was trained"))
+    monkeypatch.setattr("compress.training.context.run_stage", lambda *_, **__: pytest.fail("was trained"))
     with pytest.raises(TeacherError, match="causal_lm head"):
         pretrain(
             teacher=tiny.checkpoint(tmp_path / "teacher", tiny.bert(max_position_embeddings=1024).bert), recipe=recipe,
@@ -64,7 +64,7 @@ def test_the_note_comes_before_training_and_is_kept(tmp_path: Path, monkeypatch:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("compress.classroom.with_head", stop)
+    monkeypatch.setattr("compress.training.context.with_head", stop)
     told = command.run(*shelf.distill(tmp_path / "run", "--set", "student.layers=6", "--set", "student.hidden=64"))
     assert told.code == 130
     assert "larger than its teacher" in " ".join(told.out.split())

@@ -12,10 +12,10 @@ import torch
 from rich.console import Console
 
 from compress.errors import DamagedError
-from compress.files import CHECKSUMS, seal, verify
-from compress.resume import Spent, checkpoints
-from compress.step import Distillation
-from compress.train import Trained, train
+from compress.io import CHECKSUMS, seal, verify
+from compress.training.resume import Spent, checkpoints
+from compress.training.stage import Trained, train
+from compress.training.step import Distillation
 from tests import learning
 from tests.damage import KINDS, damaged
 from tests.test_train import ByStep, Interrupting, assert_same, logged
@@ -127,7 +127,7 @@ def test_what_is_spent_is_the_sum_over_all_processes_whose_work_was_kept(
 ) -> None:
     """Each tick of the clock is a step's forward pass."""
     clock = [0.0]
-    monkeypatch.setattr("compress.trainer.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("compress.training.trainer.time.perf_counter", lambda: clock[0])
     forward = Distillation.forward
 
     def slow(self: Distillation, **batch: Any) -> Any:

@@ -12,9 +12,9 @@ import typer
 import yaml
 
 import compress
-from compress import recipe_file
 from compress.cli import app
-from compress.export import stream
+from compress.config import loader
+from compress.exporters import predictor
 from tests import command
 from tests.command import Shelf
 
@@ -138,18 +138,18 @@ def test_recipes_are_listed_each_once_with_when_to_choose_it() -> None:
     told = command.run("recipes")
     assert told.code == 0
     first = [line.split()[0] for line in told.out.splitlines() if line[:1].strip()]
-    assert sorted(word for word in first if word != "recipe") == recipe_file.names()
+    assert sorted(word for word in first if word != "recipe") == loader.names()
     assert first.count("recipe") == 4, "a table for each purpose"
     assert "cost" in told.out
 
 
 def test_a_recipe_is_shown_as_it_was_written_with_its_citations() -> None:
-    assert command.run("recipes", "tinybert").out.strip() == recipe_file.locate("tinybert").read_text().strip()
+    assert command.run("recipes", "tinybert").out.strip() == loader.locate("tinybert").read_text().strip()
 
 
 def test_recipes_as_json_and_nothing_else() -> None:
     listed = json.loads(command.run("recipes", "--json").out)
-    assert [each["name"] for each in listed] == recipe_file.names()
+    assert [each["name"] for each in listed] == loader.names()
     assert all({"about", "purpose", "student", "title", "authors", "year", "url"} < each.keys() for each in listed)
     one = json.loads(command.run("recipes", "tinybert", "--json").out)
     assert one["student"]["layers"] == 4
@@ -202,7 +202,7 @@ def test_predict_stops_at_a_line_that_is_no_text_and_has_printed_those_before(bu
 
 
 def test_predict_skips_such_lines_when_asked_and_keeps_their_places(bundle: str) -> None:
-    stdin = b"a good film\r\n\xff\n" + b"a" * (stream.LONGEST + 5) + b"\na bad film"
+    stdin = b"a good film\r\n\xff\n" + b"a" * (predictor.LONGEST + 5) + b"\na bad film"
     told = command.run("predict", bundle, "-", "--on-error", "skip", stdin=stdin)
     assert told.code == 0
     good, invalid, long, bad = told.out.splitlines()
@@ -313,7 +313,7 @@ def test_an_interruption_is_130_and_says_how_to_go_on(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("compress.run.Run.remaining", interrupt)
+    monkeypatch.setattr("compress.training.run.Run.remaining", interrupt)
     told = command.run(*shelf.distill(tmp_path / "run", "--set", "teacher.steps=1", "--gate", "warn"))
     assert told.code == 130
     assert f"--out {tmp_path / 'run'} --resume" in " ".join(told.err.split())
@@ -323,6 +323,6 @@ def test_a_bug_of_ours_is_not_dressed_up_as_the_users(monkeypatch: pytest.Monkey
     def broken() -> list[str]:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(recipe_file, "names", broken)
+    monkeypatch.setattr(loader, "names", broken)
     with pytest.raises(ZeroDivisionError):
         command.run("recipes")

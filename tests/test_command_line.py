@@ -6,7 +6,7 @@ from urllib.parse import quote
 import pytest
 
 import compress
-from compress.address import command_line, redact, redact_in
+from compress.provenance import command_line, redact, redact_in
 
 
 def test_passwords_of_addresses_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

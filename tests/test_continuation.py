@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress.continuation import continued, packed, prompts, until
 from compress.errors import CompressError
 from compress.papers.bert import IGNORED
 from compress.papers.gpt2 import next_tokens
+from compress.training.generation import continued, packed, prompts, until
 from tests import generative
 
 TEXTS = ("a good film", "bad", "the story was too slow")

@@ -13,8 +13,8 @@ import torch
 import transformers
 
 from compress import Distillation, Term
-from compress.recipe import Recipe
-from compress.recipe_file import folder
+from compress.config.loader import folder
+from compress.config.recipe import Recipe
 from tests import command, learning, tiny
 
 ROOT = folder().parent

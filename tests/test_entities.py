@@ -6,8 +6,8 @@ import pytest
 from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
 
-from compress import entities
-from compress.entities import Entity
+from compress.evaluation import metrics
+from compress.evaluation.metrics import Entity
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from compress.entities import Entity
     ],
 )
 def test_entities(tags: str, found: list[tuple[str, int, int]]) -> None:
-    assert entities.entities(tags.split()) == [Entity(*each) for each in found]
+    assert metrics.entities(tags.split()) == [Entity(*each) for each in found]
 
 
 @pytest.mark.parametrize(
@@ -42,14 +42,14 @@ def test_entities(tags: str, found: list[tuple[str, int, int]]) -> None:
     ],
 )
 def test_every_scheme_becomes_iob2(tags: str, iob2: str) -> None:
-    assert entities.iob2(tags.split()) == iob2.split()
+    assert metrics.iob2(tags.split()) == iob2.split()
 
 
 def test_scores_by_hand() -> None:
     truth = [["B-a", "I-a", "O"], ["B-b", "O"], ["O"]]
     said = [["B-a", "O", "O"], ["B-b", "B-a"], ["O"]]
     # said: a(0,1), b(0,1), a(1,2); true: a(0,2), b(0,1); right: b
-    found = entities.scored(said, truth)
+    found = metrics.scored(said, truth)
     assert found["precision"] == pytest.approx(1 / 3)
     assert found["recall"] == pytest.approx(1 / 2)
     assert found["f1"] == pytest.approx(2 / 5)
@@ -57,11 +57,11 @@ def test_scores_by_hand() -> None:
 
 
 def test_the_same_words_of_another_sentence_are_not_right() -> None:
-    assert entities.scored([["B-a"], ["O"]], [["O"], ["B-a"]])["f1"] == 0.0
+    assert metrics.scored([["B-a"], ["O"]], [["O"], ["B-a"]])["f1"] == 0.0
 
 
 def test_nothing_to_find_scores_zero() -> None:
-    assert entities.scored([["O"]], [["O"]]) == {"f1": 0.0, "precision": 0.0, "recall": 0.0, "accuracy": 1.0}
+    assert metrics.scored([["O"]], [["O"]]) == {"f1": 0.0, "precision": 0.0, "recall": 0.0, "accuracy": 1.0}
 
 
 def test_any_tags_are_read_and_scored_as_seqeval_does() -> None:
@@ -70,8 +70,8 @@ def test_any_tags_are_read_and_scored_as_seqeval_does() -> None:
     every = [[[draw.choice(tags) for _ in range(draw.randint(1, 12))] for _ in range(200)] for _ in range(2)]
     said, truth = every[0], [(other * 12)[: len(one)] for one, other in zip(*every, strict=True)]
     for each in (*said, *truth):
-        assert entities.entities(each) == [(label, first, last + 1) for label, first, last in get_entities(each)]
-    found = entities.scored(said, truth)
+        assert metrics.entities(each) == [(label, first, last + 1) for label, first, last in get_entities(each)]
+    found = metrics.scored(said, truth)
     assert found["f1"] == pytest.approx(f1_score(truth, said))
     assert found["precision"] == pytest.approx(precision_score(truth, said))
     assert found["recall"] == pytest.approx(recall_score(truth, said))

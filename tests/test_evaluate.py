@@ -11,9 +11,9 @@ import torch
 from datasets import Dataset
 from torch import nn
 
-from compress import baselines, evaluate
 from compress.data.task import Kind, Task, TaskData
 from compress.errors import CompressError, DataError
+from compress.evaluation import baselines, metrics
 
 
 def task(kind: Kind = "classification", labels: int = 2, *, pair: bool = False, metric: str = "accuracy") -> Task:
@@ -32,14 +32,14 @@ TAGS = task("multilabel", 3, metric="f1")
 
 def test_two_classes() -> None:
     # the last class: 2 found and right, 1 found and wrong, 1 missed; 1 rightly passed over
-    found = evaluate.scores(task(), answers(1, 1, 1, 0, 0), np.array([1, 1, 0, 1, 0]))
+    found = metrics.scores(task(), answers(1, 1, 1, 0, 0), np.array([1, 1, 0, 1, 0]))
     assert found["accuracy"] == pytest.approx(3 / 5)
     assert found["f1"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
     assert found["matthews"] == pytest.approx((2 * 1 - 1 * 1) / math.sqrt(3 * 3 * 2 * 2))
 
 
 def test_three_classes_take_the_mean_f1() -> None:
-    found = evaluate.scores(task(labels=3), answers(0, 1, 1, 2, of=3), np.array([0, 1, 2, 2]))
+    found = metrics.scores(task(labels=3), answers(0, 1, 1, 2, of=3), np.array([0, 1, 2, 2]))
     assert found["f1"] == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
     assert found["accuracy"] == pytest.approx(3 / 4)
 
@@ -48,13 +48,13 @@ def test_three_classes_take_the_mean_f1() -> None:
     ("predicted", "true"), [((1, 1, 1), (0, 1, 1)), ((0, 0, 0), (0, 0, 0)), ((0, 1, 0), (1, 1, 1))]
 )
 def test_constant_classes_have_no_correlation_and_no_warning(predicted: Sequence[int], true: Sequence[int]) -> None:
-    found = evaluate.scores(task(), answers(*predicted), np.array(true))
+    found = metrics.scores(task(), answers(*predicted), np.array(true))
     assert found["matthews"] == 0.0
     assert np.isfinite(list(found.values())).all()
 
 
 def test_numbers() -> None:
-    found = evaluate.scores(NUMBER, np.array([[1.0], [2.0], [4.0]]), np.array([1.0, 3.0, 2.0]))
+    found = metrics.scores(NUMBER, np.array([[1.0], [2.0], [4.0]]), np.array([1.0, 3.0, 2.0]))
     assert found["mse"] == pytest.approx((0 + 1 + 4) / 3)
     # deviations (-4/3, -1/3, 5/3) and (-1, 1, 0)
     assert found["pearson"] == pytest.approx((4 / 3 - 1 / 3) / math.sqrt(42 / 9 * 2))
@@ -63,15 +63,15 @@ def test_numbers() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 2.7, 1e9])
 def test_constant_numbers_have_no_correlation_and_no_warning(value: float) -> None:
-    found = evaluate.scores(NUMBER, np.full((4, 1), value, dtype=np.float32), np.array([1.0, 3.0, 2.0, 5.0]))
+    found = metrics.scores(NUMBER, np.full((4, 1), value, dtype=np.float32), np.array([1.0, 3.0, 2.0, 5.0]))
     assert found["pearson"] == found["spearman"] == 0.0
-    assert evaluate.scores(NUMBER, np.array([[1.0], [2.0]]), np.array([value, value]))["pearson"] == 0.0
+    assert metrics.scores(NUMBER, np.array([[1.0], [2.0]]), np.array([value, value]))["pearson"] == 0.0
 
 
 def test_several_labels() -> None:
     logits = np.array([[1.0, -1.0, -1.0], [1.0, 1.0, -1.0], [-1.0, 0.0, 2.0]])
     labels = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 0.0, 1.0]])
-    found = evaluate.scores(TAGS, logits, labels)
+    found = metrics.scores(TAGS, logits, labels)
     # by label: (1 right, 1 wrong, 0 missed), (1, 0, 0), (1, 0, 1); a logit of 0 is no decision for the label
     assert found["f1"] == pytest.approx(2 * 3 / (2 * 3 + 1 + 1))
     assert found["f1_macro"] == pytest.approx((2 / 3 + 1 + 2 / 3) / 3)
@@ -79,12 +79,12 @@ def test_several_labels() -> None:
 
 
 def test_a_single_label_counts_the_positives_only() -> None:
-    found = evaluate.scores(task("multilabel", 1), np.array([[-1.0], [-1.0], [1.0]]), np.array([[0.0], [1.0], [1.0]]))
+    found = metrics.scores(task("multilabel", 1), np.array([[-1.0], [-1.0], [1.0]]), np.array([[0.0], [1.0], [1.0]]))
     assert found["f1"] == found["f1_macro"] == pytest.approx(2 / 3)
 
 
 def test_labels_never_given_score_zero_without_a_warning() -> None:
-    found = evaluate.scores(TAGS, np.full((2, 3), -1.0), np.zeros((2, 3)))
+    found = metrics.scores(TAGS, np.full((2, 3), -1.0), np.zeros((2, 3)))
     assert found == {"f1": 0.0, "f1_macro": 0.0, "accuracy": 1.0}
 
 
@@ -104,21 +104,21 @@ def test_what_cannot_be_scored_is_refused(
     which: Task, logits: np.ndarray, labels: np.ndarray, error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):
-        evaluate.scores(which, logits, labels)
+        metrics.scores(which, logits, labels)
 
 
 def test_agreement() -> None:
-    assert evaluate.agreement(task(), answers(0, 1, 1, 0), answers(0, 1, 0, 0)) == 0.75
+    assert metrics.agreement(task(), answers(0, 1, 1, 0), answers(0, 1, 0, 0)) == 0.75
     one, other = np.array([[1.0, -1.0, -2.0]]), np.array([[5.0, 1.0, -3.0]])
-    assert evaluate.agreement(TAGS, one, other) == pytest.approx(2 / 3)
+    assert metrics.agreement(TAGS, one, other) == pytest.approx(2 / 3)
     line = np.array([[1.0], [2.0], [4.0]])
-    assert evaluate.agreement(NUMBER, line, 2 * line + 1) == pytest.approx(1.0)
-    assert evaluate.agreement(NUMBER, line, np.ones((3, 1))) == 0.0
+    assert metrics.agreement(NUMBER, line, 2 * line + 1) == pytest.approx(1.0)
+    assert metrics.agreement(NUMBER, line, np.ones((3, 1))) == 0.0
 
 
 def test_agreement_needs_the_same_rows() -> None:
     with pytest.raises(CompressError, match="same rows"):
-        evaluate.agreement(task(), answers(0, 1), answers(0, 1, 1))
+        metrics.agreement(task(), answers(0, 1), answers(0, 1, 1))
 
 
 class Sums(nn.Module):
@@ -157,7 +157,7 @@ def encoded(lengths: Sequence[int]) -> Dataset:
 def test_logits_keep_the_order_of_the_rows_and_the_modes_of_the_modules() -> None:
     lengths = [3, 9, 1, 4, 4, 8, 2]
     model = Sums()
-    found = evaluate.logits(model, encoded(lengths), collate, batch=2)
+    found = metrics.logits(model, encoded(lengths), collate, batch=2)
     assert found.dtype == np.float32 and found.shape == (7, 2)
     assert found[:, 0].tolist() == [(row + 1) * length for row, length in enumerate(lengths)]
     assert model.lengths == [9, 4, 3, 1]
@@ -165,7 +165,7 @@ def test_logits_keep_the_order_of_the_rows_and_the_modes_of_the_modules() -> Non
 
 
 def test_logits_in_bfloat16_are_rounded_but_float32() -> None:
-    found = evaluate.logits(Sums(), encoded([3, 5]), collate, bf16=True)
+    found = metrics.logits(Sums(), encoded([3, 5]), collate, bf16=True)
     assert found.dtype == np.float32
     assert found[:, 1] == pytest.approx([0.3, 1.0], rel=1e-2)
     assert found[0, 1] != np.float32(0.3)
@@ -174,13 +174,13 @@ def test_logits_in_bfloat16_are_rounded_but_float32() -> None:
 def test_modes_are_restored_after_an_error() -> None:
     model = Sums()
     with pytest.raises(ZeroDivisionError):
-        evaluate.logits(model, encoded([3]), lambda rows: {"input_ids": 1 // 0})
+        metrics.logits(model, encoded([3]), lambda rows: {"input_ids": 1 // 0})
     assert model.training and model.dropout.training and not model.frozen.training
 
 
 def test_logits_of_no_rows() -> None:
     with pytest.raises(DataError, match="no rows"):
-        evaluate.logits(Sums(), encoded([3]).select([]), collate)
+        metrics.logits(Sums(), encoded([3]).select([]), collate)
 
 
 def data(which: Task, train: dict[str, list[Any]], test: dict[str, list[Any]]) -> TaskData:

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForPreTraining
 
 import compress
-from compress.export.bundle import Bundle
-from compress.recipe import Prune, Recipe, Stage, StudentSpec, Target
-from compress.recipe_file import names
-from compress.term import Term
-from compress.trainer import StepTrainer
+from compress.config.loader import names
+from compress.config.recipe import Prune, Recipe, Stage, StudentSpec, Target
+from compress.config.term import Term
+from compress.exporters.artifact import Bundle
+from compress.training.trainer import StepTrainer
 from tests import tiny
 
 GENERATIVE = ("distilgpt2", "gkd", "minillm", "t5")

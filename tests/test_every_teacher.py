@@ -11,17 +11,19 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModel
 
 import compress
-from compress import evaluate, students, teachers
+from compress.config.recipe import StudentSpec
+from compress.config.term import Term
 from compress.data import TaskData, load_task
-from compress.data.batches import Collate, encode
+from compress.data.collate import Collate, encode
 from compress.errors import DataError, ExportError, StudentError
-from compress.export.onnx import makes_segments, parity, to_onnx
-from compress.objective import Objective
-from compress.recipe import StudentSpec
-from compress.shape import Shape
-from compress.step import Distillation
-from compress.teachers import Teacher
-from compress.term import Term
+from compress.evaluation import metrics
+from compress.exporters.onnx import makes_segments, parity, to_onnx
+from compress.models import student as students
+from compress.models import teacher as teachers
+from compress.models.teacher import Teacher
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
+from compress.training.step import Distillation
 from tests import generative, marked, tiny
 
 WORDS = len(tiny.SPECIAL) + len(tiny.WORDS)
@@ -115,7 +117,7 @@ def test_a_row_is_answered_alike_alone_and_among_longer_ones(
 ) -> None:
     teacher = widened(loaded(tmp_path, family, tasks[kind]))
     rows, collate = encode(tasks[kind].train, teacher.tokenizer, LENGTH), Collate(teacher.tokenizer)
-    alone, together = (evaluate.logits(teacher.model, rows, collate, batch=batch) for batch in (1, 32))
+    alone, together = (metrics.logits(teacher.model, rows, collate, batch=batch) for batch in (1, 32))
     assert np.ptp(alone, axis=0).max() > 1e-3, "the answers differ"
     np.testing.assert_allclose(together, alone, atol=2e-4 * max(1.0, float(np.abs(alone).max())))
 
@@ -149,7 +151,7 @@ def test_its_onnx_file_answers_as_it_does(family: str, kind: str, tasks: dict[st
     to_onnx(teacher.model, tmp_path / "model.onnx", segments=makes_segments(teacher.tokenizer))
     rows = encode(tasks[kind].validation, teacher.tokenizer, LENGTH)
     batches = [Collate(teacher.tokenizer)([rows[i]]) for i in range(3)]
-    largest = max(1.0, float(np.abs(evaluate.logits(teacher.model, rows, Collate(teacher.tokenizer))).max()))
+    largest = max(1.0, float(np.abs(metrics.logits(teacher.model, rows, Collate(teacher.tokenizer))).max()))
     assert parity(teacher.model, tmp_path / "model.onnx", batches) < 1e-4 * largest
 
 
@@ -249,7 +251,7 @@ def test_a_teacher_that_cannot_be_exported_is_scored_by_torch(tmp_path: Path, mo
     def refused(*_: Any, **__: Any) -> None:
         raise ExportError("this one cannot be traced")
 
-    monkeypatch.setattr("compress.measure.to_onnx", refused)
+    monkeypatch.setattr("compress.commands.ship.to_onnx", refused)
     _, report = shipped("bert", BERT, tiny.reviews(tmp_path / "data", train=32, dev=12), tmp_path)
     (row,) = [row for row in report["rows"] if row["role"] == "teacher"]
     assert not row["latency"] and 0 <= row["score"]["accuracy"] <= 1 and row["parameters"] > 0

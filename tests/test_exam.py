@@ -8,14 +8,14 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
-from compress import baselines, evaluate
 from compress.data import TaskData, load_task
-from compress.data.batches import Collate
+from compress.data.collate import Collate
 from compress.data.task import Task
 from compress.errors import CompressError
-from compress.exam import Exam
+from compress.evaluation import baselines, metrics
+from compress.evaluation.evaluator import Exam
 from compress.papers.bert import IGNORED
-from compress.teacher_cache import teacher_cache
+from compress.training.teacher_cache import teacher_cache
 from tests import marked, tiny
 
 LENGTH = 10
@@ -132,7 +132,7 @@ def test_logits_are_those_of_the_real_tokens_in_the_order_of_rows(
     for data, head in ((words, AutoModelForTokenClassification), (asked, AutoModelForQuestionAnswering)):
         test = exam(data, 16)
         model = tiny.model("bert", head=head, labels=data.task.outputs)
-        found = evaluate.logits(model, test.rows, Collate(tiny.tokenizer()), batch=5)
+        found = metrics.logits(model, test.rows, Collate(tiny.tokenizer()), batch=5)
         assert found.shape == (sum(test.rows["length"]), data.task.outputs)
         at = 0
         for row in test.rows.select(range(6)):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from compress import files
+from compress import io
 from compress.errors import DamagedError
-from compress.files import CHECKSUMS, filled, put, verify, written
+from compress.io import CHECKSUMS, filled, put, verify, written
 
 
 def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
@@ -139,4 +139,4 @@ def test_checksums_that_are_no_table_are_damage(tmp_path: Path) -> None:
     for content in ("[]", "3", "\x00", '{"b": "x"'):
         (folder / CHECKSUMS).write_text(content)
         with pytest.raises(DamagedError):
-            files.verify(folder)
+            io.verify(folder)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoModel, GPT2Config, T5Config
 
-from compress.flops import flops_per_token, parameters
-from compress.students.listing import LOOKS_AT_VALUES
+from compress.models.flops import flops_per_token, parameters
+from compress.models.listing import LOOKS_AT_VALUES
 from tests import tiny
 
 

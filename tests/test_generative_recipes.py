@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from compress.pretraining import pretrain
+from compress.commands.pretrain import pretrain
 from tests import generative, tiny
 
 STORY = "the story was sharp but slow . a film is never quite dull . this actor was great and the plot is fun ."

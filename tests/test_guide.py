@@ -2,9 +2,9 @@
 
 import pytest
 
-from compress import guide
-from compress.recipe import Recipe
-from compress.recipe_file import names
+from compress.config import catalog
+from compress.config.loader import names
+from compress.config.recipe import Recipe
 
 
 @pytest.mark.parametrize("name", names())
@@ -34,5 +34,5 @@ def test_none_says_what_the_one_it_extends_says() -> None:
 )
 def test_what_it_trains_on_and_what_comes_of_it(name: str, purpose: str, student: str) -> None:
     recipe = Recipe.load(name)
-    assert (guide.purpose(recipe), guide.student(recipe)) == (purpose, student)
-    assert guide.plain(recipe)["choose"] == recipe.choose
+    assert (catalog.purpose(recipe), catalog.student(recipe)) == (purpose, student)
+    assert catalog.plain(recipe)["choose"] == recipe.choose

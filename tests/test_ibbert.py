@@ -21,12 +21,12 @@ from transformers import (
     MobileBertModel,
 )
 
+from compress.config.term import Term
 from compress.models import IBBertConfig, IBBertForPreTraining, IBBertModel
-from compress.objective import Objective
-from compress.shape import Shape
-from compress.signals import NAMES, open_attention, read
-from compress.step import Distillation
-from compress.term import Term
+from compress.models.signals import NAMES, open_attention, read
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
+from compress.training.step import Distillation
 from tests import tiny
 
 HEADS = {

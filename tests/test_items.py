@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM
 
-from compress.objective import count_items, find_loss
-from compress.papers.reading import Item
-from compress.step import Distillation
-from compress.term import Term
+from compress.config.term import Term
+from compress.training.objective import count_items, find_loss
+from compress.training.reads import Item
+from compress.training.step import Distillation
 from tests import tiny
 
 EVERY_ITEM: dict[Item, list[Term]] = {

@@ -7,7 +7,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from compress.journal import Journal, curves, forget_after, mend
+from compress.training.logging import Journal, curves, forget_after, mend
 
 
 def test_tensorboard_shows_what_the_log_has(tmp_path: Path) -> None:

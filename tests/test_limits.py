@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from compress.commands.prune import aimed
+from compress.config.limits import MOST_SEED, check_max_drop, check_number, check_seed
+from compress.config.recipe import Recipe
 from compress.errors import CompressError, PruneError
-from compress.limits import MOST_SEED, check_max_drop, check_number, check_seed
-from compress.pruning.line import aimed
-from compress.recipe import Recipe
-from compress.report.compare import Limits
+from compress.reporting.compare import Limits
 from tests import command
 
 

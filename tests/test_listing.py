@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig, GPT2Config, T5Config
 
+from compress.config.recipe import Recipe
 from compress.errors import TeacherError
-from compress.export.int8 import quantize_dynamic
-from compress.export.onnx import to_onnx
-from compress.flops import flops_per_token, parameters
-from compress.recipe import Recipe
-from compress.students.listing import TOKENS, Listing, Size, measured, students_of
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.onnx import to_onnx
+from compress.models.flops import flops_per_token, parameters
+from compress.models.listing import TOKENS, Listing, Size, measured, students_of
 from tests import command, tiny
 
 PAPERS = ("tinybert", "hinton", "distilbert", "minilm", "minilm-v1")

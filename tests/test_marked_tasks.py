@@ -8,7 +8,7 @@ import pytest
 
 import compress
 from compress.data.task import Kind
-from compress.report import Report
+from compress.records.run_report import Report
 from tests import command, marked, tiny
 
 QUICK = {

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from compress.config.term import Term
 from compress.errors import ObjectiveError
-from compress.objective import Objective, check, find_loss, layer_pairs
+from compress.models.signals import Attention, Signals
 from compress.papers import hinton, tinybert
-from compress.papers.reading import reads
-from compress.shape import Shape
-from compress.signals import Attention, Signals
-from compress.term import Term
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective, check, find_loss, layer_pairs
+from compress.training.reads import reads
 from tests import tiny
 
 TEACHER = Shape("bert", layers=12, hidden=24, heads=4, head_size=6, ffn=96, embedding=24, vocabulary=50, classes=3)

@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from compress import distill, teachers
+from compress import distill
+from compress.commands.objects import data_path, teacher_path
 from compress.data import load_task
 from compress.errors import DataError, RunError, TeacherError
-from compress.objects import data_path, teacher_path
-from compress.prompted.texts import load_texts
+from compress.models import teacher as teachers
+from compress.prompting.texts import load_texts
 from tests import tiny
 
 ROWS = {"text": ["a good film", "a bad film", "fine", "dull"] * 10, "label": ["yes", "no", "yes", "no"] * 10}
@@ -107,7 +108,7 @@ def test_a_run_begins_with_objects_and_is_continued_with_the_same(tmp_path: Path
             data=frame(), out=str(tmp_path / "run"), resume=resume,
         )  # fmt: skip
 
-    with mock.patch("compress.classroom.with_head", side_effect=BeginsError):
+    with mock.patch("compress.training.context.with_head", side_effect=BeginsError):
         with pytest.raises(BeginsError):
             begin(0, resume=False)
         (tmp_path / "run" / "stages").mkdir()

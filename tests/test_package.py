@@ -95,7 +95,7 @@ def test_it_works_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     assert {path.stem for path in (ROOT / "recipes").glob("*.yaml")} < named
     shown = outside([installed / "compress", "recipes", "tinybert"], tmp_path)
     assert shown.strip() == (ROOT / "recipes" / "tinybert.yaml").read_text(encoding="utf-8").strip()
-    count = "from compress.data.embedded import intents; print(len(intents.splits()['train']))"
+    count = "from compress.data.resources import intents; print(len(intents.splits()['train']))"
     assert int(outside([installed / "python", "-c", count], tmp_path)) > 0
 
 

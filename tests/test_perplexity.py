@@ -10,12 +10,12 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import AutoModelForMaskedLM
 
-from compress.data.batches import Collate
+from compress.config.term import Term
+from compress.data.collate import Collate
 from compress.errors import DataError
+from compress.evaluation.perplexity import held_out, logits_at
 from compress.papers import gpt2
-from compress.perplexity import held_out, logits_at
-from compress.step import Distillation
-from compress.term import Term
+from compress.training.step import Distillation
 from tests import generative, tiny
 
 TEXTS = ("a good film", "bad", "the story was too slow", "fun", "cold and sad", "so so")

@@ -15,16 +15,19 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 
 import compress
-from compress import finetune, stages, teachers
+from compress.config.loader import names
+from compress.config.recipe import Recipe
 from compress.errors import RunError, TeacherError
-from compress.export.bundle import FILES, Bundle
-from compress.files import verify
-from compress.lineage import Lineage
-from compress.recipe import Recipe
-from compress.recipe_file import names
-from compress.report import Report, compare
-from compress.report.candidates import Basis
-from compress.run import Run
+from compress.exporters.artifact import FILES, Bundle
+from compress.io import verify
+from compress.models import teacher as teachers
+from compress.records.run_report import Report
+from compress.reporting import compare
+from compress.reporting.candidates import Basis
+from compress.training import finetune
+from compress.training import stage as stages
+from compress.training.context import Lineage
+from compress.training.run import Run
 from tests import learning, tiny
 from tests.damage import damaged
 
@@ -69,7 +72,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
         def write(path: Path, **_: Any) -> None:
             raise Trained
 
-    monkeypatch.setattr("compress.ship.Bundle", NoBundle)
+    monkeypatch.setattr("compress.commands.ship.Bundle", NoBundle)
 
 
 def test_saved_tokenizers_do_not_tell_what_was_cached(given: dict[str, Any], unmeasured: None, tmp_path: Path) -> None:
@@ -170,10 +173,10 @@ def test_the_comparison_has_score_time_and_size_of_the_very_files_that_are_shipp
     assert (choice.score(int8), int8.size_mb) == (report.score(row), row.file_mb)
     assert choice.view is not None
     row_p50 = (row.latency or {})[str(choice.view.setting)]["p50_ms"]
-    assert compare.median(int8, choice.view) == row_p50
+    assert compare.median_ms(int8, choice.view) == row_p50
     assert not any(one.by_name for one in choice.candidates)
     fp32 = by_precision["fp32"]
-    if choice.score(fp32) == choice.score(int8) and (compare.median(fp32, choice.view) or 0) > row_p50:
+    if choice.score(fp32) == choice.score(int8) and (compare.median_ms(fp32, choice.view) or 0) > row_p50:
         assert compare.pick(choice, compare.Limits(), choice.view).candidate == int8
 
 
@@ -251,7 +254,7 @@ def test_a_cached_teacher_teaches_the_same(
         ours, theirs = result(run, "prediction"), result(online, "prediction")
         for name, tensor in theirs.items():
             torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-5)
-        monkeypatch.setattr("compress.teacher_cache.read", None)
+        monkeypatch.setattr("compress.training.teacher_cache.read", None)
     assert len(list((tmp_path / "home" / "teacher-outputs").iterdir())) == 1
 
 
@@ -381,7 +384,7 @@ def test_a_bundle_gets_its_name_when_it_is_certified_and_measured(
         assert Bundle.load(run / "bundle") == before, "the one before is whole all the time"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("compress.ship.measure", interrupted)
+    monkeypatch.setattr("compress.commands.ship.measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compress.distill(**given, out=run, resume=True)
     assert Bundle.load(run / "bundle") == before

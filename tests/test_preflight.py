@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from compress import preflight
+from compress.commands import preflight
+from compress.config.recipe import Recipe
 from compress.errors import RecipeError, RunError
-from compress.recipe import Recipe
-from compress.run import Run
+from compress.training.run import Run
 from tests import tiny
 from tests.command import Shelf
 

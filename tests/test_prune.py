@@ -11,9 +11,9 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from compress.export.bundle import Bundle
-from compress.lineage import Lineage
+from compress.exporters.artifact import Bundle
 from compress.pruning.stage import recorded
+from compress.training.context import Lineage
 from tests import children, command, pruning_given, tiny
 from tests.pruning_given import pruned
 
@@ -142,7 +142,7 @@ def test_layers_stay_by_a_rule_where_one_is_given(
 def test_projections_begin_as_the_dimensions_the_student_came_from(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compress.run.Run.finish", lambda _: None)  # which removes the checkpoints
+    monkeypatch.setattr("compress.training.run.Run.finish", lambda _: None)  # which removes the checkpoints
     still = [f"stages.{stage}.{key}" for stage in ("between", "recover") for key in ("lr=1e-30", "steps=1")]
     run = pruned(given, tmp_path / "run", hidden=0.5, overrides=still)
     for stage, cut in (("between", "half"), ("recover", "all")):
@@ -219,7 +219,9 @@ def test_what_cannot_be_is_said_before_anything_is_trained(
 def test_a_family_without_a_plan_is_told_what_there_is(given: dict[str, Any], tmp_path: Path) -> None:
     model = tiny.checkpoint(tmp_path / "model", tiny.model("modernbert", labels=2))
     told = command.run(*words({**given, "model": model}, tmp_path / "run", "--ffn", "0.5"))
-    assert command.refused(told, tmp_path / "run", "no slice plan for 'modernbert'", "bert", "compress.slicing.generic")
+    assert command.refused(
+        told, tmp_path / "run", "no slice plan for 'modernbert'", "bert", "compress.slicing.torch_pruning"
+    )
 
 
 # Unevenly

@@ -11,18 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from compress.bench.protocol import Latency, Setting, summarise
-from compress.call import Call
+from compress.config.reference import Call
+from compress.config.term import Term
 from compress.errors import PruneError
-from compress.importance import of
-from compress.pruning import choice, decision, grid
-from compress.pruning.clock import Clock
-from compress.pruning.decision import NAME, Decision
-from compress.pruning.shortlist import losses, parameters
-from compress.search.latency import Estimate
+from compress.latency.predictor import Estimate
+from compress.latency.shapes import Clock
+from compress.pruning import budget
+from compress.pruning.budget import NAME, Decision, losses, parameters
+from compress.pruning.importance import of
+from compress.records.latency import Latency, Setting, summarise
 from compress.slicing import Sizes, SlicePlan, choose, magnitude, resized, sliced
 from compress.slicing.rules import FAMILIES
-from compress.term import Term
 from tests import command, learning, pruning_given, tiny
 from tests.pruning_given import pruned
 
@@ -51,11 +50,11 @@ class FakeClock:
         return {name: Estimate(cost(config), 0.01) for name, config in configs.items()}
 
     def measured(self, configs: Mapping[str, Any]) -> dict[str, float]:
-        return {name: cost(config) * (1 if name == decision.WHOLE else self.slower) for name, config in configs.items()}
+        return {name: cost(config) * (1 if name == budget.WHOLE else self.slower) for name, config in configs.items()}
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
-    monkeypatch.setattr(choice, "Clock", lambda *_: clock)
+    monkeypatch.setattr(budget, "Clock", lambda *_: clock)
 
 
 def decided(run: Path) -> Decision:
@@ -77,9 +76,9 @@ def test_the_shape_keeps_the_budget_and_fills_it(
     losses = [each.loss for each in found.candidates]
     assert losses == sorted(losses), "the nearest to the model's answers first"
     assert found.chosen == found.candidates[0], "as predictions are right, the first keeps the budget"
-    every = grid.smaller(tiny.bert(layers=4).config, SlicePlan.of(tiny.bert(layers=4)))
+    every = budget.smaller(tiny.bert(layers=4).config, SlicePlan.of(tiny.bert(layers=4)))
     fits = {name: sizes for name, sizes in every.items() if cost(resized(tiny.bert().config, sizes)) <= 0.5}
-    assert {each.name for each in found.candidates} == set(grid.largest(fits))
+    assert {each.name for each in found.candidates} == set(budget.largest(fits))
     config = json.loads((run / "stages" / "recover" / "model" / "config.json").read_text(encoding="utf-8"))
     assert Sizes(**found.chosen.sizes).plain() == found.chosen.sizes
     assert (config["num_hidden_layers"], config["intermediate_size"]) == (
@@ -115,7 +114,7 @@ def test_where_files_are_slower_than_predicted_smaller_shapes_are_tried_once(
 def test_where_no_smaller_shape_is_left_the_fastest_is_taken(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = grid.smaller(tiny.bert(layers=4).config, SlicePlan.of(tiny.bert(layers=4)))
+    every = budget.smaller(tiny.bert(layers=4).config, SlicePlan.of(tiny.bert(layers=4)))
     least = min(cost(resized(tiny.bert().config, sizes)) for sizes in every.values())
     timed(monkeypatch, FakeClock(slower=1.4))
     found = decided(pruned(given, tmp_path / "run", max_latency_ms=1.05 * least))
@@ -127,7 +126,7 @@ def test_a_budget_that_is_missed_even_so_is_told(
 ) -> None:
     class Erratic(FakeClock):
         def measured(self, configs: Mapping[str, Any]) -> dict[str, float]:
-            return {name: 1.0 if name == decision.WHOLE else 0.6 for name in configs}
+            return {name: 1.0 if name == budget.WHOLE else 0.6 for name in configs}
 
     timed(monkeypatch, Erratic())
     from rich.console import Console
@@ -143,7 +142,7 @@ def test_a_resumed_run_decides_nothing_anew(
 ) -> None:
     timed(monkeypatch, FakeClock())
     first = decided(pruned(given, tmp_path / "run", speedup=2))
-    monkeypatch.setattr(choice, "decide", lambda *_: pytest.fail("decided again"))
+    monkeypatch.setattr(budget, "decide", lambda *_: pytest.fail("decided again"))
     assert decided(pruned(given, tmp_path / "run", speedup=2, resume=True)) == first
 
 
@@ -168,7 +167,7 @@ def test_a_budget_that_cannot_be_is_told_with_the_nearest_that_can(
 def test_parameters_are_a_budget_that_no_device_is_asked_for(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "open_device", lambda *_, **__: pytest.fail("opened"))
+    monkeypatch.setattr(budget, "open_device", lambda *_, **__: pytest.fail("opened"))
     run = pruned(given, tmp_path / "run", max_params=2e4)
     found = decided(run)
     saved = load_file(run / "stages" / "recover" / "model" / "model.safetensors")
@@ -183,22 +182,22 @@ def test_parameters_are_a_budget_that_no_device_is_asked_for(
 def test_parameters_are_counted_without_cutting(family: str) -> None:
     model = tiny.model(family, layers=3)
     plan, rated = SlicePlan.of(model), magnitude(model)
-    for sizes in list(grid.smaller(model.config, plan).values())[::17]:
+    for sizes in list(budget.smaller(model.config, plan).values())[::17]:
         small = sliced(model, choose(plan, rated, sizes))
         assert parameters(model, plan, sizes) == sum(each.numel() for each in small.parameters()), str(sizes)
 
 
 def test_the_grid_is_of_shapes_that_the_model_allows() -> None:
     model = tiny.bert(layers=4)
-    every = grid.smaller(model.config, SlicePlan.of(model))
+    every = budget.smaller(model.config, SlicePlan.of(model))
     whole = Sizes.of(model.config)
     assert str(whole) in every
     assert all(sizes.within(whole) and sizes.head_size == 8 for sizes in every.values())
     assert {sizes.layers for sizes in every.values()} == {1, 2, 3, 4}
     assert len(every) == 4 * 4 * 8
-    assert list(grid.largest(every)) == [str(whole)]
+    assert list(budget.largest(every)) == [str(whole)]
     shallow = {name: sizes for name, sizes in every.items() if sizes.layers < 4 or sizes.ffn < 32}
-    assert {(every[name].layers, every[name].ffn) for name in grid.largest(shallow)} == {(3, 64), (4, 24)}
+    assert {(every[name].layers, every[name].ffn) for name in budget.largest(shallow)} == {(3, 64), (4, 24)}
 
 
 def test_the_loss_of_a_cut_model_is_against_the_whole_models_answers() -> None:
@@ -246,9 +245,9 @@ class Counted:
 
 
 def test_shapes_are_measured_once_for_each_device_and_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.pruning.clock.SAMPLES", 6)
+    monkeypatch.setattr("compress.latency.shapes.SAMPLES", 6)
     model = tiny.bert(layers=3)
-    shapes = grid.smaller(model.config, SlicePlan.of(model))
+    shapes = budget.smaller(model.config, SlicePlan.of(model))
     configs = {name: resized(model.config, sizes) for name, sizes in list(shapes.items())[::5]}
     device, said = Counted(), list[str]()
     clock = Clock(device, SETTING, "int8", "classification", segments=True, say=said.append)
@@ -259,7 +258,7 @@ def test_shapes_are_measured_once_for_each_device_and_setting(monkeypatch: pytes
     assert any("6 shapes on fake, int8, 1 thread, batch 1, 16 tokens" in line for line in said)
     assert replace(clock, device=Counted()).predicted(configs) == first
     assert device.asked == asked, "kept"
-    monkeypatch.setattr("compress.pruning.clock.WORTH_KEEPING", -1.0)
+    monkeypatch.setattr("compress.latency.shapes.WORTH_KEEPING", -1.0)
     again = Counted()
     replace(clock, device=again, setting=Setting(seq=8)).predicted(configs)
     asked = again.asked
@@ -284,8 +283,8 @@ def test_what_ships_is_measured_and_held_against_the_budget(
         def race(
             self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int
         ) -> list[Latency]:
-            assert files[decision.SHIPPED] == tmp_path / "run" / "bundle" / "onnx" / "model_quantized.onnx"
-            times = {decision.SHIPPED: ms, decision.WHOLE: 1.0}
+            assert files[budget.SHIPPED] == tmp_path / "run" / "bundle" / "onnx" / "model_quantized.onnx"
+            times = {budget.SHIPPED: ms, budget.WHOLE: 1.0}
             (setting,) = settings
             rest = {"init_ms": 1.0, "first_ms": 1.0, "peak_rss_mb": None}
             return [summarise(name, setting, [[times[name]] * runs] * rounds, **rest) for name in files]
@@ -295,7 +294,7 @@ def test_what_ships_is_measured_and_held_against_the_budget(
         yield Two()
 
     timed(monkeypatch, FakeClock())
-    monkeypatch.setattr(decision, "open_device", opened)
+    monkeypatch.setattr(budget, "open_device", opened)
     words = ["--recipe", given["recipe"], "--data", given["data"], "--gate", "warn", "--seq", "16", "--speedup", "2"]
     told = command.run("prune", given["model"], *words, "--out", str(tmp_path / "run"))
     assert told.code == 0, told.err
@@ -314,9 +313,9 @@ def test_a_speed_asked_for_on_this_machine(
 
     However busy the machine is: nothing here depends on the times being good ones.
     """
-    monkeypatch.setattr("compress.pruning.clock.SAMPLES", 6)
-    monkeypatch.setattr("compress.pruning.clock.WORTH_KEEPING", float("inf"))
-    monkeypatch.setattr("compress.search.timing.AGREE", float("inf"))
+    monkeypatch.setattr("compress.latency.shapes.SAMPLES", 6)
+    monkeypatch.setattr("compress.latency.shapes.WORTH_KEEPING", float("inf"))
+    monkeypatch.setattr("compress.latency.measure.AGREE", float("inf"))
     words = ["--recipe", given["recipe"], "--data", given["data"], "--gate", "warn", "--seq", "32", "--speedup", "1.3"]
     first = command.run("prune", given["model"], *words, "--out", str(tmp_path / "one"))
     assert first.code == 0, first.err

@@ -10,15 +10,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
 import compress
-from compress.export.bundle import Bundle
-from compress.export.onnx import parity
-from compress.flops import parameters
+from compress.commands.prune import prune
+from compress.config.recipe import Recipe, Stage
+from compress.exporters.artifact import Bundle
+from compress.exporters.onnx import parity
+from compress.models.flops import parameters
 from compress.models.uneven import CLASSES
-from compress.pruning.line import prune
-from compress.recipe import Recipe
-from compress.recipe_stage import Stage
 from compress.slicing import Sizes
-from compress.trainer import StepTrainer
+from compress.training.trainer import StepTrainer
 from tests import tiny
 from tests.papers.test_cofi import blocks
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
+from compress.commands.prune import aimed
+from compress.config.recipe import Prune, Recipe
 from compress.errors import PruneError, RecipeError
-from compress.lineage import check
-from compress.pruning.line import aimed
 from compress.pruning.stage import on_the_way
-from compress.recipe import Prune, Recipe
 from compress.slicing import Sizes
+from compress.training.context import check
 from tests import tiny
 from tests.pruning_given import RECIPE
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from compress import recipe_file
+from compress.config import loader
+from compress.config.recipe import Recipe
+from compress.config.term import Term
 from compress.errors import RecipeError
-from compress.objective import check
-from compress.recipe import Recipe
-from compress.term import Term
+from compress.training.objective import check
 
 GOOD: dict[str, Any] = {
     "paper": {"title": "A", "authors": "B", "year": 2020, "url": "https://example.org"},
@@ -165,7 +165,7 @@ def test_two_stages_of_one_name(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_recipe(tmp_path: Path) -> None:
-    known = recipe_file.names()[0]
+    known = loader.names()[0]
     assert f"no recipe '{known}x'. Did you mean '{known}'?" in problems(f"{known}x")[0]
     assert "no such recipe file" in problems(str(tmp_path / "absent.yaml"))[0]
     assert "no such recipe file" in problems(str(tmp_path / "x.yaml" / ".." / "y.yaml"))[0]
@@ -184,7 +184,7 @@ def test_extends_merges_mappings_and_replaces_the_rest(tmp_path: Path) -> None:
 
 
 def test_extends_one_of_ours(tmp_path: Path) -> None:
-    parent = recipe_file.names()[0]
+    parent = loader.names()[0]
     recipe = Recipe.load(written(tmp_path, {"extends": parent, "about": "D"}))
     assert recipe == Recipe.load(parent).model_copy(update={"name": "mine", "about": "D"})
 
@@ -264,7 +264,7 @@ def test_overrides_that_cannot_be(tmp_path: Path, override: str, message: str) -
 # Ours
 
 
-@pytest.mark.parametrize("name", recipe_file.names())
+@pytest.mark.parametrize("name", loader.names())
 def test_the_resolved_recipe_loads_to_an_equal_one(name: str, tmp_path: Path) -> None:
     recipe = Recipe.load(name)
     resolved = recipe.to_yaml()
@@ -274,25 +274,25 @@ def test_the_resolved_recipe_loads_to_an_equal_one(name: str, tmp_path: Path) ->
     assert "eps" in yaml.safe_load(resolved)["stages"][-1]
 
 
-@pytest.mark.parametrize("name", recipe_file.names())
+@pytest.mark.parametrize("name", loader.names())
 def test_every_loss_and_option_exists(name: str) -> None:
     recipe = Recipe.load(name)
     stages = [recipe.teacher, *recipe.training]
     assert [problem for stage in stages for problem in check(stage.objective, stage.name)] == []
 
 
-@pytest.mark.parametrize("name", recipe_file.names())
+@pytest.mark.parametrize("name", loader.names())
 def test_a_recipe_opens_with_its_citation_and_its_command(name: str) -> None:
-    title, command, *_ = recipe_file.locate(name).read_text(encoding="utf-8").splitlines()
+    title, command, *_ = loader.locate(name).read_text(encoding="utf-8").splitlines()
     assert re.search(r"arXiv:\d{4}\.\d{5}$|https://\S+$", title)
     assert re.match(rf"#   compress (distill|pretrain|prune) .*--recipe {name} ", command)
 
 
 def test_there_are_recipes_and_each_is_in_the_table() -> None:
-    assert len(recipe_file.names()) >= 6
-    table = recipe_file.folder() / "README.md"
+    assert len(loader.names()) >= 6
+    table = loader.folder() / "README.md"
     rows = re.findall(r"^\|\s*\[?`([a-z0-9-]+)`", table.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert sorted(rows) == recipe_file.names()
+    assert sorted(rows) == loader.names()
 
 
 def test_reading_a_recipe_is_light() -> None:
@@ -304,7 +304,7 @@ def test_reading_a_recipe_is_light() -> None:
     assert out.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", recipe_file.names())
+@pytest.mark.parametrize("name", loader.names())
 def test_a_recipe_says_when_to_choose_it_and_what_it_takes(name: str) -> None:
     recipe = Recipe.load(name)
     assert recipe.choose

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from compress.config.recipe import Recipe
 from compress.errors import DamagedError, RunError
-from compress.files import filled
-from compress.recipe import Recipe
-from compress.run import Run, clean
+from compress.io import filled
+from compress.training.run import Run, clean
 from tests import tiny
 
 IDENTITY = {"teacher": "minilm", "data": "glue/sst2", "corpus": None, "seed": 3, "precision": "bf16", "columns": []}
@@ -223,7 +223,7 @@ def test_a_teacher_that_has_changed_is_refused(tmp_path: Path, recipe: Recipe) -
 
 def test_seconds_are_of_all_processes(tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("compress.run.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("compress.training.run.time.monotonic", lambda: clock[0])
     path = begun(tmp_path / "run", recipe)
     for before in (0.0, 10.0, 20.0):
         with closing(opened(path, recipe, resume=True)) as run:

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, BertConfig, BertModel
 
-from compress import heads
+from compress.config.recipe import StudentSpec
 from compress.errors import StudentError
-from compress.export.onnx import to_onnx
-from compress.flops import parameters
+from compress.exporters.onnx import to_onnx
+from compress.models import heads
+from compress.models.flops import parameters
+from compress.models.naming import KNOWN, weight_of
+from compress.models.sharing import BLOCKS, share, share_again
+from compress.models.student import build
 from compress.papers.albert import from_bert
-from compress.recipe import StudentSpec
-from compress.students import build
-from compress.students.naming import KNOWN, weight_of
-from compress.students.sharing import BLOCKS, share, share_again
-from compress.train import train
+from compress.training.stage import train
 from tests import learning, tiny
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from compress.errors import ObjectiveError
-from compress.signals import ATTENTION, NAMES, open_attention, read
+from compress.models.signals import ATTENTION, NAMES, open_attention, read
 from tests import tiny
 
 ALL = frozenset(NAMES)

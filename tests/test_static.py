@@ -10,20 +10,20 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 import compress
-from compress.bench.protocol import Setting
-from compress.data.words import Words
+from compress.config.recipe import Recipe, StudentSpec
+from compress.data.masking import Words
 from compress.errors import StudentError
-from compress.export.onnx import parity, to_onnx
-from compress.flops import flops_per_token, parameters
+from compress.exporters.onnx import parity, to_onnx
+from compress.latency.costs import facts
+from compress.latency.features import Terms
 from compress.models import StaticConfig, StaticForSequenceClassification, StaticModel
+from compress.models.flops import flops_per_token, parameters
+from compress.models.listing import students_of
+from compress.models.signals import read
+from compress.models.student import build
 from compress.papers.model2vec import from_teacher
-from compress.recipe import Recipe, StudentSpec
-from compress.search.facts import facts
-from compress.search.terms import Terms
-from compress.shape import Shape
-from compress.signals import read
-from compress.students import build
-from compress.students.listing import students_of
+from compress.records.latency import Setting
+from compress.slicing.shape import Shape
 from tests import command, tiny
 
 WIDTH = 8

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, Trainer, TrainingArguments
 
-from compress.objective import Objective
-from compress.shape import Shape
-from compress.signals import LAYERED, Signals, open_attention, read
-from compress.step import Distillation
-from compress.term import Term
+from compress.config.term import Term
+from compress.models.signals import LAYERED, Signals, open_attention, read
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
+from compress.training.step import Distillation
 from tests import tiny
 from tests.papers.case import losses, papers
 

@@ -10,12 +10,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig
 
+from compress.config.recipe import StudentSpec
 from compress.errors import StudentError
-from compress.recipe import StudentSpec
-from compress.signals import open_attention, read
-from compress.students import build, config_for, copied_layers
-from compress.students.naming import KNOWN
-from compress.train import train
+from compress.models.naming import KNOWN
+from compress.models.signals import open_attention, read
+from compress.models.student import build, config_for
+from compress.slicing.sizes import copied_layers
+from compress.training.stage import train
 from tests import learning, tiny
 
 # Sizes

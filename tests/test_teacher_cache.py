@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from compress import teacher_cache as caches
-from compress.data.batches import Collate
+from compress.config.term import Term
+from compress.data.collate import Collate
 from compress.errors import ObjectiveError
-from compress.files import CHECKSUMS
-from compress.signals import Signals, read
-from compress.step import Distillation
-from compress.teacher_cache import TeacherCache, teacher_cache
-from compress.term import Term
-from compress.train import train
+from compress.io import CHECKSUMS
+from compress.models.signals import Signals, read
+from compress.training import teacher_cache as caches
+from compress.training.stage import train
+from compress.training.step import Distillation
+from compress.training.teacher_cache import TeacherCache, teacher_cache
 from tests import learning, tiny
 from tests.damage import damaged
 

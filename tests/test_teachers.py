@@ -16,15 +16,17 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from compress import finetune, teachers
+from compress.config.recipe import FINETUNE, Stage
 from compress.data import Task, TaskData, load_task
-from compress.data.batches import Collate, encode
+from compress.data.collate import Collate, encode
 from compress.errors import TeacherError
-from compress.finetune import with_head
-from compress.recipe import FINETUNE, Stage
-from compress.run import Run
-from compress.stages import Material
-from compress.teachers import Gate, Teacher, judge, load, resolve
+from compress.models import teacher as teachers
+from compress.models.checkpoints import resolve
+from compress.models.teacher import Gate, Teacher, judge, load
+from compress.training import finetune
+from compress.training.finetune import with_head
+from compress.training.run import Run
+from compress.training.stage import Material
 from tests import tiny
 
 TASK = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
@@ -113,7 +115,7 @@ def test_an_alias_or_hub_id_is_found_in_the_hub_cache_without_network(
 @pytest.mark.parametrize("way", ["told so", "refused", "never answered"])
 def test_without_network_the_error_names_other_ways(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("compress.data.hub.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("compress.data.sources.ANSWER_SECONDS", 0.2)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from compress.config.term import Term, parse
 from compress.errors import RecipeError
 from compress.papers import tinybert
-from compress.term import Term, parse
 
 
 def test_a_line_with_nothing_but_a_loss() -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-from compress.call import find
+from compress.config.reference import find
 from compress.errors import StudentError
+from compress.models.sharing import share
 from compress.papers.albert import from_bert
-from compress.students.sharing import share
 from tests import tiny
 
 SEGMENTS = {"token_type_ids": torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 0, 0], [0] * 7])}
@@ -141,7 +141,7 @@ def test_a_table_of_low_rank_fits_into_a_narrow_embedding() -> None:
 
 def test_the_directions_kept_beat_any_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random directions, or the leading ones without the mean cosine, leave a larger error."""
-    from compress.students import to_albert
+    from compress.models import to_albert
 
     teacher = tiny.model("bert", layers=4)
     ours = errors(teacher, (12,))

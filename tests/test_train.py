@@ -11,12 +11,12 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from compress.data.batches import LengthGrouped
+from compress.config.recipe import Stage
+from compress.config.term import Term
+from compress.data.collate import LengthGrouped
 from compress.errors import CompressError
-from compress.recipe import Stage
-from compress.step import Distillation
-from compress.term import Term
-from compress.train import Trained, train
+from compress.training.stage import Trained, train
+from compress.training.step import Distillation
 from tests import learning, tiny
 
 NAMES = [term.name for term in learning.TERMS]

@@ -23,19 +23,20 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from compress import trim
+from compress.commands.trim import trim_measured
 from compress.data.task import Task
 from compress.errors import BundleError, CompressError
-from compress.export.bundle import FILES, TEXT, Bundle
-from compress.export.changed import certificate
-from compress.export.half import to_float16
-from compress.export.text import text_model
-from compress.export.weight_only import quantize_weights
-from compress.quantize.judge import Outcome
-from compress.report.report import Report
-from compress.trim import Trimmed, tables, trim_bundle, trim_checkpoint
-from compress.trim.cut import cut
-from compress.trim.measured import trim_measured
+from compress.exporters.artifact import FILES, TEXT, Bundle
+from compress.exporters.fp16 import to_float16
+from compress.exporters.session import certificate
+from compress.exporters.tokenizer import text_model
+from compress.exporters.weight_only import quantize_weights
+from compress.quantization.evaluator import Outcome
+from compress.records.run_report import Report
+from compress.trimming import model as tables
+from compress.trimming import model as trim
+from compress.trimming.model import Trimmed, trim_bundle, trim_checkpoint
+from compress.trimming.vocabulary import cut
 from tests import command, tiny
 
 CORPUS = ("the film was good and the actor was warm", "a dull plot, never fun!", "slowly starring the actors")
@@ -314,7 +315,7 @@ def test_a_loss_of_score_is_told_and_the_bundle_kept_and_marked(
 ) -> None:
     data, out = tiny.reviews(tmp_path / "reviews"), tmp_path / "out"
     outcome = Outcome(0.96, 0.25, 0.3, 9.0, changed=28)
-    monkeypatch.setattr("compress.trim.measured._outcome", lambda *_: outcome)
+    monkeypatch.setattr("compress.commands.trim._outcome", lambda *_: outcome)
     told = command.run("trim", str(bundle.path), "--data", data, "--out", str(out), "--min-count", "10000", "--json")
     assert told.code == 3
     facts = json.loads(told.out)
@@ -332,7 +333,7 @@ def test_a_kill_before_it_is_certified_leaves_nothing_and_the_same_command_works
 ) -> None:
     data, out = tiny.reviews(tmp_path / "reviews"), tmp_path / "out"
     program = (
-        "import os, sys; from pathlib import Path; from compress.trim import measured;"
+        "import os, sys; from pathlib import Path; from compress.trimming.model import measured;"
         "measured.certified = lambda *_, **__: os._exit(9);"
         f"measured.trim_measured({str(bundle.path)!r}, Path({str(out)!r}), data={data!r})"
     )

@@ -22,24 +22,23 @@ from transformers import (
     BertForNextSentencePrediction,
 )
 
+from compress.config.term import Term
 from compress.data.task import Task
 from compress.errors import ObjectiveError, PruneError
-from compress.export.bundle import Bundle
-from compress.export.graphs import rewritten
-from compress.export.int8 import quantize_dynamic
-from compress.export.onnx import parity, to_onnx
-from compress.export.predictor import Prediction
-from compress.export.session import open_session, read_model
-from compress.flops import flops_per_token, parameters
-from compress.heads import create
-from compress.models.uneven import CLASSES, CONFIGS, UnevenBertConfig
-from compress.models.uneven_slices import kept_layerwise, to_uneven
-from compress.objective import Objective
-from compress.shape import Shape
-from compress.signals import NAMES, open_attention, read
+from compress.exporters.artifact import Bundle
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.onnx import parity, to_onnx
+from compress.exporters.predictor import Prediction
+from compress.exporters.rewrite import rewritten
+from compress.exporters.session import open_session, read_model
+from compress.models.flops import flops_per_token, parameters
+from compress.models.heads import create
+from compress.models.signals import NAMES, open_attention, read
+from compress.models.uneven import CLASSES, CONFIGS, UnevenBertConfig, kept_layerwise, to_uneven
 from compress.slicing import Kept, SlicePlan, masked
 from compress.slicing.plan import HIDDEN
-from compress.term import Term
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
 from tests import tiny
 from tests.slicing.families import model
 

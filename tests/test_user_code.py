@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from compress import user_code
+from compress.config import user_code
+from compress.config.recipe import Recipe
 from compress.errors import RecipeError
-from compress.objective import check, find_loss
-from compress.recipe import Recipe
-from compress.search import space_file
+from compress.nas import space_file
+from compress.training.objective import check, find_loss
 from tests import command, tiny
 from tests.command import Shelf, accepted, refused
 from tests.test_recipe import GOOD, written

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from compress.config.recipe import StudentSpec
 from compress.errors import StudentError
-from compress.recipe import StudentSpec
-from compress.shape import Shape
-from compress.students import build, config_for
-from compress.students.whole import copy_whole
+from compress.models.init_weights import copy_whole
+from compress.models.student import build, config_for
+from compress.slicing.shape import Shape
 from tests import generative, tiny
 
 HEADS: dict[str, Any] = {"gpt2": "causal_lm", "t5": "seq2seq"}

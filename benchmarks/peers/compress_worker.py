@@ -13,10 +13,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from compress import Recipe, load_task, students, teachers
-from compress.data.batches import Collate
-from compress.run import Run
-from compress.stages import Material, run_stage
+from compress import Recipe, load_task
+from compress.data.collate import Collate
+from compress.models import student as students
+from compress.models import teacher as teachers
+from compress.training.run import Run
+from compress.training.stage import Material, run_stage
 
 data, folder, steps, precision = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 LINES = """

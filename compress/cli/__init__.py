@@ -6,27 +6,27 @@ from typing import Annotated
 import typer
 
 from compress import __version__
-from compress.cli import cleaning, learn, listed, measured, pruning, searching, ship, trimming
-from compress.terminal import settle_streams
+from compress.cli import bench, export, prune, search, train
+from compress.console import settle_streams
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (
-    learn.distill,
-    learn.pretrain,
-    learn.label,
-    pruning.prune,
-    ship.export,
-    ship.quantize,
-    trimming.trim,
-    ship.predict,
-    measured.bench,
-    measured.report,
-    listed.recipes,
-    listed.students,
-    cleaning.clean,
+    train.distill,
+    train.pretrain,
+    train.label,
+    prune.prune,
+    export.export,
+    export.quantize,
+    prune.trim,
+    export.predict,
+    bench.bench,
+    bench.report,
+    train.recipes,
+    train.students,
+    train.clean,
 ):
     app.command()(command)
-app.add_typer(searching.app, name="search")
+app.add_typer(search.app, name="search")
 
 
 def _version(asked: bool) -> None:

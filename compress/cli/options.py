@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from compress.terminal import printable
+from compress.console import printable
 
 if TYPE_CHECKING:
-    from compress.screen import Screen
+    from compress.console import Screen
 
 Recipe = Annotated[str, typer.Option(help="Name (see `compress recipes`) or path of a .yaml file.")]
 Out = Annotated[Path, typer.Option(help="Directory of the run.")]
@@ -46,7 +46,7 @@ UNCERTIFIED = 3
 
 def console(as_json: bool = False) -> "Screen":
     """Where progress and tables go: standard output, or standard error when that is for JSON; silent but in rank 0."""
-    from compress.screen import Screen
+    from compress.console import Screen
 
     return Screen(stderr=as_json, quiet=os.environ.get("RANK", "0") != "0")
 

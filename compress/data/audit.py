@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from compress.data.rows import BATCH_ROWS
+from compress.data.table import BATCH_ROWS
 from compress.data.task import Task, TaskData
 from compress.errors import DataError
 

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from compress import files
+from compress import io
 from compress.errors import DamagedError, DataError
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ def is_whole(entry: Path) -> bool:
 @contextmanager
 def part(folder: Path, name: str) -> Iterator[Path]:
     """Yield a path to write a file of an unfinished entry to; once finished, it is there again for the next attempt."""
-    with files.written(folder / name) as partial:
+    with io.written(folder / name) as partial:
         yield partial
-    files.seal(folder, [name])
+    io.seal(folder, [name])
 
 
 def note(message: str) -> None:
@@ -160,7 +160,7 @@ def digest(*parts: str | Path) -> str:
 
 def _damage(entry: Path) -> DamagedError | None:
     try:
-        files.verify(entry)
+        io.verify(entry)
     except DamagedError as error:
         return error
     return None
@@ -173,11 +173,11 @@ def _fill(entry: Path, make: Callable[[Path], object]) -> None:
         entry.rename(partial)
     try:
         if partial.exists():
-            files.drop_damaged(partial)
+            io.drop_damaged(partial)
         partial.mkdir(exist_ok=True)
         make(partial)
-        files.seal(partial)
-        files.put(partial, entry)
+        io.seal(partial)
+        io.put(partial, entry)
     finally:
         if partial.exists() and not _has_parts(partial):
             shutil.rmtree(partial)
@@ -198,7 +198,7 @@ def _resumable(partial: Path) -> bool:
 
 def _has_parts(partial: Path) -> bool:
     try:
-        return bool(files.checksums(partial))
+        return bool(io.checksums(partial))
     except DamagedError:
         return False
 

@@ -13,10 +13,20 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path, PurePath
 from typing import IO, Any, Final, Literal
 
-from compress.data.text import LONGEST, TOO_EXPANSIVE, decoded, parse_json, reading, refuse_special, unpacked_limit
+from compress.data.text_files import (
+    LONGEST,
+    TOO_EXPANSIVE,
+    decoded,
+    lines,
+    parse_json,
+    reading,
+    refuse_special,
+    unpacked_limit,
+)
 from compress.errors import DataError, did_you_mean
 
 Kind = Literal["text", "wiki", "jsonl", "parquet", "tar"]
@@ -203,10 +213,71 @@ def _jsonl(lines: Iterator[str], where: str) -> Iterator[str]:
 
 
 def _parquet(path: Path) -> Iterator[str]:
-    from compress.data.records import open_file  # pyarrow
+    from compress.data.readers import open_file  # pyarrow
 
     rows = open_file(path)
     if "text" not in rows.columns:
         raise DataError(f"{path}: no column 'text'.{did_you_mean('text', rows.columns)}")
     for batch in rows.read(("text",)):
         yield from (text for text in batch.column(1).to_pylist() if text is not None)
+
+
+_CODE = re.compile(r"(?!tsv$)[a-z]{2,3}(_[A-Z]{2})?")
+"""A language: en, fra, pt_BR."""
+
+
+def find_parallel(source: Path) -> list[Path]:
+    """The one or two files of parallel text that `source` names; none where it is something else."""
+    if source.suffix == ".tsv" and source.is_file():
+        return [source]
+    if source.suffix == ".jsonl" and source.is_file():
+        first = next((line for line in lines(source) if line.strip()), "")
+        return [source] if _two_texts(first) else []
+    if source.exists() or not source.parent.is_dir():
+        return []
+    sides = [path for path in source.parent.glob(f"{source.name}.*") if _language(path.name, source.name)]
+    return sorted(sides) if len(sides) == 2 else []
+
+
+def read_parallel(files: Sequence[Path]) -> Iterator[str]:
+    """Each pair as two lines, in the order of the columns or of the languages' names."""
+    pairs = _aligned(*files) if len(files) == 2 else _rows(files[0])
+    for first, second in pairs:
+        sides = " ".join(first.split()), " ".join(second.split())
+        if all(sides):
+            yield "\n".join(sides)
+
+
+def _language(name: str, stem: str) -> bool:
+    return kind(name) is None and re.fullmatch(_CODE, name.removeprefix(f"{stem}.")) is not None
+
+
+def _aligned(first: Path, second: Path) -> Iterator[tuple[str, str]]:
+    for number, (line, translation) in enumerate(zip_longest(lines(first), lines(second)), start=1):
+        if line is None or translation is None:
+            shorter = first if line is None else second
+            raise DataError(
+                f"{shorter}: ends before line {number}, which the other file has. Line n of {first.name} and of "
+                f"{second.name} must be translations of each other."
+            )
+        yield line, translation
+
+
+def _rows(path: Path) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(lines(path), start=1):
+        if line.strip():
+            texts = _two_texts(line) if path.suffix == ".jsonl" else line.rstrip("\r\n").split("\t")
+            if len(texts) != 2:
+                raise DataError(f"{path}, line {number}: expected two texts, found {line[:60].strip()!r}.")
+            yield texts[0], texts[1]
+
+
+def _two_texts(line: str) -> Sequence[str]:
+    """The two texts of a JSON line; none where it has not exactly two, or a column `text`."""
+    try:
+        row: Any = parse_json(line, "")
+    except DataError:
+        return ()
+    row = row.get("translation", row) if isinstance(row, dict) else None
+    texts = [text for text in row.values() if isinstance(text, str)] if isinstance(row, dict) else []
+    return texts if len(texts) == 2 and "text" not in row else ()

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from compress.data import documents, parallel
-from compress.data.text import reading, refuse_special
+from compress.data import documents
+from compress.data import documents as parallel
+from compress.data.text_files import reading, refuse_special
 from compress.errors import DataError, did_you_mean
 
 Role = Literal["train", "validation", "test"]

@@ -8,17 +8,99 @@ training split: columns and classes are detected there alone.
 
 from __future__ import annotations
 
+import http.client
 import re
-from collections.abc import Iterable, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from compress.data import delimited, hub, paths, records
+from compress.data import paths, readers
 from compress.data.paths import DELIMITED, EMBEDDED, SUFFIXES, WORDS, Role, split_word
-from compress.data.rows import Rows
-from compress.data.text import reading, refuse_special
+from compress.data.readers import from_dataset
+from compress.data.table import Rows
+from compress.data.text_files import reading, refuse_special
 from compress.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+SUITES: Final = {"glue": "nyu-mll/glue", "super_glue": "aps/super_glue", "tweet_eval": "cardiffnlp/tweet_eval"}
+"""Data sets of many tasks, which `suite/task` names as the papers do."""
+
+ANSWER_SECONDS = 5.0
+"""How long the hub may take to answer at all; without this check its client retries for minutes."""
+
+
+def load_hub_splits(source: str) -> tuple[dict[str, Rows], tuple[str, ...]]:
+    """The splits of a hub data set by the hub's names, and notes. DataError within 30 s when it cannot be had."""
+    path, configuration = _address(source)
+    notes: tuple[str, ...] = ()
+    offline = not answers()
+    with _cache_only(offline):
+        loaded = _load(source, path, configuration, offline=offline)
+    if offline:
+        notes = (f"the hub was not reached: {source} comes from the local cache",)
+    return {str(name): from_dataset(f"{source} [{name}]", split) for name, split in loaded.items()}, notes
+
+
+def _address(source: str) -> tuple[str, str | None]:
+    name, _, configuration = source.partition(":")
+    suite, _, task = name.partition("/")
+    if suite in SUITES and task:
+        return SUITES[suite], task
+    return name, configuration or None
+
+
+def answers() -> bool:
+    """Whether the hub, or the mirror that HF_ENDPOINT names, answers: one request, through the proxies in force.
+
+    HF_HUB_OFFLINE is a no. Worth asking first: the hub's clients wait for an answer for minutes, or for ever.
+    """
+    from datasets import config
+
+    if config.HF_HUB_OFFLINE:
+        return False
+    request = urllib.request.Request(config.HF_ENDPOINT, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code < 500  # a proxy's own "bad gateway" is no answer of the hub
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+@contextmanager
+def _cache_only(offline: bool) -> Iterator[None]:
+    """`datasets` reads this switch from the environment once, when imported; here it holds for one call."""
+    from datasets import config
+
+    before = config.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = offline
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = before
+
+
+def _load(source: str, path: str, configuration: str | None, *, offline: bool) -> DatasetDict:
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
+    try:
+        return load_dataset(path, configuration)
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        said = str(error).strip().splitlines()[-1].rstrip(".")
+        reason = f"the hub cannot be reached, nor does its local cache have it ({said})" if offline else said
+        raise DataError(
+            f"{source}: {reason}. Instead: a folder with train.tsv (csv, jsonl, parquet), the embedded set 'intents', "
+            "or a hub cache that has it (HF_HOME names the cache)."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -50,15 +132,15 @@ def find(source: str, named: Sequence[str]) -> Source:
             raise paths.missing(source)
     if not paths.is_hub_id(source):
         raise paths.no_source(source)
-    splits, notes = hub.splits(source)
+    splits, notes = load_hub_splits(source)
     return _by_role(source, [(name, rows) for name, rows in splits.items()], f"splits {', '.join(splits)}", notes)
 
 
 def _embedded(name: str) -> Source:
-    from compress.data.embedded import intents
+    from compress.data.resources import intents
 
     splits = {
-        split: records.from_records(f"{name} [{split}]", partial(enumerate, rows, 1), unit="row")
+        split: readers.from_records(f"{name} [{split}]", partial(enumerate, rows, 1), unit="row")
         for split, rows in intents.splits().items()
     }
     return Source(name, splits["train"], (splits["validation"],), (splits["test"],))
@@ -86,8 +168,8 @@ def _folder(folder: Path, named: Sequence[str]) -> Source:
 
 def _open(files: Sequence[Path], named: Sequence[str]) -> dict[Path, Rows]:
     texts = [path for path in files if path.suffix.lower() in DELIMITED]
-    opened = delimited.open_files(texts, named)
-    return {path: opened[path] if path in opened else records.open_file(path) for path in files}
+    opened = readers.open_files(texts, named)
+    return {path: opened[path] if path in opened else readers.open_file(path) for path in files}
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:

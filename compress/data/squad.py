@@ -18,8 +18,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from compress.data.examples import Examples
-from compress.data.text import head, parse_json, whole
+from compress.data.task import Examples
+from compress.data.text_files import head, parse_json, whole
 from compress.errors import DataError
 
 FEW_ARTICLES = 20

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import pyarrow as pa
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -82,3 +84,12 @@ class TaskData:
     fingerprint: str
     notes: tuple[str, ...] = ()
     """What the reader should know: splits made or passed over, guesses that were taken."""
+
+
+class Examples(NamedTuple):
+    """A file's examples: a table of the columns that TaskData promises for the kind (tags still by name), the group of
+    each row, which is never split when some are held out, and what the reader should know."""
+
+    table: pa.Table
+    groups: list[int]
+    notes: tuple[str, ...] = ()

@@ -10,13 +10,14 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from compress.models.ibbert import IBBertConfig, IBBertModel
-from compress.models.ibbert_heads import (
+from compress.models.ibbert import (
+    IBBertConfig,
     IBBertForMaskedLM,
     IBBertForPreTraining,
     IBBertForQuestionAnswering,
     IBBertForSequenceClassification,
     IBBertForTokenClassification,
+    IBBertModel,
 )
 from compress.models.static import StaticConfig, StaticForSequenceClassification, StaticModel
 from compress.models.uneven import register as _register_uneven

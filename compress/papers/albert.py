@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from compress.data.frames import Document, Frame
-from compress.data.words import Words
+from compress.data.masking import Words
+from compress.data.sentences import Document, Frame
+from compress.models.to_albert import from_bert  # noqa: F401 recipes call it albert.from_bert
 from compress.papers import bert
-from compress.papers.reading import reads
-from compress.students.to_albert import from_bert  # noqa: F401 recipes call it albert.from_bert
+from compress.training.reads import reads
 
 
 @reads("pair", against="sentence_order", per="example")

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
-from compress.data.frames import Document, Frame
-from compress.data.words import Words
+from compress.data.masking import Words
+from compress.data.sentences import Document, Frame
 from compress.errors import DataError
-from compress.papers.reading import reads
+from compress.training.reads import reads
 
 IGNORED = -100
 """The label of a position that is not predicted (the convention of transformers and torch)."""

@@ -33,16 +33,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.errors import ObjectiveError
-from compress.l0.aims import Budget, Exact
-from compress.l0.gates import Gates, fold
-from compress.models.uneven_slices import to_uneven
-from compress.objective import Objective
+from compress.models.signals import ATTENTION, Signals, open_attention, read
+from compress.models.uneven import to_uneven
 from compress.papers.hinton import mean_over
 from compress.papers.wang import Multipliers, wanted
-from compress.shape import Shape
-from compress.signals import ATTENTION, Signals, open_attention, read
+from compress.pruning.l0 import Budget, Exact, Gates, fold
 from compress.slicing import SlicePlan, sliced
 from compress.slicing.plan import HIDDEN
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
 
 LIMIT = math.log(100)
 """log alpha stays within +-LIMIT (authors' code), so that no gate is beyond return."""

@@ -32,14 +32,14 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, mse_loss
 from transformers import DebertaV2ForMaskedLM, PreTrainedModel
 
-from compress.data.words import Words
+from compress.data.masking import Words
 from compress.errors import ObjectiveError, StudentError
-from compress.objective import MASKED, Objective, count_items
+from compress.models.signals import logits_of, read
 from compress.papers.bert import IGNORED, masked_lm
 from compress.papers.hinton import mean_over
-from compress.papers.reading import reads
-from compress.signals import logits_of, read
-from compress.step import Distillation
+from compress.training.objective import MASKED, Objective, count_items
+from compress.training.reads import reads
+from compress.training.step import Distillation
 
 NORM_EPS = 1e-7
 

@@ -33,13 +33,13 @@ from transformers.activations import ACT2FN
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2PreTrainedModel
 from transformers.models.electra.modeling_electra import ElectraForPreTrainingOutput
 
-from compress.data.words import Words
+from compress.data.masking import Words
 from compress.errors import StudentError
-from compress.objective import Objective
+from compress.models.signals import read
 from compress.papers import electra
 from compress.papers.deberta import MaskDecoder
-from compress.papers.reading import Temperature
-from compress.signals import read
+from compress.training.objective import Objective
+from compress.training.reads import Temperature
 
 TABLES = ("word_embeddings", "position_embeddings")
 

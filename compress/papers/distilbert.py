@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from compress.data.words import Words
+from compress.data.masking import Words
 from compress.errors import DataError
 from compress.papers.bert import conceal, predictable
 from compress.papers.hinton import kl_divergence, mean_over
-from compress.papers.reading import Temperature, reads
+from compress.training.reads import Temperature, reads
 
 
 @reads("logits", per="token")

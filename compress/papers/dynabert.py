@@ -40,13 +40,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.errors import ObjectiveError, PruneError, did_you_mean
-from compress.layer_map import pairs_of_subnet
-from compress.objective import Objective
-from compress.search.supernet import Lookup, Supernet
-from compress.shape import Shape
-from compress.signals import Signals
+from compress.models.signals import Signals
+from compress.nas.supernet import Lookup, Supernet
 from compress.slicing import Importance, Sizes, SlicePlan, resized
-from compress.step import Distillation, Shows
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective, pairs_of_subnet
+from compress.training.step import Distillation, Shows
 
 AXES = ("layers", "hidden", "heads", "ffn", "embedding", "bottleneck")
 

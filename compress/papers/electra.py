@@ -31,16 +31,16 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedModel
 
-from compress.data.words import Words
+from compress.config.term import Term
+from compress.data.masking import Words
 from compress.errors import ObjectiveError, StudentError
-from compress.objective import Objective
+from compress.models.signals import read
 from compress.papers.bert import IGNORED, masked_lm
 from compress.papers.hinton import mean_over
-from compress.papers.reading import Temperature, reads
-from compress.shape import Shape
-from compress.signals import read
-from compress.step import Distillation
-from compress.term import Term
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
+from compress.training.reads import Temperature, reads
+from compress.training.step import Distillation
 
 
 def mask(batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, masked: float = 0.85) -> dict[str, Tensor]:

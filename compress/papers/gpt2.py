@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from compress.data.frames import Document, Frame
-from compress.data.words import Words
+from compress.data.masking import Words
+from compress.data.sentences import Document, Frame
 from compress.errors import DataError
 from compress.papers.bert import IGNORED
 

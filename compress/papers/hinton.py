@@ -13,7 +13,7 @@ Others divide differently: TextBrewer has no T^2, TinyBERT means over the classe
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from compress.papers.reading import Temperature, reads
+from compress.training.reads import Temperature, reads
 
 
 def mean_over(values: Tensor, mask_BL: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ Deviations
 from accelerate import PartialState
 from transformers import PreTrainedModel
 
-from compress.importance.batches import Batches
+from compress.pruning.importance import Batches
 from compress.slicing import Importance, SlicePlan
 from compress.slicing import magnitude as of_weights
 

@@ -25,15 +25,15 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, LogitsProcessor, PreTrainedModel
 
-from compress.continuation import continued
-from compress.data.words import Words
+from compress.data.masking import Words
 from compress.errors import ObjectiveError
-from compress.objective import Objective
+from compress.evaluation.perplexity import logits_at
 from compress.papers.bert import IGNORED
 from compress.papers.hinton import kl_divergence, mean_over
-from compress.papers.reading import reads
-from compress.perplexity import logits_at
-from compress.step import Distillation
+from compress.training.generation import continued
+from compress.training.objective import Objective
+from compress.training.reads import reads
+from compress.training.step import Distillation
 
 
 @reads("logits", per="label", mask="labels")

@@ -18,7 +18,7 @@ import math
 from pydantic import PositiveInt
 from torch import Tensor
 
-from compress.papers.reading import reads
+from compress.training.reads import reads
 
 
 def relation_kl(student_BHLL: Tensor, teacher_BHLL: Tensor, mask_BL: Tensor) -> Tensor:

@@ -21,10 +21,9 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from transformers import PreTrainedModel
 
-from compress.importance.batches import Batches
-from compress.importance.losses import Targets, asked
-from compress.importance.taps import KEY, Tap, evaluating, over_tokens, passing_over, watching, watching_layers
-from compress.signals import read
+from compress.models.signals import read
+from compress.pruning.hooks import KEY, Tap, evaluating, over_tokens, passing_over, watching, watching_layers
+from compress.pruning.importance import Batches, Targets, asked
 from compress.slicing import Group, Importance, SlicePlan
 from compress.slicing.plan import LAYERS
 

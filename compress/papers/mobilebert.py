@@ -33,12 +33,15 @@ from torch.nn.functional import layer_norm
 from transformers import PreTrainedModel
 
 from compress.errors import ObjectiveError
-from compress.objective import Objective
+from compress.models.signals import LAYERED
+from compress.models.to_mobilebert import (
+    from_bert,  # noqa: F401 recipes call them mobilebert.from_...
+    from_teacher,  # noqa: F401 recipes call them mobilebert.from_...
+)
 from compress.papers.hinton import mean_over
-from compress.papers.reading import reads
-from compress.signals import LAYERED
-from compress.step import Distillation
-from compress.students.to_mobilebert import from_bert, from_teacher  # noqa: F401 recipes call them mobilebert.from_...
+from compress.training.objective import Objective
+from compress.training.reads import reads
+from compress.training.step import Distillation
 
 EPSILON = 1e-12
 """Of the parameter-free normalisation: the authors' layer norm."""

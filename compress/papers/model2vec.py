@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compress.data.words import Words
+from compress.data.masking import Words
 from compress.errors import StudentError
 
 BATCH = 512

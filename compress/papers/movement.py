@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.errors import PruneError
-from compress.importance.batches import Batches
-from compress.importance.losses import Targets
+from compress.pruning.importance import Batches, Targets
 from compress.slicing import Group, Importance, SlicePlan
 from compress.slicing.plan import LAYERS
 

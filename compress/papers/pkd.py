@@ -13,7 +13,7 @@ Deviations: none. The sum over layers is the objective's; the mean over B is the
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from compress.papers.reading import reads
+from compress.training.reads import reads
 
 
 @reads("layers", per="example")

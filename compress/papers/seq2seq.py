@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from compress.papers.hinton import mean_over
-from compress.papers.reading import reads
+from compress.training.reads import reads
 
 
 def hidden_distance(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor, *, normalise: bool) -> Tensor:

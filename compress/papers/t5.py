@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from compress.data.masking import Words
 from compress.data.task import Task
-from compress.data.words import Words
 from compress.errors import DataError
 from compress.papers.bert import IGNORED
 

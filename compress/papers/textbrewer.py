@@ -20,7 +20,7 @@ Its attention cross entropy is `mobilebert.attention`, but for the student's mas
 
 from torch import Tensor
 
-from compress.papers.reading import reads
+from compress.training.reads import reads
 
 
 @reads("layers", per="pair", bridges=("width",))

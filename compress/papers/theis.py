@@ -17,9 +17,8 @@ Deviations
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compress.importance.batches import Batches
-from compress.importance.gates import gradients
-from compress.importance.losses import Targets
+from compress.pruning.gates import gradients
+from compress.pruning.importance import Batches, Targets
 from compress.slicing import Group, Importance, SlicePlan
 
 

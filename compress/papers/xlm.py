@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.data.frames import Document, Frame
+from compress.data.sentences import Document, Frame
 from compress.errors import DataError
 from compress.papers.roberta import full_sentences
 

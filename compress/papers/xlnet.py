@@ -23,7 +23,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from compress.data.words import Words
+from compress.data.masking import Words
 from compress.papers.bert import IGNORED, predictable
 
 

@@ -10,7 +10,7 @@ stages/<name>/model/training.json  the seconds it took
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,24 +21,67 @@ from accelerate import PartialState
 from datasets import Dataset
 from rich.console import Console
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import PreTrainedModel, set_seed
 
-from compress import digest, importance
-from compress.data.batches import encode
-from compress.data.corpora import encode_corpus
+from compress import io
+from compress.config.recipe import Prune, Recipe
+from compress.console import print_note
+from compress.data.collate import encode
+from compress.data.corpus import encode_corpus
 from compress.errors import PruneError
-from compress.export.saved import save_tokenizer
-from compress.files import filled
-from compress.pruning.uneven import check_form, cut_unevenly
-from compress.recipe import Prune, Recipe
-from compress.run import Run
-from compress.screen import print_note
-from compress.slicing import Importance, Kept, Sizes, SlicePlan, choose, order, sliced
+from compress.exporters.checkpoint import save_tokenizer
+from compress.io import filled
+from compress.models.teacher import Teacher
+from compress.models.uneven import CLASSES, CONFIGS, kept_layerwise, to_uneven
+from compress.pruning import importance
+from compress.slicing import Group, Importance, Kept, Sizes, SlicePlan, choose, order, sliced
 from compress.slicing.plan import HIDDEN, LAYERS
 from compress.slicing.rules import FAMILIES
-from compress.stages import Material
-from compress.teachers import Teacher
-from compress.train import Trained
+from compress.slicing.select import most, of_heads
+from compress.training.run import Run
+from compress.training.stage import Material, Trained
+
+
+def check_form(model: PreTrainedModel) -> None:
+    """Raises PruneError for a model that has no form in which its layers differ."""
+    if type(model) not in CLASSES:
+        raise PruneError(
+            f"{type(model).__name__}: layers cannot differ in size; they can in {', '.join(CONFIGS)}. Leave out "
+            "--heterogeneous"
+        )
+
+
+def cut_unevenly(
+    model: PreTrainedModel, rated: Importance, sizes: Sizes, *, layers: str | None
+) -> tuple[PreTrainedModel, Kept]:
+    """The model with this many layers and widths; heads and neurons are `sizes.heads` and `sizes.ffn` on average over
+    the layers, the most important of all of them. Heads keep their size.
+
+    layers: the rule by which layers stay; None: the most important. What is kept is by the places in `model`. Raises
+    PruneError for families whose layers cannot differ (`models.uneven`).
+    """
+    plan = SlicePlan.of(model)
+    depth = choose(plan, rated, replace(plan.sizes, layers=sizes.layers), layers=layers)
+    shallow = sliced(model, depth) if sizes.layers < plan.sizes.layers else model
+    heads = _best([of_heads(plan, rated, Group("heads", str(layer))) for layer in depth.layers], sizes.heads)
+    ffn = _best([rated[Group("ffn", str(layer))] for layer in depth.layers], sizes.ffn)
+    hidden = most(rated[HIDDEN], sizes.hidden) if sizes.hidden < plan.sizes.hidden else None
+    small = to_uneven(shallow, kept_layerwise(SlicePlan.of(shallow), heads=heads, ffn=ffn, hidden=hidden))
+    indices = {Group(axis, str(layer)): units
+               for axis, each in (("heads", heads), ("ffn", ffn))
+               for layer, units in zip(depth.layers, each, strict=True)}  # fmt: skip
+    if hidden is not None:
+        indices[HIDDEN] = hidden
+    return small, replace(depth, sizes=sizes, indices=indices)
+
+
+def _best(rated: Sequence[Tensor], average: int) -> list[Tensor]:
+    """Of each layer those of its units that are among the best of all, in their order; `average` of each layer."""
+    best = torch.zeros(sum(map(len, rated)), dtype=torch.bool)
+    best[most(torch.cat([vector.float().cpu() for vector in rated]), average * len(rated))] = True
+    return [part.nonzero().flatten() for part in best.split([len(vector) for vector in rated])]
+
 
 KEPT = "kept.json"
 
@@ -53,7 +96,7 @@ def check_family(model: PreTrainedModel, *, uneven: bool) -> None:
         if model.config.model_type in FAMILIES:
             raise
         raise PruneError(
-            f"{error}. `compress.slicing.generic` cuts some others from Python, by one share for everything; what it "
+            f"{error}. `compress.slicing.torch_pruning` cuts some others from Python, by one share for all; what it "
             "leaves recovers by any recipe that has --set student.init=FOLDER"
         ) from None
 
@@ -119,7 +162,7 @@ def prune_stage(
     gets the same units.
     """
     started = time.perf_counter()
-    seed = run.seed + int(digest.of_value(stage.name)[:6], 16)
+    seed = run.seed + int(io.of_value(stage.name)[:6], 16)
     set_seed(seed)
     plan = SlicePlan.of(model)
     rated = importance.of(

@@ -6,10 +6,9 @@ small = sliced(model, kept)
 """
 
 from compress.slicing.cut import cut, order, ordered, sliced
-from compress.slicing.kept import Importance, Kept, choose, counts, prefix
-from compress.slicing.magnitude import magnitude
-from compress.slicing.masked import masked
+from compress.slicing.masking import masked
 from compress.slicing.plan import Group, SlicePlan, parameters_of
+from compress.slicing.select import Importance, Kept, choose, counts, magnitude, prefix
 from compress.slicing.sizes import Sizes, resized
 
 __all__ = [

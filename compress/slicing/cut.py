@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.errors import PruneError
-from compress.slicing.kept import Importance, Kept, counts, of_heads
 from compress.slicing.plan import VOCABULARY, Cut, Group, SlicePlan, parameters_of
+from compress.slicing.select import Importance, Kept, counts, of_heads
 from compress.slicing.sizes import resized
 
 

@@ -1,12 +1,12 @@
 """How large a transformer is along each axis that can be cut, and what a wish for smaller sizes comes to."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from compress.errors import PruneError
-from compress.shape import Shape, spelling
+from compress.errors import PruneError, StudentError
+from compress.slicing.shape import Shape, spelling
 
 
 @dataclass(frozen=True)
@@ -175,3 +175,29 @@ def resized(config: Any, sizes: Sizes) -> Any:
     if hasattr(config, "pooler_hidden_size"):  # DeBERTa's second name for the same width
         config.pooler_hidden_size = sizes.hidden
     return config
+
+
+def copied_layers(rule: str | Sequence[int], students: int, teachers: int) -> list[int]:
+    """0-based teacher layer for each student layer. Raises StudentError.
+
+    even     first, last and evenly between, halves rounded to even: 6 of 12 are DistilBERT's 0 2 4 7 9 11
+    uniform  every N/M-th, ending with the last: what TinyBERT's hidden map compares
+    first    0 .. M-1; last: N-M .. N-1
+    """
+    if not isinstance(rule, str):
+        layers = [layer % teachers if -teachers <= layer < teachers else -1 for layer in rule]
+        if len(layers) != students or -1 in layers:
+            raise StudentError(
+                f"student.copy_layers: {list(rule)} must name {students} layers, each of 0..{teachers - 1}"
+            )
+        return layers
+    if students > teachers:
+        raise StudentError(
+            f"student.copy_layers: {rule}: the student's {students} layers cannot all come from the teacher's "
+            f"{teachers}; list the layers to copy (one may be named twice), or use init: scratch"
+        )
+    if rule == "even":
+        return [round(m * (teachers - 1) / max(students - 1, 1)) for m in range(students)]
+    if rule == "uniform":
+        return [(m + 1) * teachers // students - 1 for m in range(students)]
+    return list(range(students)) if rule == "first" else list(range(teachers - students, teachers))

@@ -20,12 +20,12 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from compress.bench import android, native
-from compress.bench.adb import adb as open_phone
-from compress.bench.device import Device, open_device
-from compress.bench.local import local
-from compress.bench.protocol import DeviceError, Setting
-from compress.export.onnx import to_onnx
+from compress.benchmark import android, phone
+from compress.benchmark.android import adb as open_phone
+from compress.benchmark.devices import Device, open_device
+from compress.benchmark.local import local
+from compress.exporters.onnx import to_onnx
+from compress.records.latency import DeviceError, Setting
 from tests import tiny
 from tests.bench import stand_in_adb
 from tests.bench.stand_in_adb import PERF_TEST
@@ -134,7 +134,7 @@ def test_a_native_program_is_pushed_run_read_and_removed(
 
 
 def test_the_inputs_are_those_of_other_devices(model: Path) -> None:
-    made = native.inputs(model, Setting(1, 2, 8))
+    made = phone.inputs(model, Setting(1, 2, 8))
     tensors = [onnx.TensorProto.FromString(content) for content in made.values()]
     found = {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
     assert list(made) == ["input_0.pb", "input_1.pb", "input_2.pb"]
@@ -267,27 +267,27 @@ def test_benchmark_model_is_called_and_read(tmp_path: Path, monkeypatch: pytest.
 def test_what_programs_print() -> None:
     """The columns of onnxruntime_perf_test's file became six in 2025."""
     six = "".join(f"m,0.001,{seconds},7,9,{at}\n" for at, seconds in enumerate(stand_in_adb.SECONDS))
-    assert native.read_perf_test(PERF_TEST, six).ms == native.read_perf_test(PERF_TEST, stand_in_adb.TIMES).ms
+    assert phone.read_perf_test(PERF_TEST, six).ms == phone.read_perf_test(PERF_TEST, stand_in_adb.TIMES).ms
     with pytest.raises(DeviceError, match=r"not what we can read\. It ended: .* / Aborted"):
-        native.read_perf_test("a\nb\nc\nAborted\n", "")
+        phone.read_perf_test("a\nb\nc\nAborted\n", "")
     with pytest.raises(DeviceError, match="prints no median, p95; expected a newer build"):
-        native.read_benchmark_model("count=15 first=49060 curr=33682 min=32825 max=49060 avg=34825.1 std=3930")
+        phone.read_benchmark_model("count=15 first=49060 curr=33682 min=32825 max=49060 avg=34825.1 std=3930")
     same = "INFO: count=9 curr=30(all same) p5=30 median=30 p95=30\nInit: 1, First inference: 2"
-    assert native.read_benchmark_model(same).max_ms == 0.03
+    assert phone.read_benchmark_model(same).max_ms == 0.03
 
 
 def test_a_program_is_known_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match="no such file; expected onnxruntime_perf_test or benchmark_model"):
-        native.program_of(tmp_path / "benchmark_model")
+        phone.program_of(tmp_path / "benchmark_model")
     (tmp_path / "perf").touch()
     with pytest.raises(DeviceError, match="expected a program named onnxruntime_perf_test or benchmark_model"):
-        native.program_of(tmp_path / "perf")
+        phone.program_of(tmp_path / "perf")
 
 
 def test_temperatures_are_the_processors_or_the_batterys() -> None:
-    assert android.temperature(stand_in_adb.THERMAL, "") == 47.25
-    assert android.temperature("Thermal Status: 0", "  temperature: 312\n") == 31.2
-    assert android.temperature("", "") is None
+    assert android.hottest_sensor(stand_in_adb.THERMAL, "") == 47.25
+    assert android.hottest_sensor("Thermal Status: 0", "  temperature: 312\n") == 31.2
+    assert android.hottest_sensor("", "") is None
 
 
 def test_options_that_mean_nothing_to_a_device_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from compress.bench.browser import assets
-from compress.bench.protocol import DeviceError
-from compress.files import CHECKSUMS
+from compress.benchmark.browser import assets
+from compress.io import CHECKSUMS
+from compress.records.latency import DeviceError
 from tests.damage import KINDS, damaged
 
 FILES = {"entry.mjs": b"export {}", "runtime.wasm": b"\0asm"}

@@ -13,12 +13,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compress.bench.browser import assets, browser, server, visitor
-from compress.bench.browser.page import Browser
-from compress.bench.protocol import DeviceError, Setting
-from compress.export.int8 import quantize_dynamic
-from compress.export.onnx import to_onnx
-from compress.export.session import open_session
+from compress.benchmark.browser import assets, server
+from compress.benchmark.browser import server as visitor
+from compress.benchmark.browser.device import Browser, browser
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.onnx import to_onnx
+from compress.exporters.session import open_session
+from compress.records.latency import DeviceError, Setting
 from tests import tiny
 
 FLAGS = (

@@ -14,10 +14,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compress.bench.browser import assets, browser, device, qr, server, visitor
-from compress.bench.protocol import DeviceError, Setting
+from compress.benchmark.browser import assets, device, server
+from compress.benchmark.browser import device as qr
+from compress.benchmark.browser import server as visitor
+from compress.benchmark.browser.device import browser
 from compress.errors import ExportError
-from compress.export.onnx import to_onnx
+from compress.exporters.onnx import to_onnx
+from compress.records.latency import DeviceError, Setting
 from tests import tiny
 from tests.bench import visiting
 from tests.bench.visiting import KNOWN, claim, page, request
@@ -89,7 +92,7 @@ def test_the_page_is_told_what_every_runner_is_told(files: dict[str, Path]) -> N
 
 
 def test_logits_come_row_by_row_as_they_were(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.bench.browser.page.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("compress.benchmark.browser.device.ROWS_AT_ONCE", 2)
     rows = [{name: [1] * length for name in ROW} for length in (3, 1, 4)]
     with page() as visitor, browser(timeout=5, visit=visitor.visit) as found:
         logits = found.logits(files["a"], rows)
@@ -113,7 +116,7 @@ def test_a_sustained_measurement_has_a_median_per_minute(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 10_000, 25))
-    monkeypatch.setattr("compress.bench.browser.page.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    monkeypatch.setattr("compress.benchmark.browser.device.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     speeds = iter([1.0, 3.0, 7.0, 7.0])
     answers = {"time": lambda _: {"ms": [next(speeds)] * 4, "heap_mb": 1.0}}
     with page(answers) as visitor, browser(timeout=5, visit=visitor.visit) as found:

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from compress.bench.browser import answers, server
-from compress.bench.browser.server import Site, serving
-from compress.bench.browser.visitor import Visitor
-from compress.bench.protocol import DeviceError
+from compress.benchmark.browser import server
+from compress.benchmark.browser import server as answers
+from compress.benchmark.browser.server import Site, Visitor, serving
+from compress.records.latency import DeviceError
 from tests.bench.visiting import claim, request
 
 
@@ -237,7 +237,7 @@ def test_lan_without_a_network_is_an_error(site: Site, monkeypatch: pytest.Monke
 
 
 def test_a_command_is_handed_out_until_it_is_answered(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.bench.browser.visitor.HOLD", 0.1)
+    monkeypatch.setattr("compress.benchmark.browser.server.HOLD", 0.1)
     visitor, found = site.visitor, []
     visitor.claim(visitor.token)
     asking = threading.Thread(target=lambda: found.append(visitor.ask({"do": "clear"})))

@@ -14,15 +14,15 @@ import psutil
 import pytest
 from transformers import AutoModelForQuestionAnswering
 
-from compress.bench import runner, station
-from compress.bench.jobs import timing_job
-from compress.bench.link import Link
-from compress.bench.local import local, machine, race
-from compress.bench.protocol import DeviceError, Setting
+from compress.benchmark.jobs import timing_job
+from compress.benchmark.local import local, machine, race
+from compress.benchmark.remote import agent, runner
+from compress.benchmark.remote.link import Link
 from compress.errors import ExportError
-from compress.export.int8 import quantize_dynamic
-from compress.export.onnx import to_onnx
-from compress.export.session import open_session
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.onnx import to_onnx
+from compress.exporters.session import open_session
+from compress.records.latency import DeviceError, Setting
 from tests import command, tiny
 
 QUICK = {"rounds": 3, "runs": 5}
@@ -32,7 +32,7 @@ def living() -> list[str]:
     """Processes of ours that measure, or keep those that do."""
     children = psutil.Process().children(recursive=True)
     words = [" ".join(child.cmdline()) for child in children if child.status() != psutil.STATUS_ZOMBIE]
-    return [each for each in words if str(runner.__file__) in each or str(station.__file__) in each]
+    return [each for each in words if str(runner.__file__) in each or str(agent.__file__) in each]
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_a_killed_runner_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPat
 def test_a_killed_station_is_an_error_and_takes_its_runners_along(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_the_first_runs(monkeypatch, lambda: kill(station))
+    at_the_first_runs(monkeypatch, lambda: kill(agent))
     with pytest.raises(DeviceError, match=r"^local: .* ended with code -9"):
         race({"deep": folder / "deep.onnx"}, [Setting(1, 1, 8)], **QUICK)
     assert living() == []
@@ -159,7 +159,7 @@ def test_an_interrupt_in_the_middle_of_a_run_leaves_nothing(folder: Path, monkey
         process.stdin.flush()
         raise KeyboardInterrupt
 
-    at_the_first_runs(monkeypatch, lambda: monkeypatch.setattr("compress.bench.link._line", interrupted))
+    at_the_first_runs(monkeypatch, lambda: monkeypatch.setattr("compress.benchmark.remote.link._line", interrupted))
     with local() as device, pytest.raises(KeyboardInterrupt):
         device.race({name: folder / f"{name}.onnx" for name in ("deep", "shallow")}, [Setting(1, 1, 8)], **QUICK)
     assert living() == []
@@ -168,12 +168,12 @@ def test_an_interrupt_in_the_middle_of_a_run_leaves_nothing(folder: Path, monkey
 def test_when_its_input_ends_a_station_ends_in_the_middle_of_a_run(folder: Path) -> None:
     job = {**timing_job(folder / "shallow.onnx"), "path": str(folder / "shallow.onnx"), "affinity": []}
     start = {"do": "start", "name": "x", "runner": str(runner.__file__), "job": {**job, "batch": 1, "seq": 4}}
-    command = [sys.executable, str(station.__file__)]
+    command = [sys.executable, str(agent.__file__)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin and process.stdout
         process.stdin.write(json.dumps(start) + "\n")
         process.stdin.flush()
-        assert process.stdout.readline().startswith(station.READY)
+        assert process.stdout.readline().startswith(agent.READY)
         assert "init_ms" in process.stdout.readline()
         process.stdin.write(json.dumps({"do": "ask", "name": "x", "line": {"seconds": 600}}) + "\n")
         process.stdin.close()
@@ -221,7 +221,7 @@ def test_logits_of_many_outputs_are_joined_and_rows_without_an_input_refused(tmp
 
 
 def test_a_sustained_run_has_a_median_for_each_minute(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.bench.stationed.MINUTE", 0.1)
+    monkeypatch.setattr("compress.benchmark.local.MINUTE", 0.1)
     files = {name: folder / f"{name}.onnx" for name in ("deep", "shallow")}
     said: list[str] = []
     with local(say=said.append) as device:
@@ -232,7 +232,7 @@ def test_a_sustained_run_has_a_median_for_each_minute(folder: Path, monkeypatch:
     assert said[0].startswith("local: deep, 1 thread, batch 1, 64 tokens: minute 1: p50 ")
 
 
-@pytest.mark.parametrize(("module", "absent"), [(runner, "compress onnx torch psutil"), (station, "numpy")])
+@pytest.mark.parametrize(("module", "absent"), [(runner, "compress onnx torch psutil"), (agent, "numpy")])
 def test_what_goes_to_the_device_needs_no_more_than_is_promised(module: Any, absent: str) -> None:
     source = Path(str(module.__file__)).read_text()
     ast.parse(source, feature_version=(3, 8))

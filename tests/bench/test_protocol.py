@@ -2,7 +2,7 @@
 
 import pytest
 
-from compress.bench.protocol import DeviceError, Latency, Setting, contention, summarise
+from compress.records.latency import DeviceError, Latency, Setting, contention, summarise
 
 
 def summary(rounds: list[list[float]]) -> Latency:

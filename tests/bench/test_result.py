@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from compress.bench import show
-from compress.bench.protocol import DeviceError, Latency, Setting, Sustained, summarise
-from compress.bench.result import Result, save
+from compress.records.bench_result import Result, save
+from compress.records.latency import DeviceError, Latency, Setting, Sustained, summarise
+from compress.reporting import bench_tables
 
 
 def latency(name: str, setting: Setting, *passes: float) -> Latency:
@@ -56,7 +56,7 @@ def test_what_is_no_result_is_refused_with_every_field_in_error(tmp_path: Path, 
 
 def test_tables_have_a_ratio_a_verdict_and_the_curve_and_fit_80_columns() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
-    for table in show.tables(RESULT):
+    for table in bench_tables.tables(RESULT):
         console.print(table)
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert "cpu a processor" in lines

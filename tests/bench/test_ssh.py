@@ -11,12 +11,12 @@ import numpy as np
 import psutil
 import pytest
 
-from compress.bench.device import open_device
-from compress.bench.link import Link
-from compress.bench.protocol import DeviceError, Setting
-from compress.bench.ssh import Address, far_command
-from compress.export.int8 import quantize_dynamic
-from compress.export.onnx import to_onnx
+from compress.benchmark.devices import open_device
+from compress.benchmark.remote.link import Link
+from compress.benchmark.ssh import Address, far_command
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.onnx import to_onnx
+from compress.records.latency import DeviceError, Setting
 from tests import tiny
 from tests.bench.server import Server, client, needs_sshd, serving
 

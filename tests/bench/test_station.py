@@ -12,11 +12,12 @@ import onnx
 import psutil
 import pytest
 
-from compress.bench import jobs, runner, station
-from compress.bench.local import local
-from compress.bench.protocol import DeviceError, Setting
+from compress.benchmark import jobs
+from compress.benchmark.local import local
+from compress.benchmark.remote import agent, runner
 from compress.errors import ExportError
-from compress.export.onnx import to_onnx
+from compress.exporters.onnx import to_onnx
+from compress.records.latency import DeviceError, Setting
 from tests import tiny
 
 
@@ -35,23 +36,23 @@ def sensor(folder: Path, name: str, milli: str, *, hwmon: bool = False) -> None:
 
 
 def test_the_temperature_is_the_processors_where_one_is_named(tmp_path: Path) -> None:
-    assert station.temperature(tmp_path) is None
+    assert agent.temperature(tmp_path) is None
     sensor(tmp_path / "thermal" / "thermal_zone0", "acpitz", "91000")
-    assert station.temperature(tmp_path) == 91.0
+    assert agent.temperature(tmp_path) == 91.0
     sensor(tmp_path / "thermal" / "thermal_zone1", "cpu-thermal", "48312")
     sensor(tmp_path / "hwmon" / "hwmon0", "k10temp", "52500", hwmon=True)
     sensor(tmp_path / "hwmon" / "hwmon1", "coretemp", "-128000", hwmon=True)
     sensor(tmp_path / "thermal" / "thermal_zone2", "cpu-broken", "what")
-    assert station.temperature(tmp_path) == 52.5
+    assert agent.temperature(tmp_path) == 52.5
 
 
 def test_which_cpus_are_the_fast_ones(tmp_path: Path) -> None:
-    assert station.clocks(tmp_path) == ""
+    assert agent.clocks(tmp_path) == ""
     for cpu in range(12):
         folder = tmp_path / f"cpu{cpu}" / "cpufreq"
         folder.mkdir(parents=True)
         (folder / "cpuinfo_max_freq").write_text("1800000" if cpu < 10 else "2400000")
-    assert station.clocks(tmp_path) == "cpu 0-9 1.80 GHz, cpu 10-11 2.40 GHz"
+    assert agent.clocks(tmp_path) == "cpu 0-9 1.80 GHz, cpu 10-11 2.40 GHz"
 
 
 def test_openvino_files_race_onnx_files(model: Path, tmp_path: Path) -> None:
@@ -121,9 +122,9 @@ def test_a_command_that_is_stopped_leaves_no_process_and_no_file(
 
 
 def test_what_a_login_shell_says_is_passed_over(tmp_path: Path) -> None:
-    from compress.bench.link import connect
+    from compress.benchmark.remote.link import connect
 
-    noisy = f'echo Welcome; echo "{{}}"; exec {sys.executable} -P {station.__file__}'
+    noisy = f'echo Welcome; echo "{{}}"; exec {sys.executable} -P {agent.__file__}'
     with connect(["sh", "-c", noisy], loss=lambda code, words: DeviceError(f"{code} {words}"), timeout=30) as link:
         assert link.ask(do="temperature").keys() == {"celsius"}
         assert json.dumps(link.hello["facts"])

@@ -63,7 +63,7 @@ class Dies:
     before: Any = None
 
     def __call__(self) -> None:
-        from compress.trainer import StepTrainer
+        from compress.training.trainer import StepTrainer
 
         if self.before is not None:
             self.before()

@@ -7,10 +7,14 @@ import os
 from compress.cli import settle_libraries
 
 NAMES = (
-    "compress.cli", "compress.pipeline", "compress.pretraining", "compress.pruning.line", "compress.search.pipeline",
-    "compress.search.record", "compress.prompted.labelled", "compress.quantize.pipeline", "compress.trim.measured",
-    "compress.export.formats", "compress.export.predictor", "compress.report.compare", "compress.bench.device",
-    "compress.students.listing", "compress.report.page", "transformers.models.bert.modeling_bert", "datasets", "optuna",
+    "compress.cli", "compress.commands.distill", "compress.commands.pretrain", "compress.commands.prune",
+    "compress.commands.search",
+    "compress.nas.record", "compress.commands.label", "compress.commands.quantize",
+    "compress.commands.trim",
+    "compress.exporters.formats", "compress.exporters.predictor", "compress.reporting.compare",
+    "compress.benchmark.devices",
+    "compress.models.listing", "compress.reporting.html",
+    "transformers.models.bert.modeling_bert", "datasets", "optuna",
     "transformers.models.gpt2.modeling_gpt2", "onnxruntime", "sklearn.metrics", "sklearn.linear_model",
     "torch.utils.tensorboard", "torch.onnx", "jinja2",
 )  # fmt: skip

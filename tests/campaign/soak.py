@@ -36,7 +36,7 @@ GROWTH_MB = 50.0
 """What the memory of a process may grow by after its first tenth."""
 CALLS = 64
 COMPRESS = (sys.executable, "-m", "compress")
-BUSY = "import compress.search.timing as timing; timing.AGREE = float('inf'); from compress.cli import main; main()"
+BUSY = "import compress.latency.measure as timing; timing.AGREE = float('inf'); from compress.cli import main; main()"
 SEARCH = (sys.executable, "-c", BUSY)
 """`compress` where the latencies that a search measures may be those of a busy machine."""
 

@@ -9,9 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from compress.bench.browser import server
-from compress.bench.browser.server import PUBLIC, Site, serving
-from compress.bench.browser.visitor import Visitor
+from compress.benchmark.browser import server
+from compress.benchmark.browser.server import PUBLIC, Site, Visitor, serving
 from tests.bench.visiting import claim, request
 from tests.campaign.cases import WHOLE, Record, draw, record
 
@@ -69,7 +68,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             errors.append(repr(error))
 
     monkeypatch.setattr(server._Server, "handle_error", keep)
-    monkeypatch.setattr("compress.bench.browser.visitor.HOLD", 0.01)
+    monkeypatch.setattr("compress.benchmark.browser.server.HOLD", 0.01)
     yield errors
 
 

@@ -62,9 +62,9 @@ class Work:
 
 def searches() -> None:
     """Measure a search's students by their files' sizes, so that no clock decides what is found."""
-    from compress.bench import device
+    from compress.benchmark import devices
 
-    device.open_device = shelved.weighing  # type: ignore[assignment]
+    devices.open_device = shelved.weighing  # type: ignore[assignment]
 
 
 DISTILL = "distill --teacher {teacher} --recipe {recipe} --data {data} --precision fp32 --out {out}"

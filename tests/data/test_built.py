@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from compress.data import built as module
-from compress.data.built import built
-from compress.data.corpora import Corpus
-from compress.data.frames import Document, Frame
+from compress.data import mlm_rows as module
+from compress.data.corpus import Corpus
+from compress.data.mlm_rows import built
+from compress.data.sentences import Document, Frame
 from compress.errors import DataError
 from tests import tiny
 
@@ -114,7 +114,7 @@ def test_the_row_that_reaches_the_limit_is_the_last(limit: int, expected: int) -
 
 
 def test_a_limit_reads_no_more_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.data.frames.SENTENCES_PER_CALL", 10)
+    monkeypatch.setattr("compress.data.sentences.SENTENCES_PER_CALL", 10)
     monkeypatch.setattr(module, "ROWS_PER_WRITE", 5)
     read = []
 

@@ -20,8 +20,9 @@ import pytest
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
-from compress.data import corpora, documents, frames
-from compress.data.corpora import Corpus, encode_corpus, load_corpus
+from compress.data import corpus as corpora
+from compress.data import documents, sentences
+from compress.data.corpus import Corpus, encode_corpus, load_corpus
 from compress.errors import DataError
 from tests import tiny
 
@@ -302,7 +303,7 @@ def test_no_token_is_lost_or_made() -> None:
 def test_many_calls_and_writes_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["the film was good. so fun. " * (n % 7) + "a plot" for n in range(50)]
     whole = encode_corpus(corpus(*texts), tiny.tokenizer(), 16)
-    monkeypatch.setattr(frames, "SENTENCES_PER_CALL", 3)
+    monkeypatch.setattr(sentences, "SENTENCES_PER_CALL", 3)
     monkeypatch.setattr(corpora, "BLOCKS_PER_WRITE", 2)
     again = encode_corpus(Corpus("other", "other", lambda: iter(texts)), tiny.tokenizer(), 16)
     assert again.to_list() == whole.to_list()
@@ -331,7 +332,7 @@ def test_blocks_are_written_once_and_mapped_from_disk(cache_home: Path) -> None:
 
 
 def test_a_corpus_that_breaks_off_leaves_nothing_behind(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "SENTENCES_PER_CALL", 1)
+    monkeypatch.setattr(sentences, "SENTENCES_PER_CALL", 1)
     monkeypatch.setattr(corpora, "BLOCKS_PER_WRITE", 1)
 
     def texts() -> Iterator[str]:

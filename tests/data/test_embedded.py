@@ -12,7 +12,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
-from compress.data.embedded import intents, pydoc
+from compress.data.resources import intents, pydoc
 from compress.errors import DataError
 
 SPLITS = tuple(intents.ROWS)

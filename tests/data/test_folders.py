@@ -11,7 +11,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from compress.data import load_task
 from compress.errors import DataError
-from compress.files import CHECKSUMS
+from compress.io import CHECKSUMS
 from tests.data.conftest import Folder
 
 ROWS = [("a fine film", "pos"), ("a dull film", "neg"), ("so very fine", "pos"), ("so very dull", "neg")]

@@ -8,9 +8,9 @@ from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from compress.data import frames
-from compress.data.corpora import Corpus
-from compress.data.frames import Document, Frame, documents
+from compress.data import sentences
+from compress.data.corpus import Corpus
+from compress.data.sentences import Document, Frame, documents
 from compress.errors import DataError
 from tests import tiny
 
@@ -79,7 +79,7 @@ def test_documents_are_their_sentences_and_keep_their_numbers() -> None:
 
 
 def test_documents_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "SENTENCES_PER_CALL", 4)
+    monkeypatch.setattr(sentences, "SENTENCES_PER_CALL", 4)
     read = []
 
     def texts() -> Iterator[str]:

@@ -8,7 +8,7 @@ import datasets
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from compress.data import hub, load_task
+from compress.data import load_task, sources
 from compress.errors import DataError
 
 SST2 = Features(
@@ -65,7 +65,7 @@ def test_glue_from_the_cache() -> None:
 def test_a_repository_on_disk_gives_typed_splits(tmp_path: Path) -> None:
     features = Features({"text": Value("string"), "labels": datasets.List(ClassLabel(names=["joy", "fear"]))})
     rows = Dataset.from_dict({"text": ["some text", "more text"], "labels": [[1, 0], []]}, features)
-    splits, _ = hub.splits(repository(tmp_path / "emotions", {"train": rows, "validation": rows}))
+    splits, _ = sources.load_hub_splits(repository(tmp_path / "emotions", {"train": rows, "validation": rows}))
     (batch,) = splits["train"].read(("text", "labels"))
     assert splits["train"].classes == {"labels": ("joy", "fear")}
     assert batch.to_pylist() == [
@@ -82,7 +82,7 @@ def test_neither_hub_nor_cache_names_the_alternatives(source: str) -> None:
 
 def test_a_silent_hub_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(sources, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the connection and never answers
         monkeypatch.setattr(datasets.config, "HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(DataError, match="the hub cannot be reached"):

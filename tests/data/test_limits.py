@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from compress.data import delimited, documents, load_task, text
-from compress.data.corpora import load_corpus
-from compress.data.text import LONGEST, SMALL, decoded
+from compress.data import documents, load_task, readers, text_files
+from compress.data.corpus import load_corpus
+from compress.data.text_files import LONGEST, SMALL, decoded
 from compress.errors import DataError
 from tests.data.conftest import Folder
 
@@ -53,7 +53,7 @@ def test_a_line_without_end_is_refused_before_it_is_read(folder: Folder, name: s
 
 
 def test_a_cell_of_many_lines_is_refused(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delimited, "LONGEST", 2**16)
+    monkeypatch.setattr(readers, "LONGEST", 2**16)
     source = folder({"train.csv": 'text,label\nfine,a\n"never closed,b\n' + "more,c\n" * 2**14})
     with pytest.raises(DataError, match=r"more than .* in the row that starts on line 3"):
         load_task(source)
@@ -81,7 +81,7 @@ def test_what_unpacks_without_end_is_refused(tmp_path: Path, pack: object, name:
 
 
 def test_an_archive_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "SMALL", 2**18)
+    monkeypatch.setattr(text_files, "SMALL", 2**18)
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w") as archive:
         member = tarfile.TarInfo("a.txt")
@@ -116,7 +116,7 @@ def test_a_text_that_many_rows_of_parquet_share_is_not_written_out_for_all_at_on
     rows = pa.table({"text": pa.DictionaryArray.from_arrays([0] * 1000, ["x" * 2**22]), "label": [0, 1] * 500})
     pq.write_table(rows, tmp_path / "train.parquet", dictionary_pagesize_limit=2**30, store_schema=False)
     code = (
-        "import itertools, pathlib, sys; from compress.data.records import open_file\n"
+        "import itertools, pathlib, sys; from compress.data.readers import open_file\n"
         "rows = open_file(pathlib.Path(sys.argv[1]))\n"
         "print(max(batch.num_rows for batch in itertools.islice(rows.read(('text', 'label')), 3)))"
     )

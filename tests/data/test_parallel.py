@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from compress.data.corpora import load_corpus
+from compress.data.corpus import load_corpus
 from compress.errors import DataError
 
 from .conftest import Folder

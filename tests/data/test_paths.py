@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.data.corpora import load_corpus
+from compress.data.corpus import load_corpus
 from compress.data.load import load_task
 from compress.data.paths import check, check_corpus
 from compress.errors import DataError

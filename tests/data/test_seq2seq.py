@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from compress.data.seq2seq import Seq2SeqCollate, encode_task
+from compress.data.collate import Seq2SeqCollate, encode_task
 from compress.data.task import Task
 from compress.errors import DataError
 from compress.papers import t5

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from compress.baselines import baselines
 from compress.data import load_task
 from compress.errors import DataError
+from compress.evaluation.baselines import baselines
 
 
 def folder(path: Path, train: str, dev: str) -> str:

@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from compress.data import windows
-from compress.data.batches import Collate, encode
+from compress.data.collate import Collate, encode
 from compress.errors import DataError
 from tests import tiny
 

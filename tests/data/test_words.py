@@ -7,8 +7,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from compress.data import words
-from compress.data.words import Words, counts
+from compress.data import masking
+from compress.data.masking import Words, counts
 from compress.errors import DataError
 from tests import tiny
 
@@ -55,7 +55,7 @@ def test_without_padding_token_it_is_refused() -> None:
 
 
 def test_counts_are_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "ROWS_PER_CALL", 2)
+    monkeypatch.setattr(masking, "ROWS_PER_CALL", 2)
     rows = Dataset.from_dict({"input_ids": [[1, 2, 2], [4], [], [1, 4, 4, 4]], "length": [3, 1, 0, 4]})
     found = counts(rows, 6)
     assert found.dtype == torch.int64

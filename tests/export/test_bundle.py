@@ -16,8 +16,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from compress.data.task import Task
 from compress.errors import BundleError, ExportError
-from compress.export.bundle import Bundle, check_parts
-from compress.export.manifest import Manifest
+from compress.exporters.artifact import Bundle, check_parts
+from compress.exporters.manifest import Manifest
 from tests import tiny
 
 SENTIMENT = Task("classification", ("sentence",), "label", ("negative", "positive"), "accuracy")
@@ -252,7 +252,7 @@ def test_a_copy_is_the_same_bundle_and_stands_alone(written: Path, tmp_path: Pat
 
 def test_loading_and_predicting_import_neither_torch_nor_transformers(written: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from compress.export.bundle import Bundle;"
+        "import sys; from pathlib import Path; from compress.exporters.artifact import Bundle;"
         f"print(Bundle.load(Path({str(written)!r})).predict(['a good film'])[0].label);"
         "print(sorted({'torch', 'transformers', 'datasets', 'jinja2'} & set(sys.modules)))"
     )

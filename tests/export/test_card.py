@@ -7,8 +7,8 @@ import yaml
 
 from compress.data.task import Task
 from compress.errors import BundleError
-from compress.export.card import model_card
-from compress.export.manifest import Manifest
+from compress.exporters.card import model_card
+from compress.exporters.manifest import Manifest
 
 PAIR = Task("classification", ("premise", "hypothesis"), "label", ("a|b", "<script>"), "f1")
 NUMBER = Task("regression", ("text",), "score", (), "pearson")

@@ -9,15 +9,14 @@ import numpy as np
 import onnx
 import pytest
 
-from compress.evidence import Certificate
-from compress.export.changed import CERTIFICATE_KEY, certificate, certified
-from compress.export.half import to_float16
-from compress.export.int8 import quantize_dynamic
-from compress.export.session import metadata, read_model
-from compress.export.weight_only import quantize_weights
-from compress.quantize import calibrate
-from compress.quantize.static import quantize_static
-from compress.trim.tables import cut_file
+from compress.exporters.fp16 import to_float16
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.session import CERTIFICATE_KEY, certificate, certified, metadata, read_model
+from compress.exporters.weight_only import quantize_weights
+from compress.quantization import calibration
+from compress.quantization.static import quantize_static
+from compress.records.certificate import Certificate
+from compress.trimming.model import cut_file
 
 PROOF = Certificate(
     artefact="onnx/model.onnx", method="vocabulary trimming", metric="accuracy", before=0.9, after=0.9, max_drop=0.005,
@@ -52,7 +51,7 @@ def file(tmp_path: Path) -> Path:
 
 def _static(source: Path, target: Path) -> None:
     rows = [{"input_ids": row["input_ids"][0].tolist()} for row in ROWS]
-    quantize_static(source, target, calibrate.ranges(source, rows))
+    quantize_static(source, target, calibration.ranges(source, rows))
 
 
 WAYS: dict[str, Callable[[Path, Path], object]] = {

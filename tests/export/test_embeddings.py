@@ -14,11 +14,10 @@ from torch import Tensor
 from transformers import AutoModel
 
 from compress.errors import BundleError, ExportError
-from compress.export.embeddings import Embeddings, Likeness, write
-from compress.export.pooled import pooled
-from compress.export.pooling import Pool, Reading
-from compress.export.session import metadata, read_model
-from compress.export.source import Encoder, source
+from compress.exporters.checkpoint import Encoder, source
+from compress.exporters.embeddings import Embeddings, Likeness, Pool, Reading, write
+from compress.exporters.onnx import pooled
+from compress.exporters.session import metadata, read_model
 from tests import tiny
 
 TEXTS = ["a good film", "the plot is very poor and the actor was sad", "good", "a dull scene , and a sad story !"] * 2
@@ -161,7 +160,7 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
         def fail(*_: object) -> None:
             raise ExportError("broken")
 
-        patched.setattr("compress.export.int8.quantize_dynamic", fail)
+        patched.setattr("compress.exporters.int8.quantize_dynamic", fail)
         written(tmp_path / "made", Reading("cls"))
     assert Embeddings.load(tmp_path / "made") == found
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
@@ -179,7 +178,7 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
 def test_embedding_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
     found = written(tmp_path / "made", Reading("mean"))
     program = (
-        "import sys; from pathlib import Path; from compress.export.embeddings import Embeddings; "
+        "import sys; from pathlib import Path; from compress.exporters.embeddings import Embeddings; "
         f"print(Embeddings.load(Path({str(found.path)!r})).embed(['good']).shape); "
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )

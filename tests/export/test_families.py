@@ -20,10 +20,9 @@ from transformers import (
     MPNetConfig,
 )
 
-from compress.export.int8 import quantize_dynamic
-from compress.export.onnx import outputs_of, parity, to_onnx
-from compress.export.pooled import Pooled
-from compress.export.pooling import Reading
+from compress.exporters.embeddings import Reading
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.onnx import Pooled, outputs_of, parity, to_onnx
 from compress.models import IBBertConfig
 from tests import tiny
 

@@ -19,16 +19,16 @@ from transformers import (
 
 from compress.data.task import Task
 from compress.errors import CompressError, ExportError
-from compress.evidence import Certificate
-from compress.export import formats
-from compress.export.bundle import FILES, Bundle
-from compress.export.embeddings import Embeddings
-from compress.export.formats import export
-from compress.export.formats.subject import OPSETS
-from compress.export.session import read_model
-from compress.export.source import Shipped, source
-from compress.export.text import run_text
-from compress.report.evidence import keep, report_of
+from compress.exporters import formats
+from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.checkpoint import Shipped, source
+from compress.exporters.embeddings import Embeddings
+from compress.exporters.formats import export
+from compress.exporters.formats.subject import OPSETS
+from compress.exporters.session import read_model
+from compress.exporters.tokenizer import run_text
+from compress.records.certificate import Certificate
+from compress.records.run_report import keep, report_of
 from tests import command, generative, tiny
 
 SENTIMENT = Task("classification", ("sentence",), "label", ("negative", "positive"), "accuracy")
@@ -204,7 +204,9 @@ def test_a_checkpoint_is_exported_without_a_bundle(tmp_path: Path) -> None:
 
 
 def test_an_encoder_and_a_model_that_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.export.source._sentences", lambda: ["a good film", "a bad film", "a dull plot"])
+    monkeypatch.setattr(
+        "compress.exporters.checkpoint._sentences", lambda: ["a good film", "a bad film", "a dull plot"]
+    )
     encoder = source(tiny.checkpoint(tmp_path / "encoder"), pool="mean", normalise=True)
     made = export(encoder, tmp_path / "embeddings", precisions=("fp16",))
     assert [each.precision for each in made.files] == ["fp32", "int8", "fp16"]

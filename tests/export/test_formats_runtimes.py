@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
-from compress.export.bundle import Bundle
-from compress.export.formats import Exported, export
-from compress.export.formats.tuned import RealRows
-from compress.export.graphs import FORM_KEY, SHIPPED, Form
-from compress.export.onnx import to_onnx
-from compress.export.session import metadata, read_model
-from compress.export.source import Shipped
+from compress.exporters.artifact import Bundle
+from compress.exporters.checkpoint import Shipped
+from compress.exporters.formats import Exported, export
+from compress.exporters.formats.tuned import RealRows
+from compress.exporters.onnx import to_onnx
+from compress.exporters.rewrite import FORM_KEY, SHIPPED, Form
+from compress.exporters.session import metadata, read_model
 from tests import command, tiny
 from tests.export.test_formats import BESIDE, QA, bundle, given, names
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compress.bench.browser import assets
-from compress.bench.protocol import DeviceError
-from compress.export.bundle import FILES, Bundle
-from compress.export.formats import export
+from compress.benchmark.browser import assets
+from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.formats import export
+from compress.records.latency import DeviceError
 from tests import tiny
 from tests.export.test_formats import bundle, given
 

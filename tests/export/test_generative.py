@@ -12,10 +12,10 @@ import torch
 from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 from compress.errors import BundleError, ExportError
-from compress.export.generative import Generative, Speaker, check, write
-from compress.export.merged import tied
-from compress.export.session import open_session, read_model
-from compress.export.source import Writer, source
+from compress.exporters.checkpoint import Writer, source
+from compress.exporters.decoders import tied
+from compress.exporters.generation import Generative, Speaker, check, write
+from compress.exporters.session import open_session, read_model
 from tests import tiny
 
 VOCABULARY, END = len(tiny.SPECIAL) + len(tiny.WORDS), 3

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from compress.errors import ExportError
-from compress.export.half import LIMIT, to_float16
-from compress.export.onnx import to_onnx
-from compress.export.session import metadata, read_model
-from compress.export.trial import difference, onnx_run, rows_for
+from compress.exporters.fp16 import LIMIT, to_float16
+from compress.exporters.onnx import to_onnx
+from compress.exporters.parity import difference, onnx_run, rows_for
+from compress.exporters.session import metadata, read_model
 from tests import tiny
 
 FAMILIES = ("bert", "distilbert", "roberta", "electra", "albert", "mobilebert", "deberta-v2")
@@ -49,7 +49,7 @@ def test_inputs_outputs_and_settings_stay(tmp_path: Path) -> None:
     ):
         assert (here.name, here.type, here.shape) == (there.name, there.type, there.shape)
     assert metadata(read_model(tmp_path / "half.onnx")) == {
-        **metadata(read_model(source)), "compress.precision": "fp16",
+        **metadata(read_model(source)), "compress.models.precision": "fp16",
     }  # fmt: skip
 
 

@@ -12,17 +12,17 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import set_external_data
 
-from compress.bench.jobs import logits_job, parts
+from compress.benchmark.jobs import logits_job, parts
 from compress.data.task import Task
 from compress.errors import BundleError, ExportError
-from compress.export.bundle import Bundle
-from compress.export.half import to_float16
-from compress.export.int8 import quantize_dynamic
-from compress.export.manifest import Stamp
-from compress.export.session import SESSION_KEY, open_session, read_model, session_entries, weights_elsewhere
-from compress.export.weight_only import quantize_weights
-from compress.quantize.calibrate import ranges
-from compress.quantize.static import quantize_static
+from compress.exporters.artifact import Bundle
+from compress.exporters.fp16 import to_float16
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.manifest import Stamp
+from compress.exporters.session import SESSION_KEY, open_session, read_model, session_entries, weights_elsewhere
+from compress.exporters.weight_only import quantize_weights
+from compress.quantization.calibration import ranges
+from compress.quantization.static import quantize_static
 from tests import command, tiny
 
 ROWS, WIDTH = 9, 4

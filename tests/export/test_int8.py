@@ -10,9 +10,9 @@ import pytest
 from transformers import AutoModelForSequenceClassification
 
 from compress.errors import ExportError
-from compress.export.int8 import quantize_dynamic
-from compress.export.onnx import to_onnx
-from compress.export.session import metadata, open_session, read_model
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.onnx import to_onnx
+from compress.exporters.session import metadata, open_session, read_model
 from tests import tiny
 from tests.export.test_onnx import FAMILIES
 
@@ -77,7 +77,7 @@ def test_metadata_is_kept(tmp_path: Path) -> None:
     to_onnx(tiny.bert(), tmp_path / "model.onnx")
     quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx")
     before, after = (metadata(read_model(tmp_path / name)) for name in ("model.onnx", "small.onnx"))
-    assert after == {**before, "compress.precision": "int8"}
+    assert after == {**before, "compress.models.precision": "int8"}
 
 
 def test_nothing_to_quantise_or_no_model_is_refused(tmp_path: Path) -> None:

@@ -28,10 +28,10 @@ from transformers import (
 )
 
 from compress.data.task import Task
-from compress.export import embeddings, generative
-from compress.export.bundle import Bundle
-from compress.export.pooling import Reading
-from compress.heads import CLASSES
+from compress.exporters import embeddings, generation
+from compress.exporters.artifact import Bundle
+from compress.exporters.embeddings import Reading
+from compress.models.heads import CLASSES
 from tests import tiny
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -71,9 +71,9 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     embeddings.write(place / "vectors", encoder=encoder, reading=Reading("mean", True), name="vectors", **parts)
     torch.manual_seed(0)
     gpt2 = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=96, **TOKENS)
-    generative.write(place / "gpt2", model=GPT2LMHeadModel(gpt2).eval(), name="gpt2", **parts)
+    generation.write(place / "gpt2", model=GPT2LMHeadModel(gpt2).eval(), name="gpt2", **parts)
     t5 = T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, **TOKENS)
-    generative.write(place / "t5", model=T5ForConditionalGeneration(t5).eval(), name="t5", **parts)
+    generation.write(place / "t5", model=T5ForConditionalGeneration(t5).eval(), name="t5", **parts)
     return sorted(place.iterdir())
 
 

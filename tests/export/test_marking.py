@@ -9,16 +9,16 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
-from compress import evaluate
 from compress.data import load_task
-from compress.data.batches import Collate
+from compress.data.collate import Collate
 from compress.data.task import Task
-from compress.entities import entities
 from compress.errors import BundleError
-from compress.exam import Exam
-from compress.export.bundle import Bundle
-from compress.export.marking import WORDS
-from compress.export.onnx import parity, to_onnx
+from compress.evaluation import metrics
+from compress.evaluation.evaluator import Exam
+from compress.evaluation.metrics import entities
+from compress.exporters.answers import WORDS
+from compress.exporters.artifact import Bundle
+from compress.exporters.onnx import parity, to_onnx
 from tests import marked, tiny
 
 HEADS = {"qa": AutoModelForQuestionAnswering, "tagging": AutoModelForTokenClassification}
@@ -49,7 +49,7 @@ def test_files_of_every_family_compute_the_model(family: str, kind: str, tmp_pat
 @pytest.mark.parametrize("kind", ["qa", "tagging"])
 def test_the_logits_of_both_files_are_the_models(kind: str, tmp_path: Path) -> None:
     bundle, model, exam = written(tmp_path, kind)
-    expected = evaluate.logits(model, exam.rows, Collate(tiny.tokenizer()))
+    expected = metrics.logits(model, exam.rows, Collate(tiny.tokenizer()))
     exact = bundle.logits(exam.rows, precision="fp32", threads=2)
     np.testing.assert_allclose(exact, expected, atol=1e-4)
     near = bundle.logits(exam.rows)

@@ -28,8 +28,8 @@ from transformers import (
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from compress.errors import ExportError
-from compress.export import onnx as export
-from compress.export.onnx import parity, to_onnx
+from compress.exporters import onnx as export
+from compress.exporters.onnx import parity, to_onnx
 from tests import tiny
 
 SIZES = {

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from compress.data.task import Kind, Task
 from compress.errors import BundleError
-from compress.export.bundle import Bundle
+from compress.exporters.artifact import Bundle
 from tests import tiny
 
 TEXTS = [

@@ -9,9 +9,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from compress.errors import ExportError
-from compress.export.int8 import quantize_dynamic
-from compress.export.onnx import to_onnx
-from compress.export.session import UNFUSED_SKIP, open_session, read_model, session_entries, vocabulary_size
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.onnx import to_onnx
+from compress.exporters.session import UNFUSED_SKIP, open_session, read_model, session_entries, vocabulary_size
 from tests import tiny
 
 

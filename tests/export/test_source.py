@@ -23,9 +23,9 @@ from transformers import (
 
 from compress.data.task import Kind, Task
 from compress.errors import BundleError, CompressError, ExportError, TeacherError
-from compress.export.bundle import Bundle
-from compress.export.pooling import Reading
-from compress.export.source import Encoder, Headed, Shipped, Writer, source
+from compress.exporters.artifact import Bundle
+from compress.exporters.checkpoint import Encoder, Headed, Shipped, Writer, source
+from compress.exporters.embeddings import Reading
 from tests import tiny
 
 VOCABULARY = len(tiny.SPECIAL) + len(tiny.WORDS)

@@ -16,17 +16,16 @@ from transformers import BertTokenizer
 
 from compress.data.task import Task
 from compress.errors import ExportError
-from compress.export import text as texting
-from compress.export.bundle import TEXT, Bundle
-from compress.export.predictor import Prediction, Text
-from compress.export.session import open_session, read_model
-from compress.export.text import characters, run_text, text_model, trie, verdict_of, wordpiece
-from compress.export.text import frame as frames
-from compress.export.text.characters import Reading
-from compress.export.text.equal import Difference, differences, torture
-from compress.export.text.torture import TEXTS
-from compress.export.text.whole import reader
-from compress.export.text.wordpiece import WordPiece
+from compress.exporters import tokenizer as texting
+from compress.exporters.artifact import TEXT, Bundle
+from compress.exporters.predictor import Prediction, Text
+from compress.exporters.session import open_session, read_model
+from compress.exporters.tokenizer import build as frames
+from compress.exporters.tokenizer import run_text, text_model, trie, verdict_of, wordpiece
+from compress.exporters.tokenizer import wordpiece as characters
+from compress.exporters.tokenizer.build import reader
+from compress.exporters.tokenizer.verify import TEXTS, Difference, differences, torture
+from compress.exporters.tokenizer.wordpiece import Reading, WordPiece
 from tests import tiny
 
 LETTERS = tuple(sorted({*string.ascii_letters, *string.digits, *"".join(TEXTS[4:60])} - {" ", "\u0301"}))

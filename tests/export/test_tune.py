@@ -10,20 +10,20 @@ import pytest
 from numpy.typing import NDArray
 from transformers import AutoModelForSequenceClassification
 
-from compress.bench.device import Row, open_device
-from compress.bench.protocol import DeviceError, Latency, Setting, Sustained, summarise
+from compress.benchmark.devices import Row, open_device
 from compress.errors import ExportError
-from compress.evidence import Tried
-from compress.exam import Exam
-from compress.export.bundle import FILES, Bundle
-from compress.export.changed import CERTIFICATE_KEY as CERTIFICATE
-from compress.export.graphs import FORM_KEY, SHIPPED
-from compress.export.onnx import to_onnx
-from compress.export.session import SESSION_KEY, metadata, open_session, opset_of, read_model
-from compress.export.tune import Tuned, tune
-from compress.export.variants import fp32_variants
-from compress.quantize.products import products
-from compress.report.report import Report
+from compress.evaluation.evaluator import Exam
+from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.onnx import to_onnx
+from compress.exporters.rewrite import FORM_KEY, SHIPPED
+from compress.exporters.session import CERTIFICATE_KEY as CERTIFICATE
+from compress.exporters.session import SESSION_KEY, metadata, open_session, opset_of, read_model
+from compress.quantization.graph import products
+from compress.records.certificate import Tried
+from compress.records.latency import DeviceError, Latency, Setting, Sustained, summarise
+from compress.records.run_report import Report
+from compress.tuning.race import Tuned, tune
+from compress.tuning.variants import fp32_variants
 from tests.quantize.graphs import exported
 from tests.quantize.test_mixed import bundle
 
@@ -185,7 +185,9 @@ def test_other_rows_than_those_that_chose_it_can_certify_int8(shipped: Bundle, e
 
 def test_int8_that_loses_too_much_is_not_kept_however_fast(shipped: Bundle, exam: Exam) -> None:
     def spoils(file: Path) -> bool:
-        return "tokens first" in form(file) and "int8" in metadata(read_model(file)).get("compress.precision", "")
+        return "tokens first" in form(file) and "int8" in metadata(read_model(file)).get(
+            "compress.models.precision", ""
+        )
 
     before = (shipped.path / FILES["int8"]).read_bytes()
     tuned = tune(shipped, device=Rule(fastest(TURNED_INT8), spoils), settings=SETTINGS, exam=exam)
@@ -198,7 +200,7 @@ def test_int8_that_loses_too_much_is_not_kept_however_fast(shipped: Bundle, exam
 
 def test_products_that_stay_in_float_stay_so(tmp_path: Path) -> None:
     made, exam = bundle(tmp_path / "bundle", outlier_in=(0,))
-    from compress.export.int8 import quantize_dynamic
+    from compress.exporters.int8 import quantize_dynamic
 
     name = "/model/bert/encoder/layer.0/output/dense/MatMul"
     quantize_dynamic(made.files()["fp32"], tmp_path / "kept.onnx", keep=[name])

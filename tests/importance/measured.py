@@ -8,10 +8,10 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from compress import importance
-from compress.call import Call
-from compress.importance import Batches
-from compress.importance.taps import Tap, taps
+from compress.config.reference import Call
+from compress.pruning import importance
+from compress.pruning.hooks import Tap, taps
+from compress.pruning.importance import Batches
 from compress.slicing import Group, Importance, SlicePlan
 from tests import learning
 

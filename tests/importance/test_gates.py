@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from compress.importance.taps import KEY, passing_over, taps
+from compress.pruning.hooks import KEY, passing_over, taps
 from compress.slicing import Group, SlicePlan, choose, counts, masked
 from compress.slicing.plan import LAYERS
 from tests import tiny

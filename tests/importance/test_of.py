@@ -14,15 +14,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
-from compress import importance
-from compress.call import Call
+from compress.config.reference import Call
 from compress.errors import PruneError, RecipeError
-from compress.importance import Batches
-from compress.importance import rated as rating
-from compress.importance.gates import gradients
-from compress.importance.losses import Targets, summed
+from compress.models.teacher import Teacher
+from compress.pruning import importance
+from compress.pruning import importance as rating
+from compress.pruning.gates import gradients
+from compress.pruning.importance import Batches, Targets, summed
 from compress.slicing import Group, Importance, Kept, Sizes, SlicePlan, choose, magnitude
-from compress.teachers import Teacher
 from tests import tiny
 from tests.importance import measured
 from tests.slicing import families
@@ -181,7 +180,7 @@ def together(target: Any, folder: Path, *arguments: Any) -> None:
         port = free.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["compress.pipeline", "compress.importance", __name__])
+    context.set_forkserver_preload(["compress.commands.distill", "compress.pruning.importance", __name__])
     started = []
     for rank in range(2):
         named = {"RANK": str(rank), "LOCAL_RANK": str(rank), "CUDA_VISIBLE_DEVICES": ""}

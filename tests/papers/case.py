@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 import compress.papers
-from compress.comparison import Loss
-from compress.papers.reading import Reading
+from compress.training.objective import Loss
+from compress.training.reads import Reading
 
 Formula = Callable[..., float]
 Arrays = Mapping[str, Tensor]

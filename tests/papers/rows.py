@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compress.data.frames import Document, Frame, Template
-from compress.data.words import Words
+from compress.data.masking import Words
+from compress.data.sentences import Document, Frame, Template
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 FIRST = 5

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from compress.data.frames import Document
+from compress.data.sentences import Document
 from compress.errors import DataError
 from compress.papers.bert import IGNORED, mask, segment_pairs, shortened, with_others
 from tests.papers import rows

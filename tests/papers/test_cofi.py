@@ -9,21 +9,18 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification
 
+from compress.config.term import Term
 from compress.errors import ObjectiveError, PruneError
-from compress.flops import parameters
-from compress.l0.aims import Budget
-from compress.l0.gates import Gates, fold
-from compress.l0.size import Size
-from compress.models.uneven import CONFIGS
-from compress.models.uneven_slices import kept_layerwise, to_uneven
-from compress.objective import Objective
+from compress.models.flops import parameters
+from compress.models.uneven import CONFIGS, kept_layerwise, to_uneven
 from compress.papers.cofi import Gated, Matched, distances, layers, matched
 from compress.papers.louizos import active, drawn, settled
 from compress.papers.wang import Multipliers, lagrangian, wanted
-from compress.shape import Shape
+from compress.pruning.l0 import Budget, Gates, Size, fold
 from compress.slicing import Group, Sizes, SlicePlan
 from compress.slicing.plan import HIDDEN
-from compress.term import Term
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
 from tests import tiny
 from tests.papers.case import random
 from tests.slicing.families import logits, model

@@ -9,16 +9,16 @@ from torch.nn.functional import layer_norm
 from transformers import AutoModelForMaskedLM
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
+from compress.config.term import Term
+from compress.data.masking import Words
 from compress.data.task import Kind
-from compress.data.words import Words
 from compress.errors import ObjectiveError, StudentError
-from compress.heads import task_class
-from compress.objective import Objective
+from compress.models.heads import task_class
 from compress.papers import deberta, electra
 from compress.papers.bert import IGNORED, masked_lm
-from compress.shape import Shape
-from compress.step import Distillation
-from compress.term import Term
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
+from compress.training.step import Distillation
 from tests import tiny
 
 WORDS = Words.of(tiny.tokenizer())

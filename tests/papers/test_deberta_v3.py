@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
 from transformers import AutoModel, DebertaV2Model
 
-from compress.data.words import Words
+from compress.data.masking import Words
 from compress.errors import ObjectiveError, StudentError
 from compress.papers import deberta, deberta_v3, electra
 from compress.papers.bert import IGNORED, masked_lm

@@ -10,18 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from compress import call
+from compress.config import reference
+from compress.config.recipe import Stage
+from compress.config.term import Term
 from compress.errors import ObjectiveError, PruneError
-from compress.objective import Objective
+from compress.models.signals import read
 from compress.papers import dynabert, hinton, tinybert
-from compress.recipe import Stage
-from compress.shape import Shape
-from compress.signals import read
 from compress.slicing import Sizes, SlicePlan, choose, order, ordered, prefix
-from compress.stages import run_stage
-from compress.teacher_cache import teacher_cache
-from compress.term import Term
-from compress.train import train
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
+from compress.training.stage import run_stage, train
+from compress.training.teacher_cache import teacher_cache
 from tests import children, learning, tiny
 
 TERMS = (
@@ -132,9 +131,9 @@ def test_a_cached_teacher_is_the_teacher(tmp_path: Path) -> None:
 def test_a_stage_gives_the_cache_to_a_step_that_takes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
     seen = []
-    monkeypatch.setattr("compress.stages.train", lambda made, *_, **__: seen.append(made))
+    monkeypatch.setattr("compress.training.stage.train", lambda made, *_, **__: seen.append(made))
     stage = learning.stage(
-        TERMS, cache_teacher=True, step=call.Call("dynabert.Sandwich", {"widths": WIDTHS}), evaluate=0
+        TERMS, cache_teacher=True, step=reference.Call("dynabert.Sandwich", {"widths": WIDTHS}), evaluate=0
     )
     teacher = SimpleNamespace(model=tiny.model("bert", layers=6), asked=None, digest="a teacher's")
     material: Any = SimpleNamespace(

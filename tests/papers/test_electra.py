@@ -9,13 +9,13 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor
 from transformers import AutoModelForPreTraining, ElectraForMaskedLM, ElectraForPreTraining
 
-from compress.data.words import Words
+from compress.config.term import Term
+from compress.data.masking import Words
 from compress.errors import ObjectiveError, StudentError
-from compress.objective import Objective
 from compress.papers import electra
 from compress.papers.bert import IGNORED
-from compress.shape import Shape
-from compress.term import Term
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
 from tests import tiny
 
 WORDS = Words.of(tiny.tokenizer())

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from compress.config.term import Term
 from compress.errors import ObjectiveError
-from compress.objective import Objective
 from compress.papers import distilbert, gkd, minillm
 from compress.papers.gpt2 import next_tokens
-from compress.shape import Shape
-from compress.term import Term
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
 from tests import generative
 from tests.papers.gkd import MASKED, STUDENT, TEACHER
 

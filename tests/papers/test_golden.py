@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress.objective import Objective
-from compress.shape import Shape
-from compress.signals import Signals
-from compress.term import Term
+from compress.config.term import Term
+from compress.models.signals import Signals
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
 from tests.papers.case import papers
 
 FOLDER = Path(os.environ.get("COMPRESS_GOLDEN") or Path(__file__).parent.parent / "golden")

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress.data.frames import Document, Frame
+from compress.config.term import Term
+from compress.data.sentences import Document, Frame
 from compress.errors import DataError
-from compress.objective import Objective
 from compress.papers import gpt2
-from compress.shape import Shape
-from compress.step import Distillation
-from compress.term import Term
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
+from compress.training.step import Distillation
 from tests import generative
 
 WORDS = generative.words(generative.gpt2_tokenizer())

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress.comparison import Loss
-from compress.papers.reading import Item, Reading
+from compress.training.objective import Loss
+from compress.training.reads import Item, Reading
 from tests.papers.case import Case, losses, papers
 
 FOUND = {f"{paper}.{name}": loss for paper in papers() for name, loss in losses(paper).items()}

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compress.continuation import continued, prompts
+from compress.config.term import Term
 from compress.errors import ObjectiveError
-from compress.objective import Objective
 from compress.papers import minillm
 from compress.papers.gpt2 import next_tokens
-from compress.shape import Shape
-from compress.term import Term
+from compress.slicing.shape import Shape
+from compress.training.generation import continued, prompts
+from compress.training.objective import Objective
 from tests import generative
 
 WORDS = generative.words(generative.gpt2_tokenizer())

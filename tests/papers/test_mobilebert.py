@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForPreTraining, AutoModelForSequenceClassification, MobileBertConfig
 
-from compress.call import Call
+from compress.config.recipe import StudentSpec
+from compress.config.reference import Call
+from compress.config.term import Term
 from compress.errors import ObjectiveError, StudentError
 from compress.models import IBBertConfig
-from compress.objective import Objective
+from compress.models.signals import open_attention, read
+from compress.models.student import build
 from compress.papers import bert, mobilebert
 from compress.papers.mobilebert import Progressive, active_layer, base_factor, from_bert, from_teacher
-from compress.recipe import StudentSpec
-from compress.shape import Shape
-from compress.signals import open_attention, read
-from compress.students import build
-from compress.term import Term
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
 from tests import tiny
 from tests.papers.case import random
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from compress.config.term import Term
 from compress.errors import ObjectiveError
-from compress.objective import Objective
 from compress.papers.q8bert import Int8Linear, QuantizationAware, activations, weights
-from compress.shape import Shape
-from compress.term import Term
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
 from tests import tiny
 from tests.papers.case import random
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from compress.data.frames import Document, Frame, Template
+from compress.data.sentences import Document, Frame, Template
 from compress.errors import DataError
 from compress.papers import bert, roberta
 from compress.papers.bert import IGNORED

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss, pad
 
+from compress.config.term import Term
 from compress.errors import ObjectiveError
-from compress.objective import Objective
+from compress.models.signals import read
 from compress.papers import distilbert
-from compress.shape import Shape
-from compress.signals import read
-from compress.step import Distillation
-from compress.term import Term
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
+from compress.training.step import Distillation
 from tests import generative, tiny
 
 TERMS = (
@@ -26,7 +26,7 @@ TERMS = (
 
 
 def batch(*pairs: tuple[str, str]) -> dict[str, Tensor]:
-    from compress.data.seq2seq import Seq2SeqCollate
+    from compress.data.collate import Seq2SeqCollate
 
     tokenizer = generative.t5_tokenizer()
     pairs = pairs or (("a good film", "good"), ("bad", "not so very bad"))

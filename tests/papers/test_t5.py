@@ -9,9 +9,9 @@ import torch
 from datasets import Dataset
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from compress import evaluate
 from compress.data.task import Task
 from compress.errors import DataError
+from compress.evaluation import metrics
 from compress.papers import t5
 from tests import generative
 
@@ -131,9 +131,9 @@ def test_answers_are_in_the_splits_order_and_leave_the_models_mode() -> None:
 
 def test_a_trained_model_scores() -> None:
     """The whole way: rows, batches, training, answers, accuracy."""
-    from compress.data.seq2seq import Seq2SeqCollate
-    from compress.step import Distillation
-    from compress.term import Term
+    from compress.config.term import Term
+    from compress.data.collate import Seq2SeqCollate
+    from compress.training.step import Distillation
 
     texts = [f"{word} {i}" for i in range(8) for word in ("bad", "good")]
     task = Task("classification", ("text",), "label", ("no", "yes"), "accuracy")
@@ -147,7 +147,7 @@ def test_a_trained_model_scores() -> None:
         step(**batch)["loss"].backward()
         optimiser.step()
     found = t5.answers(model, rows, task, TOKENIZER, max_length=40)
-    assert evaluate.scores(task, found, np.array([0, 1] * 8))["accuracy"] == 1.0
+    assert metrics.scores(task, found, np.array([0, 1] * 8))["accuracy"] == 1.0
 
 
 # Corrupted spans

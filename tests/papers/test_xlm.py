@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from compress.data.built import built
-from compress.data.corpora import Corpus
-from compress.data.frames import Document
+from compress.data.corpus import Corpus
+from compress.data.mlm_rows import built
+from compress.data.sentences import Document
 from compress.errors import DataError
 from compress.papers import roberta, xlm
 from tests import tiny

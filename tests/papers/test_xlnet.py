@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from transformers import XLNetConfig, XLNetLMHeadModel
 
+from compress.config.recipe import StudentSpec
+from compress.models.student import build, config_for
 from compress.papers.bert import IGNORED, masked_lm
 from compress.papers.xlnet import permute
-from compress.recipe import StudentSpec
-from compress.students.build import build, config_for
 from tests import tiny
 from tests.papers import rows
 from tests.papers.rows import CLS, FIRST, SEP, words

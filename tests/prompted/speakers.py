@@ -17,8 +17,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from compress.prompted.answers import Likelihood
-from compress.prompted.likelihood import LocalModel
+from compress.prompting.answers import Likelihood
+from compress.prompting.local_model import LocalModel
 
 TEXT = (
     "Review: a gorgeous, witty film that never is dull\nSentiment: Positive",

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from compress.errors import DataError, TeacherError
-from compress.prompted import answers as module
-from compress.prompted.answers import ask
+from compress.prompting import answers as module
+from compress.prompting.answers import ask
 from tests.prompted.speakers import Told
 
 QUIET = Console(quiet=True)

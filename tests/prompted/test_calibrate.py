@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from compress.prompted.calibrate import by_label, calibrated, content_free, normalised
+from compress.prompting.calibration import by_label, calibrated, content_free, normalised
 
 LOG_P = np.array([[-2.0, -6.0, -1.0], [-4.0, -3.0, -9.0]])
 TOKENS = np.array([[1, 3, 2], [2, 3, 3]])

@@ -19,9 +19,9 @@ import pytest
 from rich.console import Console
 
 from compress.errors import PromptError, TeacherError
-from compress.prompted import http
-from compress.prompted.answers import Likelihood, ask
-from compress.prompted.http import Endpoint, RemoteModel, echoed, listed, open_endpoint
+from compress.prompting import http_model
+from compress.prompting.answers import Likelihood, ask
+from compress.prompting.http_model import Endpoint, RemoteModel, echoed, listed, open_endpoint
 from tests.prompted import speakers
 
 KEY = "sk-very-secret"
@@ -44,7 +44,7 @@ def ok(content: Any) -> Reply:
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int, str, dict[str, Any]], Reply]], Server]]:
-    monkeypatch.setattr(http, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(http_model, "FIRST_WAIT", 0.01)
     monkeypatch.setenv("TEST_KEY", KEY)
     running: list[tuple[ThreadingHTTPServer, threading.Thread]] = []
 
@@ -185,7 +185,7 @@ def test_what_is_not_listed_is_the_most_it_can_be() -> None:
     assert listed([("a", math.log(0.5)), ("b", math.log(0.01))], (" c",)).log_p[0] == pytest.approx(math.log(0.01))
     certain = listed([("a", 0.0)], (" a", " c"))
     assert certain.log_p[0] == 0
-    assert certain.log_p[1] == pytest.approx(math.log(http.LEAST))
+    assert certain.log_p[1] == pytest.approx(math.log(http_model.LEAST))
     assert certain.absent == 1
 
 
@@ -198,23 +198,23 @@ def test_a_refusal_that_passes_is_tried_again(refusal: tuple[int, dict[str, str]
 
 
 def test_retry_after_is_honoured() -> None:
-    assert http._retry_after("7") == 7
-    assert 1 <= http._retry_after(formatdate(usegmt=True, timeval=time.time() + 3)) <= 3
-    assert http._retry_after("1e999") > http.LONGEST_WAIT
+    assert http_model._retry_after("7") == 7
+    assert 1 <= http_model._retry_after(formatdate(usegmt=True, timeval=time.time() + 3)) <= 3
+    assert http_model._retry_after("1e999") > http_model.LONGEST_WAIT
 
 
 @pytest.mark.parametrize(
     "header", ["nan", "-5", "-inf", "0", "soon", "", None, "Thu, 01 Jan 1970 00:00:00 GMT", "9" * 5000]
 )
 def test_retry_after_that_makes_no_sense_leaves_the_waiting_to_us(header: str | None) -> None:
-    assert http._retry_after(header) in {0.0, math.inf}
+    assert http_model._retry_after(header) in {0.0, math.inf}
 
 
 def test_waiting_doubles_whatever_the_endpoint_asks_for(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An endpoint that asks for no wait, or for one in the past, was asked again at once."""
     waits: list[float] = []
     move_on_after = anyio.move_on_after
-    monkeypatch.setattr(http.anyio, "move_on_after", lambda wait: waits.append(wait) or move_on_after(0))
+    monkeypatch.setattr(http_model.anyio, "move_on_after", lambda wait: waits.append(wait) or move_on_after(0))
     server = serve(lambda n, *_: (429, {"Retry-After": ["nan", "-5", "0"][n % 3]}, b"busy"))
     with pytest.raises(TeacherError):
         found(model(server, retries=4), ["a"])
@@ -336,7 +336,7 @@ def endless(chunk: bytes, pause: float, head: bytes = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
 def test_an_endpoint_that_never_stops_sending_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(http_model, "MOST_BYTES", 2**20)
     with endless(b" " * 2**16, 0.0) as url:
         speaker = RemoteModel(Endpoint(url=url, model="m", retries=0))
         tracemalloc.start()

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from compress.errors import TeacherError
-from compress.prompted import likelihood
-from compress.prompted.likelihood import LocalModel, open_model
+from compress.prompting import local_model
+from compress.prompting.local_model import LocalModel, open_model
 from tests import tiny
 from tests.prompted import speakers
 
@@ -76,8 +76,8 @@ def test_the_shared_prefix_and_slices_change_nothing(tokenizer: Any, monkeypatch
     speaker = speakers.local(speakers.gpt2(), tokenizer)
     prompts = [EXAMPLES + prompt for prompt in PROMPTS]
     together = found(speaker, prompts, MIXED)
-    monkeypatch.setattr(likelihood, "TOKENS", 1)
-    monkeypatch.setattr(likelihood, "TOKENISED", 2)
+    monkeypatch.setattr(local_model, "TOKENS", 1)
+    monkeypatch.setattr(local_model, "TOKENISED", 2)
     alone = found(speaker, prompts, MIXED)
     torch.testing.assert_close(torch.tensor(together), torch.tensor(alone), rtol=0, atol=1e-4)
 
@@ -90,8 +90,8 @@ def test_the_prompt_is_read_once_however_many_answers(tokenizer: Any) -> None:
     speaker = speakers.local(model, tokenizer)
     prompts = [EXAMPLES + prompt for prompt in PROMPTS]
     tokens = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    shared = likelihood._common(tokens)
-    assert shared > likelihood.SHARED
+    shared = local_model._common(tokens)
+    assert shared > local_model.SHARED
     found(speaker, prompts, SINGLE)
     answers = [len(tokenizer(answer)["input_ids"]) for answer in SINGLE]
     longest = max(map(len, tokens)) - shared
@@ -113,7 +113,7 @@ def test_a_token_across_the_boundary_is_scored_whole_for_every_answer(tokenizer:
     prompt, answers = "Answer: ver", ("y", "?")
     alone = tokenizer(prompt)["input_ids"]
     whole = [tokenizer(prompt + answer)["input_ids"] for answer in answers]
-    shared = min(likelihood._common([alone, tokens]) for tokens in whole)
+    shared = min(local_model._common([alone, tokens]) for tokens in whole)
     assert shared < len(alone), "the case that is meant"
     model = speakers.gpt2()
     theirs = [by_hand(model, alone[:shared], tokens[shared:]) for tokens in whole]

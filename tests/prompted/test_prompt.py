@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from compress import recipe_file
+from compress.config import loader
 from compress.data.task import Task
 from compress.errors import PromptError
-from compress.prompted import prompt as prompts
-from compress.prompted.prompt import Prompt
-from compress.prompted.questions import Questions, choose_examples, label_names
+from compress.prompting import prompt as prompts
+from compress.prompting.labels import Questions, choose_examples, label_names
+from compress.prompting.prompt import Prompt
 
 MINIMAL: dict[str, Any] = {
     "name": "p",
@@ -159,7 +159,7 @@ def test_the_prompts_that_come_along_are_whole(name: str) -> None:
 
 def test_every_prompt_that_comes_along_is_tested_and_explained() -> None:
     assert prompts.names() == ["entailment", "intents", "sentiment", "topic"]
-    table = (recipe_file.folder() / "prompts" / "README.md").read_text(encoding="utf-8")
+    table = (loader.folder() / "prompts" / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `([a-z]+)` \|", table, flags=re.MULTILINE) == [
         "sentiment",
         "topic",

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from compress.data.task import Task
 from compress.errors import PromptError, TeacherError
-from compress.prompted import soft_labels
-from compress.prompted.prompt import Prompt
-from compress.prompted.soft_labels import PromptedTeacher, open_speaker, questions_for, refuse_one_answer
+from compress.prompting import labels
+from compress.prompting.labels import PromptedTeacher, open_speaker, questions_for, refuse_one_answer
+from compress.prompting.prompt import Prompt
 from tests.prompted import speakers
 from tests.prompted.speakers import Told
 
@@ -104,7 +104,7 @@ def test_the_model_s_own_length_is_not_exceeded() -> None:
 def test_answers_that_were_not_listed_are_counted() -> None:
     from collections.abc import Iterator
 
-    from compress.prompted.answers import Likelihood
+    from compress.prompting.answers import Likelihood
 
     class Partial(Told):
         def likelihoods(self, prompts: Any, answers: Any) -> "Iterator[tuple[int, Likelihood]]":
@@ -174,4 +174,4 @@ def test_models_of_both_kinds_teach(tmp_path: Path) -> None:
 
 
 def test_enough_rows_is_what_the_test_above_says() -> None:
-    assert soft_labels.ENOUGH == 20
+    assert labels.ENOUGH == 20

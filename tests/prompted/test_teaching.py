@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 import compress
-from compress import stages
+from compress.config.recipe import Recipe
 from compress.data import load_task
 from compress.errors import PromptError, RecipeError, RunError, StudentError, TeacherError
-from compress.export.bundle import Bundle
-from compress.prompted import teaching
-from compress.prompted.prompt import Prompt
-from compress.recipe import Recipe
+from compress.exporters.artifact import Bundle
+from compress.prompting import teacher as teaching
+from compress.prompting.prompt import Prompt
+from compress.training import stage as stages
 from tests import command, tiny
 from tests.prompted import speakers
 from tests.prompted.speakers import Told
@@ -41,7 +41,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
         def write(path: Path, **_: Any) -> None:
             raise Trained
 
-    monkeypatch.setattr("compress.ship.Bundle", NoBundle)
+    monkeypatch.setattr("compress.commands.ship.Bundle", NoBundle)
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from compress.bench.device import Row
-from compress.bench.protocol import Latency, Setting, Sustained, summarise
-from compress.export.graphs import SHIPPED, Form
-from compress.export.onnx import to_onnx
-from compress.export.session import open_session
+from compress.benchmark.devices import Row
+from compress.exporters.onnx import to_onnx
+from compress.exporters.rewrite import SHIPPED, Form
+from compress.exporters.session import open_session
+from compress.records.latency import Latency, Setting, Sustained, summarise
 from tests import learning, tiny
 
 Array = np.ndarray[Any, Any]

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compress.bench.device import Device, open_device
-from compress.classes import ClassChange
-from compress.evidence import Certificate
-from compress.exam import Exam
-from compress.export.bundle import FILES, Bundle
-from compress.export.changed import CERTIFICATE_KEY as KEY
-from compress.export.session import metadata, read_model
-from compress.files import sha256
-from compress.quantize.certify import carried, certify, verdict
-from compress.quantize.judge import Outcome
-from compress.report.report import Report
+from compress.benchmark.devices import Device, open_device
+from compress.evaluation.evaluator import Exam
+from compress.evaluation.metrics import ClassChange
+from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.session import CERTIFICATE_KEY as KEY
+from compress.exporters.session import metadata, read_model
+from compress.io import sha256
+from compress.quantization.certify import carried, certify, verdict
+from compress.quantization.evaluator import Outcome
+from compress.records.certificate import Certificate
+from compress.records.run_report import Report
 from tests.quantize.test_mixed import TASK, bundle
 
 
@@ -86,7 +86,7 @@ def test_the_file_and_the_report_carry_it(shipped: tuple[Bundle, Exam], here: De
     assert (Bundle.load(kept.path).logits(exam.rows) == before).all()
     written = metadata(read_model(kept.files()["int8"]))
     assert Certificate.from_json(written[KEY]) == found
-    assert written["compress.precision"] == "int8"
+    assert written["compress.models.precision"] == "int8"
     assert signed == replace(found, sha256=sha256(kept.files()["int8"]))
     assert signed.exact_sha256 == sha256(kept.files()["fp32"])
     assert Report.from_json(kept.path / "report.json").certificates == (signed,)

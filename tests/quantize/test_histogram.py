@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compress.quantize.histogram import BINS, Histogram
+from compress.quantization.calibration import BINS, Histogram
 
 
 def of(values: np.ndarray, pieces: int = 1) -> Histogram:

@@ -5,9 +5,9 @@ import pytest
 from datasets import Dataset
 
 from compress.data.task import Task
-from compress.exam import Exam
-from compress.quantize.certify import verdict
-from compress.quantize.judge import Outcome, compared
+from compress.evaluation.evaluator import Exam
+from compress.quantization.certify import verdict
+from compress.quantization.evaluator import Outcome, compared
 
 TASK = Task("classification", ("text",), "label", ("a", "b"), "accuracy")
 

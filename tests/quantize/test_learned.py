@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from compress.config.term import Term
 from compress.errors import ExportError
-from compress.export.bundle import Bundle
-from compress.objective import Objective
+from compress.exporters.artifact import Bundle
 from compress.papers.q8bert import QuantizationAware
-from compress.quantize.learned import module, quantize_learned
-from compress.quantize.products import products
-from compress.shape import Shape
-from compress.term import Term
+from compress.quantization.graph import products
+from compress.quantization.learned import module, quantize_learned
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
 from tests import tiny
 from tests.export.test_bundle import write
 

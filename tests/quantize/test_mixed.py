@@ -9,15 +9,13 @@ import torch
 from datasets import Dataset
 
 from compress.data.task import Task
-from compress.exam import Exam
-from compress.export.bundle import Bundle
-from compress.export.session import read_model
-from compress.quantize.costs import raced
-from compress.quantize.judge import Judge, Outcome
-from compress.quantize.methods import as_written
-from compress.quantize.mixed import by_size, mix
-from compress.quantize.pipeline import keep_score
-from compress.quantize.products import Product, layer, products
+from compress.evaluation.evaluator import Exam
+from compress.exporters.artifact import Bundle
+from compress.exporters.session import read_model
+from compress.quantization.evaluator import Judge, Outcome
+from compress.quantization.graph import Product, layer, products
+from compress.quantization.select import as_written, keep_score
+from compress.quantization.sensitivity import by_size, mix, raced
 from tests import learning, tiny
 from tests.quantize.graphs import Stopwatch
 

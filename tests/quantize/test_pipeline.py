@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from compress.commands import quantize
 from compress.data import load_task
 from compress.errors import BundleError, CompressError
-from compress.exam import Exam
-from compress.export.bundle import Bundle
-from compress.export.changed import CERTIFICATE_KEY as KEY
-from compress.export.session import metadata, read_model
-from compress.quantize import methods, pipeline
-from compress.quantize.judge import Outcome
-from compress.report.report import Report
+from compress.evaluation.evaluator import Exam
+from compress.exporters.artifact import Bundle
+from compress.exporters.session import CERTIFICATE_KEY as KEY
+from compress.exporters.session import metadata, read_model
+from compress.quantization import select
+from compress.quantization.evaluator import Outcome
+from compress.records.run_report import Report
 from tests import command, tiny
 
 TEXTS = ["a film is good", "the story is bad", "this plot is dull and slow", "the scene was warm", "so fun"]
@@ -79,8 +80,8 @@ def bundle(path: Path, source: str, kind: str, *, seed: int = 0) -> Bundle:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "ROUNDS", 2)
-    monkeypatch.setattr(pipeline, "RUNS", 1)
+    monkeypatch.setattr(quantize, "ROUNDS", 2)
+    monkeypatch.setattr(quantize, "RUNS", 1)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ def test_every_kind_of_task_is_quantised_and_certified(kind: str, tmp_path: Path
     source = data(tmp_path / "data", kind)
     made = bundle(tmp_path / "bundle", source, kind)
     before = sorted(path.read_bytes() for path in (tmp_path / "bundle").rglob("*") if path.is_file())
-    done = pipeline.quantize(made, source, out=tmp_path / "new", max_drop=1.0)
+    done = quantize.quantize(made, source, out=tmp_path / "new", max_drop=1.0)
     assert before == sorted(path.read_bytes() for path in (tmp_path / "bundle").rglob("*") if path.is_file())
     assert done.proof.certified
     assert (done.proof.metric, done.proof.split) == (made.task.metric, "validation")
@@ -124,7 +125,7 @@ def test_in_place_by_every_method(reviews: tuple[Bundle, str], words: str, said:
     assert said in found["certificate"]["method"]
     after = Bundle.load(made.path)
     assert after.manifest.files["onnx/model.onnx"] == made.manifest.files["onnx/model.onnx"]
-    assert metadata(read_model(after.files()["int8"]))["compress.precision"] == "int8"
+    assert metadata(read_model(after.files()["int8"]))["compress.models.precision"] == "int8"
     assert Report.from_json(after.path / "report.json").certificates[0].method == found["certificate"]["method"]
     assert command.partial(tmp_path) == []
 
@@ -165,7 +166,7 @@ def broken(reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.Monk
         lines = [f"{text}\t{label}" for text, label in zip(texts, labels, strict=True)]
         (source / f"{split}.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n", encoding="utf-8")
     other = bundle(tmp_path / "other", str(source), "classification", seed=7).files()["int8"]
-    monkeypatch.setattr(methods, "quantize_dynamic", lambda _, target, keep=(): shutil.copyfile(other, target))
+    monkeypatch.setattr(select, "quantize_dynamic", lambda _, target, keep=(): shutil.copyfile(other, target))
     return reviews[0], str(source)
 
 
@@ -189,7 +190,7 @@ def test_numbers_that_mean_nothing_are_refused_before_any_work(
     bad: dict[str, Any], reviews: tuple[Bundle, str], tmp_path: Path
 ) -> None:
     with pytest.raises(CompressError, match=next(iter(bad))):
-        pipeline.quantize(reviews[0], "no such data", out=tmp_path / "new", **bad)
+        quantize.quantize(reviews[0], "no such data", out=tmp_path / "new", **bad)
 
 
 def test_a_bundle_that_cannot_be_written_is_refused_before_any_work(
@@ -197,7 +198,7 @@ def test_a_bundle_that_cannot_be_written_is_refused_before_any_work(
 ) -> None:
     monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK)
     with pytest.raises(BundleError, match="--out"):
-        pipeline.quantize(reviews[0], "no such data")
+        quantize.quantize(reviews[0], "no such data")
 
 
 def test_a_bundle_killed_at_any_write_still_loads_and_is_quantised_again(
@@ -205,7 +206,7 @@ def test_a_bundle_killed_at_any_write_still_loads_and_is_quantised_again(
 ) -> None:
     """A certificate is never of another file than the one beside it."""
     made = reviews[0].copied(tmp_path / "bundle")
-    done = pipeline.quantize(made, reviews[1], method="dynamic", out=tmp_path / "done")
+    done = quantize.quantize(made, reviews[1], method="dynamic", out=tmp_path / "done")
 
     class Killed(BaseException):
         pass
@@ -229,7 +230,7 @@ def test_a_bundle_killed_at_any_write_still_loads_and_is_quantised_again(
         if not listed:
             with pytest.raises(BundleError, match="compress quantize"):
                 found.open("int8")
-    again = pipeline.quantize(Bundle.load(made.path), reviews[1], method="dynamic")
+    again = quantize.quantize(Bundle.load(made.path), reviews[1], method="dynamic")
     assert list(again.sizes) == ["fp32", "int8"], "there was none before"
     assert Bundle.load(made.path) == again.bundle
 
@@ -281,7 +282,7 @@ def examined(made: Bundle, source: str) -> Exam:
     return Exam.of(made.task, split, AutoTokenizer.from_pretrained(made.path), made.manifest.max_length)
 
 
-@pytest.mark.parametrize("moment", ["compress.quantize.pipeline.certify", "compress.quantize.pipeline.mix"])
+@pytest.mark.parametrize("moment", ["compress.commands.quantize.certify", "compress.commands.quantize.mix"])
 def test_an_interruption_leaves_the_bundle_as_it_was(
     moment: str, reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,17 +302,17 @@ def test_an_interruption_leaves_the_bundle_as_it_was(
 def test_a_smoothed_graph_that_answers_differently_is_refused(
     reviews: tuple[Bundle, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    smooth = methods.smooth
+    smooth = select.smooth
 
     def broken(source: Path, target: Path, seen: object, *, alpha: float) -> object:
         found = smooth(source, target, seen, alpha=alpha)  # type: ignore[arg-type]
         tiny_again = tiny.model("bert", labels=2, seed=9)
-        from compress.export.onnx import to_onnx
+        from compress.exporters.onnx import to_onnx
 
         to_onnx(tiny_again, target)
         return found
 
-    monkeypatch.setattr(methods, "smooth", broken)
+    monkeypatch.setattr(select, "smooth", broken)
     told = command.run("quantize", str(reviews[0].path), "--data", reviews[1], "--method", "smoothquant")
     assert told.code == 2
     assert "answers differently" in told.err

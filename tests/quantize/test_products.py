@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
-from compress.export.int8 import quantize_dynamic
-from compress.export.onnx import to_onnx
-from compress.quantize.products import initializers, layer, left_in_float, products, table_lookups
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.onnx import to_onnx
+from compress.quantization.graph import initializers, layer, left_in_float, products, table_lookups
 from tests import tiny
 from tests.quantize import graphs
 

@@ -5,12 +5,11 @@ from pathlib import Path
 import onnx
 import pytest
 
+from compress.commands.quantize import quantize, trained_for_int8
 from compress.data.task import Task
 from compress.errors import BundleError
-from compress.export.bundle import Bundle
-from compress.quantize.pipeline import quantize
-from compress.quantize.qat import trained_for_int8
-from compress.trainer import StepTrainer
+from compress.exporters.artifact import Bundle
+from compress.training.trainer import StepTrainer
 from tests import tiny
 from tests.export.test_bundle import write
 

@@ -9,14 +9,13 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from compress.export.graphs import Form, rewritten
-from compress.export.onnx import to_onnx
-from compress.export.session import read_model
-from compress.quantize.calibrate import ranges
-from compress.quantize.producers import producers
-from compress.quantize.products import initializers, layer, products
-from compress.quantize.smooth import Channels, channels, smooth
-from compress.quantize.static import quantize_static
+from compress.exporters.onnx import to_onnx
+from compress.exporters.rewrite import Form, rewritten
+from compress.exporters.session import read_model
+from compress.quantization.calibration import ranges
+from compress.quantization.graph import initializers, layer, products
+from compress.quantization.smoothquant import Channels, channels, producers, smooth
+from compress.quantization.static import quantize_static
 from tests import tiny
 from tests.quantize import graphs
 

@@ -4,9 +4,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from compress.bench.protocol import Setting
-from compress.classes import ClassScore
-from compress.report import Latency, Report, Row
+from compress.evaluation.metrics import ClassScore
+from compress.records.latency import Setting
+from compress.records.run_report import Latency, Report, Row
 
 
 def latency(p50: float, *, noisy: bool = False) -> dict[str, Latency]:

@@ -6,13 +6,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from compress.bench.protocol import Latency, Setting
 from compress.data.task import Task
-from compress.evidence import Certificate, Sensitivity, Tried
-from compress.export import manifest as manifests
-from compress.export.bundle import FILES, Precision
-from compress.export.manifest import Manifest, Stamp
-from compress.report import Report
+from compress.exporters import manifest as manifests
+from compress.exporters.artifact import FILES, Precision
+from compress.exporters.manifest import Manifest, Stamp
+from compress.records.certificate import Certificate, Sensitivity, Tried
+from compress.records.latency import Latency, Setting
+from compress.records.run_report import Report
 from tests.report.sample import ROWS, latency, report
 
 TASK = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")

@@ -6,27 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from compress.classes import ClassChange
 from compress.errors import BundleError, CompressError
-from compress.export.bundle import FILES, Precision
-from compress.report import compare, compare_table, units, verdict
-from compress.report.candidates import OWN
-from compress.report.compare import Choice, Limits, Pick, View
-from compress.report.significance import apart
+from compress.evaluation.metrics import ClassChange
+from compress.evaluation.statistics import apart
+from compress.exporters.artifact import FILES, Precision
+from compress.reporting import compare, tables
+from compress.reporting import compare as verdict
+from compress.reporting import format as units
+from compress.reporting.candidates import OWN
+from compress.reporting.compare import Choice, Limits, Pick, View
 from tests.command import run
 from tests.report.sample import ROWS, latency, report, with_classes
-from tests.report.shelf import (
-    LATER,
-    OTHER,
-    TASK,
-    bench,
-    bundle,
-    certificate,
-    digest,
-    proved,
-    rewrite_manifest,
-    student,
-)
+from tests.report.shelf import LATER, OTHER, TASK, bench, bundle, certificate, digest, proved, rewrite_manifest, student
 
 FREE = Limits()
 PROVED: tuple[tuple[Precision, float], ...] = (("fp32", 0.886), ("int8", 0.88))
@@ -69,7 +60,7 @@ def test_the_best_score_is_first_and_scores_sizes_and_times_are_the_reports(thre
     first = choice.candidates[0]
     assert (first.name, choice.score(first), first.size_mb) == ("good fp32", pytest.approx(0.91), 0.057)
     assert choice.view is not None and choice.view.place == OWN
-    assert compare.median(first, choice.view) == 12.0
+    assert compare.median_ms(first, choice.view) == 12.0
     assert choice.drop(choice.candidates[1]) == pytest.approx(0.01)
     assert choice.drop(first) is None
     assert [one.name for one in choice.teachers] == ["teacher"]
@@ -78,7 +69,7 @@ def test_the_best_score_is_first_and_scores_sizes_and_times_are_the_reports(thre
 
 def test_the_front_is_what_nothing_beats_for_less(three: list[Path]) -> None:
     choice = compare.compare(three)
-    by_time = choice.front(lambda one: compare.median(one, choice.view))
+    by_time = choice.front(lambda one: compare.median_ms(one, choice.view))
     assert [one.name for one in by_time] == ["quick int8", "quick fp32", "good int8", "good fp32"]
     by_size = choice.front(lambda one: one.size_mb)
     assert [one.name for one in by_size] == ["good int8", "good fp32"]
@@ -88,7 +79,7 @@ def test_the_front_is_what_nothing_beats_for_less(three: list[Path]) -> None:
 def test_the_front_keeps_equals(tmp_path: Path) -> None:
     paths = [bundle(tmp_path / name, student(0.9, 3.0)) for name in ("a", "b")]
     choice = compare.compare(paths)
-    front = choice.front(lambda one: compare.median(one, choice.view))
+    front = choice.front(lambda one: compare.median_ms(one, choice.view))
     assert [one.name for one in front] == ["a int8", "b int8", "a fp32", "b fp32"]
 
 
@@ -184,7 +175,7 @@ def test_a_pick_that_has_lost_a_class_is_said_to(tmp_path: Path) -> None:
     choice = compare.compare([bundle(tmp_path / "a", lossy)])
     fp32, int8 = (next(one for one in choice.candidates if one.precision == which) for which in ("fp32", "int8"))
     assert ([one.label for one in int8.fallen], fp32.fallen) == (["rare"], ())
-    plain = compare_table.plain(choice, Limits(max_mb=0.02), compare.pick(choice, Limits(max_mb=0.02), choice.view))
+    plain = tables.plain(choice, Limits(max_mb=0.02), compare.pick(choice, Limits(max_mb=0.02), choice.view))
     assert "rare" in " ".join(plain["remarks"])
     (found,) = (one for one in plain["candidates"] if one["name"] == "a int8")
     assert found["macro_f1"] == pytest.approx(0.45)
@@ -219,7 +210,7 @@ def test_what_a_report_says_is_of_the_file_whose_digest_it_names_whatever_the_da
     choice = compare.compare([bundle(tmp_path / "a", student(0.90, 3.0, certificates=(proof,)))])
     int8 = next(one for one in choice.candidates if one.precision == "int8")
     assert choice.basis is not None and choice.basis.split == "validation"
-    assert (choice.score(int8), compare.median(int8, choice.view), int8.certified) == (0.9, 3.0, True)
+    assert (choice.score(int8), compare.median_ms(int8, choice.view), int8.certified) == (0.9, 3.0, True)
     assert not any(one.by_name for one in choice.candidates)
 
 
@@ -236,7 +227,7 @@ def test_an_old_report_that_names_no_digest_is_joined_by_name_and_says_so(tmp_pa
     told_of = student(0.90, 3.0, certificates=(certificate(0.888, rows=500),))
     choice = compare.compare([bundle(tmp_path / "a", told_of, old=True)])
     int8 = next(one for one in choice.candidates if one.precision == "int8")
-    assert (choice.score(int8), compare.median(int8, choice.view), int8.by_name) == (0.9, 3.0, True)
+    assert (choice.score(int8), compare.median_ms(int8, choice.view), int8.by_name) == (0.9, 3.0, True)
     assert "SHA-256" in told(choice)[1]
     newer = replace(told_of, certificates=(certificate(0.888, sha256=digest(tmp_path / "a", "int8")),))
     file = tmp_path / "a" / "bundle" / "report.json"
@@ -307,7 +298,7 @@ def test_result_files_are_joined_by_path_or_by_the_end_of_it(
     moved = {"/elsewhere/runs/good:int8": 5.0, "somewhere/quick/bundle:int8": 1.5, str(three[2]) + ":int8": 2.5}
     moved["runs/good/bundle/onnx/model.onnx"] = 8.0
     choice = compare.compare([*three, bench(tmp_path / "b.json", moved)], at="local")
-    assert {one.name: compare.median(one, choice.view) for one in choice.timed(choice.view)} == {  # type: ignore[arg-type]
+    assert {one.name: compare.median_ms(one, choice.view) for one in choice.timed(choice.view)} == {  # type: ignore[arg-type]
         "good fp32": 8.0,
         "good int8": 5.0,
         "quick int8": 1.5,
@@ -338,7 +329,7 @@ def test_of_two_results_of_a_device_the_later_counts_and_processors_are_kept_apa
     old = bench(tmp_path / "old.json", {"good:int8": 9.0, "quick:int8": 9.0}, date="2026-11-21T00:00:00+00:00")
     other = bench(tmp_path / "other.json", {"good:int8": 1.0}, machine={"cpu": "another"})
     choice = compare.compare([*three, new, old], at="local")
-    times = {one.name: compare.median(one, choice.view) for one in choice.candidates}
+    times = {one.name: compare.median_ms(one, choice.view) for one in choice.candidates}
     assert (times["good int8"], times["quick int8"]) == (5.0, 9.0)
     apart_now = compare.compare([*three, new, old, other])
     assert [place.name for place in apart_now.places] == ["local, invented", "local, another", OWN]
@@ -385,7 +376,7 @@ def test_noise_and_what_was_not_timed_are_said(tmp_path: Path, three: list[Path]
     remarks = told(choice)[1]
     assert "while good int8 was timed (noisy, ~) at local, 1 thread, batch 1, 128 tokens" in remarks
     assert "1.3 of 2 CPUs busy" in remarks
-    plain = compare_table.plain(choice, FREE, compare.pick(choice, FREE, choice.view))
+    plain = tables.plain(choice, FREE, compare.pick(choice, FREE, choice.view))
     loads = {one["name"]: [each["other_load"] for each in one["latency"]] for one in plain["candidates"]}
     assert 1.3 in loads["quick int8"]
     assert "Not timed at local, 1 thread, batch 1, 128 tokens: good fp32, quick fp32, poor fp32 and 1 more." in remarks
@@ -447,7 +438,7 @@ def test_what_is_no_input_is_refused(tmp_path: Path, three: list[Path]) -> None:
 def test_json_has_every_figure_and_no_nan(three: list[Path], tmp_path: Path) -> None:
     choice = compare.compare([*three, bundle(tmp_path / "bare", None)])
     chosen = compare.pick(choice, Limits(max_mb=0.02), choice.view)
-    text = json.dumps(compare_table.plain(choice, Limits(max_mb=0.02), chosen), allow_nan=False)
+    text = json.dumps(tables.plain(choice, Limits(max_mb=0.02), chosen), allow_nan=False)
     plain = json.loads(text)
     assert plain["pick"] == "good int8"
     assert plain["rows"] == {"data": "sst2", "split": "validation", "rows": 872}
@@ -489,7 +480,7 @@ def test_the_table_fits_and_says_what_is_left_out(three: list[Path], tmp_path: P
     long = bundle(tmp_path / ("[red]" + "x" * 100), proved())
     choice = compare.compare([*three, long])
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(compare_table.table(choice, Pick(choice.candidates[0]), width))
+    console.print(tables.choice_table(choice, Pick(choice.candidates[0]), width))
     text = console.export_text()
     assert max(len(line) for line in text.splitlines()) <= width
     assert "[red]" in text

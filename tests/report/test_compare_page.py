@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from compress.report import compare, compare_charts, evidence_view, units
-from compress.report.compare import Choice, Limits
-from compress.report.compare_charts import Against
-from compress.report.compare_page import html
+from compress.reporting import compare, compare_charts, evidence
+from compress.reporting import format as units
+from compress.reporting.compare import Choice, Limits
+from compress.reporting.compare_charts import Against
+from compress.reporting.compare_html import html
 from tests.report.sample import ROWS, report
 from tests.report.shelf import bench, bundle, certificate, proved, student
 from tests.report.test_page import HOSTILE, Elements, boxes
@@ -209,7 +210,7 @@ def test_the_front_is_drawn_as_stairs_that_never_fall_to_the_right(choices: dict
     drawn = str(compare_charts.pareto(Against(choice, choice.view, None), "key", 690))
     (path,) = re.findall(r'<path d="M([^"]+)" class="edge"/>', drawn)
     corners = [tuple(map(float, point.split(","))) for point in path.split()]
-    assert len(corners) == 2 * len(choice.front(lambda one: compare.median(one, choice.view)))
+    assert len(corners) == 2 * len(choice.front(lambda one: compare.median_ms(one, choice.view)))
     assert all(a[0] <= b[0] and a[1] >= b[1] and (a[0] == b[0] or a[1] == b[1]) for a, b in pairwise(corners))
 
 
@@ -222,12 +223,12 @@ def test_a_score_far_below_is_off_the_scale_and_said(tmp_path: Path) -> None:
 
 
 def test_heat_is_stronger_where_more_of_the_error_is() -> None:
-    found = evidence_view.heat(proved().sensitivity)
+    found = evidence.heat(proved().sensitivity)
     assert found.headings == ("output", "intermediate")
     fields = {layer: [field and (field.strength, field.kept) for field in row] for layer, row in found.rows}
     assert fields == {"layer 0": [(8, True), (0, False)], "layer 1": [(2, False), None]}
     assert [(name, field.strength) for name, field in found.alone] == [("pooler", 0)]
-    assert evidence_view.heat(()).rows == ()
+    assert evidence.heat(()).rows == ()
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium, which runs the page's script")

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from compress.errors import BundleError
-from compress.evidence import Certificate, Sensitivity, Tried
-from compress.export.bundle import Bundle
-from compress.report import Report
-from compress.report.evidence import keep, report_of
+from compress.exporters.artifact import Bundle
+from compress.records.certificate import Certificate, Sensitivity, Tried
+from compress.records.run_report import Report, keep, report_of
 from tests.export.test_bundle import write
 from tests.report import sample
 

@@ -8,9 +8,10 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from compress.report import Report, Row, charts, svg, training
-from compress.report.axes import Axis, label
-from compress.report.charts import Bar
+from compress.records.run_report import Report, Row
+from compress.reporting import charts, training_charts
+from compress.reporting import charts as svg
+from compress.reporting.charts import Axis, Bar, label
 from tests.report.sample import ROWS, curve, latency, regression, report, with_classes
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}"
@@ -184,47 +185,47 @@ def test_every_loss_part_is_drawn_and_named() -> None:
 
 
 def test_bookkeeping_is_no_loss() -> None:
-    assert list(training.loss_lines(curve(10))) == ["loss", "part.large", "part.small"]
+    assert list(training_charts.loss_lines(curve(10))) == ["loss", "part.large", "part.small"]
     aside = [{"step": 1, "learning_rate": 1.0, "grad_norm": 2.0, "train_runtime": 3.0, "eval_f1": 0.1}]
-    assert training.loss_lines(aside) == {}
+    assert training_charts.loss_lines(aside) == {}
 
 
 def test_a_loss_of_one_part_is_drawn_once() -> None:
-    assert list(training.loss_lines([{"step": 1, "loss": 0.5, "hinton.soft_targets": 0.5000001}])) == [
+    assert list(training_charts.loss_lines([{"step": 1, "loss": 0.5, "hinton.soft_targets": 0.5000001}])) == [
         "hinton.soft_targets"
     ]
-    assert list(training.loss_lines([{"step": 1, "loss": 0.5, "hinton.soft_targets": 1.0}])) == [
+    assert list(training_charts.loss_lines([{"step": 1, "loss": 0.5, "hinton.soft_targets": 1.0}])) == [
         "loss",
         "hinton.soft_targets",
     ]
 
 
 def test_gaps_are_left_out_of_a_curve() -> None:
-    found = training.loss_lines([{"step": 1, "loss": 1.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 2.0}])
+    found = training_charts.loss_lines([{"step": 1, "loss": 1.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 2.0}])
     assert found == {"loss": [(1, 1.0), (3, 2.0)]}
 
 
 def test_thinning_keeps_the_mean() -> None:
     line = [(float(step), step % 7 + 0.5) for step in range(5000)]
-    thin = training.thinned(line)
-    assert len(thin) <= training.MOST_POINTS
+    thin = training_charts.thinned(line)
+    assert len(thin) <= training_charts.MOST_POINTS
     weights = [min(13, 5000 - 13 * index) for index in range(len(thin))]
     mean = sum(value * weight for (_, value), weight in zip(thin, weights, strict=True)) / 5000
     assert mean == pytest.approx(sum(value for _, value in line) / 5000)
-    assert "averaged" in training.reading({"loss": line})
+    assert "averaged" in training_charts.reading({"loss": line})
 
 
 def test_smoothing_is_a_centred_mean_and_leaves_short_lines() -> None:
     straight = [(float(step), 2.0 * step) for step in range(100)]
-    middle = [value for _, value in training.smoothed(straight)[10:90]]
+    middle = [value for _, value in training_charts.smoothed(straight)[10:90]]
     assert middle == pytest.approx([value for _, value in straight[10:90]])
-    assert training.smoothed(straight[:20]) == straight[:20]
+    assert training_charts.smoothed(straight[:20]) == straight[:20]
 
 
 def test_log_scale_only_where_values_span_decades() -> None:
-    assert "logarithmic" in training.reading(training.loss_lines(curve(100)))
-    assert "logarithmic" not in training.reading({"loss": [(0.0, 1.0), (1.0, 0.2)]})
-    assert "logarithmic" not in training.reading({"loss": [(0.0, 1.0), (1.0, 0.0)]})
+    assert "logarithmic" in training_charts.reading(training_charts.loss_lines(curve(100)))
+    assert "logarithmic" not in training_charts.reading({"loss": [(0.0, 1.0), (1.0, 0.2)]})
+    assert "logarithmic" not in training_charts.reading({"loss": [(0.0, 1.0), (1.0, 0.0)]})
 
 
 def test_the_teacher_stands_beside_curves_of_its_own_split_only() -> None:

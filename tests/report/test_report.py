@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from compress.bench.protocol import Setting
 from compress.errors import BundleError
-from compress.report import Report, Row, units
-from compress.report.headline import fallen_classes, headline, remarks, warnings
-from compress.report.significance import wilson
+from compress.evaluation.statistics import wilson
+from compress.records.latency import Setting
+from compress.records.run_report import Report, Row
+from compress.reporting import format as units
+from compress.reporting.remarks import fallen_classes, headline, remarks, warnings
 from tests.report.sample import ROWS, latency, regression, report, with_classes
 
 

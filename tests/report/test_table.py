@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from compress.report import Report
+from compress.records.run_report import Report
 from tests.report.sample import ROWS, latency, regression, report
 
 

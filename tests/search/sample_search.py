@@ -4,7 +4,7 @@ import math
 import random
 from typing import Any
 
-from compress.search.found import Anchor, Found, Importance, Point, Prediction, Rung, State, Timing
+from compress.records.search_report import Anchor, Found, Importance, Point, Prediction, Rung, State, Timing
 
 AT = "1 thread, batch 1, 128 tokens"
 REASONS = {"pruned": "below the median of rung 0", "too slow": "predicted 6.1 ms", "failed": "out of memory"}

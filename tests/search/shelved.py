@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.bench.protocol import DeviceError, Latency, Setting, Sustained
+from compress.records.latency import DeviceError, Latency, Setting, Sustained
 from tests.command import Shelf
 
 SPACE = """

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from compress import heads
-from compress.bench.protocol import Setting
 from compress.errors import SearchError
-from compress.flops import flops_per_token, parameters
-from compress.search.budget import SURE, Budget, Priced, check_possible
-from compress.search.facts import facts
-from compress.search.latency import Estimate
-from compress.search.timing import exported
+from compress.latency.costs import facts
+from compress.latency.measure import exported
+from compress.latency.predictor import Estimate
+from compress.models import heads
+from compress.models.flops import flops_per_token, parameters
+from compress.nas.budget import SURE, Budget, Priced, check_possible
+from compress.records.latency import Setting
 from tests import tiny
 
 FACTS = {"parameters": 5e6, "file_mb": 6.0, "flops_per_token": 1e7}

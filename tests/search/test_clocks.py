@@ -5,14 +5,16 @@ from typing import Any
 import pytest
 from transformers import BertConfig
 
-from compress.bench.protocol import Setting
 from compress.errors import SearchError
-from compress.search import space_file
-from compress.search.asked import Search
-from compress.search.budget import BAND, SURE, Budget
-from compress.search.clocks import Clocks, Costs, named, within
-from compress.search.latency import Predictor, Sample, Terms
-from compress.search.space import Shapes
+from compress.latency.costs import Clocks, Costs, named, within
+from compress.latency.features import Terms
+from compress.latency.measure import Sample
+from compress.latency.predictor import Predictor
+from compress.nas import space_file
+from compress.nas.budget import BAND, SURE, Budget
+from compress.nas.config import Search
+from compress.nas.space import Shapes
+from compress.records.latency import Setting
 
 BERT = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, vocab_size=99)
 

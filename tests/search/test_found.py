@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from compress.errors import SearchError
-from compress.search.found import Found, Objective, Point
+from compress.records.search_report import Found, Objective, Point
 from tests.search.sample_search import AT, search
 
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from compress.search.found import Found, Point
-from compress.search.importances import importances
+from compress.nas.importances import importances
+from compress.records.search_report import Found, Point
 from tests.search.sample_search import search
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.bench.protocol import Setting
 from compress.errors import SearchError
-from compress.search.latency import FEWEST, Errors, Predictor, Sample, Terms, choose_spread
+from compress.latency.features import Terms
+from compress.latency.measure import Sample, choose_spread
+from compress.latency.predictor import FEWEST, Errors, Predictor
+from compress.records.latency import Setting
 from tests import tiny
 
 SETTING = Setting(seq=32)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from compress.config.recipe import Stage
+from compress.config.term import Term
 from compress.errors import DamagedError, SearchError
-from compress.recipe import Stage
-from compress.run import Run
-from compress.search import finalists
-from compress.search.desk import kept
-from compress.search.pace import PLAIN, SPARE, SUPERNET, Ledger, planned
-from compress.term import Term
-from compress.train import Trained
+from compress.nas import finalists
+from compress.nas.context import kept
+from compress.nas.schedule import PLAIN, SPARE, SUPERNET, Ledger, planned
+from compress.training.run import Run
+from compress.training.stage import Trained
 
 DAMAGES = ["", "[" * 20_000, '{"teacher": 1', "[]", "\0\0"]
 DATA: Any = SimpleNamespace(train=range(320))

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from compress.report import units
-from compress.search import page_charts, page_words
-from compress.search.found import Anchor, Found, Importance, Point, Prediction, Rung, Timing
-from compress.search.growth import growth
-from compress.search.page_charts import Against
+from compress.records.search_report import Anchor, Found, Importance, Point, Prediction, Rung, Timing
+from compress.reporting import format as units
+from compress.reporting import search_charts, search_remarks
+from compress.reporting.growth import growth
+from compress.reporting.search_charts import Against
 from tests.report.test_page import HOSTILE, Elements, boxes
 from tests.search.sample_search import AT, search
 
@@ -120,7 +120,7 @@ def test_every_trial_is_listed_and_every_scored_one_drawn() -> None:
     expected = [whole.points[0].score, whole.ms(whole.points[0]), whole.points[0].file_mb, whole.points[0].parameters]
     assert [float(value) for value in values] == pytest.approx(expected, rel=1e-5)
     against = Against(whole, "latency")
-    drawn = str(page_charts.pareto(against, "key", 690))
+    drawn = str(search_charts.pareto(against, "key", 690))
     crowd = sum(len(re.findall("M", path)) for path in re.findall(r'<path d="([^"]+)" class="crowd"', drawn))
     points = len(re.findall(r'class="point (?:front|behind)', drawn))
     scored = sum(point.score is not None for point in whole.points)
@@ -159,12 +159,12 @@ def test_what_an_impossible_budget_comes_closest_to_is_said() -> None:
 def test_what_was_not_trained_or_measured_is_said_of_the_answer() -> None:
     whole = search(40, winner=None)
     untrained = next(one for one in whole.points if one.stage == "subnet" and whole.feasible(one))
-    said = page_words.remarks(replace(whole, winner=untrained.number))
+    said = search_remarks.remarks(replace(whole, winner=untrained.number))
     assert "Its score is from before any training of its own." in said
     assert "Its latency is predicted, not measured." in said
     slow = replace(untrained, measured={AT: 9.0})
     points = tuple(slow if one.number == slow.number else one for one in whole.points)
-    assert page_words.remarks(replace(whole, points=points, winner=slow.number))[0].startswith(
+    assert search_remarks.remarks(replace(whole, points=points, winner=slow.number))[0].startswith(
         "What ships is not within the budget: latency"
     )
 
@@ -185,13 +185,13 @@ def test_what_is_missing_leaves_no_heading() -> None:
 @pytest.mark.parametrize("width", [342, 690])
 @pytest.mark.parametrize("count", [10, 60, 300])
 def test_names_in_the_picture_do_not_overlap(width: float, count: int) -> None:
-    placed = boxes(str(page_charts.pareto(Against(search(count), "latency"), "key", width)))
+    placed = boxes(str(search_charts.pareto(Against(search(count), "latency"), "key", width)))
     assert max((one.overlap(other) for one, other in combinations(placed, 2)), default=0.0) < 20, "at most they graze"
     assert all(box.left >= 0 and box.right <= width for box in placed)
 
 
 def test_the_stairs_of_the_front_never_fall_to_the_right() -> None:
-    drawn = str(page_charts.pareto(Against(search(300), "file_mb"), "key", 690))
+    drawn = str(search_charts.pareto(Against(search(300), "file_mb"), "key", 690))
     (path,) = re.findall(r'<path d="M([^"]+)" class="edge"/>', drawn)
     corners = [tuple(map(float, point.split(","))) for point in path.split()]
     assert all(a[0] <= b[0] and a[1] >= b[1] and (a[0] == b[0] or a[1] == b[1]) for a, b in pairwise(corners))
@@ -234,7 +234,7 @@ def test_growth_without_a_ladder_is_of_the_trials_and_of_flat_scores_nothing() -
 def test_reasons_that_differ_in_numbers_are_one() -> None:
     points = tuple(bare(n, state="too slow", reason=f"predicted {n}.5 ms") for n in range(5))
     rest = tuple(bare(10 + n, state="failed", reason=chr(97 + n)) for n in range(12))
-    told = page_words.rejected(only(*points, *rest))
+    told = search_remarks.rejected(only(*points, *rest))
     assert told[0] == ("too slow", ("5", "predicted 0.5 ms"))
     assert len(told) == 9 and told[-1] == ("other", ("5", "5 reasons more"))
 
@@ -253,7 +253,7 @@ def test_reasons_that_differ_in_numbers_are_one() -> None:
     ],
 )
 def test_a_shape_in_words(choice: dict[str, int | float | str], said: str) -> None:
-    assert page_words.shape(choice) == said
+    assert search_remarks.shape(choice) == said
 
 
 DRIVER = """
@@ -299,7 +299,7 @@ def test_in_a_browser_pointing_tapping_and_the_budget_tell_a_trial(tmp_path: Pat
     whole = search(80)
     assert whole.winner is not None
     aim = next(one for one in whole.points if one.stage == "subnet" and one.number not in whole.front)
-    drawn = str(page_charts.pareto(Against(whole, "latency"), "key", 690))
+    drawn = str(search_charts.pareto(Against(whole, "latency"), "key", 690))
     scales = re.search(r'data-x="([^"]+)" data-y="([^"]+)"', drawn)
     assert scales is not None
     x, y = (_pixel(scale, value) for scale, value in zip(scales.groups(), (whole.ms(aim), aim.score), strict=True))
@@ -326,8 +326,8 @@ def test_in_a_browser_pointing_tapping_and_the_budget_tell_a_trial(tmp_path: Pat
 
 
 def _expected(whole: Found, number: int) -> dict[str, str]:
-    before, after = page_words.command(whole, number)
-    shape = page_words.shape(whole.point(number).choice)
+    before, after = search_remarks.command(whole, number)
+    shape = search_remarks.shape(whole.point(number).choice)
     return {"number": str(number), "shape": shape, "command": f"{before}{number}{after}"}
 
 

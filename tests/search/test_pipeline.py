@@ -18,12 +18,12 @@ import yaml
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from compress.errors import SearchError
-from compress.export.bundle import Bundle
-from compress.search import record
-from compress.search.asked import Search
-from compress.search.finalists import shortlist
-from compress.search.found import Found
-from compress.search.study import join_study, open_study
+from compress.exporters.artifact import Bundle
+from compress.nas import record
+from compress.nas.config import Search
+from compress.nas.finalists import shortlist
+from compress.nas.study import join_study, open_study
+from compress.records.search_report import Found
 from tests import command, tiny
 from tests.damage import damaged
 from tests.search.shelved import PLAIN, Searched, weighing
@@ -40,7 +40,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Searched:
 def patched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPRESS_HOME", str(tmp_path_factory.mktemp("home")))
-        patch.setattr("compress.bench.device.open_device", weighing)
+        patch.setattr("compress.benchmark.devices.open_device", weighing)
         yield patch
 
 
@@ -264,12 +264,12 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, name: str, after: int) -> Call
 
 
 PHASES = (
-    ("compress.search.clocks:race", 0),
-    ("compress.search.whole:run_stage", 0),
-    ("compress.stages:_keep", 0),
-    ("compress.search.evaluators:SupernetJudge.score", 5),
-    ("compress.search.finalists:trained", 1),
-    ("compress.search.finalists:ship", 0),
+    ("compress.latency.costs:race", 0),
+    ("compress.nas.train_supernet:run_stage", 0),
+    ("compress.training.stage:_keep", 0),
+    ("compress.nas.evaluators:SupernetJudge.score", 5),
+    ("compress.nas.finalists:trained", 1),
+    ("compress.nas.finalists:ship", 0),
 )
 """Measuring, before the supernet, at its end, trials, the second short distillation, shipping."""
 
@@ -317,7 +317,7 @@ def test_a_worker_joins_with_the_address_alone(
     shelf: Searched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "study"
-    mend = interrupting(monkeypatch, "compress.search.evaluators:SupernetJudge.score", 2)
+    mend = interrupting(monkeypatch, "compress.nas.evaluators:SupernetJudge.score", 2)
     assert command.run(*shelf.words(out)).code == 130
     mend()
     monkeypatch.chdir(tmp_path)
@@ -403,7 +403,7 @@ def test_what_cannot_be_searched_is_told_before_anything_is_trained(
     def begin(*_: object, **__: object) -> NoReturn:
         pytest.fail("training began")
 
-    monkeypatch.setattr("compress.search.whole.run_stage", begin)
+    monkeypatch.setattr("compress.nas.train_supernet.run_stage", begin)
     out = tmp_path / "study"
     assert command.refused(command.run(*shelf.words(out, *more)), out, *said)
 
@@ -442,7 +442,7 @@ def test_a_full_disk_leaves_a_search_that_goes_on(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out / "journal.log"))
 
     with monkeypatch.context() as patch:
-        patch.setattr("compress.search.record.keep", full)
+        patch.setattr("compress.nas.record.keep", full)
         told = command.run(*shelf.words(out))
     assert told.code == 2
     assert f"{out / 'journal.log'}: No space left on device" in told.err
@@ -451,7 +451,7 @@ def test_a_full_disk_leaves_a_search_that_goes_on(
 
 
 ON_A_FAKE_DEVICE = """
-from compress.bench import device
+from compress.benchmark import device
 from compress.cli import main
 from tests.search.shelved import weighing
 device.open_device = weighing

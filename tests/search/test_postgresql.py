@@ -16,11 +16,9 @@ import pytest
 from optuna.trial import TrialState
 
 from compress.errors import SearchError
-from compress.search.pulse import Pulse, beating, sweep
-from compress.search.reach import StorageError, quiet
-from compress.search.storage import close_storage, open_storage
-from compress.search.study import close_study, run_trials
-from compress.search.told import counted
+from compress.nas.outcomes import counted
+from compress.nas.storage import Pulse, StorageError, beating, close_storage, open_storage, quiet, sweep
+from compress.nas.study import close_study, run_trials
 from tests.search.test_worker import nothing_lost
 from tests.search.toy import PULSE, Toy, ToyJudge, started, worker
 
@@ -162,9 +160,7 @@ def test_workers_that_are_first_in_a_database_all_at_once_get_in(server: Server)
 
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("CREATE DATABASE fresh")
-    code = (
-        f"from compress.search.storage import open_storage; open_storage({server.url.replace('/postgres', '/fresh')!r})"
-    )
+    code = f"from compress.nas.storage import open_storage; open_storage({server.url.replace('/postgres', '/fresh')!r})"
     workers = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(5)]
     assert [worker.communicate(timeout=60)[1] for worker in workers] == [""] * 5
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.search import record
+from compress.nas import record
 from tests import command
 from tests.search.shelved import Searched, weighing
 from tests.search.test_postgresql import Database, database, server  # noqa: F401 fixtures
@@ -18,10 +18,10 @@ def test_a_search_in_a_database_and_its_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shelf, out = Searched.fill(tmp_path / "shelf"), tmp_path / "study"
-    monkeypatch.setattr("compress.bench.device.open_device", weighing)
+    monkeypatch.setattr("compress.benchmark.devices.open_device", weighing)
     words = shelf.words(out, storage=database.url)
     with monkeypatch.context() as patch:
-        patch.setattr("compress.search.pipeline.run_trials", _interrupted)
+        patch.setattr("compress.commands.search.run_trials", _interrupted)
         assert command.run(*words).code == 130
     told = command.run("search", "--storage", database.url, "--worker")
     assert (told.code, "18 shapes scored" in told.out) == (0, True), told.err

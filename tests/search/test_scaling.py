@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from compress.errors import SearchError
-from compress.search.scaling import Fit, Floats, Law, fit
+from compress.reporting.scaling import Fit, Floats, Law, fit
 
 FLOOR, SIZES, DATA = 0.07, (1.9, 0.25), (6.0, 0.55)
 LAST = {"size": 1e6, "data": 1.34e5}

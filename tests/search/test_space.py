@@ -10,10 +10,10 @@ import yaml
 from transformers import BertConfig, DistilBertConfig
 
 from compress.errors import SearchError
-from compress.search import space_file
-from compress.search.samplers import SAMPLERS, make_sampler
-from compress.search.space import Shapes, architecture_key
-from compress.search.space_file import Space
+from compress.nas import space_file
+from compress.nas.space import Shapes, architecture_key
+from compress.nas.space_file import Space
+from compress.nas.study import SAMPLERS, make_sampler
 from compress.slicing import Sizes
 
 BERT = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)

@@ -19,12 +19,11 @@ import psutil
 import pytest
 from optuna.trial import TrialState
 
-from compress.search import lines, storage
-from compress.search.pulse import ATTEMPTS, Pulse, me, sweep
-from compress.search.reach import StorageError, quiet
-from compress.search.storage import open_storage
-from compress.search.study import open_study, run_trials
-from compress.search.told import counted
+from compress.nas import storage
+from compress.nas import storage as lines
+from compress.nas.outcomes import counted
+from compress.nas.storage import ATTEMPTS, Pulse, StorageError, me, open_storage, quiet, sweep
+from compress.nas.study import open_study, run_trials
 from tests.search.toy import OF, PULSE, Toy, ToyJudge, started
 
 QUIET: Callable[[str], None] = lambda line: None  # noqa: E731

@@ -13,12 +13,11 @@ import pytest
 from optuna.trial import TrialState
 
 from compress.errors import SearchError
-from compress.search import identity, trials
-from compress.search.judge import Choice
-from compress.search.rungs import ALIKE, ETA, Standing, cut
-from compress.search.samplers import SAMPLERS
-from compress.search.study import code_version, front, front_table, open_study, points, run_trials
-from compress.search.told import costs, counted, outcome
+from compress.nas import config
+from compress.nas import study as trials
+from compress.nas.config import code_version
+from compress.nas.outcomes import costs, counted, front, front_table, outcome, points
+from compress.nas.study import ALIKE, ETA, SAMPLERS, Choice, Standing, cut, open_study, run_trials
 from tests.search.toy import OF, PULSE, Milliseconds, Toy, ToyJudge, milliseconds, score, started, worker
 
 QUIET: Callable[[str], None] = lambda line: None  # noqa: E731
@@ -92,7 +91,7 @@ def test_a_study_of_something_else_is_refused_and_stays_as_it_was(path: Path) ->
 def test_other_code_is_refused_and_the_study_stays_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started(path)
     before = path.read_bytes()
-    monkeypatch.setattr(identity, "code_version", lambda: "9.9.9+0123456789ab")
+    monkeypatch.setattr(config, "code_version", lambda: "9.9.9+0123456789ab")
     with pytest.raises(SearchError, match=r"begun by compress \S+, this is 9\.9\.9\+0123456789ab.*Install here"):
         started(path)
     assert path.read_bytes() == before

@@ -10,17 +10,17 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification
 
-from compress import evaluate
-from compress.data.batches import Collate
+from compress.data.collate import Collate
 from compress.data.task import Task
 from compress.errors import PruneError, StudentError
-from compress.exam import Exam
-from compress.search import supernet as module
-from compress.search.sheets import Sheets
-from compress.search.supernet import Supernet
-from compress.signals import ATTENTION, LAYERED, Signals, has_lm_head, open_attention, read
+from compress.evaluation import metrics
+from compress.evaluation.batches import Sheets
+from compress.evaluation.evaluator import Exam
+from compress.models.signals import ATTENTION, LAYERED, Signals, has_lm_head, open_attention, read
+from compress.nas import supernet as module
+from compress.nas.supernet import Supernet
 from compress.slicing import Sizes, SlicePlan, cut, magnitude, ordered, parameters_of, prefix
-from compress.vocabulary import only_tokens_in_use
+from compress.training.embedding_rows import only_tokens_in_use
 from tests import learning, tiny
 from tests.slicing.families import AXES, FAMILIES, model, ways
 
@@ -254,7 +254,7 @@ def test_a_score_is_the_extracted_models(bf16: bool) -> None:
     collate = Collate(tiny.tokenizer())
     sheets = Sheets.of(asked, collate, batch=7)
     small = net.extract(sizes)
-    expected = evaluate.logits(small, asked.rows, collate, batch=7, bf16=bf16)
+    expected = metrics.logits(small, asked.rows, collate, batch=7, bf16=bf16)
     found = sheets.answers(net.logits(sizes, sheets, bf16=bf16))
     torch.testing.assert_close(torch.from_numpy(found), torch.from_numpy(expected), rtol=1e-5, atol=1e-5)
     assert net.score(sizes, sheets, bf16=bf16) == asked.scores(expected)["accuracy"]
@@ -273,7 +273,7 @@ def test_answers_per_token_are_those_of_real_tokens_in_order() -> None:
     asked, collate = exam(), Collate(tiny.tokenizer())
     sheets = Sheets.of(asked, collate, batch=7)
     found = sheets.answers(Supernet(whole).logits(Sizes.of(whole.config), sheets))
-    expected = evaluate.logits(whole, asked.rows, collate, batch=7)
+    expected = metrics.logits(whole, asked.rows, collate, batch=7)
     assert found.shape == (sum(asked.rows["length"][:]), 3)
     torch.testing.assert_close(torch.from_numpy(found), torch.from_numpy(expected), **CLOSE)
 

@@ -8,13 +8,12 @@ import onnx
 import onnxruntime
 import pytest
 
-from compress import heads
-from compress.bench.protocol import Setting
 from compress.data.task import Kind
-from compress.export.onnx import to_onnx
-from compress.flops import flops_per_token
-from compress.models import IBBertConfig
-from compress.search.terms import EXACT, Terms
+from compress.exporters.onnx import to_onnx
+from compress.latency.features import EXACT, Terms
+from compress.models import IBBertConfig, heads
+from compress.models.flops import flops_per_token
+from compress.records.latency import Setting
 from tests import tiny
 
 TOKENS = 13

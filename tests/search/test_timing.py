@@ -13,10 +13,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from compress.bench.device import open_device
-from compress.bench.protocol import DeviceError, Latency, Setting, Sustained
+from compress.benchmark.devices import open_device
 from compress.errors import SearchError
-from compress.search.timing import MORE, SWEEPS, TOGETHER, choose_spread, exported, measure, race, sample
+from compress.latency.measure import MORE, SWEEPS, TOGETHER, choose_spread, exported, measure, race, sample
+from compress.records.latency import DeviceError, Latency, Setting, Sustained
 from tests import tiny
 
 SETTING = Setting(seq=16)

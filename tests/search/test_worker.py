@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from compress.errors import SearchError
-from compress.search import identity
-from compress.search.study import close_study, join_study, run_trials
-from compress.search.told import counted, outcome
-from compress.search.worker import work
+from compress.nas import config as identity
+from compress.nas.outcomes import counted, outcome
+from compress.nas.study import close_study, join_study, run_trials
+from compress.nas.worker import work
 from tests.search.toy import OF, PULSE, Toy, ToyJudge, started, worker
 
 QUIET: Callable[[str], None] = lambda line: None  # noqa: E731
@@ -129,7 +129,7 @@ def proxy(tmp_path: Path) -> Iterator[tuple[str, str]]:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
     url = f"sqlite:///{tmp_path / 'study.db'}"
-    code = f"from compress.search.storage import serve; serve({url!r}, '127.0.0.1', {port})"
+    code = f"from compress.nas.storage import serve; serve({url!r}, '127.0.0.1', {port})"
     environment = {**os.environ, "GRPC_VERBOSITY": "NONE"}
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL) as process:
         try:

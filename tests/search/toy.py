@@ -15,11 +15,11 @@ from unittest import mock
 import optuna
 
 from compress.errors import PruneError
-from compress.search import identity
-from compress.search.judge import Choice
-from compress.search.pulse import Pulse
-from compress.search.study import code_version, open_study
-from compress.search.worker import work
+from compress.nas import config as identity
+from compress.nas.config import code_version
+from compress.nas.storage import Pulse
+from compress.nas.study import Choice, open_study
+from compress.nas.worker import work
 
 OF = {"teacher": "minilm", "data": "sst2.tsv", "space": "toy"}
 PULSE = Pulse(interval=1, grace=60)

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from compress.errors import PruneError
-from compress.slicing import generic as engine
-from compress.slicing.generic import generic
+from compress.slicing import torch_pruning as engine
+from compress.slicing.torch_pruning import generic
 from tests.slicing import families, unplanned
 
 

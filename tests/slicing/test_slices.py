@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, GPT2LMHeadModel
 
 from compress.errors import PruneError
-from compress.export.onnx import parity, to_onnx
+from compress.exporters.onnx import parity, to_onnx
 from compress.slicing import (
     Group,
     Kept,
@@ -23,7 +23,7 @@ from compress.slicing import (
     prefix,
     sliced,
 )
-from compress.slicing.kept import without_tokens
+from compress.slicing.select import without_tokens
 from tests import tiny
 from tests.slicing.families import AXES, FAMILIES, logits, model, ways
 
@@ -213,7 +213,7 @@ def test_blocks_of_different_sizes_need_another_class() -> None:
 
 
 def test_a_model_whose_layers_share_weights_is_pruned_before() -> None:
-    from compress.students.sharing import share
+    from compress.models.sharing import share
 
     whole = model("bert")
     share(whole, ffn=1)

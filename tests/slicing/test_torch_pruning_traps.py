@@ -19,8 +19,8 @@ from transformers.utils import logging
 
 from compress.errors import PruneError
 from compress.slicing import Kept, Sizes, SlicePlan, choose, magnitude, sliced
-from compress.slicing.generic import generic
 from compress.slicing.plan import HIDDEN, Group
+from compress.slicing.torch_pruning import generic
 from tests import tiny
 from tests.importance import measured
 from tests.slicing import families, their_pruner, unplanned

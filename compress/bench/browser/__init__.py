@@ -1,5 +1,0 @@
-"""The browser as a measuring device: a page of ours runs onnxruntime-web wherever its link is opened."""
-
-from compress.bench.browser.device import browser
-
-__all__ = ["browser"]

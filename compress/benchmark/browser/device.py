@@ -1,0 +1,401 @@
+"""A page as a Device: the protocol of `compress.benchmark.local`, done in a browser, driven from here.
+
+Each file has a worker with a runtime and threads of its own, as each has a process elsewhere; the page is told what to
+do step by step, so that rounds interleave, and passes are two, as they do and are everywhere.
+"""
+
+import importlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from compress.benchmark import jobs
+from compress.benchmark.browser.assets import VERSION, runtime
+from compress.benchmark.browser.server import (
+    WEB,
+    Answer,
+    Computed,
+    Done,
+    Known,
+    Opened,
+    Site,
+    Timed,
+    Visitor,
+    read,
+    serving,
+)
+from compress.benchmark.remote.runner import WARM_UP_PER_ROUND, feeds
+from compress.exporters.session import read_model, vocabulary_size
+from compress.provenance import install_command
+from compress.records.latency import WARM_UP, DeviceError, Latency, Setting, Sustained, check_turns, summarise
+
+
+@dataclass(frozen=True)
+class Fed:
+    """One ONNX file, the session entries it asks for, and the numpy types of its inputs by name."""
+
+    path: Path
+    entries: Mapping[str, str]
+    types: Mapping[str, Any]
+
+    @staticmethod
+    def of(path: Path) -> "Fed":
+        """Raises DeviceError or ExportError for what is no text encoder in one ONNX file."""
+        if jobs.runtime_of(path) != "onnxruntime":
+            raise DeviceError(f"{path}: a browser runs ONNX files only")
+        (whole,) = jobs.parts(path)
+        return Fed(path, jobs.logits_job(path)["entries"], jobs.input_types(whole))
+
+    @cached_property
+    def vocabulary(self) -> int:
+        return vocabulary_size(read_model(self.path), self.path)
+
+    def drawn(self, setting: Setting) -> list[dict[str, Any]]:
+        """The inputs that every device times the file with, as the page takes them."""
+        return _tensors(feeds(self.types, setting.batch, setting.seq, self.vocabulary))
+
+    def row(self, row: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+        """One encoded text, as the page takes it. Raises DeviceError when it lacks an input of the file."""
+        if missing := [name for name in self.types if name not in row]:
+            raise DeviceError(f"{self.path}: a row has {', '.join(row)}; expected {', '.join(missing)} too")
+        return _tensors({name: np.asarray([row[name]], kind) for name, kind in self.types.items()})
+
+
+def _tensors(arrays: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "type": array.dtype.name, "dims": array.shape, "data": array.ravel().tolist()}
+        for name, array in arrays.items()
+    ]
+
+
+def probe() -> bytes:
+    """An ONNX file that gives back what it gets: opening it starts a runtime, and shows whether it starts at all."""
+    given, got = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y"))
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", [given], [got])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return model.SerializeToString()
+
+
+HEAD = ("file", "p50 ms", "p95 ms", "to first")
+
+
+def tables(latencies: Sequence[Latency]) -> list[dict[str, Any]]:
+    """One table per setting, in the order measured, each with the ratio of every p50 to the first file's."""
+    return [_table(setting, latencies) for setting in dict.fromkeys(latency.setting for latency in latencies)]
+
+
+def _table(setting: Setting, latencies: Sequence[Latency]) -> dict[str, Any]:
+    here = [latency for latency in latencies if latency.setting == setting]
+    rows = [
+        (
+            latency.name + (" (noisy)" if latency.noisy else ""),
+            f"{latency.p50_ms:.2f}",
+            f"{latency.p95_ms:.2f}",
+            f"{latency.p50_ms / here[0].p50_ms:.2f}",
+        )
+        for latency in here
+    ]
+    return {"title": str(setting), "head": HEAD, "rows": rows}
+
+
+BURST = 5.0
+"""Seconds of one step of a sustained measurement: the page shows progress, and is missed when it is gone."""
+
+ROWS_AT_ONCE = 32
+
+HIDDEN = "the page was hidden meanwhile, and browsers slow hidden pages down"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One file in one pass. hidden: whether the page was, for some of it."""
+
+    opened: Opened
+    ms: list[float]
+    heap_mb: float
+    hidden: bool
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One of the two passes over the files at one setting.
+
+    start, share  of all that is measured, how much is done before, and how much this is
+    """
+
+    number: int
+    setting: Setting
+    rounds: int
+    runs: int
+    start: float
+    share: float
+
+    def __str__(self) -> str:
+        return f"pass {self.number} of 2, {self.setting}"
+
+
+@dataclass(frozen=True)
+class Browser:
+    """A page that has claimed the link.
+
+    entry  the file of onnxruntime-web that its workers import
+    say    is told how far the measuring is
+    """
+
+    site: Site
+    known: Known
+    entry: str
+    webgpu: bool
+    say: Callable[[str], None]
+    name: str = "browser"
+
+    def facts(self) -> dict[str, str]:
+        """What the browser tells of what it runs on, and what is special about figures from there."""
+        known = self.known
+        told = {
+            "device": known.model,
+            "cpu": known.processor,
+            "cores": str(known.cores or ""),
+            "instructions": "simd" if known.simd else "",
+            "threads": "" if known.isolated else "one only: the page is not isolated",
+            "memory": f"{known.memory_gb:g} GB or more" if known.memory_gb else "",
+            "gpu": known.gpu,
+            "system": known.system,
+            "browser": known.agent,
+            "runtime": f"onnxruntime-web {VERSION}, {'WebGPU' if self.webgpu else 'WebAssembly'}",
+            "clock": f"steps of {known.timer_ms:.2g} ms",
+            "MB": "of WebAssembly memory",
+        }
+        return {name: value for name, value in told.items() if value}
+
+    def race(
+        self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int = 8, runs: int = 15
+    ) -> list[Latency]:
+        """As on every device; the peak memory is WebAssembly's own.
+
+        A sample that would be shorter than 100 steps of the browser's clock is the mean of several forwards. What was
+        measured while the page was hidden is flagged as noisy.
+        """
+        check_turns(rounds, runs)
+        self._check(settings)
+        fed = {name: Fed.of(path) for name, path in files.items()}
+        first: dict[Setting, dict[str, Measured]] = {}
+        found: list[Latency] = []
+        for each in _passes(settings, rounds, runs):
+            self.say(f"{self.name}: {each}")
+            measured = self._pass(fed, each)
+            if each.number == 1:
+                first[each.setting] = measured
+            else:
+                found += [_latency(name, each.setting, first[each.setting][name], measured[name]) for name in files]
+                self._ask({"do": "show", "tables": tables(found)}, Done)
+        return found
+
+    def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
+        """Each file without pause for `seconds`, one after another. Raises DeviceError when the page was hidden: the
+        curve would show how the browser saves power."""
+        self._check([setting])
+        fed = {name: Fed.of(path) for name, path in files.items()}
+        return [self._sustained(name, file, setting, seconds) for name, file in fed.items()]
+
+    def logits(self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[NDArray[np.float32]]:
+        """The file's outputs there, each row by itself: (outputs,), or (tokens, outputs) of a tokenwise task."""
+        name, fed, found = file.name, Fed.of(file), list[NDArray[np.float32]]()
+        self._clear(fed)
+        self._open(name, fed, None)
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            asked = [fed.row(row) for row in rows[start : start + ROWS_AT_ONCE]]
+            words = {"say": f"{name}: answering {len(rows)} rows", "done": start / len(rows)}
+            answer, _ = self._ask({"do": "logits", "worker": name, "rows": asked, **words}, Computed, about=name)
+            if len(answer.rows) != len(asked):
+                raise DeviceError(f"browser: {name}: the page answered {len(answer.rows)} of {len(asked)} rows")
+            found += answer.logits()
+        return found
+
+    def _check(self, settings: Sequence[Setting]) -> None:
+        most = max((setting.threads for setting in settings), default=1)
+        if most > 1 and not self.known.isolated:
+            raise DeviceError(
+                f"browser: {most} threads: this page may have one only, because it came over plain http from another "
+                "machine. Measure with --threads 1, or from the same machine: 127.0.0.1, or --device adb."
+            )
+
+    def _pass(self, fed: Mapping[str, Fed], one: Pass) -> dict[str, Measured]:
+        order = list(fed) if one.number == 1 else list(fed)[::-1]
+        self._clear(*fed.values())
+        opened = {name: self._open(name, fed[name], one.setting) for name in order}
+        timed: dict[str, list[tuple[Timed, bool]]] = {name: [] for name in order}
+        for turn in range(one.rounds):
+            words = {"say": f"Measuring: {one}", "done": one.start + one.share * turn / one.rounds}
+            for name in order if turn % 2 == 0 else reversed(order):
+                timed[name].append(self._time(name, one.setting, {"runs": one.runs, **words}))
+        return {
+            name: Measured(
+                opened[name],
+                [ms for each, _ in timed[name] for ms in each.ms],
+                timed[name][-1][0].heap_mb,
+                any(hidden for _, hidden in timed[name]),
+            )
+            for name in fed
+        }
+
+    def _sustained(self, name: str, fed: Fed, setting: Setting, seconds: float) -> Sustained:
+        self._clear(fed)
+        self._open(name, fed, setting)
+        minutes: dict[int, list[float]] = {}
+        begin = time.monotonic()
+        while (passed := time.monotonic() - begin) < seconds:
+            words = {"say": f"{name}: without pause for {seconds:.0f} s, {setting}", "done": passed / seconds}
+            found, hidden = self._time(name, setting, {"seconds": min(BURST, seconds - passed), **words})
+            if hidden:
+                raise DeviceError(f"browser: {name}: after {passed:.0f} s {HIDDEN}. Measure again with it in front.")
+            minutes.setdefault(int(passed // 60), []).extend(found.ms)
+        medians = tuple(float(np.median(times)) for _, times in sorted(minutes.items()))
+        return Sustained(name, setting, medians, (None,) * len(medians))
+
+    def _clear(self, *coming: Fed) -> None:
+        """Ends all workers, and has the page forget the files it will not need next: a phone's memory is small."""
+        self._ask({"do": "clear", "keep": [self.site.offer(fed.path) for fed in coming]}, Done)
+
+    def _open(self, name: str, fed: Fed, setting: Setting | None) -> Opened:
+        """A worker of that name opens the file and warms up at the setting; without one, for logits, it only opens."""
+        command = {
+            "do": "open",
+            "worker": name,
+            "file": self.site.offer(fed.path),
+            "runtime": self.entry,
+            "provider": "webgpu" if self.webgpu else "wasm",
+            "threads": setting.threads if setting else 1,
+            "entries": dict(fed.entries),
+            "inputs": fed.drawn(setting) if setting else None,
+            "warm_up": WARM_UP,
+            "say": f"{name}: opening",
+        }
+        return self._ask(command, Opened, about=_about(name, setting))[0]
+
+    def _time(self, name: str, setting: Setting, how: Mapping[str, Any]) -> tuple[Timed, bool]:
+        command = {"do": "time", "worker": name, "warm_up": WARM_UP_PER_ROUND, **how}
+        return self._ask(command, Timed, about=_about(name, setting))
+
+    def _ask(self, command: Mapping[str, Any], kind: type[Answer], *, about: str = "") -> tuple[Answer, bool]:
+        """The page's answer, and whether the page was hidden while it worked on it."""
+        answer = self.site.visitor.ask(command)
+        return read(answer, kind, about=about), answer.get("hidden") is True
+
+
+def _passes(settings: Sequence[Setting], rounds: int, runs: int) -> list[Pass]:
+    """All settings once, then all again."""
+    share = 1 / (2 * max(1, len(settings)))
+    planned = [(1, rounds - rounds // 2, setting) for setting in settings]
+    planned += [(2, rounds // 2, setting) for setting in settings]
+    return [Pass(number, setting, part, runs, at * share, share) for at, (number, part, setting) in enumerate(planned)]
+
+
+def _about(name: str, setting: Setting | None) -> str:
+    return f"{name} at {setting}" if setting else name
+
+
+def _latency(name: str, setting: Setting, first: Measured, second: Measured) -> Latency:
+    latency = summarise(
+        name,
+        setting,
+        (first.ms, second.ms),
+        init_ms=first.opened.init_ms,
+        first_ms=first.opened.first_ms,
+        peak_rss_mb=max(first.heap_mb, second.heap_mb),
+    )
+    if not (first.hidden or second.hidden):
+        return latency
+    return replace(latency, noisy=True, noise=f"{latency.noise}; {HIDDEN}" if latency.noise else HIDDEN)
+
+
+def code(link: str) -> str:
+    """Draw the code in half-block characters; return a line that says what to install where `segno` is missing."""
+    try:
+        segno = importlib.import_module("segno")
+    except ModuleNotFoundError:
+        return f"For a QR code of this link: {install_command('lan')}"
+    drawn = StringIO()
+    segno.make(link, error="m").terminal(drawn, compact=True)
+    return drawn.getvalue()
+
+
+@contextmanager
+def browser(
+    *,
+    lan: bool = False,
+    timeout: float = 60.0,
+    say: Callable[[str], None] = print,
+    visit: Callable[[str], None] | None = None,
+    assets: Path | None = None,
+    webgpu: bool = False,
+) -> Iterator[Browser]:
+    """A browser that opens the link this prints, as a Device. The page is told when it is over, whatever happens.
+
+    lan      listen on this machine's network address instead of 127.0.0.1, and show the link as a QR code too
+    timeout  seconds to wait for somebody to open the link
+    say      is told what the user must do
+    visit    opens or shows the link, instead of printing it
+    assets   onnxruntime-web's tarball or folder, where npm cannot get it
+    webgpu   run on the GPU what WebGPU has kernels for, the rest in WebAssembly
+    Raises DeviceError when onnxruntime-web cannot be had, nobody comes, or the browser lacks what is asked for.
+    """
+    files = runtime(assets, webgpu=webgpu)
+    site = Site(
+        Visitor(), {"worker.js": WEB / "worker.js", "probe.onnx": probe(), **{path.name: path for path in files}}
+    )
+    with serving(site, lan=lan) as link:
+        if visit is None:
+            _print(link, lan, say)
+        else:
+            visit(link)
+        if not site.visitor.arrives(timeout):
+            raise DeviceError(_nobody(lan, timeout))
+        last_words = "Stopped: the command ended early. Nothing runs here any more."
+        try:
+            yield _met(site, files[0].name, webgpu, say)
+            last_words = "Done. You can close this page."
+        finally:
+            site.visitor.end(last_words)
+
+
+def _met(site: Site, entry: str, webgpu: bool, say: Callable[[str], None]) -> Browser:
+    known = read(site.visitor.ask({"do": "known", "webgpu": webgpu}), Known)
+    say(f"Measuring in {known.agent}")
+    if webgpu and not known.gpu:
+        raise DeviceError(
+            "browser: this browser gives the page no WebGPU. It needs one that has it, and a page from this machine "
+            "itself: the link on 127.0.0.1, or a phone on a cable (--device adb), not --lan."
+        )
+    return Browser(site, known, entry, webgpu, say)
+
+
+def _print(link: str, lan: bool, say: Callable[[str], None]) -> None:
+    say(f"Open this link in the browser to be measured, and keep its page in front: {link}")
+    if lan:
+        say(code(link))
+        say(
+            "Over plain http from another machine, browsers give a page neither threads nor WebGPU: one thread only. "
+            "A phone on a cable has both: --device adb."
+        )
+
+
+def _nobody(lan: bool, timeout: float) -> str:
+    where = (
+        "on a device in this machine's network, if no firewall keeps it out"
+        if lan
+        else "on this machine, or on another with --lan"
+    )
+    return (
+        f"browser: nobody opened the link in {timeout:.0f} s. Open it in a browser {where}; for more time: "
+        f"--timeout {max(120.0, 2 * timeout):.0f}."
+    )

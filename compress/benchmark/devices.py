@@ -1,0 +1,111 @@
+"""Where files are measured: this machine, a machine reached over ssh, a browser, an Android phone. One protocol."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import did_you_mean
+from compress.records.latency import DeviceError, Latency, Setting, Sustained
+
+Row = Mapping[str, Sequence[int]]
+"""One encoded text: input_ids, attention_mask and, where the model has segments, token_type_ids."""
+
+KINDS = ("local", "ssh", "browser", "adb")
+
+
+class Device(Protocol):
+    """An opened device. Everything raises DeviceError where the device fails, ExportError for a file that is no text
+    encoder; neither leaves a process or a file behind."""
+
+    @property
+    def name(self) -> str:
+        """`local`, `ssh:pi`, `browser`, `adb:SERIAL`."""
+
+    def facts(self) -> dict[str, str]:
+        """What the figures are measured on: processor, cores, instructions, governor, temperature, system, runtime."""
+
+    def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
+        """The latency of each file at each setting: settings in the order given, files within, interleaved."""
+
+    def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
+        """Each file without pause for `seconds`, one file after another, in the order given."""
+
+    def logits(self, file: Path, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """What the file answers there, each row by itself: (outputs,), or (tokens, outputs) of a tokenwise task."""
+
+
+@contextmanager
+def open_device(
+    name: str,
+    *,
+    lan: bool = False,
+    timeout: float = 60.0,
+    say: Callable[[str], None] = print,
+    affinity: tuple[int, ...] = (),
+    python: str = "python3",
+    native: Path | None = None,
+    assets: Path | None = None,
+    webgpu: bool = False,
+) -> Iterator[Device]:
+    """The device of that name, closed at the end, whatever happens.
+
+    name     `local`, `ssh:[user@]host[:port]`, `browser`, `adb`, `adb:SERIAL`
+    lan      browser: whether other machines of the network may open the page
+    timeout  seconds until a device that does not answer is given up
+    say      is told what the user must do or wait for
+    affinity the CPUs to run on, where the device can choose; none: wherever its system likes
+    python   ssh: the interpreter there that has onnxruntime
+    native   adb: the program that measures on the phone, instead of its browser
+    assets   browser, adb: onnxruntime-web's tarball or folder, where npm cannot get it
+    webgpu   browser, adb: whether to run on the GPU what it has kernels for
+    """
+    kind, colon, where = name.partition(":")
+    given = {"affinity": bool(affinity), "lan": lan, "python": python != "python3", "native": native is not None}
+    _fitting(kind, **given, assets=assets is not None, webgpu=webgpu)
+    if kind == "local" and not colon:
+        from compress.benchmark.local import local
+
+        with local(affinity=affinity, say=say) as device:
+            yield device
+    elif kind == "ssh" and where:
+        from compress.benchmark.ssh import ssh
+
+        with ssh(where, python=python, affinity=affinity, timeout=timeout, say=say) as device:
+            yield device
+    elif kind == "browser" and not colon:
+        from compress.benchmark.browser.device import browser
+
+        with browser(lan=lan, timeout=timeout, say=say, assets=assets, webgpu=webgpu) as page:
+            yield page
+    elif kind == "adb" and bool(where) == bool(colon):
+        from compress.benchmark.android import adb
+        from compress.benchmark.browser.device import browser
+
+        visit = partial(browser, timeout=timeout, say=say, assets=assets, webgpu=webgpu)
+        with adb(where, page=visit, native=native, affinity=affinity, timeout=timeout, say=say) as phone:
+            yield phone
+    else:
+        raise DeviceError(
+            f"--device {name}: no such device; expected local, ssh:[user@]host[:port], browser, adb or adb:SERIAL."
+            + (did_you_mean(kind, KINDS) if kind not in KINDS else "")
+        )
+
+
+def _fitting(kind: str, **given: bool) -> None:
+    """Raises DeviceError for an option that was given and that this kind of device does not have."""
+    fits = {
+        "affinity": ("local", "ssh", "adb"),
+        "lan": ("browser",),
+        "python": ("ssh",),
+        "native": ("adb",),
+        "assets": ("browser", "adb"),
+        "webgpu": ("browser", "adb"),
+    }
+    for option, kinds in fits.items():
+        if given[option] and kind in KINDS and kind not in kinds:
+            raise DeviceError(f"--{option}: means nothing to --device {kind}; it is for {', '.join(kinds)}")

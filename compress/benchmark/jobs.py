@@ -1,0 +1,115 @@
+"""What a runner is told of a file."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from compress.errors import ExportError
+from compress.exporters.session import (
+    declared_vocabulary,
+    read_model,
+    session_entries,
+    vocabulary_size,
+    weights_elsewhere,
+)
+from compress.records.latency import WARM_UP, DeviceError, Setting
+
+ENCODER_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+SIDECAR = ".session.json"
+"""`model.xml` is opened with the properties in `model.session.json`, as {"INFERENCE_PRECISION_HINT": "f32"}."""
+
+
+def runtime_of(path: Path) -> str:
+    return "openvino" if path.suffix == ".xml" else "onnxruntime"
+
+
+def timing_job(path: Path) -> dict[str, Any]:
+    """The job of timing a file at some setting. Raises ExportError for what is no text encoder."""
+    return {**logits_job(path), "vocabulary": _vocabulary(path)}
+
+
+def logits_job(path: Path) -> dict[str, Any]:
+    """The job of answering rows."""
+    if path.suffix == ".tflite":
+        raise ExportError(f"{path}: a .tflite file is measured by --device adb --native benchmark_model only")
+    entries = _properties(path) if path.suffix == ".xml" else session_entries(read_model(path))
+    return {"runtime": runtime_of(path), "entries": entries, "warm_up": WARM_UP, "threads": 1}
+
+
+def check(device: str, cores: str, files: Mapping[str, Path], settings: Sequence[Setting]) -> None:
+    """Raise DeviceError for more threads than the device has cores, or more tokens than a file has positions for.
+
+    `cores`: as the device tells them, the number first; '' where it does not.
+    """
+    known, most = cores.split(" ", maxsplit=1)[0], max(setting.threads for setting in settings)
+    if known.isdecimal() and most > int(known):
+        raise DeviceError(f"--threads {most}: {device} has {known} CPUs to use; expected at most {known}")
+    longest = max(setting.seq for setting in settings)
+    for name, path in files.items():
+        limit = _positions(path)
+        if limit is not None and longest > limit:
+            raise DeviceError(f"--seq {longest}: {name} has {limit} positions; expected at most {limit}")
+
+
+def _positions(path: Path) -> int | None:
+    """Find the rows of an ONNX file's table of positions; None where it has none, as where positions are relative."""
+    if path.suffix != ".onnx":
+        return None
+    tables = (tensor for tensor in read_model(path).graph.initializer if "position_embeddings" in tensor.name)
+    return min((tensor.dims[0] for tensor in tables if len(tensor.dims) == 2), default=None)
+
+
+def input_types(path: Path) -> dict[str, Any]:
+    """The numpy types of an ONNX file's inputs, by name. Raises DeviceError for the file of no text encoder."""
+    graph = read_model(path).graph
+    constant = {tensor.name for tensor in graph.initializer}  # old files list these among the inputs
+    kinds = {node.name: node.type.tensor_type.elem_type for node in graph.input if node.name not in constant}
+    if unknown := sorted(kinds.keys() - set(ENCODER_INPUTS)):
+        raise DeviceError(
+            f"{path}: inputs {', '.join(unknown)} are not among {', '.join(ENCODER_INPUTS)}; expected the ONNX file of "
+            "a text encoder"
+        )
+    return {name: np.int32 if kind == TensorProto.INT32 else np.int64 for name, kind in kinds.items()}
+
+
+def parts(path: Path) -> list[Path]:
+    """The files that belong together, `path` first. Raises ExportError for an ONNX file with weights outside it."""
+    if path.suffix == ".xml":
+        return [path, path.with_suffix(".bin")]
+    if outside := weights_elsewhere(path):
+        raise ExportError(
+            f"{path}: keeps weights in other files ({', '.join(outside)}); expected one file to send. "
+            "Save it as one: onnx.save(onnx.load(path), target)"
+        )
+    return [path]
+
+
+def _vocabulary(path: Path) -> int:
+    if path.suffix != ".xml":
+        return vocabulary_size(read_model(path), path)
+    if size := declared_vocabulary(path):
+        return size
+    raise ExportError(f"{path}: no config.json beside it gives vocab_size. Put the model's config.json into the folder")
+
+
+def _properties(path: Path) -> dict[str, str]:
+    for part in parts(path):
+        if not part.is_file():
+            raise ExportError(f"{part}: no such file; expected an OpenVINO model, an .xml with a .bin beside it")
+    sidecar = path.with_suffix(SIDECAR)
+    if not sidecar.is_file():
+        return {}
+    try:
+        found = json.loads(sidecar.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ExportError(f"{sidecar}: not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ExportError(
+            f'{sidecar}: expected an object of OpenVINO properties, as {{"INFERENCE_PRECISION_HINT": "f32"}}'
+        )
+    return {str(key): str(value) for key, value in found.items()}

@@ -1,0 +1,241 @@
+"""This machine as a device."""
+
+import base64
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from compress.benchmark import jobs
+from compress.benchmark.options import cpu_list
+from compress.benchmark.remote import agent, runner
+from compress.benchmark.remote.link import Link, connect
+from compress.benchmark.remote.runner import REFUSED
+from compress.records.latency import DeviceError, Latency, Setting, Sustained, check_turns, contention, summarise
+
+MINUTE = 60.0
+ROWS_AT_ONCE = 64
+"""Rows sent in one line."""
+
+
+@dataclass(frozen=True)
+class Stationed:
+    """A machine with a station, as a Device.
+
+    place     brings a file to the machine, and says where it is there
+    runner    the path of runner.py there
+    affinity  the CPUs that runners are kept on; none: wherever the system likes
+    say       is told how far the measuring is
+    missing   what to do about a runtime that does not load there: the runtime, why -> the error
+    loaded    runtime -> version, of those known to load there
+    """
+
+    name: str
+    link: Link
+    place: Callable[[Path], str]
+    runner: str
+    affinity: tuple[int, ...]
+    say: Callable[[str], None]
+    missing: Callable[[str, str], DeviceError]
+    loaded: dict[str, str] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, str]:
+        """Load and temperature are from before anything was measured."""
+        if not self.loaded:
+            self._needs("onnxruntime")
+        runtimes = ", ".join(f"{name} {version}" for name, version in self.loaded.items())
+        return {**self.link.hello["facts"], "runtime": runtimes}
+
+    def race(
+        self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int = 8, runs: int = 15
+    ) -> list[Latency]:
+        """Per setting every file is timed for `rounds` x `runs` forwards, the files taking turns round by round, half
+        of the rounds in each of two passes over all settings. Inputs are random ids of the file's own vocabulary with
+        nothing masked."""
+        check_turns(rounds, runs)
+        told = {name: self._sent(jobs.timing_job(path), path) for name, path in files.items()}
+        passes = []
+        for number, part in enumerate((rounds - rounds // 2, rounds // 2), start=1):
+            found = {}
+            for setting in settings:
+                self.say(f"{self.name}: pass {number} of 2, {setting}")
+                found[setting] = self._pass(told, setting, rounds=part, runs=runs, backwards=number == 2)
+            passes.append(found)
+        return [
+            self._latency(name, setting, *(found[setting] for found in passes))
+            for setting in settings
+            for name in files
+        ]
+
+    def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
+        told = {name: self._sent(jobs.timing_job(path), path) for name, path in files.items()}
+        return [self._sustained(name, job, setting, seconds) for name, job in told.items()]
+
+    def logits(self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[NDArray[np.float32]]:
+        found: list[NDArray[np.float32]] = []
+        with self._runner(str(file), self._sent(jobs.logits_job(file), file), None) as (ask, _):
+            for at in range(0, len(rows), ROWS_AT_ONCE):
+                lines = [{key: list(map(int, ids)) for key, ids in row.items()} for row in rows[at : at + ROWS_AT_ONCE]]
+                for shape, data in ask({"rows": lines})["logits"]:
+                    found.append(np.frombuffer(base64.b64decode(data), np.float32).reshape(shape))
+        return found
+
+    def _needs(self, runtime: str) -> None:
+        if runtime in self.loaded:
+            return
+        found = self.link.ask(do="versions", of=["numpy", runtime])
+        if "error" in found:
+            raise self.missing(runtime, found["error"])
+        self.loaded[runtime] = found["versions"][runtime]
+
+    def _sent(self, job: dict[str, Any], path: Path) -> dict[str, Any]:
+        self._needs(job["runtime"])
+        return {**job, "path": self.place(path), "affinity": list(self.affinity)}
+
+    def _pass(
+        self, told: dict[str, dict[str, Any]], setting: Setting, *, rounds: int, runs: int, backwards: bool
+    ) -> dict[str, dict[str, Any]]:
+        """Time every file: its init_ms, first_ms, ms of all runs, peak_rss_mb, celsius at the end, and other load."""
+        order = list(reversed(told)) if backwards else list(told)
+        before = self._usage()
+        found: dict[str, dict[str, Any]] = {}
+        with ExitStack() as stack:
+            asks = {}
+            for name in order:
+                asks[name], ready = stack.enter_context(self._runner(name, told[name], setting))
+                found[name] = {**ready, "ms": []}  # before the next one starts: loading is timed too
+            for turn in range(rounds):
+                for name in order if turn % 2 == 0 else reversed(order):
+                    said = asks[name]({"runs": runs})
+                    found[name]["ms"] += said["ms"]
+                    found[name]["peak_rss_mb"] = said["peak_rss_mb"]
+            shared = {"celsius": self._temperature(), "load": _other_load(before, self._usage())}
+        return {name: {**each, **shared} for name, each in found.items()}
+
+    def _latency(self, name: str, setting: Setting, first: Mapping[str, Any], second: Mapping[str, Any]) -> Latency:
+        one, two = first[name], second[name]
+        other, cpus = max(one["load"], two["load"])
+        latency = summarise(
+            name,
+            setting,
+            (one["ms"], two["ms"]),
+            init_ms=one["init_ms"],
+            first_ms=one["first_ms"],
+            peak_rss_mb=max(one["peak_rss_mb"], two["peak_rss_mb"]),
+            affinity=cpu_list(self.affinity),
+            celsius=two["celsius"],
+        )
+        known = other if cpus else None
+        return replace(latency, other_load=known, busy=contention(known, cpus, setting.threads))
+
+    def _sustained(self, name: str, job: dict[str, Any], setting: Setting, seconds: float) -> Sustained:
+        minutes: list[float] = []
+        temperatures: list[float | None] = []
+        started = self._temperature()
+        with self._runner(name, job, setting) as (ask, _):
+            left = seconds
+            while left > 0:
+                minutes.append(ask({"seconds": min(MINUTE, left)})["p50_ms"])
+                temperatures.append(self._temperature())
+                left -= MINUTE
+                warm = "" if temperatures[-1] is None else f", {temperatures[-1]:.0f} C"
+                self.say(f"{self.name}: {name}, {setting}: minute {len(minutes)}: p50 {minutes[-1]:.2f} ms{warm}")
+        return Sustained(name, setting, tuple(minutes), tuple(temperatures), started)
+
+    def _usage(self) -> dict[str, Any]:
+        return self.link.ask(do="usage", cpus=list(self.affinity))
+
+    def _temperature(self) -> float | None:
+        celsius: float | None = self.link.ask(do="temperature")["celsius"]
+        return celsius
+
+    @contextmanager
+    def _runner(
+        self, name: str, job: dict[str, Any], setting: Setting | None
+    ) -> Iterator[tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[str, Any]]]:
+        """What asks a new runner, and the line it starts with."""
+
+        def alive(answer: dict[str, Any]) -> dict[str, Any]:
+            if "died" in answer:
+                raise _death(name, setting, answer["died"], answer["words"])
+            return answer
+
+        full = {**job, **(asdict(setting) if setting else {})}
+        ready = self.link.ask(do="start", name=name, runner=self.runner, job=full)
+        try:
+            yield lambda line: alive(self.link.ask(do="ask", name=name, line=line)), alive(ready)
+        except Exception:
+            with suppress(DeviceError):  # where the station itself is lost, that has been said
+                self.link.ask(do="stop", name=name)
+            raise
+        # not when interrupted: an answer may be due, and the end of the link stops all
+        self.link.ask(do="stop", name=name)
+
+
+def _other_load(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float, int]:
+    """Subtract our own use of the CPUs from that of all: (CPUs that others kept busy, CPUs); (0.0, 0): not known."""
+    if not before or not after:
+        return 0.0, 0
+    seconds, busy, own = (after[key] - before[key] for key in ("seconds", "busy", "own"))
+    return max(0.0, busy - own) / max(seconds, 1e-3), after["cpus"]
+
+
+def _death(name: str, setting: Setting | None, code: int, words: str) -> DeviceError:
+    at = f" at {setting}" if setting else ""
+    if code == REFUSED:
+        return DeviceError(f"{name}{at}: {words}")
+    return DeviceError(
+        f"{name}: the measuring process ended with code {code}{at}: {words or 'it said nothing'}. Usual reasons: more "
+        "tokens than the model has positions, or too little memory."
+    )
+
+
+START = 60.0
+"""Seconds a station on this machine has to start: it takes a tenth of one."""
+
+
+def race(
+    files: Mapping[str, Path],
+    settings: Sequence[Setting],
+    *,
+    rounds: int = 8,
+    runs: int = 15,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Latency]:
+    """Race ONNX files on this machine: their latency, settings in the order given, files within.
+
+    Raises DeviceError when a measuring process dies, with its last words; ExportError for a file that is no text
+    encoder. Leaves no process behind.
+    """
+    with local(say=say) as device:
+        return device.race(files, settings, rounds=rounds, runs=runs)
+
+
+def machine() -> dict[str, str]:
+    """What figures are measured on: processor, cores, instruction sets, governor, load now, memory, system."""
+    return agent.facts()
+
+
+@contextmanager
+def local(*, affinity: tuple[int, ...] = (), say: Callable[[str], None] = lambda _: None) -> Iterator[Stationed]:
+    # -P: the station's neighbours in its folder must not pass for installed modules
+    command = [sys.executable, "-P", str(agent.__file__)]
+    loaded = {"onnxruntime": onnxruntime.__version__}
+    with connect(command, loss=_lost, timeout=START) as link:
+        yield Stationed(
+            "local", link, lambda path: str(path.resolve()), str(runner.__file__), affinity, say, _missing, loaded
+        )
+
+
+def _lost(code: int | None, words: str) -> DeviceError:
+    return DeviceError(f"local: the process that keeps the measuring ones ended with code {code}: {words or 'silent'}")
+
+
+def _missing(runtime: str, why: str) -> DeviceError:
+    return DeviceError(f"local: {runtime} does not load here ({why}). Install it: pip install {runtime}")

@@ -1,0 +1,267 @@
+"""Keeps the measuring processes of one machine, at the far end of a pipe. Needs Python 3.8 and nothing else.
+
+    python station.py [FOLDER]
+
+Prints one JSON line when ready, with what the machine is, then answers each JSON line read by one line:
+
+    {"do": "temperature"}                     {"celsius": 51.2}             None where it shows none
+    {"do": "versions", "of": ["numpy"]}       {"versions": {...}} or {"error": ...}    by importing them
+    {"do": "put", "name": ..., "bytes": n}    {"path": ...} or {"error": ...}          n bytes follow the line
+    {"do": "start", "name": ..., "runner": ..., "job": {...}}    the runner's first line
+    {"do": "ask", "name": ..., "line": {...}}                    the runner's answer
+    {"do": "stop", "name": ...}               {}
+
+A runner that ends answers {"died": code, "words": its last line}. When the input ends, even in the middle of a run,
+every runner is killed and the station ends: a lost connection leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    Runners = dict[str, "Running"]
+
+READY = '{"station": '
+"""How the first line of ours begins: what a login shell prints before it is passed over."""
+
+FAST_SETS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm", "sve")
+"""Instruction sets that decide how fast int8 and bf16 are."""
+
+CPU_SENSORS = re.compile(r"cpu|pkg|package|soc|core|k10temp|zenpower|tctl", re.IGNORECASE)
+SENSORS = Path("/sys/class")
+CPUS = Path("/sys/devices/system/cpu")
+CHUNK = 2**20
+LAST_WORDS = 600
+"""How many characters of a runner's last line its death repeats."""
+
+
+class Running(NamedTuple):
+    process: subprocess.Popen[str]
+    errors: IO[str]
+
+
+def main(folder: str = "") -> None:
+    """Serves until the input ends. `folder`: where `put` files go."""
+    requests: queue.Queue[dict[str, Any] | None] = queue.Queue(1)
+    runners: Runners = {}
+    threading.Thread(target=listen, args=(folder, requests, runners), daemon=True).start()
+    free = shutil.disk_usage(folder).free if folder else 0
+    if folder:  # onnxruntime 1.31 leaves a file there when it is imported
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+    try:
+        say({"station": 1, "folder": folder, "free": free, "facts": facts()})
+        while True:
+            request = requests.get()
+            if request is None:
+                break
+            say(answer(request, runners))
+    except BrokenPipeError:
+        pass
+    finally:
+        for name in list(runners):
+            stop(name, runners)
+        os._exit(0)  # the listening thread may hold the lock of standard input, which an orderly end waits for
+
+
+def say(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def listen(folder: str, requests: queue.Queue[dict[str, Any] | None], runners: Runners) -> None:
+    """Requests, with the files that follow them already written; None at the end."""
+    source = sys.stdin.buffer
+    for line in source:
+        request = json.loads(line)
+        if request["do"] == "put":
+            request["put"] = receive(source, Path(folder) / request["name"], request["bytes"])
+        requests.put(request)
+    for running in list(runners.values()):  # whoever waits for their answer goes on
+        running.process.kill()
+    requests.put(None)
+
+
+def receive(source: IO[bytes], target: Path, size: int) -> dict[str, Any]:
+    """Writes what follows. Where that fails the rest is read all the same, for the next request to be found."""
+    left = size
+    try:
+        with target.open("wb") as file:
+            while left:
+                chunk = source.read(min(CHUNK, left))
+                if not chunk:
+                    break
+                left -= len(chunk)
+                file.write(chunk)
+    except OSError as error:
+        target.unlink() if target.exists() else None
+        while left and (chunk := source.read(min(CHUNK, left))):
+            left -= len(chunk)
+        return {"error": f"{target}: {error.strerror}"}
+    return {"path": str(target)}
+
+
+def answer(request: dict[str, Any], runners: Runners) -> dict[str, Any]:
+    what = request["do"]
+    if what == "put":
+        return request["put"]
+    if what == "start":
+        return start(request, runners)
+    if what == "ask":
+        return ask(request["name"], json.dumps(request["line"]) + "\n", runners)
+    if what == "stop":
+        return stop(request["name"], runners)
+    if what == "versions":
+        return versions(request["of"])
+    return usage(request["cpus"], runners) if what == "usage" else {"celsius": temperature()}
+
+
+def usage(cpus: list[int], runners: Runners) -> dict[str, Any]:
+    """Read how many seconds these CPUs (none: all we may use) have been busy, and ours among them; Linux alone tells.
+
+    `busy` counts what a host of virtual machines took from us, too.
+    """
+    lines = (line.split() for line in _text(Path("/proc/stat")).splitlines())
+    ticks = {line[0]: list(map(int, line[1:9])) for line in lines if re.fullmatch(r"cpu\d+", line[0])}
+    if not ticks or not hasattr(os, "sched_getaffinity"):
+        return {}
+    chosen = [f"cpu{cpu}" for cpu in cpus or os.sched_getaffinity(0) if f"cpu{cpu}" in ticks]
+    tick = os.sysconf("SC_CLK_TCK")
+    busy = sum(sum(ticks[cpu]) - ticks[cpu][3] - ticks[cpu][4] for cpu in chosen) / tick  # without idle and iowait
+    own = time.process_time()
+    for running in runners.values():
+        fields = _text(Path(f"/proc/{running.process.pid}/stat")).rpartition(")")[2].split()
+        own += (int(fields[11]) + int(fields[12])) / tick if fields else 0.0
+    return {"seconds": time.monotonic(), "busy": busy, "own": own, "cpus": len(chosen)}
+
+
+def start(request: dict[str, Any], runners: Runners) -> dict[str, Any]:
+    errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # `stop` closes it
+    # -P: the runner's neighbours in its folder must not pass for installed modules
+    safe = ["-P"] if sys.version_info >= (3, 11) else []
+    command = [sys.executable, *safe, request["runner"], json.dumps(request["job"])]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, universal_newlines=True)
+    runners[request["name"]] = Running(process, errors)
+    return ask(request["name"], "", runners)
+
+
+def ask(name: str, line: str, runners: Runners) -> dict[str, Any]:
+    process, errors = runners[name]
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+        found = process.stdout.readline()
+    except BrokenPipeError:
+        found = ""
+    if found:
+        return json.loads(found)
+    code = process.wait()
+    errors.seek(0)
+    words = errors.read().strip().splitlines()
+    return {"died": code, "words": words[-1][-LAST_WORDS:] if words else ""}
+
+
+def stop(name: str, runners: Runners) -> dict[str, Any]:
+    process, errors = runners.pop(name)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout, errors):
+        with suppress(BrokenPipeError):  # what it was still to be asked
+            pipe.close()
+    return {}
+
+
+def versions(packages: list[str]) -> dict[str, Any]:
+    """Of packages, found by importing them: one for another processor is installed, too, but does not load."""
+    names = ", ".join(packages)
+    found = f"{{each.__name__: each.__version__.split('-')[0] for each in ({names},)}}"
+    program = f"import json, {names}; print(json.dumps({found}))"
+    done = subprocess.run([sys.executable, "-c", program], check=False, stdin=subprocess.DEVNULL, capture_output=True)
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip().splitlines()
+        return {"error": words[-1] if words else f"ended with code {done.returncode}"}
+    return {"versions": json.loads(done.stdout)}
+
+
+def facts() -> dict[str, str]:
+    """Processor, cores, instruction sets, governor, temperature and load now, memory, system; what cannot be read is
+    left out."""
+    flags = f"{_cpuinfo('flags')} {_cpuinfo('Features')}".split()
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    celsius = temperature()
+    governors = sorted({_text(path) for path in CPUS.glob("cpu*/cpufreq/scaling_governor")})
+    known = {
+        "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
+        "board": _text(Path("/proc/device-tree/model")).rstrip("\0"),
+        "cores": f"{mine} of {os.cpu_count()}",
+        "clock": clocks(),
+        "instructions": " ".join(name for name in FAST_SETS if name in flags),
+        "governor": " ".join(governors),
+        "temperature": "" if celsius is None else f"{celsius:.0f} C",
+        "load": f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "",
+        "memory": _memory(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+    return {name: value for name, value in known.items() if value}
+
+
+def temperature(sensors: Path = SENSORS) -> float | None:
+    """Degrees Celsius of the hottest sensor of the processor; of the hottest of all where none says it is one."""
+    found = []
+    for pattern, label in (("thermal/thermal_zone*/temp", "type"), ("hwmon/hwmon*/temp*_input", "name")):
+        for path in sensors.glob(pattern):
+            milli, name = _text(path), _text(path.with_name(label))
+            if re.fullmatch(r"\d+", milli) and 0 < int(milli) < 150_000:
+                found.append((bool(CPU_SENSORS.search(name)), int(milli) / 1000))
+    return max(found)[1] if found else None
+
+
+def clocks(cpus: Path = CPUS) -> str:
+    """`cpu 0-3 1.80 GHz, cpu 4-7 2.40 GHz`: which CPUs are the fast ones; '' where the system does not tell."""
+    found = {int(path.parent.parent.name[3:]): _text(path) for path in cpus.glob("cpu*/cpufreq/cpuinfo_max_freq")}
+    by_clock: dict[str, list[int]] = {}
+    for cpu in sorted(found):
+        by_clock.setdefault(f"{int(found[cpu]) / 1e6:.2f} GHz", []).append(cpu)
+    return ", ".join(f"cpu {each[0]}-{each[-1]} {clock}" for clock, each in by_clock.items())
+
+
+def _memory() -> str:
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return ""
+    return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
+
+
+def _cpuinfo(field: str) -> str:
+    """The first value of a field of Linux's /proc/cpuinfo, '' where there is none."""
+    lines = (line.partition(":") for line in _text(Path("/proc/cpuinfo")).splitlines())
+    return next((value.strip() for name, _, value in lines if name.strip() == field), "")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,192 @@
+"""Runs one file in a process of its own, on any machine. Needs Python 3.8, numpy and the file's runtime, no more.
+
+    python runner.py '{"path": "model.onnx", "runtime": "onnxruntime", "entries": {}, "threads": 1, "affinity": [],
+                       "batch": 1, "seq": 128, "vocabulary": 30522, "warm_up": 5}'
+
+Prints one JSON line when ready: init_ms (opening the file), first_ms (the first run; not without `seq`). Then each
+line read is answered by one:
+
+    {"runs": 15}    {"ms": [...], "peak_rss_mb": 81.2}     the milliseconds of each run, the most memory held so far
+    {"seconds": 60} {"p50_ms": 3.1, "runs": 19021, ...}    as many runs as the time holds
+    {"rows": [...]} {"logits": [[shape, base64], ...]}     what the file answers to encoded texts, each by itself
+
+Ends when its input does, so it never outlives whoever started it. What it refuses, it says on standard error and
+ends with code 3.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import NoReturn
+
+    import onnxruntime
+
+    Feeds = dict[str, Any]
+    Opened = tuple[dict[str, Any], Callable[[Feeds], list[Any]]]
+    """Input name -> numpy type that the file declares, and what runs it: inputs -> outputs."""
+
+WARM_UP_PER_ROUND = 2
+"""Untimed runs that bring caches and threads back after another process had the cores."""
+
+REFUSED = 3
+
+
+def session_options(threads: int, entries: Mapping[str, str]) -> onnxruntime.SessionOptions:
+    """Options of a CPU session: `threads` within an operator (0: onnxruntime's choice), `entries` as the file asks."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # fatal: errors are raised, no need to print them too
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
+def refuse(why: str) -> NoReturn:
+    print(why, file=sys.stderr)
+    sys.exit(REFUSED)
+
+
+def pin(cpus: list[int]) -> None:
+    """Keeps this process, with all threads it will start, on these CPUs; none given: wherever the system likes."""
+    if not cpus:
+        return
+    if not hasattr(os, "sched_setaffinity"):
+        refuse(f"a process cannot be kept on CPUs of choice on {sys.platform}; measure without --affinity")
+    allowed = os.sched_getaffinity(0)
+    if missing := sorted(set(cpus) - allowed):
+        refuse(f"CPUs {missing} are not there or not allowed; those that are: {sorted(allowed)}")
+    os.sched_setaffinity(0, cpus)
+
+
+def open_onnxruntime(job: Mapping[str, Any]) -> Opened:
+    import onnxruntime
+
+    options = session_options(job["threads"], job["entries"])
+    session = onnxruntime.InferenceSession(job["path"], options, providers=["CPUExecutionProvider"])
+    types = {node.name: np.int32 if "int32" in node.type else np.int64 for node in session.get_inputs()}
+    return types, lambda feeds: session.run(None, feeds)
+
+
+def open_openvino(job: Mapping[str, Any]) -> Opened:
+    import openvino
+
+    properties = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", **job["entries"]}
+    if job["threads"]:
+        properties["INFERENCE_NUM_THREADS"] = str(job["threads"])
+    compiled = openvino.Core().compile_model(job["path"], "CPU", properties)
+    request = compiled.create_infer_request()
+    types = {node.get_any_name(): node.get_element_type().to_dtype().type for node in compiled.inputs}
+
+    def run(feeds: Feeds) -> list[Any]:
+        found = request.infer(feeds, share_inputs=True)
+        return [found[port] for port in compiled.outputs]
+
+    return types, run
+
+
+RUNTIMES: Mapping[str, Callable[[Mapping[str, Any]], Opened]] = {
+    "onnxruntime": open_onnxruntime,
+    "openvino": open_openvino,
+}
+
+
+def feeds(types: Mapping[str, Any], batch: int, seq: int, vocabulary: int) -> Feeds:
+    """Random token ids, the same in every process; full attention; one segment. In the types the file declares."""
+    ids = np.random.default_rng(0).integers(0, vocabulary, (batch, seq))
+    known = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    if unknown := sorted(types.keys() - known.keys()):
+        refuse(f"inputs {', '.join(unknown)} are not among {', '.join(known)}: not the file of a text encoder")
+    return {name: known[name].astype(kind) for name, kind in types.items()}
+
+
+def peak_rss_mb() -> float:
+    """The most memory this process has held, in 10^6 bytes.
+
+    Not ru_maxrss on Linux: that survives fork and exec, and would show a large parent's peak.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        lines = dict(line.split(":", 1) for line in status.read_text(encoding="ascii").splitlines() if ":" in line)
+        if "VmHWM" in lines:
+            return int(lines["VmHWM"].split()[0]) * 1024 / 1e6
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024) / 1e6
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Milliseconds of one run."""
+    start = time.perf_counter()
+    run()
+    return (time.perf_counter() - start) * 1e3
+
+
+def logits(opened: Opened, rows: list[dict[str, list[int]]], at_a_time: int) -> list[Any]:
+    """[shape, base64 of float32 in row order] of each row."""
+    types, run = opened
+
+    def answer(row: dict[str, list[int]]) -> list[Any]:
+        if missing := [name for name in types if name not in row]:
+            refuse(f"a row has {', '.join(row)}; expected {', '.join(missing)} too")
+        found = [np.asarray(out)[0] for out in run({name: np.asarray([row[name]], types[name]) for name in types})]
+        one = found[0] if len(found) == 1 else np.stack(found, axis=-1)  # starts and ends of spans
+        return [list(one.shape), base64.b64encode(np.ascontiguousarray(one, np.float32).tobytes()).decode()]
+
+    with ThreadPoolExecutor(at_a_time) as pool:
+        return list(pool.map(answer, rows))
+
+
+def main(job: Mapping[str, Any]) -> None:
+    pin(job["affinity"])
+    start = time.perf_counter()
+    opened = RUNTIMES[job["runtime"]](job)
+    ready = {"init_ms": (time.perf_counter() - start) * 1e3}
+    timing = "seq" in job
+    batch = feeds(opened[0], job["batch"], job["seq"], job["vocabulary"]) if timing else {}
+
+    def run() -> object:
+        return opened[1](batch)
+
+    if timing:
+        ready["first_ms"] = timed(run)
+    print(json.dumps(ready), flush=True)
+    for _ in range(job["warm_up"] if timing else 0):
+        run()
+    # an infer request of OpenVINO's is for one thread
+    at_a_time = 1 if job["runtime"] == "openvino" else os.cpu_count() or 1
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line), run, opened, at_a_time)), flush=True)
+
+
+def answer(asked: Mapping[str, Any], run: Callable[[], object], opened: Opened, at_a_time: int) -> dict[str, Any]:
+    if "rows" in asked:
+        return {"logits": logits(opened, asked["rows"], at_a_time)}
+    if "seconds" in asked:
+        end = time.perf_counter() + asked["seconds"]
+        times: list[float] = []
+        while not times or time.perf_counter() < end:
+            times.append(timed(run))
+        return {"p50_ms": float(np.median(times)), "runs": len(times), "peak_rss_mb": peak_rss_mb()}
+    for _ in range(WARM_UP_PER_ROUND):
+        run()
+    return {"ms": [timed(run) for _ in range(asked["runs"])], "peak_rss_mb": peak_rss_mb()}
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,226 @@
+"""`compress distill`, `pretrain` and `label`: whatever learns, or teaches."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from compress.cli.options import (
+    AllowCode,
+    AllowPickle,
+    CorpusName,
+    Int8MaxDrop,
+    Json,
+    OnWeakTeacher,
+    Out,
+    Overrides,
+    Precision,
+    Recipe,
+    Resume,
+    Seed,
+    console,
+    print_result,
+    told,
+)
+
+
+def distill(
+    teacher: Annotated[str, typer.Option(help="Alias (minilm, bert-base, ...), folder or hub id.")],
+    recipe: Recipe,
+    data: Annotated[str, typer.Option(help="intents, a folder with train and dev files, or a hub id (glue/sst2).")],
+    out: Out,
+    corpus: CorpusName = None,
+    prompt: Annotated[str | None, typer.Option(help="What a language model is asked, to teach without labels.")] = None,
+    overrides: Overrides = None,
+    text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
+    kind: Annotated[
+        Literal["classification", "multilabel", "regression", "tagging", "qa"] | None,
+        typer.Option(help="Kind of task."),
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="The score that chooses the best checkpoint.")] = None,
+    seed: Seed = 0,
+    precision: Precision = "auto",
+    resume: Resume = False,
+    gate: OnWeakTeacher = "refuse",
+    max_drop: Int8MaxDrop = None,
+    allow_pickle: AllowPickle = False,
+    allow_code: AllowCode = None,
+    as_json: Json = False,
+) -> None:
+    """Distil a teacher into a student, export and quantise it, and measure it beside its teacher."""
+    with told(hint=f"Continue with: compress distill ... --out {out} --resume"):
+        from compress.commands import preflight
+        from compress.prompting.prompt import Prompt
+
+        ready = preflight.load_recipe(recipe, overrides or [])
+        preflight.check_task(ready)
+        asked = None if prompt is None else Prompt.load(prompt)
+        preflight.check(
+            ready,
+            teacher=teacher,
+            out=out,
+            data=data,
+            corpus=corpus,
+            prompted=asked is not None,
+            seed=seed,
+            resume=resume,
+            allow_pickle=allow_pickle,
+            allow_code=allow_code,
+        )
+        from compress.commands.distill import distill as run  # seconds: torch
+
+        shown = console(as_json)
+        bundle = run(
+            teacher=teacher,
+            recipe=ready,
+            data=data,
+            out=out,
+            corpus=corpus,
+            prompt=asked,
+            text=text,
+            label=label,
+            kind=kind,
+            metric=metric,
+            seed=seed,
+            precision=precision,
+            resume=resume,
+            gate=gate,
+            max_drop=None if max_drop is None else max_drop / 100,
+            allow_pickle=allow_pickle,
+            allow_code=allow_code,
+            console=shown,
+        )
+        if as_json and not shown.quiet:
+            print_result((bundle.path / "report.json").read_text(encoding="utf-8"))
+
+
+def pretrain(
+    teacher: Annotated[str, typer.Option(help="Who teaches, or whose vocabulary and sizes are taken.")],
+    recipe: Recipe,
+    out: Out,
+    corpus: CorpusName = None,
+    data: Annotated[str | None, typer.Option(help="Labelled set, for stages that answer with text (T5).")] = None,
+    overrides: Overrides = None,
+    seed: Seed = 0,
+    precision: Precision = "auto",
+    resume: Resume = False,
+    allow_pickle: AllowPickle = False,
+    allow_code: AllowCode = None,
+) -> None:
+    """Run a recipe's stages on text alone: a general student, a language model, a teacher. Ends in a checkpoint."""
+    with told(hint=f"Continue with: compress pretrain ... --out {out} --resume"):
+        from compress.commands import preflight
+
+        ready = preflight.load_recipe(recipe, overrides or [])
+        preflight.without_task(ready, corpus, data)
+        preflight.check(
+            ready,
+            teacher=teacher,
+            out=out,
+            data=data,
+            corpus=corpus,
+            seed=seed,
+            resume=resume,
+            allow_pickle=allow_pickle,
+            allow_code=allow_code,
+        )
+        from compress.commands.pretrain import pretrain as run  # seconds: torch
+
+        run(
+            teacher=teacher,
+            recipe=ready,
+            out=out,
+            corpus=corpus,
+            data=data,
+            seed=seed,
+            precision=precision,
+            resume=resume,
+            allow_pickle=allow_pickle,
+            allow_code=allow_code,
+            console=console(),
+        )
+
+
+def label(
+    teacher: Annotated[str, typer.Option(help="Language model: alias (gpt2, ...), folder, hub id, endpoint's .yaml.")],
+    prompt: Annotated[str, typer.Option(help="Name (see recipes/prompts) or path of a .yaml file.")],
+    data: Annotated[str, typer.Option(help="As for distill; or texts without labels: a table, a .txt file, a corpus.")],
+    out: Annotated[Path, typer.Option(help="The .jsonl file to write.")],
+    text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column; it only scores the teacher.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the choice of examples.")] = 0,
+    precision: Annotated[Literal["auto", "bf16", "fp32"], typer.Option(help="What the model computes in.")] = "auto",
+    gate: OnWeakTeacher = "refuse",
+    allow_pickle: AllowPickle = False,
+) -> None:
+    """Let a prompted language model label texts: one line of JSON each, with the probabilities of the labels."""
+    with told(hint="Answers are kept: the same command goes on from there."):
+        from compress.commands.label import label as run
+
+        run(
+            teacher=teacher,
+            prompt=prompt,
+            data=data,
+            out=out,
+            text=text,
+            label=label,
+            seed=seed,
+            precision=precision,
+            gate=gate,
+            allow_pickle=allow_pickle,
+            console=console(),
+        )
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this one, with its citation and numbers.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the recipes and when to choose which, or show one."""
+    with told():
+        import json
+
+        from compress.config import catalog, loader, recipe
+
+        if name is not None:
+            found = recipe.Recipe.load(name)
+            text = loader.locate(name).read_text(encoding="utf-8")
+            print_result(json.dumps(found.plain(), indent=1) if as_json else text)
+            return
+        listed = [recipe.Recipe.load(each) for each in loader.names()]
+        if as_json:
+            print_result(json.dumps([catalog.plain(each) for each in listed], ensure_ascii=False, indent=1))
+        else:
+            console().print(catalog.shown(listed))
+
+
+def students(
+    teacher: Annotated[str, typer.Argument(help="Alias (minilm, bert-base, ...), folder or hub id.")],
+    as_json: Json = False,
+) -> None:
+    """List the students a teacher allows, with size and cost, from its config alone, before anything is trained."""
+    with told():
+        from compress.models import listing
+
+        found = listing.students_of(teacher)
+        if as_json:
+            print_result(listing.as_json(found))
+        else:
+            console().print(listing.shown(found))
+
+
+def clean(
+    run: Annotated[Path, typer.Argument(help="Directory of a run or a search.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much it would free.")] = False,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Also of a run that is not finished: it loses what --resume needs.")
+    ] = False,
+) -> None:
+    """Remove a run's checkpoints and left-overs. Bundle, report, log and the results of its stages stay."""
+    with told():
+        from compress.training.run import clean
+
+        freed = clean(run, unfinished=unfinished, dry_run=dry_run)
+        did = "would free" if dry_run else "freed"
+        console().print(f"{run}: {did} {freed / 1e6:,.1f} MB", markup=False, highlight=False, soft_wrap=True)

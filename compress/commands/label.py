@@ -1,0 +1,104 @@
+"""`compress label`: texts in, texts with the probabilities of their labels out."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+
+from compress.commands.objects import DataLike
+from compress.config.limits import check_seed
+from compress.console import print_note
+from compress.errors import DataError, TeacherError
+from compress.evaluation import metrics
+from compress.io import written
+from compress.models import precision as precisions
+from compress.prompting.labels import (
+    PromptedTeacher,
+    SoftLabels,
+    open_speaker,
+    questions_for,
+    refuse_one_answer,
+    refuse_unanswered,
+)
+from compress.prompting.prompt import Prompt
+from compress.prompting.texts import Texts, load_texts
+
+
+def label(
+    *,
+    teacher: str,
+    prompt: str,
+    data: DataLike,
+    out: str | Path,
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    seed: int = 0,
+    precision: precisions.Precision = "auto",
+    gate: Literal["refuse", "warn"] = "refuse",
+    allow_pickle: bool = False,
+    console: Console | None = None,
+) -> SoftLabels:
+    """Let a prompted language model label texts, and write one line of JSON for each to `out`.
+
+    teacher    alias (gpt2, flan-t5-base, ...), folder or hub id of a language model, or an endpoint's .yaml file
+    prompt     name or path of a prompt's .yaml file
+    data       a task, whose training rows are labelled and whose labels only score the teacher; or texts without
+               labels: a table, a .txt file of one text a line, a corpus of one text a document
+    gate       what a teacher leads to that gives every text the same label, or scores no better than always doing so
+
+    A line holds `text` (and `text_pair`), the likeliest `label`, and `probabilities` by label: as it is, the file is
+    training data of the likeliest labels. Where the model did not answer, `label` and `probabilities` are null: such
+    lines are to be removed first. Answers are kept under $COMPRESS_HOME: an interrupted labelling goes on where
+    it stopped. Raises a CompressError.
+    """
+    console, file = console or Console(quiet=True), Path(out)
+    check_seed(seed)
+    if file.exists():
+        raise DataError(f"{file}: exists already; choose another --out")
+    asked = Prompt.load(prompt)
+    texts = load_texts(data, text=text, label=label, seed=seed)
+    questions = questions_for(asked, texts.task(list(asked.labels)), train=texts.rows, seed=seed)
+    speaker = open_speaker(teacher, allow_pickle=allow_pickle, bf16=precisions.choose(precision) == "bf16")
+    tutor = PromptedTeacher(speaker, questions, console)
+    soft = tutor.label_split(texts.rows)
+    notes = [*texts.notes, soft.balance(texts.name)]
+    if soft.asked:
+        notes.append(f"{soft.asked:,} prompts in {soft.seconds:.0f} s, {soft.seconds / soft.asked:.3f} s each")
+    notes += refuse_unanswered(soft, tutor.name, texts.name, strict=gate == "refuse")
+    notes += refuse_one_answer(soft, tutor.name, texts.name, strict=gate == "refuse")
+    notes += _scored(soft, texts, tutor.name, strict=gate == "refuse")
+    for note in notes:
+        print_note(console, note)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with written(file) as partial, partial.open("w", encoding="utf-8") as lines:
+        for row, log_p_C in zip(texts.rows, soft.log_p_NC, strict=True):
+            lines.write(json.dumps(_line(row, log_p_C, soft.labels), ensure_ascii=False) + "\n")
+    console.print(f"{len(soft.log_p_NC):,} texts: {file}", highlight=False)
+    return soft
+
+
+def _line(row: Mapping[str, Any], log_p_C: Any, labels: Sequence[str]) -> dict[str, Any]:
+    texts = {name: row[name] for name in ("text", "text_pair") if name in row}
+    if np.ptp(log_p_C) == 0:
+        return texts | {"label": None, "probabilities": None}
+    shares = {name: round(float(p), 6) for name, p in zip(labels, np.exp(log_p_C), strict=True)}
+    return texts | {"label": labels[int(log_p_C.argmax())], "probabilities": shares}
+
+
+def _scored(soft: SoftLabels, texts: Texts, teacher: str, *, strict: bool) -> list[str]:
+    """How well the labels are met that the data have, if any."""
+    if texts.labelled is None:
+        return []
+    given = np.asarray(texts.rows["label"][:])
+    constant = np.tile(np.bincount(given, minlength=len(soft.labels)), (len(given), 1))
+    task = texts.labelled.task
+    own, always = (metrics.scores(task, logits, given)[task.metric] for logits in (soft.log_p_NC, constant))
+    said = f"{task.metric} {own:.3f} against the labels in the data; always the most frequent one: {always:.3f}"
+    if own <= always and strict:
+        raise TeacherError(
+            f"teacher {teacher} is no teacher for this task: {said}. --gate warn writes them all the same"
+        )
+    return [said]

@@ -1,0 +1,88 @@
+"""What can be told of a command in its first second: recipe, files, places and numbers, before torch is imported.
+
+Commands call this before they import what trains, library functions before they do anything. Nothing is opened but
+settings, nothing is fetched, and no code of the user's runs.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from compress.config import user_code
+from compress.config.limits import check_seed
+from compress.config.recipe import Recipe
+from compress.data import paths
+from compress.errors import RecipeError, TeacherError
+from compress.models import checkpoints
+from compress.training.run import Run
+
+
+def load_recipe(recipe: str | Path | Recipe, overrides: Sequence[str] = ()) -> Recipe:
+    """Return the recipe of a name or a file, with what overrides change; a Recipe is itself. Raises RecipeError."""
+    if not isinstance(recipe, Recipe):
+        return Recipe.load(recipe, overrides)
+    if overrides:
+        raise RecipeError([f"overrides ({', '.join(overrides)}): are for a recipe's name or file, not for a Recipe"])
+    return recipe
+
+
+def check(
+    settings: BaseModel,
+    *,
+    teacher: str,
+    out: str | Path,
+    data: str | None = None,
+    corpus: str | None = None,
+    prompted: bool = False,
+    seed: int = 0,
+    resume: bool = False,
+    allow_pickle: bool = False,
+    allow_code: str | Path | None = None,
+) -> None:
+    """Raise a CompressError for whatever is wrong with these as far as it shows before torch is imported.
+
+    settings   a recipe, or a space; prompted: `teacher` is a language model, and may be an endpoint's file
+    """
+    check_seed(seed)
+    user_code.check(settings, allow_code)
+    if prompted and teacher.endswith((".yaml", ".yml")):
+        if not Path(teacher).is_file():
+            raise TeacherError(f"{teacher}: no such endpoint file")
+    else:
+        checkpoints.check(teacher, allow_pickle=allow_pickle)
+    if data is not None:
+        paths.check(data)
+    if corpus is not None:
+        paths.check_corpus(corpus)
+    if os.environ.get("RANK", "0") == "0":  # other processes of a launch find the run that the first one has begun
+        Run.check(Path(out), resume=resume)
+
+
+def check_task(recipe: Recipe) -> None:
+    """Raise RecipeError for a recipe that does not end in a model for a task."""
+    if recipe.stages[-1].head != "task":
+        raise RecipeError(
+            [f"{recipe.name}: ends in a {recipe.stages[-1].head} head, not a task: `compress pretrain` runs it"]
+        )
+
+
+def without_task(recipe: Recipe, corpus: str | None, data: str | None) -> Recipe:
+    """Return the recipe with the stages before the first with a task's head. Raises RecipeError where there is none, or
+    where one lacks its text or labels."""
+    until = next((at for at, stage in enumerate(recipe.stages) if stage.head == "task"), len(recipe.stages))
+    stages = recipe.stages[:until]
+    if not stages:
+        raise RecipeError(
+            [f"{recipe.name}: begins with a task; `compress distill` runs it. Recipes for `compress pretrain` begin "
+             "with stages on text, as distilbert-general and tinybert-general do"]
+        )  # fmt: skip
+    for stage in stages:
+        if stage.data == "text" and corpus is None and data is None:
+            raise RecipeError(
+                [f"{recipe.name}: stage {stage.name} learns from text: give --corpus (pydoc is embedded)"]
+            )
+        if stage.data == "task" and data is None:
+            raise RecipeError([f"{recipe.name}: stage {stage.name} learns from labelled examples: give --data"])
+    return recipe.model_copy(update={"stages": stages})

@@ -1,0 +1,108 @@
+"""Stages that need no task: general students, language models, encoders trained on text alone."""
+
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accelerate import PartialState
+from rich.console import Console
+
+from compress.commands import preflight
+from compress.commands.distill import check_lengths, on_cpu, with_code
+from compress.commands.objects import data_path, teacher_path
+from compress.config import user_code
+from compress.config.recipe import Recipe
+from compress.console import warn
+from compress.data import load_task
+from compress.data.collate import Collate
+from compress.data.corpus import load_corpus
+from compress.io import filled, usable
+from compress.models import checkpoints
+from compress.models import precision as precisions
+from compress.provenance import command_line
+from compress.training import finetune
+from compress.training.context import Lineage, in_bf16
+from compress.training.run import Run
+from compress.training.stage import Material, taken
+
+if TYPE_CHECKING:
+    from compress.commands.objects import DataLike, TeacherLike
+
+
+def pretrain(
+    *,
+    teacher: "TeacherLike",
+    recipe: str | Path | Recipe,
+    out: str | Path,
+    corpus: str | None = None,
+    data: "DataLike | None" = None,
+    overrides: Sequence[str] = (),
+    seed: int = 0,
+    precision: precisions.Precision = "auto",
+    resume: bool = False,
+    allow_pickle: bool = False,
+    allow_code: str | Path | None = None,
+    console: Console | None = None,
+) -> Path:
+    """Run a recipe's stages up to the first that ends in a task's head; returns the checkpoint's folder, `out`/student.
+
+    teacher   alias, folder or hub id: who teaches, or, where a stage learns from text alone, whose vocabulary and sizes
+              the model takes
+    corpus    the text of stages on text; data: the labelled set of stages that answer with text, as T5 does
+
+    The rest is as for `distill`. The checkpoint is a plain transformers folder with its tokenizer, and may be the
+    teacher of other runs. Raises a CompressError that says what to do for anything wrong with these.
+    """
+    console = console or Console(quiet=True)
+    teacher, data = teacher_path(teacher), None if data is None else data_path(data)
+    recipe = preflight.load_recipe(recipe, overrides)
+    preflight.check(
+        recipe, teacher=teacher, out=out, data=data, corpus=corpus, seed=seed, resume=resume,
+        allow_pickle=allow_pickle, allow_code=allow_code,
+    )  # fmt: skip
+    state = PartialState(cpu=on_cpu())
+    recipe = with_code(preflight.without_task(recipe, corpus, data), state.num_processes, allow_code)
+    number_format = precisions.choose(precision)
+    identity = {
+        "teacher": teacher, "data": data, "corpus": corpus, "seed": seed, "precision": number_format,
+        "columns": [None, None, None, None], "code": user_code.digests(recipe), "command": command_line(),
+    }  # fmt: skip
+    run = Run.open(Path(out), recipe, identity, resume=resume, main=state.is_main_process)
+    with closing(run):
+        with state.main_process_first():
+            folder = checkpoints.resolve(teacher, allow_pickle=allow_pickle)
+            given = finetune.load_general(teacher, folder, "encoder", allow_pickle=allow_pickle)
+            task_data = load_task(data, seed=seed) if data else None
+            text = load_corpus(corpus) if corpus else None
+        run.confirm(
+            teacher=given.digest,
+            **({"data": task_data.fingerprint} if task_data else {}),
+            **({"corpus": text.fingerprint} if text else {}),
+        )
+        check_lengths(recipe, given)
+        collate = Collate(given.tokenizer)
+        material = Material(
+            task_data, text, given.tokenizer, collate, in_bf16(number_format, recipe, given, console), console
+        )
+        models = Lineage(recipe, given, None, material, run)
+        for note in models.check():
+            warn(console, note)
+        models.train(recipe.stages)
+        result = run.path / "student"
+        if run.main and not usable(result, partial(warn, console)):
+            with filled(result, sealed=True) as folder:
+                shutil.copytree(run.result(recipe.stages[-1].name), folder, dirs_exist_ok=True)
+        if run.main:
+            run.finish()
+        for stage in recipe.stages if run.main else ():
+            spent = taken(run, stage.name, console)
+            if spent is None:
+                continue
+            score = "" if spent.score is None else f", log-likelihood of a held-out token {spent.score:.3f} nats"
+            console.print(f"{stage.name}: {spent.steps:,} steps in {spent.seconds:,.0f} s{score}", highlight=False)
+        console.print(f"checkpoint: {result}", highlight=False)
+        state.wait_for_everyone()
+    return result

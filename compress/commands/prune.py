@@ -1,0 +1,178 @@
+"""The straight line of pruning: a model and what is to be left of it in, a smaller, recovered, measured bundle out."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from accelerate import PartialState
+from pydantic import ValidationError
+from rich.console import Console
+
+from compress.benchmark.devices import open_device
+from compress.commands import preflight
+from compress.commands.distill import distill, on_cpu, with_code
+from compress.commands.objects import data_path, teacher_path
+from compress.config.loader import names
+from compress.config.recipe import BUDGETS, SIZES, Recipe, Stage, Target
+from compress.config.reference import options
+from compress.data.task import Kind
+from compress.errors import PruneError
+from compress.exporters.artifact import Bundle
+from compress.models import precision as precisions
+
+if TYPE_CHECKING:
+    from compress.commands.objects import DataLike, TeacherLike
+
+
+def prune(
+    *,
+    model: "TeacherLike",
+    data: "DataLike",
+    out: str | Path,
+    recipe: str | Path | Recipe = "prune-taylor",
+    layers: float | None = None,
+    hidden: float | None = None,
+    heads: float | None = None,
+    ffn: float | None = None,
+    embedding: float | None = None,
+    bottleneck: float | None = None,
+    max_latency_ms: float | None = None,
+    speedup: float | None = None,
+    max_params: float | None = None,
+    uneven: bool = False,
+    device: str = "local",
+    threads: int = 1,
+    batch: int = 1,
+    seq: int | None = None,
+    overrides: Sequence[str] = (),
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    kind: Kind | None = None,
+    metric: str | None = None,
+    seed: int = 0,
+    precision: precisions.Precision = "auto",
+    resume: bool = False,
+    gate: Literal["refuse", "warn"] = "refuse",
+    max_drop: float | None = None,
+    allow_pickle: bool = False,
+    allow_code: str | Path | None = None,
+    console: Console | None = None,
+) -> Bundle:
+    """Prune `model`, let it recover with its unpruned self as teacher, ship it as a bundle in `out`/bundle, measured.
+
+    model    a checkpoint with a head for the task, an alias or encoder that is fine-tuned first, or a bundle's folder
+    recipe   name, path of a .yaml, or a Recipe, with stages that prune; `overrides` as for `distill`
+    layers, hidden, heads, ffn, embedding, bottleneck
+             what is to be left: counts, or shares below 1 of the model's; what is not named stays
+    max_latency_ms, speedup, max_params
+             or what it may cost: the sizes are then found (`pruning.choice`). Milliseconds are of the int8 file's
+             forward on `device` at `threads`, `batch` and `seq` tokens (the recipe's max_length by default); the
+             speedup is over the unpruned model's own int8 file there
+    uneven   layers may differ in heads and neurons, whose counts are then means over the layers: not a plain
+             transformers checkpoint, see `models.uneven`
+    The rest is as for `distill`.
+
+    Raises PruneError for what cannot be left of this model, and a CompressError that says what to do for the rest.
+    """
+    sizes = {
+        "layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "embedding": embedding,
+        "bottleneck": bottleneck,
+    }  # fmt: skip
+    budgets = {"max_latency_ms": max_latency_ms, "speedup": speedup, "max_params": max_params}
+    model, data = teacher_path(model), data_path(data)
+    recipe = preflight.load_recipe(recipe, overrides)
+    preflight.check(
+        recipe, teacher=model, out=out, data=data, seed=seed, resume=resume, allow_pickle=allow_pickle,
+        allow_code=allow_code,
+    )  # fmt: skip
+    recipe = with_code(recipe, PartialState(cpu=on_cpu()).num_processes, allow_code)
+    setting = {"device": device, "threads": threads, "batch": batch, "seq": seq, "uneven": uneven}
+    recipe = aimed(recipe, {**sizes, **budgets}, setting)
+    if recipe.target.max_latency_ms is not None or recipe.target.speedup is not None:
+        _reach(recipe.target.device)
+    return distill(
+        teacher=model, recipe=recipe, data=data, out=out, text=text, label=label, kind=kind, metric=metric, seed=seed,
+        precision=precision, resume=resume, gate=gate, max_drop=max_drop, allow_pickle=allow_pickle, console=console,
+    )  # fmt: skip
+
+
+def _reach(name: str) -> None:
+    """Raises DeviceError for a device that is not there, before hours of training; not of one that asks the user."""
+    if name.partition(":")[0] not in ("browser", "adb"):
+        with open_device(name, say=lambda _: None):
+            pass
+
+
+def aimed(recipe: Recipe, asked: Mapping[str, float | None], setting: Mapping[str, Any]) -> Recipe:
+    """The recipe with what is asked as its aim, instead of its own sizes or budget; these where nothing is asked.
+
+    Settings that are not the default take the place of the recipe's own. Raises PruneError.
+    """
+    given = {name: value for name, value in asked.items() if value is not None}
+    _check(given)
+    learns = [stage for stage in recipe.training if stage.step is not None and "sizes" in options(stage.step.function)]
+    if not recipe.pruning and not learns:
+        known = [name for name in names() if name.startswith("prune-")]
+        raise PruneError(f"recipe {recipe.name}: has no stage that prunes; recipes that have: {', '.join(known)}")
+    if not recipe.pruning:
+        return _learned(recipe, learns[0], given, uneven=setting["uneven"])
+    aim = given or {**recipe.target.sizes, **recipe.target.budgets}
+    if not aim:
+        raise PruneError(
+            f"nothing to prune to: give sizes ({_options(SIZES)}), as counts or shares of the model's, or a budget "
+            f"({_options(BUDGETS)})"
+        )
+    own = recipe.target.model_dump(exclude={*SIZES, *BUDGETS}, exclude_unset=True)
+    own |= {name: value for name, value in setting.items() if value != Target.model_fields[name].default}
+    if own.get("uneven") and (budgets := [name for name in BUDGETS if name in aim]):
+        raise PruneError(f"--heterogeneous and {_options(budgets)}: layers that differ are asked for by sizes")
+    count = {"max_params": int(aim["max_params"])} if "max_params" in aim else {}
+    try:
+        target = Target.model_validate({**own, **aim, **count})
+    except ValidationError as error:
+        said = [f"{_options([str(each['loc'][0])])}: {each['msg']}, found {each['input']!r}" for each in error.errors()]
+        raise PruneError("\n".join(said)) from error
+    return recipe.model_copy(update={"target": target})
+
+
+def _check(given: Mapping[str, float]) -> None:
+    """Raises PruneError for what cannot be asked together, and for what is no number that could be asked for."""
+    sizes, budgets = ([name for name in of if name in given] for of in (SIZES, BUDGETS))
+    if sizes and budgets:
+        raise PruneError(
+            f"{_options(sizes)} and {_options(budgets)}: sizes, and a budget that decides the sizes; give one of them"
+        )
+    if {"max_latency_ms", "speedup"} <= set(given):
+        raise PruneError("--max-latency-ms and --speedup: both say how fast it is to be; give one of them")
+    for name, value in given.items():
+        limit = 1 if name in ("speedup", "max_params") else 0
+        if not limit < value < math.inf:
+            raise PruneError(f"{_options([name])} {value:g}: expected a number above {limit}")
+
+
+def _learned(recipe: Recipe, stage: Stage, given: Mapping[str, float], *, uneven: bool) -> Recipe:
+    """A recipe whose step learns what to prune, with another aim."""
+    assert stage.step is not None, "it was asked for its options"
+    if time := [name for name in given if name in ("max_latency_ms", "speedup")]:
+        raise PruneError(
+            f"{_options(time)}: {stage.step.by} learns what to prune under sizes or --max-params; prune-taylor finds "
+            "sizes for a latency"
+        )
+    if not given:
+        return recipe
+    if uneven and (sizes := [name for name in SIZES if name in given]):
+        raise PruneError(
+            f"--heterogeneous and {_options(sizes)}: under sizes {stage.step.by} leaves every layer the same; its "
+            "sparsity, or --max-params, lets layers differ"
+        )
+    count = int(given["max_params"]) if "max_params" in given else 0
+    aim: dict[str, Any] = {"max_params": count} if count else {"sizes": dict(given)}
+    others = {name: value for name, value in stage.step.options.items() if name not in ("sparsity", *BUDGETS, "sizes")}
+    changed = stage.model_copy(update={"step": replace(stage.step, options={**others, **aim})})
+    return recipe.model_copy(update={"stages": tuple(changed if each is stage else each for each in recipe.stages)})
+
+
+def _options(settings: Sequence[str]) -> str:
+    return ", ".join(f"--{each.replace('_', '-')}" for each in settings)

@@ -1,0 +1,362 @@
+"""Trained student -> bundle, measured: what the user came for."""
+
+import datetime
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from compress.benchmark.devices import open_device
+from compress.benchmark.local import machine, race
+from compress.config.recipe import Recipe
+from compress.console import warn
+from compress.data.task import Task
+from compress.errors import ExportError
+from compress.evaluation import baselines, metrics
+from compress.evaluation.evaluator import Exam
+from compress.exporters.artifact import Bundle, building
+from compress.exporters.onnx import makes_segments, parity, to_onnx
+from compress.exporters.predictor import open_predictor
+from compress.io import naming, sha256, written
+from compress.models import teacher as teachers
+from compress.models.flops import flops_per_token, parameters
+from compress.models.teacher import Teacher
+from compress.provenance import command_line, versions
+from compress.quantization.certify import certify, signed
+from compress.quantization.select import CALIBRATION_ROWS, keep_score
+from compress.records.latency import Latency, Setting
+from compress.records.run_report import Report, Row
+from compress.reporting.remarks import warnings
+from compress.training.logging import curves, mend
+from compress.training.run import Run
+from compress.training.stage import Material, Trained, taken
+
+LENGTHS = (128, 32)
+"""Tokens at which latency is measured, one text and one thread at a time; at most what the bundle was made for."""
+INT8_DROP = 0.005
+"""A larger loss of score by quantisation is pointed out in the report."""
+_LIBRARIES = ("compress", "torch", "transformers", "datasets", "onnxruntime", "onnx", "scikit-learn", "numpy")
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A model, what it says of the measured rows, and the file that said it (None: torch did, or it was asked)."""
+
+    name: str
+    logits: NDArray[np.float32]
+    threshold: float | None
+    model: PreTrainedModel | None = None
+    file: Path | None = None
+    parameters: int | None = None
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where models are examined: the measured rows, and, where a threshold must be chosen, those that choose it."""
+
+    exam: Exam
+    chosen: Exam | None
+
+    def examined(
+        self, name: str, ask: Callable[[Dataset], NDArray[np.float32]], model: PreTrainedModel, file: Path | None
+    ) -> Examined:
+        """Thresholds are chosen where the weights were: on the validation split, for each model by itself."""
+        threshold = self.chosen.threshold(ask(self.chosen.rows)) if self.chosen else None
+        return Examined(name, ask(self.exam.rows), threshold, model, file, parameters(model))
+
+
+def measure(
+    bundle: Bundle,
+    tutor: Teacher,
+    student: PreTrainedModel,
+    material: Material,
+    *,
+    recipe: Recipe,
+    run: Run,
+    notes: Sequence[str],
+    command: str,
+    seconds: float,
+) -> Report:
+    """Score, agreement, size, FLOPs and latency of baselines, teacher, student fp32 and student int8.
+
+    On the test split, or the validation split where there is none with labels. `seconds`: wall time of the run so far.
+    """
+    data, length = material.data, bundle.manifest.max_length
+    mend(run.path / "log.jsonl", partial(warn, material.console))
+    name, split = ("validation", data.validation) if data.test is None else ("test", data.test)
+    material.console.print(f"measuring on {len(split):,} {name} rows")
+    elsewhere = data.task.unanswerable and data.test is not None
+    chosen = Exam.of(data.task, data.validation, tutor.tokenizer, length) if elsewhere else None
+    room = Room(Exam.of(data.task, split, tutor.tokenizer, length), chosen)
+    material.console.print(f"scoring {tutor.name}", highlight=False, markup=False)
+    teacher, note = _teacher(tutor, material, room, bundle, run.path / "teacher" / "model.onnx")
+    students = []
+    for which, path in bundle.files().items():
+        material.console.print(f"scoring student {which}", highlight=False)
+        students.append(room.examined(f"student {which}", _asked(bundle, path), student, path))
+    files = {each.name: each.file for each in (teacher, *students) if each.file is not None}
+    lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
+    material.console.print(f"timing {len(files)} files at {', '.join(map(str, lengths))} tokens", highlight=False)
+    with material.console.status("timing") as status:  # a line that is not there but on a terminal
+        times = race(files, [Setting(threads=1, batch=1, seq=each) for each in lengths], say=status.update)
+    spent = {stage.name: taken(run, stage.name, material.console) for stage in (recipe.teacher, *recipe.stages)}
+    rows = [
+        *(Row(each, "baseline", found) for each, found in baselines.baselines(data, split).items()),
+        _row(teacher, room.exam, times, [spent[recipe.teacher.name]]),
+        *(_row(each, room.exam, times, [spent[stage.name] for stage in recipe.stages], teacher) for each in students),
+    ]
+    batches = [
+        material.collate([room.exam.rows[i] for i in range(at, min(at + 8, len(room.exam.rows)))])
+        for at in range(0, min(64, len(room.exam.rows)), 8)
+    ]
+    noisy = [f"{time.name}, {time.setting}: {time.noise}" for time in times if time.noisy]
+    noisy += dict.fromkeys(f"{time.setting}: {time.busy}" for time in times if time.busy)
+    return Report(
+        title=f"{recipe.name}: {tutor.name} on {data.name}",
+        recipe=recipe.name,
+        teacher=tutor.name,
+        data=data.name,
+        kind=data.task.kind,
+        metric=data.task.metric,
+        labels=len(data.task.labels),
+        split=name,
+        split_rows=len(split),
+        rows=tuple(rows),
+        command=command,
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        seconds=seconds,
+        stage_seconds={stage: each.seconds for stage, each in spent.items() if each},
+        seed=run.seed,
+        curves=curves(run.path / "log.jsonl"),
+        versions=versions(_LIBRARIES),
+        machine=machine(),
+        noise="; ".join(noisy) or None,
+        notes=(
+            *data.notes,
+            *notes,
+            *([note] if note else []),
+            *_noticed(data.task, rows[-2], rows[-1]),
+            "fp32 ONNX against torch: logits differ by at most "
+            f"{parity(student, bundle.files()['fp32'], batches):.1e}.",
+            f"Training peaked at {max(each.peak_rss_mb if each else 0 for each in spent.values()):,.0f} MB of memory.",
+        ),
+    )
+
+
+def _teacher(tutor: Teacher, material: Material, room: Room, bundle: Bundle, file: Path) -> tuple[Examined, str | None]:
+    """The teacher, run from an ONNX `file` of its own; by torch where that cannot be, with a note of why."""
+    if tutor.asked is not None:
+        said = tutor.asked.of(room.exam.split)
+        return Examined(tutor.name, said, None, parameters=tutor.asked.parameters), None
+    model = teachers.load(tutor.name, tutor.folder, material.data.task, allow_pickle=tutor.pickled).model
+    why = _export(model, tutor, file)
+    if why is None:
+        return room.examined(tutor.name, _asked(bundle, file), model, file), None
+    ask = partial(metrics.logits, model, collate=material.collate)
+    return (
+        room.examined(tutor.name, ask, model, None),
+        f"The teacher was scored by torch and has no latency here. {why}",
+    )
+
+
+def _asked(bundle: Bundle, file: Path) -> Callable[[Dataset], NDArray[np.float32]]:
+    """Rows -> logits of an ONNX file, as the bundle's own is asked."""
+    known = bundle.manifest
+    threads = os.cpu_count() or 1
+    return open_predictor(bundle.path, file, task=known.task, max_length=known.max_length, threads=threads).logits
+
+
+def _row(
+    one: Examined,
+    exam: Exam,
+    times: Sequence[Latency],
+    spent: Sequence[Trained | None],
+    teacher: Examined | None = None,
+) -> Row:
+    """A line of the report; of a student, when it is told the teacher."""
+    agreement = None
+    if teacher is not None:
+        agreement = exam.agreement(one.logits, teacher.logits, thresholds=(one.threshold, teacher.threshold))
+    measured: dict[str, Any] = {}
+    if one.file is not None and one.model is not None:
+        measured = {
+            "flops_per_token": flops_per_token(one.model),
+            "file_mb": one.file.stat().st_size / 1e6,
+            "sha256": sha256(one.file),
+            "latency": _latency(times, one.name),
+            "peak_rss_mb": max(time.peak_rss_mb or 0.0 for time in times if time.name == one.name),
+            **_training(spent),
+        }
+    return Row(
+        name=one.name,
+        role="student" if teacher else "teacher",
+        score=exam.scores(one.logits, threshold=one.threshold),
+        agreement=agreement,
+        parameters=one.parameters,
+        classes=exam.by_class(one.logits),
+        **measured,
+    )
+
+
+def card(report: Report, recipe: Recipe, teacher: str) -> dict[str, Any]:
+    """What the model card says: see export.card.Card."""
+    setting = next(iter(report.settings), None)
+    rows = [
+        {
+            "model": row.name,
+            report.metric: f"{report.score(row):.4f}" if report.score(row) is not None else "",
+            **({"macro F1": _four(report.macro_f1(row))} if any(map(report.macro_f1, report.rows)) else {}),
+            "parameters": f"{row.parameters:,}" if row.parameters else "",
+            "file": f"{row.file_mb:.1f} MB" if row.file_mb else "",
+            f"p50 ({setting})": f"{found['p50_ms']:.2f} ms" if (found := report.latency(row)) else "",
+        }
+        for row in report.rows
+    ]
+    paper = recipe.paper
+    return {
+        "name": f"{recipe.name} student of {teacher} on {report.data}",
+        "recipe": recipe.name,
+        "citation": f"{paper.authors} {paper.year}, {paper.title}, {paper.url}",
+        "teacher": teacher,
+        "data": report.data,
+        "rows": rows,
+        "classes": _by_class(report),
+        "limits": [
+            *warnings(report),
+            f"Scored on the {report.split} split of {report.data} ({report.split_rows:,} rows) only.",
+            "Latency is of the machine it was measured on; int8 results can differ between processors.",
+        ],
+    }
+
+
+def _by_class(report: Report) -> list[dict[str, str]]:
+    """List precision, recall and F1 of each class, a column for every model."""
+    rows = [row for row in report.rows if row.classes]
+    support = {one.label: one.support for row in rows for one in row.classes}
+    scores = {row.name: {one.label: one for one in row.classes} for row in rows}
+    return [
+        {
+            "class": label,
+            "support": f"{count:,}",
+            **{
+                name: f"{one.precision:.3f} / {one.recall:.3f} / {one.f1:.3f}" if (one := each.get(label)) else ""
+                for name, each in scores.items()
+            },
+        }
+        for label, count in support.items()
+    ]
+
+
+def _four(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _export(teacher: PreTrainedModel, tutor: Teacher, path: Path) -> str | None:
+    """Write the teacher's ONNX file with its config beside it, or say why that cannot be done."""
+    path.parent.mkdir(exist_ok=True)
+    with naming(path.parent):
+        teacher.config.save_pretrained(path.parent)
+    try:
+        to_onnx(teacher, path, segments=makes_segments(tutor.tokenizer))
+    except ExportError as error:
+        return str(error)
+    return None
+
+
+def _training(spent: Sequence[Trained | None]) -> dict[str, Any]:
+    seconds = sum(each.seconds for each in spent if each)
+    examples = sum(each.examples for each in spent if each)
+    if not seconds:
+        return {}
+    return {"train_seconds": seconds, "samples_per_second": examples / seconds}
+
+
+def _latency(times: Sequence[Latency], name: str) -> dict[str, Any]:
+    found = {}
+    for each in times:
+        if each.name == name:
+            setting = asdict(each.setting)
+            keys = ("min_ms", "p50_ms", "p95_ms", "noisy", "other_load", "busy")
+            figures = {key: getattr(each, key) for key in keys}
+            found[str(each.setting)] = {**setting, **figures}
+    return found
+
+
+def _noticed(task: Task, fp32: Row, int8: Row) -> list[str]:
+    before, after = fp32.score[task.metric] or 0.0, int8.score[task.metric] or 0.0
+    if before - after > INT8_DROP:
+        return [f"int8 loses {100 * (before - after):.1f} points of {task.metric}; ship the fp32 file if that matters."]
+    return []
+
+
+INT8_LIMIT = 0.002
+"""How much of the score, and what share of the answers, quantisation may change on the validation split, where nobody
+says otherwise."""
+BUDGETED_LIMIT = 0.005
+"""The same of a student that was made for a latency: a product in float32 costs what pruning has saved."""
+
+
+def ship(
+    student: PreTrainedModel,
+    tutor: Teacher,
+    material: Material,
+    *,
+    recipe: Recipe,
+    run: Run,
+    notes: Sequence[str],
+    started: float,
+    int8_limit: float = INT8_LIMIT,
+) -> Bundle:
+    """Write `bundle/` and `report.html` into the run's directory and print the comparison.
+
+    int8 is dynamic where that stays within `int8_limit` of fp32, else SmoothQuant of training rows, else the nearer of
+    the two with what it must leave in float32; it is certified on the validation split that decided so. The bundle gets
+    its name when all of that is in it. `started`: time.time() of the run's start.
+    """
+    data, length, console = material.data, recipe.stages[-1].max_length, material.console
+    threads, place = os.cpu_count() or 1, run.path / "bundle"
+    with building(place) as folder:
+        bundle = Bundle.write(
+            folder, model=student.cpu(), tokenizer=tutor.tokenizer, task=data.task, max_length=length,
+            recipe=recipe.to_yaml(), card={"name": f"{recipe.name} student of {tutor.name}"},
+        )  # fmt: skip
+        exam = Exam.of(data.task, data.validation, tutor.tokenizer, length)
+        bundle, mixed, method = keep_score(
+            bundle, exam, limit=int8_limit, threads=threads,
+            rows=lambda: Exam.of(data.task, data.train, tutor.tokenizer, length).spread(CALIBRATION_ROWS).rows,
+        )  # fmt: skip
+        if mixed.keep:
+            warn(console, mixed.price())
+            notes = [*notes, f"{mixed.price()} They are: {', '.join(mixed.keep)}."]
+        if data.task.unanswerable:
+            bundle = bundle.with_threshold(exam.threshold(bundle.logits(exam.rows, threads=threads)))
+        with open_device("local") as here:
+            proof = certify(
+                bundle, "int8", exam, max_drop=int8_limit, device=here, method=method,
+                split="validation", data=data.name, kept=mixed.keep, cost=mixed.cost,
+            )  # fmt: skip
+        bundle, proof = signed(bundle, "int8", proof)  # before the file is measured: it is another one from here on
+        report = measure(
+            bundle, tutor, student, material,
+            recipe=recipe, run=run, notes=notes, command=command_line(), seconds=time.time() - started,
+        )  # fmt: skip
+        report = replace(report, certificates=(proof,), sensitivity=mixed.sensitivity)
+        bundle = bundle.attach("report.json", report.to_json())
+        if tutor.asked is not None:
+            bundle = bundle.attach("prompt.yaml", tutor.asked.prompt)
+        bundle.attach("README.md", bundle.card(card(report, recipe, tutor.name)))
+    with written(run.path / "report.html") as page:
+        page.write_text(report.html(), encoding="utf-8")
+    console.print(report.table(console.width))
+    for warning in warnings(report):
+        warn(console, warning)
+    console.print(f"bundle: {place}    page: {run.path / 'report.html'}", highlight=False)
+    return Bundle.load(place)

@@ -1,0 +1,208 @@
+"""A split to be examined on: what a model reads of it, and what its logits are worth, whatever the kind of task.
+
+exam = Exam.of(task, data.validation, tokenizer, max_length=128)
+exam.scores(evaluate.logits(model, exam.rows, collate))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data.collate import encode
+from compress.errors import CompressError
+from compress.evaluation import metrics, qa
+from compress.evaluation.metrics import ClassScore, not_finite
+from compress.evaluation.qa import Spans, Windows
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+    from compress.data.task import Task
+
+Array = NDArray[Any]
+
+
+def differing(one: Sequence[str] | Sequence[list[str]], other: Sequence[str] | Sequence[list[str]]) -> int:
+    """Count the examples whose answers differ: texts, compared as the score compares them, or the tags of sentences."""
+    plain = [[qa.normalised(each) if isinstance(each, str) else each for each in every] for every in (one, other)]
+    return sum(a != b for a, b in zip(*plain, strict=True))
+
+
+@dataclass(frozen=True)
+class Exam:
+    """A split as a tokenizer encodes it, and what a model's logits for these rows are worth."""
+
+    task: Task
+    split: Dataset
+    rows: Dataset
+
+    @staticmethod
+    def of(task: Task, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Exam:
+        return Exam(task, split, encode(split, tokenizer, max_length))
+
+    def __len__(self) -> int:
+        """Examples: texts, sentences, questions."""
+        return len(self.split)
+
+    def spread(self, count: int) -> Exam:
+        """Keep at most `count` examples, evenly spread over the split."""
+        return self._of_rows(self._spread(count))[0]
+
+    def parts(self, logits: Array, count: int, most: int) -> list[tuple[Exam, Array]]:
+        """Split at most `most` examples, spread evenly and then shuffled the same way every time, into `count` groups,
+        and leave one group out at a time: exams with the logits that are of them."""
+        chosen = np.random.default_rng(0).permutation(self._spread(most))
+        kept = [np.sort(np.delete(chosen, np.arange(at, len(chosen), count))) for at in range(count)]
+        found = []
+        for examples in kept:
+            exam, rows = self._of_rows(examples)
+            of_row = np.isin(np.arange(len(self.rows)), rows)
+            found.append((exam, logits[np.repeat(of_row, self._lengths) if self.task.tokenwise else of_row]))
+        return found
+
+    def _spread(self, count: int) -> Array:
+        return np.unique(np.linspace(0, len(self) - 1, min(count, len(self)), dtype=int))
+
+    def _of_rows(self, chosen: Array) -> tuple[Exam, Array]:
+        """Keep these examples; and the places of their rows."""
+        rows = np.flatnonzero(np.isin(self._examples, chosen)) if self.task.tokenwise else chosen
+        return Exam(self.task, self.split.select(chosen), self.rows.select(rows)), rows
+
+    def scores(self, logits: Array, *, threshold: float | None = None) -> dict[str, float]:
+        """Every metric of the task's kind by name; `task.metric` is always one of them.
+
+        classification, multilabel, regression    see `evaluate.scores`
+        tagging    f1, precision and recall of entities, accuracy of words; see `entities.scored`
+        qa         f1, exact, and more where some questions have no answer; see `answers.scored`, `f1_of_spans`.
+                   `threshold`: how much better no answer must be than the best span to be given; None: the one that
+                   scores best here
+
+        Raises CompressError for logits that are not finite or are not of these rows.
+        """
+        if not self.task.tokenwise:
+            return metrics.scores(self.task, logits, np.asarray(self.split["label"][:]))
+        if self.task.kind == "tagging":
+            return metrics.scored(self.tags(logits), [self._names(ids) for ids in self.split["tags"][:]])
+        found = self.spans(logits)
+        given = self.best_threshold(found) if threshold is None else threshold
+        contexts, golds = self.split["context"][:], self.split["answers"][:]
+        values = qa.scored(found.texts(contexts, given), golds)
+        if self.task.unanswerable and (always := qa.f1_of_spans(found, contexts, golds)) is not None:
+            values["f1_of_spans"] = always
+        return values
+
+    def by_class(self, logits: Array) -> tuple[ClassScore, ...]:
+        """Score each label apart, or each type of entity; () where there are none."""
+        if self.task.kind == "tagging":
+            return metrics.by_label(self.tags(logits), [self._names(ids) for ids in self.split["tags"][:]])
+        if self.task.tokenwise:
+            return ()
+        return metrics.by_class(self.task, logits, np.asarray(self.split["label"][:]))
+
+    def agreement(
+        self, student: Array, teacher: Array, *, thresholds: tuple[float | None, float | None] = (None, None)
+    ) -> float:
+        """How much the student answers as the teacher does: of texts see `evaluate.agreement`; the share of words with
+        the same tag; the share of questions with the same answer, each model with its own threshold."""
+        if self.task.kind == "tagging":
+            return float((self._tag_ids(student) == self._tag_ids(teacher)).mean())
+        if self.task.kind == "qa":
+            given = zip((student, teacher), thresholds, strict=True)
+            one, other = (self.texts(logits, threshold=threshold) for logits, threshold in given)
+            return float(np.mean([qa.normalised(a) == qa.normalised(b) for a, b in zip(one, other, strict=True)]))
+        return metrics.agreement(self.task, student, teacher)
+
+    def changed(
+        self, student: Array, teacher: Array, *, thresholds: tuple[float | None, float | None] = (None, None)
+    ) -> int | None:
+        """Count the examples that the two answer differently: by class, any label, any word's tag, or text. None for a
+        regression, where every answer differs by a little."""
+        if self.task.kind == "regression":
+            return None
+        if self.task.kind == "qa":
+            pairs = zip((student, teacher), thresholds, strict=True)
+            return differing(*(self.texts(logits, threshold=threshold) for logits, threshold in pairs))
+        if self.task.kind == "tagging":
+            return differing(self.tags(student), self.tags(teacher))
+        if self.task.kind == "multilabel":
+            return int(((student > 0) != (teacher > 0)).any(axis=1).sum())
+        return int((student.argmax(axis=1) != teacher.argmax(axis=1)).sum())
+
+    def threshold(self, logits: Array) -> float:
+        """qa: by how much no answer must be better than the best span, for the highest score here. 0.0 otherwise."""
+        return self.best_threshold(self.spans(logits)) if self.task.kind == "qa" else 0.0
+
+    def best_threshold(self, found: Spans) -> float:
+        """Infinite, so that something is always answered, where the task has no question without an answer."""
+        if not self.task.unanswerable:
+            return math.inf
+        return qa.best_threshold(found, self.split["context"][:], self.split["answers"][:], metric=self.task.metric)
+
+    def texts(self, logits: Array, *, threshold: float | None = None) -> list[str]:
+        """qa: the answers."""
+        found = self.spans(logits)
+        given = self.best_threshold(found) if threshold is None else threshold
+        return found.texts(self.split["context"][:], given)
+
+    def spans(self, logits: Array) -> Spans:
+        """qa: the best span of every question."""
+        return qa.best_spans(self._checked(logits), self._windows)
+
+    def tags(self, logits: Array) -> list[list[str]]:
+        """tagging: a tag for every word of every sentence."""
+        ends = np.cumsum([len(words) for words in self.split["words"][:]])
+        return [self._names(ids) for ids in np.split(self._tag_ids(logits), ends[:-1])]
+
+    def _tag_ids(self, logits: Array) -> Array:
+        """The tag of every word of all sentences; a word that has no token, and so no logits, is outside."""
+        chosen_T = self._checked(logits).argmax(axis=1)
+        sizes = np.array([len(words) for words in self.split["words"][:]], dtype=np.int64)
+        begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        example_T, word_T = np.repeat(self._examples, self._lengths), self._column("word")
+        outside = self.task.labels.index(metrics.OUTSIDE) if metrics.OUTSIDE in self.task.labels else 0
+        said = np.full(int(sizes.sum()), outside)
+        judged = word_T >= 0
+        said[begins[example_T[judged]] + word_T[judged]] = chosen_T[judged]
+        return said
+
+    def _names(self, ids: Sequence[int] | Array) -> list[str]:
+        return [self.task.labels[n] for n in ids]
+
+    def _checked(self, logits: Array) -> Array:
+        logits = np.asarray(logits, dtype=np.float64)
+        expected = (int(self._lengths.sum()), self.task.outputs)
+        if logits.shape != expected or not len(logits):
+            raise CompressError(
+                f"scores: logits of shape {logits.shape} do not answer these rows, {expected} expected; check that the "
+                "model's head is the task's."
+            )
+        if broken := int((~np.isfinite(logits)).any(axis=1).sum()):
+            raise not_finite(broken, len(logits), "tokens")
+        return logits
+
+    @cached_property
+    def _lengths(self) -> Array:
+        return np.asarray(self.rows["length"][:], dtype=np.int64)
+
+    @cached_property
+    def _examples(self) -> Array:
+        """The example of each row, from 0 without gaps."""
+        return np.unique(self.rows["example"][:], return_inverse=True)[1]
+
+    @cached_property
+    def _windows(self) -> Windows:
+        nulls_R = np.asarray(self.rows["null"][:])
+        return Windows(self._column("starts"), self._column("ends"), self._lengths, nulls_R, self._examples)
+
+    def _column(self, name: str) -> Array:
+        """A column of one number per token, flat."""
+        whole = self.rows.select_columns(name).with_format("arrow")[:]
+        return whole[name].combine_chunks().flatten().to_numpy()

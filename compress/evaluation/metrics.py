@@ -1,0 +1,362 @@
+"""How good a model's answers are: its logits for a split, the metrics of a task, the agreement of two models.
+
+Logits are float arrays (rows, outputs). Where the task is tokenwise they are (tokens, outputs): the real tokens of all
+rows, one row after another. Everything here is deterministic.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import CompressError, DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from torch.nn import Module
+
+    from compress.data.task import Task
+
+FAR = 0.8
+"""A recall below this share of the other model's has fallen far."""
+SIGNIFICANCE = 0.025
+"""Of a fall that is no accident of few rows, one-sided: 95 % of both sides."""
+MOST_NAMED = 3
+"""Classes that a sentence names before it counts."""
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """Precision, recall and F1 of one class (a label, a type of entity); `support`: how many there are of it."""
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+    @staticmethod
+    def of(label: str, right: int, said: int, true: int) -> ClassScore:
+        """Score a class that was rightly answered, answered, and there so many times; 0.0 where that is undefined."""
+        f1 = 2 * right / max(1, said + true)
+        return ClassScore(label, right / max(1, said), right / max(1, true), f1, true)
+
+
+@dataclass(frozen=True)
+class ClassChange:
+    """The recall of one class before and after, on the same rows; `support`: how many there are of it."""
+
+    label: str
+    before: float
+    after: float
+    support: int
+
+    @property
+    def lost(self) -> bool:
+        """Say whether nothing of the class is found any more."""
+        return self.after == 0 < self.before
+
+    @property
+    def collapsed(self) -> bool:
+        """Say whether the recall has fallen far, by more than chance does to so few rows.
+
+        Fisher's exact test, both recalls taken as independent: models of the same rows err together, so that in truth
+        a fall is told from chance a little sooner.
+        """
+        if self.after >= FAR * self.before:
+            return False
+        from scipy.stats import fisher_exact
+
+        found = [round(recall * self.support) for recall in (self.before, self.after)]
+        table = [[each, self.support - each] for each in found]
+        return bool(fisher_exact(table, alternative="greater").pvalue < SIGNIFICANCE)
+
+    def __str__(self) -> str:
+        how = "nothing" if self.lost else "far less"
+        return f"{how} of {self.label} (recall {self.before:.3f} to {self.after:.3f}, support {self.support:,})"
+
+
+def changes(before: Sequence[ClassScore], after: Sequence[ClassScore]) -> tuple[ClassChange, ...]:
+    """Pair the recalls that two models have on the same rows, class by class; classes without a row are left out."""
+    recalls = {one.label: one.recall for one in after}
+    return tuple(
+        ClassChange(one.label, one.recall, recalls[one.label], one.support)
+        for one in before
+        if one.support and one.label in recalls
+    )
+
+
+def fallen(found: Sequence[ClassChange]) -> tuple[ClassChange, ...]:
+    """Choose the classes that are lost, however few rows they have, or have collapsed; the largest fall first."""
+    return tuple(sorted((one for one in found if one.lost or one.collapsed), key=lambda one: one.after - one.before))
+
+
+def describe(found: Sequence[ClassChange]) -> str:
+    """Say what is found of the first few classes, with their recalls, and count the others."""
+    named = ", ".join(map(str, found[:MOST_NAMED]))
+    return f"{named} and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else named
+
+
+def macro_f1(scores: Sequence[ClassScore]) -> float | None:
+    """Average the F1 of the classes that occur; None where none does."""
+    found = [one.f1 for one in scores if one.support]
+    return sum(found) / len(found) if found else None
+
+
+Array = NDArray[Any]
+Collate = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
+
+
+def scores(task: Task, logits: Array, labels: Array) -> dict[str, float]:
+    """Every metric of a task on texts by name; `task.metric` is always one of them. `labels`: as a split holds them.
+
+    classification  accuracy, f1 (two classes: of the last class; more: macro over the classes that occur), matthews
+    multilabel      f1 (micro), f1_macro, accuracy (all of a row's labels right); a label is given where logit > 0
+    regression      pearson, spearman, mse
+
+    A metric that constant answers leave undefined is 0.0. Raises CompressError for logits that are not finite or do
+    not fit the labels, DataError for labels that are none of the task's.
+    """
+    logits, labels = _checked(task, logits, labels)
+    if task.kind == "regression":
+        return _regression_scores(logits[:, 0], labels)
+    if task.kind == "multilabel":
+        return _multilabel_scores(logits > 0, labels > 0.5)
+    return _classification_scores(logits.argmax(axis=1), labels, classes=task.outputs)
+
+
+def by_class(task: Task, logits: Array, labels: Array) -> tuple[ClassScore, ...]:
+    """Score each label of a task on texts apart; () of a regression. Raises as `scores`."""
+    if task.kind == "regression":
+        return ()
+    logits, labels = _checked(task, logits, labels)
+    if task.kind == "multilabel":
+        said, true = logits > 0, labels > 0.5
+    else:
+        said, true = (each[:, None] == np.arange(task.outputs) for each in (logits.argmax(axis=1), labels))
+    counts = zip(task.labels, (said & true).sum(axis=0), said.sum(axis=0), true.sum(axis=0), strict=True)
+    return tuple(ClassScore.of(label, *map(int, numbers)) for label, *numbers in counts)
+
+
+def agreement(task: Task, student: Array, teacher: Array) -> float:
+    """How much the student answers as the teacher does on texts, from the logits of both over the same rows.
+
+    classification: share of rows with the same class; multilabel: share of the (row, label) decisions that are the
+    same; regression: Pearson's r between the two, 0.0 where one of them is constant.
+    """
+    if student.shape != teacher.shape:
+        raise CompressError(
+            f"agreement: the student's logits have shape {student.shape}, the teacher's {teacher.shape}; "
+            "both must come from the same rows and the same labels."
+        )
+    if task.kind == "regression":
+        return _pearson(student[:, 0], teacher[:, 0])
+    if task.kind == "multilabel":
+        return float(((student > 0) == (teacher > 0)).mean())
+    return float((student.argmax(axis=1) == teacher.argmax(axis=1)).mean())
+
+
+def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64, bf16: bool = False) -> Array:
+    """The model's logits for every row of `encoded`, in its order: float32 (rows, outputs), or (tokens, outputs) of a
+    head that answers per token; of one that answers with spans the starts and the ends.
+
+    `encoded` has a `length` column (tokens); rows run longest first, so that batches carry little padding and memory
+    runs out at once or never. `collate` turns a list of rows into a batch of tensors; what `model.forward` does not
+    name, and labels, are left out. Runs in eval mode without gradients on the model's device, bf16: under bfloat16
+    autocast; the mode of every module is as before afterwards.
+    """
+    import torch
+
+    from compress.models.signals import logits_of
+
+    order = np.argsort(-np.asarray(encoded["length"][:]), kind="stable")
+    if not len(order):
+        raise DataError("logits: the split has no rows; evaluation needs at least one.")
+    accepted = inspect.signature(model.forward).parameters.keys() - {"labels"}
+    device = next(model.parameters()).device
+    rows_only = encoded.remove_columns("length")
+    training = [module for module in model.modules() if module.training]
+    parts = []
+    model.eval()
+    try:
+        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            for start in range(0, len(order), batch):
+                columns = rows_only[order[start : start + batch].tolist()]
+                rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+                inputs = {name: tensor.to(device) for name, tensor in collate(rows).items() if name in accepted}
+                values = logits_of(model(**inputs)).float().cpu().numpy()
+                if values.ndim == 3:
+                    tokens = inputs["attention_mask"].bool().cpu().numpy()
+                    parts += [row[real] for row, real in zip(values, tokens, strict=True)]
+                else:
+                    parts += list(values[:, None])
+    finally:
+        for module in training:
+            module.training = True
+    return np.concatenate([parts[n] for n in np.argsort(order)])
+
+
+def _checked(task: Task, logits: Array, labels: Array) -> tuple[Array, Array]:
+    logits, labels = np.asarray(logits, dtype=np.float64), np.asarray(labels)
+    expected = labels.shape if task.kind == "multilabel" else (len(labels), task.outputs)
+    if logits.shape != expected or not len(labels):
+        raise CompressError(
+            f"scores: logits of shape {logits.shape} do not answer {len(labels)} rows with {task.outputs} outputs "
+            f"(expected {expected}, at least one row); check that the model's head is the task's."
+        )
+    broken = int((~np.isfinite(logits)).any(axis=1).sum())
+    if broken:
+        raise not_finite(broken, len(logits), "rows")
+    if task.kind == "classification" and not ((labels >= 0) & (labels < task.outputs)).all():
+        raise DataError(
+            f"scores: labels from {labels.min()} to {labels.max()} where {task.outputs} classes allow "
+            f"0 to {task.outputs - 1}; a split with hidden labels (-1) cannot be scored, choose another."
+        )
+    if task.kind != "classification" and not np.isfinite(labels).all():
+        raise DataError("scores: some labels are not finite numbers; drop or mend these rows.")
+    return logits, labels
+
+
+def not_finite(broken: int, of: int, what: str) -> CompressError:
+    return CompressError(
+        f"scores: the logits of {broken} of {of} {what} are not finite, so the model's weights or its precision are "
+        "broken. Look at the training loss; a lower learning rate or fp32 are the usual remedies."
+    )
+
+
+def _classification_scores(answers: Array, labels: Array, *, classes: int) -> dict[str, float]:
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+    average = "binary" if classes == 2 else "macro"
+    constant = _constant(answers) or _constant(labels)
+    return {
+        "accuracy": float(accuracy_score(labels, answers)),
+        "f1": float(f1_score(labels, answers, average=average, zero_division=0.0)),
+        "matthews": 0.0 if constant else float(matthews_corrcoef(labels, answers)),
+    }
+
+
+def _multilabel_scores(answers: Array, labels: Array) -> dict[str, float]:
+    from sklearn.metrics import f1_score
+
+    # Column by column: scikit-learn takes a (rows, 1) array for a binary task and would count the zeros as a class.
+    columns = [f1_score(labels[:, one], answers[:, one], zero_division=0.0) for one in range(labels.shape[1])]
+    return {
+        "f1": float(f1_score(labels.ravel(), answers.ravel(), zero_division=0.0)),
+        "f1_macro": float(np.mean(columns)),
+        "accuracy": float((answers == labels).all(axis=1).mean()),
+    }
+
+
+def _regression_scores(answers: Array, labels: Array) -> dict[str, float]:
+    from scipy.stats import rankdata
+
+    return {
+        "pearson": _pearson(answers, labels),
+        "spearman": _pearson(rankdata(answers), rankdata(labels)),
+        "mse": float(np.square(answers - labels).mean()),
+    }
+
+
+def _pearson(one: Array, other: Array) -> float:
+    from scipy.stats import pearsonr
+
+    if _constant(one) or _constant(other):
+        return 0.0
+    return float(pearsonr(one.astype(np.float64), other.astype(np.float64)).statistic)
+
+
+def _constant(values: Array) -> bool:
+    """All values equal, up to the rounding of float64: where scipy would warn, or answer with noise."""
+    return float(np.ptp(values)) <= 1e-12 * math.fabs(float(values[0]))
+
+
+OUTSIDE = "O"
+_BEGINS, _ENDS = "BSU", "ESLU"
+_PREFIXES = frozenset("BIESLU")
+
+
+class Entity(NamedTuple):
+    """Words `first` to `last` (exclusive) are one `label`."""
+
+    label: str
+    first: int
+    last: int
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+    """The entities of one sentence, tagged in IOB1, IOB2, IOE, BIOES or BILOU; labels without a prefix are of one word.
+
+    As conlleval reads it, a tag that continues nothing, or another label, begins an entity: I-x after O or after B-y.
+    """
+    found: list[Entity] = []
+    open_label, first = None, 0
+    for at, tag in enumerate(tags):
+        prefix, label = split(tag)
+        if open_label is not None and (prefix in _BEGINS or label != open_label):
+            found.append(Entity(open_label, first, at))
+            open_label = None
+        if label is None:
+            continue
+        if open_label is None:
+            open_label, first = label, at
+        if prefix in _ENDS:
+            found.append(Entity(open_label, first, at + 1))
+            open_label = None
+    if open_label is not None:
+        found.append(Entity(open_label, first, len(tags)))
+    return found
+
+
+def split(tag: str) -> tuple[str, str | None]:
+    """`B-person` -> ("B", "person"); `O` -> ("O", None); a tag without prefix, `NOUN` -> ("S", "NOUN")."""
+    if tag == OUTSIDE:
+        return OUTSIDE, None
+    if prefixed(tag):
+        return tag[0], tag[2:]
+    return "S", tag
+
+
+def prefixed(tag: str) -> bool:
+    return len(tag) > 2 and tag[0] in _PREFIXES and tag[1] == "-"
+
+
+def iob2(tags: Sequence[str]) -> list[str]:
+    """The same entities in IOB2: B- on the first word of each, I- on its others."""
+    written = [OUTSIDE] * len(tags)
+    for label, first, last in entities(tags):
+        written[first:last] = [f"B-{label}", *[f"I-{label}"] * (last - first - 1)]
+    return written
+
+
+def by_label(answers: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> tuple[ClassScore, ...]:
+    """Score the entities of each label apart, labels in alphabetical order; `scored` has those of all together."""
+    said = {(n, *entity) for n, tags in enumerate(answers) for entity in entities(tags)}
+    true = {(n, *entity) for n, tags in enumerate(truth) for entity in entities(tags)}
+    right, given, there = (Counter(one[1] for one in each) for each in (said & true, said, true))
+    return tuple(ClassScore.of(label, right[label], given[label], there[label]) for label in sorted(given | there))
+
+
+def scored(answers: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> dict[str, float]:
+    """f1, precision and recall over the entities of all sentences, accuracy over their words; 0.0 where there are none.
+
+    Sentences come in the same order and with the same number of words.
+    """
+    said = {(n, *entity) for n, tags in enumerate(answers) for entity in entities(tags)}
+    true = {(n, *entity) for n, tags in enumerate(truth) for entity in entities(tags)}
+    right = len(said & true)
+    words = sum(map(len, truth))
+    same = sum(one == other for pair in zip(answers, truth, strict=True) for one, other in zip(*pair, strict=True))
+    return {
+        "f1": 2 * right / max(1, len(said) + len(true)),
+        "precision": right / max(1, len(said)),
+        "recall": right / max(1, len(true)),
+        "accuracy": same / max(1, words),
+    }

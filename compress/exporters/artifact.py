@@ -1,0 +1,277 @@
+"""What is shipped: one folder in the hub's layout, whole or not there, that says what is in it and can prove it.
+
+    config.json  model.safetensors  tokenizer.json  tokenizer_config.json
+    README.md    recipe.yaml        onnx/model.onnx  onnx/model_quantized.onnx    manifest.json
+    and where made: onnx/model_fp16.onnx  onnx/model_w8.onnx  onnx/model_q4.onnx  onnx/model_text.onnx  report.json
+
+Loading and predicting import neither torch nor transformers.
+"""
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from compress.data.task import Task
+from compress.errors import BundleError
+from compress.exporters import manifest as manifests
+from compress.exporters.card import model_card
+from compress.exporters.manifest import Manifest, Stamp
+from compress.io import filled, written
+from compress.models.heads import PROBLEMS, output_names
+from compress.provenance import versions
+from compress.slicing.shape import positions
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from compress.exporters.answers import Answer, Marked
+    from compress.exporters.predictor import Prediction, Predictor, Row, Text
+
+Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
+"""What the weights are held in; w8, q4: weights alone in 8 and 4 bits, for size."""
+
+FILES: Mapping[Precision, str] = {
+    "fp32": "onnx/model.onnx",
+    "int8": "onnx/model_quantized.onnx",
+    "fp16": "onnx/model_fp16.onnx",
+    "w8": "onnx/model_w8.onnx",
+    "q4": "onnx/model_q4.onnx",
+}
+"""The names transformers.js and optimum look for, `w8` apart. Every bundle has the first two."""
+
+TEXT = "onnx/model_text.onnx"
+"""Texts in, labels out: the tokenizer is in the graph."""
+
+FIXED = ("manifest.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+"""What `attach` must not touch: to change these is to write another bundle."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle on disk, checked."""
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def write(
+        cls,
+        path: Path,
+        *,
+        model: Any,
+        tokenizer: Any,
+        task: Task,
+        max_length: int,
+        recipe: str,
+        card: Mapping[str, Any],
+        keep: Sequence[str] = (),
+    ) -> "Bundle":
+        """Ships the model: weights in float32, tokenizer, ONNX in fp32 and int8 (`graphs.SHIPPED`), card and recipe.
+
+        The folder is built beside and renamed as a whole; a bundle already there is replaced, anything else there is
+        refused. Model and tokenizer stay as they were. `recipe` is YAML text, `card` the fields of `card.Card`, `keep`
+        the graph's nodes that the int8 file leaves in float32.
+        Raises BundleError when model, tokenizer and task do not belong together, ExportError from the export.
+        """
+        check_parts(model, tokenizer, task, max_length)
+        with building(path) as folder:
+            _write_model(folder, model, tokenizer, task, max_length, keep=keep)
+            (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
+            manifest = Manifest(
+                task=task,
+                max_length=max_length,
+                model_type=model.config.model_type,
+                parameters=sum(parameter.numel() for parameter in model.parameters()),
+                versions=versions(manifests.PACKAGES),
+                files={},
+            )
+            (folder / "README.md").write_text(model_card(card, manifest), encoding="utf-8")
+            replace(manifest, files=manifests.stamps(folder)).write(folder)
+        return cls.load(path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Bundle":
+        """Open a bundle, or that of a run's folder, after checking every file against its manifest.
+
+        Raises BundleError naming the files that are missing, cut short or changed, with found and expected hashes.
+        """
+        path = manifests.located(path) or path
+        manifest = Manifest.read(path)
+        manifest.check(path)
+        return cls(path, manifest)
+
+    @property
+    def task(self) -> Task:
+        return self.manifest.task
+
+    def files(self) -> dict[str, Path]:
+        """The ONNX files that read token ids, by precision: `fp32` and `int8`, and those that were made besides."""
+        return {precision: self.path / name for precision, name in FILES.items() if name in self.manifest.files}
+
+    def check_has(self, precision: Precision) -> None:
+        """Raises BundleError, with what to do, where there is no file of this precision."""
+        if FILES[precision] not in self.manifest.files:
+            make = {
+                "fp32": "write or copy the bundle again",
+                "int8": f"make it with: compress quantize {self.path} --data ...",
+            }.get(precision, f"make it with: compress export {self.path} --precision {precision}")
+            raise BundleError(f"{self.path}: has no {precision} file; it has {', '.join(self.files())}; {make}")
+
+    def open(self, precision: Precision = "int8", *, threads: int = 1) -> "Predictor":
+        """The tokenizer and an onnxruntime session, for many calls; `threads` rows run at a time."""
+        from compress.exporters.predictor import open_predictor
+
+        self.check_has(precision)
+        file, made = self.path / FILES[precision], self.manifest
+        threshold = math.inf if made.threshold is None else made.threshold
+        return open_predictor(
+            self.path, file, task=self.task, max_length=made.max_length, threads=threads, threshold=threshold
+        )
+
+    def predict(
+        self, texts: "Sequence[Text]", *, precision: Precision = "int8", threads: int = 1
+    ) -> "list[Prediction] | list[Answer] | list[Marked]":
+        """What the model says of each text, or pair of texts (a question and its context), in their order: see
+        `Predictor.predict`."""
+        return self.open(precision, threads=threads).predict(texts)
+
+    def logits(
+        self, rows: "Iterable[Row]", *, precision: Precision = "int8", threads: int = 1
+    ) -> "NDArray[np.float32]":
+        """Logits of encoded rows, in their order: see `Predictor.logits`."""
+        return self.open(precision, threads=threads).logits(rows)
+
+    def with_threshold(self, threshold: float) -> "Bundle":
+        """qa: the bundle that gives no answer where none scores better than the best span by this much; infinite: an
+        answer is always given."""
+        manifest = replace(self.manifest, threshold=threshold if math.isfinite(threshold) else None)
+        manifest.write(self.path)
+        return replace(self, manifest=manifest)
+
+    def card(self, card: Mapping[str, Any]) -> str:
+        """The model card anew, once there are more `rows` to show: `bundle.attach("README.md", bundle.card(...))`."""
+        return model_card(card, self.manifest)
+
+    def attach(self, name: str, text: str) -> "Bundle":
+        """The bundle with the file `name` (report.json, a fuller README.md) added or replaced.
+
+        Killed at any moment, it leaves a bundle that loads: the file is unlisted while it changes.
+        """
+        if Path(name).name != name or name in FIXED:
+            raise BundleError(
+                f"{self.path / name}: cannot be attached; expected a plain name such as report.json or README.md"
+            )
+        return self._changed({name: lambda partial: partial.write_text(text, encoding="utf-8")})
+
+    def put(self, precision: Precision | Literal["text"], source: Path) -> "Bundle":
+        """The bundle with the finished ONNX file `source` as its file of this precision, added or replaced.
+
+        `source` stays where it is. Killed at any moment, it leaves a bundle that loads, as `attach` does: for an
+        instant it has no file of this precision.
+        """
+        name = TEXT if precision == "text" else FILES[precision]
+        return self._changed({name: lambda partial: shutil.copyfile(source, partial)})
+
+    def adopt(self, other: "Bundle", names: Iterable[str]) -> "Bundle":
+        """Take files of another bundle by their names, all of them together, added or replaced.
+
+        Killed at any moment, it leaves a bundle that loads, as `attach` does: none is listed until all are there.
+        """
+        return self._changed({name: partial(shutil.copyfile, other.path / name) for name in names})
+
+    def copied(self, path: Path) -> "Bundle":
+        """The same bundle in another folder: whole, or not there. A bundle there is replaced, anything else refused."""
+        with building(path) as folder:
+            for name in (*self.manifest.files, manifests.NAME):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(self.path / name, folder / name)
+        return Bundle.load(path)
+
+    def _changed(self, writers: Mapping[str, Callable[[Path], object]]) -> "Bundle":
+        """Change files together: written beside first, and unlisted while they get their names."""
+        others = {name: stamp for name, stamp in self.manifest.files.items() if name not in writers}
+        stamps = {}
+        with ExitStack() as beside:
+            for name, write in writers.items():
+                file = beside.enter_context(written(self.path / name))
+                write(file)
+                stamps[name] = Stamp.of(file)
+            replace(self.manifest, files=others).write(self.path)
+        complete = replace(self.manifest, files=dict(sorted({**others, **stamps}.items())))
+        complete.write(self.path)
+        return replace(self, manifest=complete)
+
+
+def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None:
+    """Raises BundleError unless model, tokenizer and task can become one bundle; quick, so ask before training."""
+    kind, words = type(model).__name__, type(tokenizer).__name__
+    if model.config.num_labels != task.outputs:
+        raise BundleError(f"{kind}: {model.config.num_labels} outputs; the task has {task.outputs}")
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise BundleError(
+            f"{words}: has no tokenizer.json form, which the bundle predicts with; expected a fast tokenizer, as "
+            "AutoTokenizer gives for all common models"
+        )
+    known = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > known:
+        raise BundleError(f"{kind}: embeds {known} tokens, the tokenizer has {len(tokenizer)}; they do not match")
+    limit = positions(model)
+    if limit is not None and max_length > limit:
+        raise BundleError(f"{kind}: max_length {max_length}; this model has {limit} positions")
+
+
+def _write_model(
+    folder: Path, model: Any, tokenizer: Any, task: "Task", max_length: int, *, keep: Sequence[str]
+) -> None:
+    """Weights, config, tokenizer and both ONNX files."""
+    from compress.exporters.checkpoint import save
+    from compress.exporters.int8 import quantize_dynamic
+    from compress.exporters.onnx import as_float32, makes_segments, to_onnx
+    from compress.quantization.learned import learned_ranges, quantize_learned
+
+    plain = as_float32(model)
+    labels = (task.label,) if task.kind == "regression" else output_names(task)
+    plain.config.problem_type = PROBLEMS.get(task.kind)
+    plain.config.id2label = dict(enumerate(labels))
+    plain.config.label2id = {label: index for index, label in enumerate(labels)}
+    save(folder, plain, tokenizer, max_length)
+    to_onnx(plain, folder / FILES["fp32"], segments=makes_segments(tokenizer))
+    if learned := learned_ranges(plain.config):
+        quantize_learned(folder / FILES["fp32"], folder / FILES["int8"], learned, keep=keep)
+    else:
+        quantize_dynamic(folder / FILES["fp32"], folder / FILES["int8"], keep=keep)
+
+
+def check_place(path: Path) -> None:
+    """Raises BundleError where something is that is no bundle."""
+    foreign = path.is_dir() and any(path.iterdir()) and not (path / manifests.NAME).is_file()
+    if foreign or (path.exists() and not path.is_dir()):
+        raise BundleError(f"{path}: exists and is no bundle; expected a new folder, or a bundle to replace")
+
+
+def check_writable(path: Path) -> None:
+    """Raise BundleError where a bundle cannot be changed in place, before any work is done for it."""
+    if not os.access(path, os.W_OK):
+        raise BundleError(f"{path}: cannot be changed (no permission, or a read-only disk); give --out a new folder")
+
+
+@contextmanager
+def building(path: Path) -> Iterator[Path]:
+    """Yield a folder beside `path` to write a bundle into and finish; it takes the name and the place of `path` at the
+    end, and is removed if anything fails."""
+    check_place(path)
+    try:
+        with filled(path) as folder:
+            yield folder
+    except OSError as error:
+        raise BundleError(
+            f"{path}: cannot be written ({error.strerror or error}); nothing of it was kept. Make room, or mend what "
+            "is in its way, and write it again: `compress distill --resume` trains nothing twice"
+        ) from error

@@ -1,0 +1,336 @@
+"""Models that write text as graphs: GPT-2's decoder, T5's encoder and decoder, with the keys and values of the tokens
+before as inputs and outputs. Names are optimum's and transformers.js's.
+
+B batch, L tokens read now, M tokens seen in all, S tokens of T5's source, D hidden, N layers.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from compress.errors import ExportError
+from compress.exporters.onnx import MASKED
+from compress.slicing.shape import Shape
+
+BATCH, PAST_LENGTH, LENGTH, SOURCE = 2, 3, 4, 5
+"""What the graphs are traced at."""
+
+Inputs = Mapping[str, Tensor]
+
+
+class Held(DynamicLayer):
+    """Keys and values (B, H, past, K) of one layer, or none yet. An empty tensor to grow from, as transformers' has,
+    is none that ONNX can join."""
+
+    def __init__(self, keys: Tensor | None = None, values: Tensor | None = None) -> None:
+        super().__init__()
+        self.keys, self.values, self.is_initialized = keys, values, True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if self.keys is not None and self.values is not None:
+            key_states = torch.cat([self.keys, key_states], dim=-2)
+            value_states = torch.cat([self.values, value_states], dim=-2)
+        self.keys, self.values = key_states, value_states
+        return key_states, value_states
+
+    def get_seq_length(self) -> int:
+        return 0 if self.keys is None else self.keys.shape[-2]
+
+
+def _cache(past: Sequence[Tensor], layers: int) -> DynamicCache:
+    """Of keys and values, alternating; of no tokens where there are none."""
+    held: list[Any] = [Held(*past[2 * layer : 2 * layer + 2]) for layer in range(layers)]
+    cache = DynamicCache()
+    cache.layers = held
+    return cache
+
+
+def _flat(cache: Any) -> list[Tensor]:
+    return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+
+def _causal(length: Any, total: Any) -> Tensor:
+    """(L, M): 1 where the later of the two is no later than the reader, the last L of M tokens."""
+    place_M = torch.arange(total)
+    return (place_M[None, :] <= place_M[total - length :, None]).long()
+
+
+class CausalDecoder(nn.Module):
+    """GPT-2: tokens and what came before -> logits, and the same with these tokens."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.layers = model, Shape.of(model.config).layers
+
+    @property
+    def past(self) -> list[str]:
+        return [f"{layer}.{part}" for layer in range(self.layers) for part in ("key", "value")]
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, *past: Tensor) -> Any:
+        seen_LM = _causal(input_ids.shape[1], past[0].shape[2] + input_ids.shape[1])
+        mask = (1.0 - (attention_mask[:, None, None, :] * seen_LM).float()) * MASKED
+        cache = _cache(past, self.layers)
+        out = self.model(
+            input_ids=input_ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True
+        )
+        return (out.logits, *_flat(out.past_key_values))
+
+    def example(self) -> dict[str, Tensor]:
+        shape = Shape.of(self.model.config)
+        past = torch.randn(BATCH, shape.heads, PAST_LENGTH, shape.head_size)
+        return {
+            "input_ids": torch.ones(BATCH, LENGTH, dtype=torch.long),
+            "attention_mask": torch.ones(BATCH, PAST_LENGTH + LENGTH, dtype=torch.long),
+            "position_ids": torch.arange(PAST_LENGTH, PAST_LENGTH + LENGTH).expand(BATCH, LENGTH).contiguous(),
+            **{f"past_key_values.{name}": past.clone() for name in self.past},
+        }
+
+
+class SourceEncoder(nn.Module):
+    """T5: the source's tokens -> their states."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.encoder = model.get_encoder()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        mask = (1.0 - attention_mask[:, None, None, :].float()) * MASKED
+        states: Tensor = self.encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state
+        return states
+
+    def example(self) -> dict[str, Tensor]:
+        ids = torch.ones(BATCH, SOURCE, dtype=torch.long)
+        return {"input_ids": ids, "attention_mask": ids.clone()}
+
+
+class FirstDecoder(nn.Module):
+    """T5: the source's states and the first tokens -> logits, keys and values of the tokens and of the source."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.layers = model, Shape.of(model.config).stack("layers")
+
+    @property
+    def past(self) -> list[str]:
+        return _both(self.layers)
+
+    def forward(self, encoder_attention_mask: Tensor, input_ids: Tensor, encoder_hidden_states: Tensor) -> Any:
+        return _decoded(self.model, self.layers, encoder_attention_mask, input_ids, encoder_hidden_states)
+
+    def example(self) -> dict[str, Tensor]:
+        states = torch.randn(BATCH, SOURCE, self.model.config.d_model)
+        return {**_masked_source(), "encoder_hidden_states": states}
+
+
+class NextDecoder(nn.Module):
+    """T5: further tokens -> logits, keys and values of the tokens with these; those of the source come back as they
+    were."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.layers = model, Shape.of(model.config).stack("layers")
+
+    @property
+    def past(self) -> list[str]:
+        return _both(self.layers)
+
+    def forward(self, encoder_attention_mask: Tensor, input_ids: Tensor, *past: Tensor) -> Any:
+        mine = [tensor for n in range(0, len(past), 4) for tensor in past[n : n + 2]]
+        source = [tensor for n in range(0, len(past), 4) for tensor in past[n + 2 : n + 4]]
+        unread = torch.zeros(1, 1, self.model.config.d_model)  # there has to be a source; its keys are held already
+        return _decoded(self.model, self.layers, encoder_attention_mask, input_ids, unread, mine=mine, source=source)
+
+    def example(self) -> dict[str, Tensor]:
+        shape = Shape.of(self.model.config)
+        lengths = {"decoder": PAST_LENGTH, "encoder": SOURCE}
+        past = {
+            f"past_key_values.{name}": torch.randn(BATCH, shape.heads, lengths[name.split(".")[1]], shape.head_size)
+            for name in self.past
+        }
+        return {**_masked_source(), **past}
+
+
+def _both(layers: int) -> list[str]:
+    """The names of T5's keys and values: of each layer the decoder's own, then those of the source."""
+    kinds = [f"{kind}.{part}" for kind in ("decoder", "encoder") for part in ("key", "value")]
+    return [f"{layer}.{kind}" for layer in range(layers) for kind in kinds]
+
+
+def _masked_source() -> dict[str, Tensor]:
+    return {
+        "encoder_attention_mask": torch.ones(BATCH, SOURCE, dtype=torch.long),
+        "input_ids": torch.ones(BATCH, LENGTH, dtype=torch.long),
+    }
+
+
+def _decoded(
+    model: Any,
+    layers: int,
+    source_mask: Tensor,
+    ids: Tensor,
+    states: Tensor,
+    *,
+    mine: Sequence[Tensor] = (),
+    source: Sequence[Tensor] = (),
+) -> Any:
+    """T5's logits, and keys and values in the order of `_both`; `mine`, `source`: those there are already."""
+    total = ids.shape[1] + (mine[0].shape[2] if mine else 0)
+    seen_LM = _causal(ids.shape[1], total)
+    cache = EncoderDecoderCache(_cache(mine, layers), _cache(source, layers))
+    cache.is_updated = dict.fromkeys(range(layers), bool(source))
+    out = model(
+        encoder_outputs=BaseModelOutput(last_hidden_state=states),
+        attention_mask=(1.0 - source_mask[:, None, None, :].float()) * MASKED,
+        decoder_input_ids=ids,
+        decoder_attention_mask=((1.0 - seen_LM.float()) * MASKED)[None, None].expand(ids.shape[0], -1, -1, -1),
+        past_key_values=cache,
+        use_cache=True,
+    )
+    own, others = _flat(cache.self_attention_cache), _flat(cache.cross_attention_cache)
+    pairs = [tensor for n in range(0, len(own), 2) for tensor in (*own[n : n + 2], *others[n : n + 2])]
+    return (out.logits, *pairs)
+
+
+def trace(module: nn.Module, path: Path, *, opset: int) -> None:
+    """Writes the graph of one of the modules above. Raises ExportError when it cannot be traced."""
+    example: dict[str, Tensor] = module.example()  # type: ignore[operator]
+    past: list[str] = getattr(module, "past", [])
+    outputs = ["logits", *(f"present.{name}" for name in past)] if past else ["last_hidden_state"]
+    axes = {name: _axes(name) for name in (*example, *outputs)}
+    try:
+        # What tracer and exporter warn of is checked on the file itself; the warnings name only their own code.
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
+            torch.onnx.export(
+                module.eval(),
+                tuple(example.values()),
+                path,
+                dynamo=False,
+                opset_version=opset,
+                input_names=list(example),
+                output_names=outputs,
+                dynamic_axes=axes,
+            )
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        raise ExportError(
+            f"{type(module).__name__}: cannot be exported to ONNX ({type(error).__name__}: {error}); expected a GPT-2 "
+            "or T5 model as transformers loads it"
+        ) from error
+
+
+def _axes(name: str) -> dict[int, str]:
+    batch = {0: "batch_size"}
+    if name.startswith(("past_key_values.", "present.")):
+        if ".encoder." in name:
+            return batch | {2: "encoder_sequence_length"}
+        return batch | {2: "past_sequence_length" if name.startswith("past") else "total_sequence_length"}
+    if name.startswith("encoder_"):
+        return batch | {1: "encoder_sequence_length"}
+    if name == "attention_mask":
+        return batch | {1: "total_sequence_length"}
+    return batch | {1: "sequence_length"}
+
+
+SWITCH = "use_cache_branch"
+
+
+def merged(first: onnx.ModelProto, following: onnx.ModelProto) -> onnx.ModelProto:
+    """One model with the inputs of both and the outputs of `first`; the switch is a bool (1,).
+
+    `following` gives back what it was given for an output of `first` that it does not have itself.
+    """
+    weights: dict[str, onnx.TensorProto] = {}
+    then, otherwise = (
+        _branch(model.graph, prefix, weights) for model, prefix in ((following, "following"), (first, "first"))
+    )
+    inputs = {each.name: each for model in (first, following) for each in model.graph.input}
+    switch = helper.make_tensor_value_info(SWITCH, TensorProto.BOOL, [1])
+    names = [each.name for each in first.graph.output]
+    node = helper.make_node("If", [SWITCH], names, "choose", then_branch=then, else_branch=otherwise)
+    graph = helper.make_graph(
+        [node], "merged", [*inputs.values(), switch], list(first.graph.output), list(weights.values())
+    )
+    versions = {each.domain: each for model in (first, following) for each in model.opset_import}
+    made = helper.make_model(graph, opset_imports=list(versions.values()), ir_version=first.ir_version)
+    helper.set_model_props(made, {each.key: each.value for each in first.metadata_props})
+    made.producer_name, made.producer_version = first.producer_name, first.producer_version
+    return made
+
+
+def _branch(graph: onnx.GraphProto, prefix: str, weights: dict[str, onnx.TensorProto]) -> onnx.GraphProto:
+    """The graph as a branch: its weights are added to `weights`, under a name that tells their content."""
+    told = {each.name: _content(each) for each in graph.initializer}
+    for each in graph.initializer:
+        if told[each.name] not in weights:
+            kept = onnx.TensorProto()
+            kept.CopyFrom(each)
+            kept.name = told[each.name]
+            weights[kept.name] = kept
+    outer = {each.name: each.name for each in graph.input} | {"": ""}
+    names = outer | told
+    nodes = [_renamed(node, names, prefix) for node in graph.node]
+    outputs = []
+    for each in graph.output:
+        output = onnx.ValueInfoProto()
+        output.CopyFrom(each)
+        source = names.get(each.name, f"{prefix}/{each.name}")
+        if source in outer.values() or source in weights:  # a branch gives what it made itself
+            nodes.append(helper.make_node("Identity", [source], [f"{prefix}/{each.name}/same"]))
+            source = f"{prefix}/{each.name}/same"
+        output.name = source
+        outputs.append(output)
+    return helper.make_graph(nodes, prefix, [], outputs)
+
+
+def _renamed(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> onnx.NodeProto:
+    changed = onnx.NodeProto()
+    changed.CopyFrom(node)
+    changed.name = f"{prefix}{node.name}" if node.name.startswith("/") else f"{prefix}/{node.name}"
+    changed.input[:] = [names.get(name, f"{prefix}/{name}") for name in node.input]
+    changed.output[:] = [f"{prefix}/{name}" if name else "" for name in node.output]
+    return changed
+
+
+def _content(tensor: onnx.TensorProto) -> str:
+    """A name of the tensor's values, type and shape."""
+    values = numpy_helper.to_array(tensor)
+    digest = hashlib.sha256(values.tobytes()).hexdigest()[:24]
+    return f"weight/{tensor.data_type}/{'x'.join(map(str, tensor.dims))}/{digest}"
+
+
+def tied(model: onnx.ModelProto, *, smallest: int = 2**16) -> onnx.ModelProto:
+    """The model with matrices that are another's transpose read from it, as a head is from the embedding it shares.
+
+    onnxruntime turns them when it opens the file. Changes `model`; matrices of fewer values than `smallest` stay.
+    """
+    tables = [each for each in model.graph.initializer if len(each.dims) == 2 and np.prod(each.dims) >= smallest]
+    arrays = {each.name: numpy_helper.to_array(each) for each in tables}
+    known = {_digest(array): name for name, array in arrays.items()}
+    turned: dict[str, str] = {}
+    for name, array in reversed(arrays.items()):  # the table comes before the head that is made of it
+        other = known.get(_digest(array.T))
+        if other is not None and other != name and other not in turned:
+            turned[name] = other
+    kept = [each for each in model.graph.initializer if each.name not in turned]
+    nodes = [
+        helper.make_node("Transpose", [other], [name], f"tied/{name}", perm=[1, 0]) for name, other in turned.items()
+    ]
+    nodes = [*nodes, *model.graph.node]
+    del model.graph.initializer[:], model.graph.node[:]
+    model.graph.initializer.extend(kept)
+    model.graph.node.extend(nodes)
+    return model
+
+
+def _digest(array: "NDArray[Any]") -> str:
+    return f"{array.shape}{hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"

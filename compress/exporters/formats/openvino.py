@@ -1,0 +1,129 @@
+"""OpenVINO's own files (.xml and .bin), for Intel processors above all; shapes stay open, it plans for each it meets.
+
+    fp32   as it is
+    fp16   weights stored in float16, computed in what the processor does best
+    w8     weights int8, a scale per row; OpenVINO quantises activations itself, as they come, where that is faster
+    int8   static: activations in ranges calibrated on data, the fastest; needs `--data`
+
+The dynamic int8 ONNX file of a bundle is of no use here: OpenVINO unfolds its weights to float and gets slower. So does
+a form of the graph that `tune` chose for onnxruntime: the files start from rows first (docs/export-speed.md).
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.errors import ExportError
+from compress.exporters.formats.outcome import Made, Outcome, required
+from compress.exporters.formats.subject import Subject
+from compress.exporters.parity import Run
+from compress.exporters.weight_only import SMALL
+
+PRECISIONS = ("fp32", "fp16", "w8", "int8")
+DEFAULT = ("fp16", "w8")
+STEMS = {
+    "fp32": "openvino_model",
+    "fp16": "openvino_model_fp16",
+    "w8": "openvino_model_w8",
+    "int8": "openvino_model_int8",
+}
+"""optimum-intel looks for the first."""
+
+EXTRA = "openvino"
+NOTES = {"w8": "int8 weights", "int8": "static, calibrated"}
+
+
+def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
+    """Each precision as .xml and .bin, run here in OpenVINO."""
+    openvino = required("openvino", EXTRA)
+    made = []
+    for precision in precisions:
+        target = folder / f"{STEMS[precision]}.xml"
+        source = _source(subject, precision)
+        try:
+            model = openvino.convert_model(source)
+        except RuntimeError as error:
+            raise ExportError(f"{subject.name}: OpenVINO cannot read {source.name}: {str(error)[:500]}") from error
+        if precision == "w8":
+            _compress(model)
+        try:
+            openvino.save_model(model, target, compress_to_fp16=precision == "fp16")
+        except RuntimeError as error:  # of C++ streams, which do not tell why
+            free = shutil.disk_usage(folder).free / 1e6
+            raise ExportError(
+                f"{target.name}: OpenVINO cannot write it ({error}); {free:.0f} MB are free in {folder.parent}. "
+                "Make room, or name another --out"
+            ) from error
+        apart = subject.differs(_run(target))
+        made.append(Made(target.name, precision, apart, NOTES.get(precision, ""), (f"{target.stem}.bin",)))
+    return Outcome(tuple(made), _verdicts(openvino), packages=("onnx", "onnxruntime", "openvino"))
+
+
+def _source(subject: Subject, precision: str) -> Path:
+    if precision != "int8":
+        return subject.as_written()
+    rows = subject.rows()
+    if not rows:
+        raise ExportError(
+            "--for openvino --precision int8: is calibrated on real rows of a bundle's task; expected --data with "
+            "them. w8 needs none"
+        )
+    from compress.quantization.calibration import ranges
+    from compress.quantization.static import quantize_static
+
+    target = subject.scratch / "qdq.onnx"
+    source = subject.as_written()
+    quantize_static(source, target, ranges(source, rows), form="qdq")
+    return target
+
+
+def _compress(model: Any) -> None:
+    """Every large matrix as int8 and one scale per output (of a table: per row), multiplied where it is read: the form
+    that OpenVINO keeps small in memory and knows a faster product for."""
+    openvino, opset13 = required("openvino", EXTRA), required("openvino.opset13", EXTRA)
+    for node in model.get_ordered_ops():
+        large = node.get_type_name() == "Constant" and len(node.shape) == 2 and node.output(0).element_type.is_real()
+        if not large or np.prod(node.shape) < SMALL:
+            continue
+        readers = list(node.output(0).get_target_inputs())
+        inner = {_inner_axis(reader.get_node()) for reader in readers}
+        if len(inner) != 1 or None in inner:
+            continue
+        weight = node.data.astype(np.float32)
+        scales = np.abs(weight).max(inner.pop(), keepdims=True) / 127
+        scales = np.where(scales > 0, scales, 1).astype(np.float32)
+        numbers = opset13.convert(opset13.constant(np.rint(weight / scales).astype(np.int8)), openvino.Type.f32)
+        expanded = opset13.multiply(numbers, opset13.constant(scales))
+        for reader in readers:
+            reader.replace_source_output(expanded.output(0))
+
+
+def _inner_axis(reader: Any) -> int | None:
+    """The axis of its weight that a node sums over, or reads whole; None for a node that does neither."""
+    if reader.get_type_name() == "MatMul":
+        return 1 if reader.get_attributes()["transpose_b"] else 0
+    return 1 if reader.get_type_name() == "Gather" else None
+
+
+def _run(path: Path) -> Run:
+    openvino = required("openvino", EXTRA)
+    exact = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"}
+    request = openvino.Core().compile_model(path, "CPU", exact).create_infer_request()
+
+    def run(row: Any) -> list[Any]:
+        found = request.infer(dict(row))
+        return [found[index].copy() for index in range(len(found))]
+
+    return run
+
+
+def _verdicts(openvino: Any) -> tuple[str, ...]:
+    able = ", ".join(sorted(openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")))
+    return (
+        "compared here in float32 (INFERENCE_PRECISION_HINT f32); unless told so, OpenVINO computes in bfloat16 where "
+        "the processor has it, faster and a little less exact",
+        f"what this processor has, by OpenVINO: {able}",
+    )

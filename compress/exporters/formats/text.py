@@ -1,0 +1,40 @@
+"""Text in, label out: one file that an app gives a string and that answers with a label, the tokenizer inside.
+
+See `compress.exporters.tokenizer`: it reads every hard text, and all of `--data`, as the tokenizer does, or is refused.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from compress.errors import ExportError
+from compress.exporters.artifact import FILES, Precision
+from compress.exporters.formats.outcome import Made, Outcome
+from compress.exporters.formats.subject import Subject
+from compress.exporters.session import certificate
+from compress.exporters.tokenizer import text_file
+
+PRECISIONS = tuple(FILES)
+DEFAULT = ("int8",)
+
+
+def write(subject: Subject, folder: Path, precisions: Sequence[Precision]) -> Outcome:
+    """A file for each precision: `model_text.onnx` is int8, the others have theirs in their names."""
+    if subject.bundle is None:
+        raise ExportError(
+            f"{subject.name}: gives vectors, no labels; expected a model for classification or regression"
+        )
+    if subject.remade:
+        raise ExportError("--opset: a text file has its bundle's own; expected no --opset")
+    bundle = subject.bundle
+    texts = [] if subject.real is None else subject.real.texts(bundle)
+    made, verdicts = [], []
+    for precision in precisions:
+        name = "model_text.onnx" if precision == "int8" else f"model_text_{precision}.onnx"
+        found = text_file(bundle, folder / name, precision=precision, texts=texts)
+        made.append(Made(name, precision, None, "text in", certificate=certificate(bundle.files()[precision])))
+        given = f", and all {found.given:,} texts of the data" if found.given else ""
+        verdicts.append(
+            f"{name}: reads {found.hard} hard texts{given} as the tokenizer does; needs no custom operators: any full "
+            "build of onnxruntime runs it, for Python, mobile or the web"
+        )
+    return Outcome(tuple(made), tuple(verdicts))

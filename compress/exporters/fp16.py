@@ -1,0 +1,129 @@
+"""fp16: half the size, for GPUs, WebGPU and phones that compute in it; on an x86 CPU it saves space, not time.
+
+What float16 cannot hold stays float32: nodes whose numbers come near its limit of 65504 on trial rows, as the residual
+stream of MobileBERT does. How exact the file is cannot be seen on a CPU, where onnxruntime computes most of it in
+float32; so the check is the fp32 graph with every intermediate result rounded to float16, as a GPU stores it.
+"""
+
+import copy
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from compress.errors import ExportError
+from compress.exporters.int8 import PRECISION_KEY
+from compress.exporters.parity import Difference, Row, Run, difference, onnx_run
+from compress.exporters.session import UNOPENED, inherited, read_model, save_changed
+
+LARGEST = 65504
+LIMIT = LARGEST / 4
+"""Numbers beyond it stay float32: a quarter of float16's largest, as real texts may go further than the trial rows."""
+
+TOLERANCE = 0.02
+"""How far the logits may be from fp32's, relative to the largest (or to 1): float16 itself gives a few thousandths."""
+
+
+@dataclass(frozen=True)
+class Halved:
+    """What became of a file: how far its logits are from fp32's, and the nodes that stay float32."""
+
+    difference: Difference
+    kept: tuple[str, ...]
+
+
+def to_float16(source: Path, target: Path, rows: Sequence[Row]) -> Halved:
+    """Writes the fp32 ONNX file `source` in float16 to `target`; ids in and logits out keep their types.
+
+    Raises ExportError for a file that cannot be read, or whose logits in float16 are not the fp32 ones.
+    """
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    model = read_model(source)
+    sizes = _sizes(model, source, rows)
+    kept = tuple(node.name for node in model.graph.node if _reaches(node, sizes) > LIMIT)
+    found = difference(onnx_run(source), _run(_rounded(model, sizes, kept), source), rows)
+    if not found.relative <= TOLERANCE:  # so that NaN fails too
+        raise ExportError(
+            f"{source}: in float16 the logits differ from fp32's by {found.largest:.2g} where the largest is "
+            f"{found.logit:.2g}; expected at most {TOLERANCE:g} of it. Use int8 or w8 instead"
+        )
+    small = convert_float_to_float16(copy.deepcopy(model), keep_io_types=True, node_block_list=list(kept))
+    del small.graph.value_info[:]  # of float32 where casts were put in
+    save_changed(small, target, {**inherited(model), PRECISION_KEY: "fp16"})
+    return Halved(found, kept)
+
+
+def _sizes(model: onnx.ModelProto, source: Path, rows: Sequence[Row]) -> dict[str, float]:
+    """The largest |number| of each float32 result between the nodes, over the rows."""
+    shown = copy.deepcopy(model)
+    outputs = {each.name for each in shown.graph.output}
+    names = [name for node in shown.graph.node for name in node.output if name and name not in outputs]
+    shown.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
+    session = _open(shown, source)
+    order = [each.name for each in session.get_outputs()]
+    sizes: dict[str, float] = {}
+    for row in rows:
+        for name, value in zip(order, session.run(None, dict(row)), strict=True):
+            if value.dtype == np.float32 and value.size:
+                sizes[name] = max(sizes.get(name, 0.0), float(np.abs(value).max()))
+    return sizes
+
+
+def _reaches(node: onnx.NodeProto, sizes: Mapping[str, float]) -> float:
+    return max((sizes.get(name, 0.0) for name in (*node.input, *node.output)), default=0.0)
+
+
+def _rounded(model: onnx.ModelProto, sizes: Mapping[str, float], kept: Sequence[str]) -> onnx.ModelProto:
+    """The float32 graph in which weights and results, but those of the nodes kept, are what float16 can hold."""
+    rounded = copy.deepcopy(model)
+    graph, stay = rounded.graph, set(kept)
+    free = {name for node in graph.node if node.name in stay for name in node.input}
+    for weight in graph.initializer:
+        if weight.data_type == TensorProto.FLOAT and weight.name not in free:
+            values = _held(onnx.numpy_helper.to_array(weight)).astype(np.float16).astype(np.float32)
+            weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    outputs = {each.name for each in graph.output}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        nodes.append(node)
+        if node.name in stay:
+            continue
+        for index, name in enumerate(node.output):
+            if name in sizes and name not in outputs:
+                node.output[index] = f"{name}.exact"
+                nodes.append(helper.make_node("Cast", [f"{name}.exact"], [f"{name}.half"], to=TensorProto.FLOAT16))
+                nodes.append(helper.make_node("Cast", [f"{name}.half"], [name], to=TensorProto.FLOAT))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return rounded
+
+
+def _held(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What the converter makes of numbers beyond float16: its largest, as of float32's lowest in a mask."""
+    return np.where(np.isfinite(values), np.clip(values, -LARGEST, LARGEST), values)
+
+
+def _run(model: onnx.ModelProto, source: Path) -> Run:
+    session = _open(model, source)
+    return lambda row: session.run(None, dict(row))
+
+
+def _open(model: onnx.ModelProto, source: Path) -> onnxruntime.InferenceSession:
+    """As written: optimising would remove the casts, or the results that are asked for."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
+            onnx.save_model(model, file.name)
+            return onnxruntime.InferenceSession(file.name, options, providers=["CPUExecutionProvider"])
+    except UNOPENED as error:
+        raise ExportError(f"{source}: onnxruntime {onnxruntime.__version__} cannot open it: {error}") from None

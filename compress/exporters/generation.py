@@ -1,0 +1,263 @@
+"""A model that writes text, as a folder: GPT-2 as one decoder, T5 as an encoder and a decoder.
+
+    config.json  generation_config.json  model.safetensors  tokenizer.json  README.md  contents.json
+    GPT-2:  onnx/model.onnx            T5:  onnx/encoder_model.onnx  onnx/decoder_model_merged.onnx
+    and each in int8, as onnx/model_quantized.onnx
+
+The names are those of optimum's ORTModelForCausalLM and ORTModelForSeq2SeqLM, and of transformers.js. Loading and
+writing text import neither torch nor transformers.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import BundleError, ExportError
+from compress.exporters import manifest as contents
+from compress.exporters.manifest import Contents
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+Floats = NDArray[np.float32]
+Ids = Sequence[int]
+DECODER_ONLY: Mapping[str, str] = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
+ENCODER: Mapping[str, str] = {"fp32": "onnx/encoder_model.onnx", "int8": "onnx/encoder_model_quantized.onnx"}
+DECODER: Mapping[str, str] = {
+    "fp32": "onnx/decoder_model_merged.onnx",
+    "int8": "onnx/decoder_model_merged_quantized.onnx",
+}
+TOLERANCE = 1e-3
+"""How far the files' logits may be from the model's, relative to the largest logit (or to 1)."""
+
+
+@dataclass(frozen=True)
+class Generative:
+    """A folder on disk, checked."""
+
+    path: Path
+    contents: Contents
+
+    @classmethod
+    def load(cls, path: Path) -> "Generative":
+        """Raises BundleError for a folder that is none, or is damaged."""
+        return cls(path, Contents.read(path, "generative"))
+
+    def open(self, precision: Literal["fp32", "int8"] = "int8", *, threads: int = 1) -> "Speaker":
+        """The sessions, for many calls."""
+        return Speaker.of(self.path, precision, threads)
+
+    def complete(
+        self, texts: Sequence[str], *, precision: Literal["fp32", "int8"] = "int8", new: int = 32
+    ) -> list[str]:
+        """What the model writes after each text, or in answer to it: at most `new` tokens, always the likeliest one.
+
+        Texts are cut to the folder's `max_length`. Sampling and beams are for optimum and transformers.js.
+        """
+        from compress.data.windows import plain
+        from compress.exporters.predictor import open_tokenizer
+
+        tokenizer: Any = plain(open_tokenizer(self.path))
+        tokenizer.enable_truncation(self.contents.max_length)
+        speaker = self.open(precision)
+        answers = [speaker.continued(tokenizer.encode(text).ids, new=new) for text in texts]
+        return [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """Open sessions. `encoder`: of a model that reads a source and writes another text; `positions`: the most tokens a
+    decoder can number, prompt included."""
+
+    decoder: "onnxruntime.InferenceSession"
+    encoder: "onnxruntime.InferenceSession | None"
+    start: int | None
+    ends: frozenset[int]
+    positions: int | None
+
+    @classmethod
+    def of(cls, folder: Path, precision: str, threads: int = 1) -> "Speaker":
+        """Raises ExportError for a folder without a file of this precision."""
+        from compress.exporters.session import open_session
+
+        told: dict[str, Any] = {}
+        for name in ("config.json", "generation_config.json"):
+            if (folder / name).is_file():
+                told |= json.loads((folder / name).read_text(encoding="utf-8"))
+        ends = told.get("eos_token_id")
+        pair = (folder / ENCODER["fp32"]).is_file()
+        paths = [folder / names[precision] for names in ((DECODER, ENCODER) if pair else (DECODER_ONLY,))]
+        sessions = [open_session(path, threads) for path in paths]
+        return cls(
+            decoder=sessions[0],
+            encoder=sessions[1] if pair else None,
+            start=told.get("decoder_start_token_id"),
+            ends=frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
+            positions=told.get("n_positions") if not pair else None,
+        )
+
+    def continued(self, ids: Ids, *, new: int) -> list[int]:
+        """At most `new` token ids after these, or in answer to them; each the likeliest, the end included.
+
+        Raises BundleError where there is nothing to go on from, or more than the model can number.
+        """
+        if not ids:
+            raise BundleError("nothing to go on from: an empty text has no tokens here; give a word at least")
+        if self.positions is not None and len(ids) + new > self.positions:
+            raise BundleError(f"{len(ids)} tokens and {new} new ones; this model numbers {self.positions} at most")
+        past = self.begin(ids)
+        given = list(ids) if self.encoder is None else [self._start()]
+        found: list[int] = []
+        while len(found) < new and not (found and found[-1] in self.ends):
+            logits, past = self.step(past, given)
+            given = [int(logits[-1].argmax())]
+            found += given
+        return found
+
+    def begin(self, source: Ids) -> dict[str, Any]:
+        """What the decoder is fed besides tokens before its first: empty keys and values; the states of `source`."""
+        declared = {node.name: node.shape for node in self.decoder.get_inputs()}
+        names = [name for name in declared if name.startswith("past_key_values.")]
+        empty = {name: np.zeros((1, declared[name][1], 0, declared[name][3]), np.float32) for name in names}
+        if self.encoder is None:
+            return empty
+        feeds = {"input_ids": np.array([source], np.int64), "attention_mask": np.ones((1, len(source)), np.int64)}
+        (states,) = self.encoder.run(["last_hidden_state"], feeds)
+        return {
+            **empty,
+            "encoder_hidden_states": states,
+            "encoder_attention_mask": feeds["attention_mask"],
+            "use_cache_branch": np.array([False]),
+        }
+
+    def step(self, past: Mapping[str, Any], ids: Ids) -> tuple[Floats, dict[str, Any]]:
+        """Logits (tokens, vocabulary) of these tokens, and what to feed with the next."""
+        held = next(value for name, value in past.items() if name.startswith("past_key_values.")).shape[2]
+        feeds = {**past, "input_ids": np.array([ids], np.int64)}
+        if self.encoder is None:
+            feeds["attention_mask"] = np.ones((1, held + len(ids)), np.int64)
+            feeds["position_ids"] = np.arange(held, held + len(ids))[None]
+        outputs = [node.name for node in self.decoder.get_outputs()]
+        found = dict(zip(outputs, self.decoder.run(outputs, feeds), strict=True))
+        logits: Floats = found.pop("logits")[0]
+        following = {name.replace("present.", "past_key_values."): value for name, value in found.items()}
+        branch = {} if self.encoder is None else {"use_cache_branch": np.array([True])}
+        return logits, {**past, **following, **branch}
+
+    def _start(self) -> int:
+        if self.start is None:
+            raise BundleError("config.json names no decoder_start_token_id, with which the answer begins")
+        return self.start
+
+
+def write(path: Path, *, model: Any, tokenizer: Any, max_length: int, name: str, opset: int = 17) -> Generative:
+    """Ships GPT-2 or T5: weights, tokenizer, and the graphs in fp32 and int8, checked against the model.
+
+    Raises ExportError for another architecture, for one that is over 2 GB, and where the files do not compute what the
+    model does.
+    """
+    from compress.exporters.card import escaped
+    from compress.exporters.checkpoint import save
+    from compress.exporters.int8 import quantize_dynamic
+    from compress.exporters.onnx import PROTOBUF_LIMIT, as_float32
+
+    size = 4 * sum(parameter.numel() for parameter in model.parameters())
+    if size >= PROTOBUF_LIMIT:
+        raise ExportError(f"{name}: {size / 1e9:.1f} GB of float32 weights; an ONNX file holds at most 2 GB")
+    plain = as_float32(model)
+    plain.set_attn_implementation("eager")
+    with contents.made(path, "generative", plain.config.model_type, max_length) as folder:
+        save(folder, plain, tokenizer, max_length)
+        raw = folder / "raw"
+        graphs = _traced(plain, raw, opset)
+        _finished(raw, folder / "onnx", "")
+        check(plain, folder)
+        for graph in graphs:
+            quantize_dynamic(raw / graph, raw / graph.replace(".onnx", "_quantized.onnx"))
+        _finished(raw, folder / "onnx", "_quantized")
+        shutil.rmtree(raw)
+        (folder / "README.md").write_text(
+            CARD.format(name=escaped(Path(name).name or name), kind=plain.config.model_type), encoding="utf-8"
+        )
+    return Generative.load(path)
+
+
+def _traced(plain: Any, folder: Path, opset: int) -> list[str]:
+    from compress.exporters import decoders
+
+    known: dict[str, dict[str, Any]] = {
+        "gpt2": {"model.onnx": decoders.CausalDecoder},
+        "t5": {
+            "encoder_model.onnx": decoders.SourceEncoder,
+            "first.onnx": decoders.FirstDecoder,
+            "following.onnx": decoders.NextDecoder,
+        },
+    }
+    if plain.config.model_type not in known:
+        raise ExportError(f"{type(plain).__name__}: cannot be exported to write text; expected GPT-2 or T5")
+    folder.mkdir()
+    for file, module in known[plain.config.model_type].items():
+        decoders.trace(module(plain), folder / file, opset=opset)
+    return list(known[plain.config.model_type])
+
+
+def _finished(raw: Path, target: Path, suffix: str) -> None:
+    """The graphs as they ship: T5's decoders in one file, matrices that are shared held once."""
+    import onnx
+
+    from compress.exporters.decoders import merged, tied
+    from compress.exporters.session import read_model
+
+    target.mkdir(exist_ok=True)
+    if (raw / f"first{suffix}.onnx").is_file():
+        decoder = merged(read_model(raw / f"first{suffix}.onnx"), read_model(raw / f"following{suffix}.onnx"))
+        onnx.save_model(tied(decoder), target / f"decoder_model_merged{suffix}.onnx")
+    for name in ("model", "encoder_model"):
+        if (raw / f"{name}{suffix}.onnx").is_file():
+            onnx.save_model(tied(read_model(raw / f"{name}{suffix}.onnx")), target / f"{name}{suffix}.onnx")
+
+
+def check(model: Any, folder: Path) -> float:
+    """The largest difference between the folder's fp32 logits, token by token, and the model's, all at once; relative
+    to the largest logit (or to 1).
+
+    Raises ExportError when that is more than float32's noise.
+    """
+    import torch
+
+    generator, speaker = torch.Generator().manual_seed(0), Speaker.of(folder, "fp32")
+    ids = torch.randint(model.config.vocab_size, (1, 9), generator=generator)
+    source = torch.randint(model.config.vocab_size, (1, 6), generator=generator)
+    with torch.no_grad():
+        out = model(ids) if speaker.encoder is None else model(input_ids=source, decoder_input_ids=ids)
+    expected = out.logits[0].numpy()
+    past, found = speaker.begin(source[0].tolist()), []
+    for part in ids[0].split([5, 1, 2, 1]):
+        logits, past = speaker.step(past, part.tolist())
+        found.append(logits)
+    difference, largest = float(np.abs(np.concatenate(found) - expected).max()), float(np.abs(expected).max())
+    if not difference <= TOLERANCE * max(1.0, largest):  # so that NaN fails too
+        raise ExportError(
+            f"{type(model).__name__}: the ONNX files' logits differ from the model's by {difference:.2g} where the "
+            f"largest is {largest:.2g}; the weights may hold NaN, or this architecture cannot be traced"
+        )
+    return difference / max(1.0, largest)
+
+
+CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [compress, onnx, int8]
+---
+
+# {name}
+
+{kind}, as ONNX with the keys and values of the tokens before as inputs and outputs. Made with compress. optimum's
+ORTModelForCausalLM or ORTModelForSeq2SeqLM (`subfolder="onnx"`) and transformers.js load this folder.
+"""

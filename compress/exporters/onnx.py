@@ -1,0 +1,293 @@
+"""fp32 ONNX of an encoder with a task head, and the proof that it computes what the model does.
+
+The graph is left unfused, from the TorchScript exporter under eager attention: onnxruntime's own session optimiser
+makes that form the fastest on a CPU, and it is the one `quantize_dynamic` can read (graphs of the dynamo exporter
+fail its shape inference). It is rewritten so that it computes only what the answer reads (`exporters.rewrite`).
+The attention mask is computed by us, explicitly, so that no version of transformers puts its own mask code into the
+file.
+"""
+
+import copy
+import json
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compress import __version__
+from compress.errors import ExportError
+from compress.exporters.embeddings import Pool, Reading
+from compress.exporters.rewrite import SHIPPED, Form, rewritten
+from compress.exporters.session import SESSION_KEY, SESSION_WHY_KEY, UNFUSED_SKIP, UNFUSED_SKIP_WHY, open_session
+from compress.io import written
+
+PROTOBUF_LIMIT = 2**31
+MASKED = -1e4
+"""Added to the scores of masked tokens: exp() of it is 0 in float32, and unlike float32's lowest it cannot overflow."""
+
+SQUARES_ITS_MASK = ("deberta", "deberta-v2", "static-embedding", "xlm", "xlnet")
+"""Model types whose attention makes its own pair mask of a (batch, tokens) one, and misreads a prepared one; or that
+take a mean over the tokens and have no attention."""
+
+LOOKS_BACK = ("gpt2",)
+"""Model types in which a token sees none behind it; a prepared mask has to say so."""
+
+SEGMENTS_UNCOUNTED = ("xlm", "xlnet")
+"""Model types that read token types without a `type_vocab_size` in their config."""
+
+OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state", "sentence_embedding")
+"""What the hub's tools look for in a file, by their names."""
+
+TOLERANCE = 1e-3
+"""How far the file's logits may be from the model's, relative to the largest logit (or to 1): float32 noise is 1e-6."""
+
+TRACED = (2, 5)
+PROBES = ((1, 2), (3, 7))
+"""(rows, tokens) the graph is traced at, and the others that check the file."""
+
+
+def to_onnx(
+    model: nn.Module, path: Path, *, opset: int = 17, segments: bool = True, form: Form | None = SHIPPED
+) -> None:
+    """Writes `path`: input_ids, attention_mask (and token_type_ids, where the model has segments and the tokenizer
+    makes `segments`), each (batch_size, sequence_length) int64 -> logits float32 (batch_size, outputs), or (batch_size,
+    sequence_length, outputs) of a head that answers per token; start_logits and end_logits (batch_size,
+    sequence_length) of one that answers with spans; of an encoder last_hidden_state (batch_size, sequence_length,
+    hidden), and sentence_embedding (batch_size, hidden) where it is `pooled.Pooled`. The graph is rewritten in this
+    `form` (`graphs.rewritten`, which needs opset 13); None: it stays as it was traced.
+
+    The model stays as it was: mode, attention implementation, dtype, device. Raises ExportError when the model cannot
+    be exported, is over 2 GB, or when the file's logits are not the model's (checked here at other shapes than
+    the traced one: a tracer that takes a size for a constant only warns).
+    """
+    size = 4 * sum(parameter.numel() for parameter in model.parameters())
+    if size >= PROTOBUF_LIMIT:
+        raise ExportError(f"{_kind(model)}: {size / 1e9:.1f} GB of float32 weights; an ONNX file holds at most 2 GB")
+    plain = as_float32(model)
+    probes = [probe(plain.config, rows, tokens, segments) for rows, tokens in (TRACED, *PROBES)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written(path) as partial:
+        _trace(plain, probes[0], partial, opset)
+        file = onnx.load_model(partial)
+        _read_shared_weights(file.graph)
+        file.producer_name, file.producer_version = "compress", __version__
+        onnx.helper.set_model_props(file, _metadata(plain.config))
+        if form is not None:
+            file = rewritten(file, form).model
+        onnx.save_model(file, partial)
+        difference, largest = _compare(model, partial, probes[1:])
+        if not difference <= TOLERANCE * max(1.0, largest):  # so that NaN fails too
+            raise ExportError(
+                f"{_kind(model)}: the ONNX file's logits differ from the model's by {difference:.2g} where the largest "
+                f"is {largest:.2g}; expected at most {TOLERANCE:g} of it. The weights may hold NaN, or this "
+                "architecture cannot be traced: please report it with its config.json."
+            )
+
+
+def parity(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor]]) -> float:
+    """The largest |logit difference| between the model, in float32 on the CPU, and the file under onnxruntime.
+
+    A batch holds at least the file's inputs, (rows, tokens); anything else in it is passed over. The model stays as it
+    was. NaN when any logit is; raises ExportError when there is no batch.
+    """
+    return _compare(model, path, batches)[0]
+
+
+def as_float32(model: nn.Module) -> Any:
+    """The model once more, in float32, in eval mode, on the CPU: modules and config are copies, the weights are shared
+    where they already are float32 on the CPU. Nothing done to its modules or config reaches the original."""
+    shared: dict[int, Any] = {
+        id(parameter): nn.Parameter(parameter.detach().to("cpu", torch.float32), requires_grad=False)
+        for parameter in model.parameters()
+    }
+    return copy.deepcopy(model, shared).to("cpu").float().eval()
+
+
+class Exported(nn.Module):
+    """What the file computes: ids and a 0/1 mask in, the answers' logits out."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
+        ends, config = attention_mask, self.model.config
+        mask = attention_mask if config.model_type in SQUARES_ITS_MASK else prepared(attention_mask, config)
+        if config.is_encoder_decoder:  # where T5 classifies: there already, but for ids made up to time it
+            last_B1 = ends.sum(1, keepdim=True) - 1
+            input_ids = input_ids.scatter(1, last_B1, torch.full_like(last_B1, config.eos_token_id))
+        segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        return tuple(outputs_of(self.model(input_ids=input_ids, attention_mask=mask, **segments)).values())
+
+
+def prepared(mask_BL: Tensor, config: Any) -> Any:
+    """What is added to the scores (batch, 1, 1 or tokens, tokens); by the kind of layer where these see differently."""
+    seen = mask_BL[:, None, None, :]
+    if config.model_type in LOOKS_BACK:
+        seen = seen * torch.ones_like(seen.expand(-1, -1, seen.shape[-1], -1)).tril()
+    full = (1.0 - seen.to(torch.float32)) * MASKED
+    if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
+        return full
+    place_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
+    far_LL = (place_L[:, None] - place_L[None, :]).abs() > config.sliding_window
+    return {"full_attention": full, "sliding_attention": (full + far_LL * MASKED).clamp(min=MASKED)}
+
+
+def outputs_of(out: Any) -> dict[str, Tensor]:
+    """The tensors of a model's output that the file has, under the names that the hub's tools look for."""
+    return {name: out[name] for name in OUTPUTS if name in out}
+
+
+def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> None:
+    plain.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            answers = outputs_of(plain(**batch))
+        if not answers:
+            raise LookupError("neither logits nor hidden states among its outputs")
+        sizes = {0: "batch_size", 1: "sequence_length"}
+        axes = dict.fromkeys(batch, sizes) | dict.fromkeys(answers, sizes)
+        once = [name for name in ("logits", "sentence_embedding") if name in answers and answers[name].dim() == 2]
+        axes |= {name: {0: "batch_size"} for name in once}
+        # What the tracer and the exporter warn of is checked on the file itself; the warnings name only their own code.
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
+            torch.onnx.export(
+                Exported(plain).eval(),
+                tuple(batch.values()),
+                path,
+                dynamo=False,
+                opset_version=opset,
+                input_names=list(batch),
+                output_names=list(answers),
+                dynamic_axes=axes,
+            )
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        raise ExportError(
+            f"{_kind(plain)}: cannot be exported to ONNX ({type(error).__name__}: {error}); expected an encoder with a "
+            "head for classification, tagging or question answering, as transformers' Auto classes load it"
+        ) from error
+
+
+def _compare(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor]]) -> tuple[float, float]:
+    """The largest difference, and the model's largest logit."""
+    plain = as_float32(model)
+    session = open_session(path)
+    names = [node.name for node in session.get_inputs()]
+    differences, sizes = [], []
+    with torch.no_grad():
+        for batch in batches:
+            inputs = {name: batch[name].cpu() for name in names}
+            expected = {name: tensor.numpy() for name, tensor in outputs_of(plain(**inputs)).items()}
+            found = session.run(list(expected), {name: tensor.numpy() for name, tensor in inputs.items()})
+            real = inputs["attention_mask"].numpy() == 1
+            for one, other in zip(found, expected.values(), strict=True):
+                per_token = other.ndim == 3 or "start_logits" in expected
+                mine, theirs = (one[real], other[real]) if per_token else (one, other)
+                with np.errstate(invalid="ignore"):  # inf - inf
+                    differences.append(np.abs(mine - theirs).max())
+                sizes.append(np.abs(theirs).max())
+    if not differences:
+        raise ExportError(f"{path}: parity needs at least one batch")
+    return float(np.max(differences)), float(np.max(sizes))
+
+
+def makes_segments(tokenizer: Any) -> bool:
+    """Whether this tokenizer's rows have token types."""
+    return "token_type_ids" in tokenizer.model_input_names
+
+
+def probe(config: Any, rows: int, tokens: int, segments: bool) -> dict[str, Tensor]:
+    """Random ids, the end of the first row masked, in the order of the file's inputs."""
+    ids = torch.randint(config.vocab_size, (rows, tokens), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, tokens // 2 + 1 :] = 0
+    if config.is_encoder_decoder:  # T5 classifies at the end of a text, of which each row has one
+        ids = ids.where(ids != config.eos_token_id, config.pad_token_id)
+        ids.scatter_(1, mask.sum(1, keepdim=True) - 1, config.eos_token_id)
+    batch = {"input_ids": ids.where(mask == 1, config.pad_token_id or 0), "attention_mask": mask}
+    if segments and (getattr(config, "type_vocab_size", 0) > 1 or config.model_type in SEGMENTS_UNCOUNTED):
+        batch["token_type_ids"] = torch.arange(tokens).ge(tokens // 2).long().expand(rows, tokens).contiguous()
+    return batch
+
+
+def _read_shared_weights(graph: onnx.GraphProto) -> None:
+    """Layers that share a weight read it through an Identity in the exporter's graph, behind which quantisation does
+    not look: let them read the weight itself."""
+    weights = {tensor.name for tensor in graph.initializer}
+    copies: dict[str, str] = {}
+    kept: list[onnx.NodeProto] = []
+    for node in graph.node:
+        node.input[:] = [copies.get(name, name) for name in node.input]
+        if node.op_type == "Identity" and node.input[0] in weights:
+            copies[node.output[0]] = node.input[0]
+        else:
+            kept.append(node)
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _metadata(config: Any) -> dict[str, str]:
+    return {
+        "compress.version": __version__,
+        "compress.model_type": config.model_type,
+        "compress.task": config.problem_type or "",
+        "compress.labels": json.dumps([config.id2label[index] for index in range(config.num_labels)]),
+        SESSION_KEY: json.dumps(UNFUSED_SKIP),
+        SESSION_WHY_KEY: UNFUSED_SKIP_WHY,
+    }
+
+
+def _kind(model: nn.Module) -> str:
+    return type(model).__name__
+
+
+class Pooled(nn.Module):
+    """ids and mask -> last_hidden_state (B, L, D) and, where it pools, sentence_embedding (B, D), as
+    sentence-transformers computes them."""
+
+    def __init__(self, encoder: Any, reading: Reading) -> None:
+        super().__init__()
+        self.encoder, self.reading = encoder, reading
+
+    @property
+    def config(self) -> Any:
+        return self.encoder.config
+
+    def set_attn_implementation(self, name: str) -> None:
+        self.encoder.set_attn_implementation(name)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Any, token_type_ids: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """`attention_mask`: 0 or 1 per token, or what `onnx.prepared` makes of it."""
+        segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        found = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **segments).last_hidden_state
+        if self.reading.pool is None:
+            return {"last_hidden_state": found}
+        vectors_BD = pooled(found, _seen(attention_mask), self.reading.pool)
+        if self.reading.normalise:
+            vectors_BD = functional.normalize(vectors_BD, dim=1)
+        return {"last_hidden_state": found, "sentence_embedding": vectors_BD}
+
+
+def pooled(tokens_BLD: Tensor, seen_BL: Tensor, pool: Pool) -> Tensor:
+    """One vector (B, D) of the tokens that are seen."""
+    if pool == "cls":
+        return tokens_BLD[:, 0]
+    seen_BL1 = seen_BL[:, :, None]
+    if pool == "max":
+        return tokens_BLD.masked_fill(~seen_BL1, torch.finfo(torch.float32).min).max(1).values
+    weights_BL1 = seen_BL1.to(tokens_BLD.dtype)
+    return (tokens_BLD * weights_BL1).sum(1) / weights_BL1.sum(1).clamp(min=1e-9)
+
+
+def _seen(mask: Any) -> Tensor:
+    """Which tokens (B, L) there are. The last token of a prepared mask sees as many as any."""
+    full: Tensor = mask["full_attention"] if isinstance(mask, dict) else mask
+    return full.bool() if full.dim() == 2 else full[:, 0, -1, :] == 0

@@ -1,0 +1,97 @@
+"""The graph of an encoder written so that it runs faster and computes the same: `rewritten(model, Form())`.
+
+    net         the graph while it is rewritten
+    attention   attention, found by its structure; one node meanwhile
+    rows        only what the answer reads
+    layout      tokens on the first axis
+    weights     scale and mask in the weights; merged products
+
+All of it is plain ONNX, so every quantiser and runtime reads it; measured in docs/export-speed.md.
+"""
+
+from dataclasses import dataclass
+
+import onnx
+from onnx import ModelProto
+
+from compress.exporters.rewrite.attention import collapse, write_out
+from compress.exporters.rewrite.graph import Net
+from compress.exporters.rewrite.layout import fold_scales, mask_keys, merge, one_token, tokens_first
+from compress.exporters.session import metadata, opset_of
+
+FORM_KEY = "compress.graph"
+"""The metadata property of a rewritten file: how it is written."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way of writing the same graph.
+
+    one_token     what is read of one token is computed for that one alone
+    tokens_first  tokens on the first axis, rows on the second: fewer copies in onnxruntime; OpenVINO is slower with it
+    merged        queries, keys and values by one product where they read the same tensor
+    """
+
+    one_token: bool = True
+    tokens_first: bool = True
+    merged: bool = False
+
+    def __str__(self) -> str:
+        parts = (
+            "one token at the end" if self.one_token else "",
+            "tokens first" if self.tokens_first else "rows first",
+            "merged queries, keys, values" if self.merged else "",
+        )
+        return ", ".join(part for part in parts if part)
+
+
+PLAIN = Form()
+
+SHIPPED = Form(tokens_first=False)
+"""What `to_onnx` writes: less work for any runtime. Tokens first is faster in onnxruntime on x86, slower in OpenVINO:
+that is for `tune` to find out."""
+
+OLDEST = 13
+"""The first opset in which Squeeze and Unsqueeze read their axes as a tensor."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A rewritten model, and what was found to rewrite.
+
+    attentions  how many of the graph's softmaxes were attention of the known form; the rest stay as they were
+    softmaxes   how many there are
+    rows        nodes that compute one token instead of all
+    turned      attentions that have tokens first
+    merged      products that became one with others
+    """
+
+    model: ModelProto
+    attentions: int
+    softmaxes: int
+    rows: int
+    turned: int
+    merged: int
+
+
+def rewritten(model: ModelProto, form: Form = PLAIN) -> Rewritten:
+    """A float32 model as it is traced (`to_onnx(form=None)`), in another form; `model` stays as it was.
+
+    Of any attention that is recognised, by its structure, the scale goes into the weights of the queries and the mask
+    into the keys. What is not recognised stays as it is. Weights that layers share stay shared. Computes what the model
+    computes, up to float32 rounding. A model of an opset below OLDEST stays whole as it is, without a FORM_KEY.
+    """
+    net = Net(model)
+    softmaxes = sum(node.op_type == "Softmax" for node in net.nodes)
+    if opset_of(model) < OLDEST:
+        return Rewritten(model, 0, softmaxes, 0, 0, 0)
+    cores = collapse(net)
+    rows = one_token(net) if form.one_token else 0
+    turned = tokens_first(net) if form.tokens_first else 0
+    fold_scales(net, cores)
+    mask_keys(net, cores)
+    merged = merge(net) if form.merged else 0
+    write_out(net)
+    made = net.model()
+    onnx.helper.set_model_props(made, {**metadata(made), FORM_KEY: str(form)})
+    return Rewritten(made, len(cores), softmaxes, rows, turned, merged)

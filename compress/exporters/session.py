@@ -1,0 +1,282 @@
+"""How an ONNX file of ours is read and opened: its metadata, its vocabulary, the session options it asks for.
+
+The one place that decides session options: prediction, parity and the latency race all come through
+`session_entries`. Imports onnx and onnxruntime only (0.2 s), neither torch nor transformers.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import onnx
+import onnxruntime
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
+from onnxruntime.capi import onnxruntime_pybind11_state as runtime
+
+from compress.benchmark.remote.runner import session_options
+from compress.errors import ExportError
+from compress.io import written
+from compress.records.certificate import Certificate
+
+HARMLESS_PREFIXES = ("optimization.", "mlas.")
+HARMLESS = frozenset(
+    {
+        "session.disable_double_qdq_remover",
+        "session.disable_prepacking",
+        "session.disable_quant_qdq",
+        "session.dynamic_block_base",
+        "session.enable_quant_qdq_cleanup",
+        "session.force_spinning_stop",
+        "session.inter_op.allow_spinning",
+        "session.intra_op.allow_spinning",
+        "session.intra_op_thread_affinities",
+        "session.qdqisint8allowed",
+        "session.set_denormal_as_zero",
+        "session.use_device_allocator_for_initializers",
+        "session.x64quantprecision",
+    }
+)
+"""Session settings that a file may ask for: how to compute. Others name folders and files to read or to write."""
+
+
+def check_weights(model: onnx.ModelProto, path: Path) -> list[str]:
+    """The other files in which the file at `path` keeps weights, by their names in its folder.
+
+    Raises ExportError for a name that is absolute, above the folder, reached through a link that leads out of it,
+    missing, or shorter than the weights it should hold.
+    """
+    elsewhere = [tensor for tensor in _tensors(model) if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    return sorted({_checked(tensor, path) for tensor in elsewhere})
+
+
+def check_entries(entries: object, path: Path) -> dict[str, str]:
+    """The session settings a file asks for. Raises ExportError unless they are names and texts, all harmless."""
+    if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
+        raise ExportError(f"{path}: its session settings are no names with texts; the file is damaged, or not ours")
+    for name in entries:
+        if name not in HARMLESS and not name.startswith(HARMLESS_PREFIXES):
+            raise ExportError(
+                f"{path}: asks for the session setting {name!r}, which is none that a file may choose; it is not opened"
+            )
+    return entries
+
+
+def _checked(tensor: onnx.TensorProto, path: Path) -> str:
+    told = {entry.key: entry.value for entry in tensor.external_data}
+    name, folder = told.get("location", ""), path.parent.resolve()
+    strange = not name or "\0" in name or PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive
+    if strange or ".." in PureWindowsPath(name).parts or not (folder / name).resolve().is_relative_to(folder):
+        raise ExportError(
+            f"{path}: keeps the weight {tensor.name!r} in {name!r}, outside its own folder; nothing was read from "
+            "there. If you trust it, put its weights beside it"
+        )
+    if not (folder / name).is_file():
+        raise ExportError(f"{path}: keeps the weight {tensor.name!r} in {name!r}, which is missing; copy it beside it")
+    size = (folder / name).stat().st_size
+    try:
+        start, length = int(told.get("offset", 0)), int(told.get("length", 0))
+    except ValueError:
+        start, length = -1, 0
+    if min(start, length) < 0 or start + length > size:
+        raise ExportError(
+            f"{path}: the weight {tensor.name!r} should be at {told.get('offset', 0)} + {told.get('length', 0)} bytes "
+            f"of {name!r}, which has {size}; the file is damaged or cut short: copy it again"
+        )
+    return name
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of the file, those of branches, loops and functions too."""
+    yield from _of_graph(model.graph)
+    for function in model.functions:
+        yield from _of_nodes(function.node)
+
+
+def _of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _of_nodes(graph.node)
+
+
+def _of_nodes(nodes: "list[onnx.NodeProto]") -> Iterator[onnx.TensorProto]:
+    for attribute in (attribute for node in nodes for attribute in node.attribute):
+        yield from (attribute.t, *attribute.tensors)
+        for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+            yield from (sparse.values, sparse.indices)
+        for graph in (attribute.g, *attribute.graphs):
+            yield from _of_graph(graph)
+
+
+SESSION_KEY = "compress.session"
+"""The metadata property that holds, as a JSON object, the session configuration entries the file wants."""
+
+SESSION_WHY_KEY = "compress.session.why"
+
+UNFUSED_SKIP = {"optimization.disable_specified_optimizers": "SkipLayerNormFusion;BiasSkipLayerNormFusion"}
+UNFUSED_SKIP_WHY = (
+    "On the CPU, onnxruntime's SkipLayerNormalization costs about 4x the Add + LayerNormalization it replaces: int8, "
+    "6 layers x 384, 128 tokens, 1 thread, x86-64 with VNNI, onnxruntime 1.31: 6.6 ms fused, 5.6 ms not. "
+    "Not measured on ARM."
+)
+
+UNOPENED = (
+    runtime.EPFail,
+    runtime.Fail,
+    runtime.InvalidArgument,
+    runtime.InvalidGraph,
+    runtime.InvalidProtobuf,
+    runtime.NoModel,
+    runtime.NoSuchFile,
+    runtime.NotImplemented,
+    runtime.RuntimeException,
+)
+"""What onnxruntime raises for a file it cannot run; these have no parent in common."""
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """Of ONNX's own operators."""
+    return next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """The parsed file, with the weights that it keeps in other files of its folder.
+
+    Raises ExportError when it is missing or no ONNX file, and when it would have anything outside its folder read.
+    """
+    model = _parsed(path)
+    if check_weights(model, path):
+        try:
+            onnx.load_external_data_for_model(model, str(path.parent))
+        except (onnx.checker.ValidationError, ValueError) as error:
+            raise ExportError(f"{path}: the weights it keeps in other files cannot be read: {error}") from None
+    return model
+
+
+def weights_elsewhere(path: Path) -> list[str]:
+    """The names of the other files of its folder in which an ONNX file keeps weights. Raises as `read_model` does."""
+    return check_weights(_parsed(path), path)
+
+
+def metadata(model: onnx.ModelProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def session_entries(model: onnx.ModelProto, path: Path = Path("the ONNX file")) -> dict[str, str]:
+    """The session configuration entries the file asks for; none for a file that is not ours.
+
+    Raises ExportError for entries that are none, or that would do more than choose how to compute.
+    """
+    try:
+        entries = json.loads(metadata(model).get(SESSION_KEY, "{}"))
+    except json.JSONDecodeError:
+        entries = None
+    return check_entries(entries, path)
+
+
+def open_session(path: Path, threads: int = 0) -> onnxruntime.InferenceSession:
+    """A CPU session with the options the file asks for; `threads` 0 leaves their number to onnxruntime.
+
+    Raises ExportError as `read_model` and `session_entries` do, and for a file that onnxruntime cannot run.
+    """
+    model = _parsed(path)
+    check_weights(model, path)
+    options = session_options(threads, session_entries(model, path))
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except UNOPENED as error:
+        told = " ".join(str(error).split())
+        raise ExportError(f"{path}: onnxruntime {onnxruntime.__version__} cannot open it: {told}") from None
+
+
+def _parsed(path: Path) -> onnx.ModelProto:
+    if not path.is_file():
+        raise ExportError(f"{path}: no such file; expected an ONNX model")
+    try:
+        model = onnx.load_model(path, load_external_data=False)
+    except DecodeError as error:
+        raise ExportError(f"{path}: not an ONNX model, or a truncated one ({error})") from None
+    if not model.ir_version or not model.opset_import:  # any bytes may happen to be a message without these
+        raise ExportError(f"{path}: not an ONNX model, or a truncated one (it names no version of ONNX)")
+    newest = onnx.defs.onnx_opset_version()
+    if (
+        own := max((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), default=0)
+    ) > newest:
+        raise ExportError(
+            f"{path}: is of opset {own}, and onnx {onnx.__version__} knows none above {newest}; export it anew at an "
+            "older one (17 runs everywhere), or install newer versions of onnx and onnxruntime"
+        )
+    return model
+
+
+def vocabulary_size(model: onnx.ModelProto, path: Path) -> int:
+    """How many token ids the model knows: the rows of the table that `input_ids` looks up.
+
+    Holds for plain, quantised (Gather on int8, QDQ) and fused (EmbedLayerNormalization) graphs. Where the ids take
+    another way, `vocab_size` of the config.json beside the file, or one folder up, decides.
+    """
+    tables = {table.name: table.dims[0] for table in model.graph.initializer if len(table.dims) == 2}
+    aliases = {"input_ids"}
+    for node in model.graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in tables:
+            tables[node.output[0]] = tables[node.input[0]]
+        elif node.op_type in ("Cast", "Slice") and node.input[0] in aliases:
+            aliases.add(node.output[0])
+        elif aliases & set(node.input) and (rows := [tables[name] for name in node.input if name in tables]):
+            return max(rows)
+    if size := declared_vocabulary(path):
+        return size
+    raise ExportError(
+        f"{path}: no table is looked up by an input named input_ids, and no config.json beside it gives vocab_size; "
+        "expected the ONNX file of a text encoder. Put its config.json into the same folder."
+    )
+
+
+def declared_vocabulary(path: Path) -> int | None:
+    """`vocab_size` of the config.json beside the file, or one folder up; None where there is none."""
+    for config in (path.parent / "config.json", path.parent.parent / "config.json"):
+        if config.is_file() and (size := json.loads(config.read_text(encoding="utf-8")).get("vocab_size")):
+            return int(size)
+    return None
+
+
+CERTIFICATE_KEY = "compress.certificate"
+"""The metadata property that holds a `Certificate` of this very file, as a JSON object."""
+
+MICROSOFT = "com.microsoft"
+"""The domain of onnxruntime's own operators."""
+
+
+def inherited(model: onnx.ModelProto) -> dict[str, str]:
+    """The metadata that also hold of a file made of this one: all but the certificate."""
+    return {key: value for key, value in metadata(model).items() if key != CERTIFICATE_KEY}
+
+
+def save_changed(model: onnx.ModelProto, target: Path, entries: Mapping[str, str] | None = None) -> None:
+    """Writes a model that is another now than the file it came from, with `entries` among its metadata."""
+    _save(model, target, {**inherited(model), **(entries or {})})
+
+
+def certified(source: Path, target: Path, proof: Certificate) -> None:
+    """Writes the ONNX file `source` with its certificate to `target`, which may be `source` itself."""
+    model = read_model(source)
+    _save(model, target, {**metadata(model), CERTIFICATE_KEY: json.dumps(asdict(proof))})
+
+
+def certificate(path: Path) -> str:
+    """The certificate that an ONNX file carries, as JSON; '' for none."""
+    return metadata(read_model(path)).get(CERTIFICATE_KEY, "")
+
+
+def declare_microsoft(model: onnx.ModelProto) -> None:
+    """Lets a model have nodes of onnxruntime's own operators."""
+    if all(each.domain != MICROSOFT for each in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
+
+
+def _save(model: onnx.ModelProto, target: Path, properties: Mapping[str, str]) -> None:
+    onnx.helper.set_model_props(model, dict(properties))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with written(target) as partial:
+        onnx.save_model(model, partial)

@@ -1,0 +1,264 @@
+"""WordPiece as a graph: BERT's normalisation, splitting and greedy longest match, on all characters of a batch at once.
+
+Three operators do the strings: onnxruntime's own `Tokenizer` cuts a text into characters and special tokens, passing
+over characters that the normaliser drops; a second one finds the characters that stand alone; `LabelEncoder` numbers
+them. From there on all is arithmetic on integers. No custom operator library is needed.
+
+Shapes: R texts, M symbols of all texts, one after another, T tokens of all texts.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from onnx import TensorProto
+from tokenizers import Tokenizer
+
+from compress.exporters.session import MICROSOFT
+from compress.exporters.tokenizer import trie
+from compress.exporters.tokenizer.nodes import CLASSIC, EVERYTHING, Graph
+
+SURROGATES: Final = range(0xD800, 0xE000)
+UNICODE: Final = 0x110000
+BLOCK: Final = 256
+
+BETWEEN: Final = ""
+"""Between two words; in `Reading.listed`, a symbol of its own beside characters."""
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How characters are read.
+
+    listed    character -> the characters it becomes, with BETWEEN where a word ends
+    dropped   ranges (both ends included) of characters that leave nothing behind
+    alone     ranges of characters that become a word of their own which no token is in
+    All other characters become part of a word that has no token.
+    """
+
+    listed: Mapping[str, tuple[str, ...]]
+    dropped: tuple[Range, ...]
+    alone: tuple[Range, ...]
+
+
+def read_off(tokenizer: Tokenizer, known: frozenset[str]) -> Reading:
+    """Asks the tokenizer what becomes of each character; `known` are the characters in its tokens (0.8 s)."""
+    listed: dict[str, tuple[str, ...]] = {}
+    dropped: list[int] = []
+    alone: list[int] = []
+    for block in _blocks():
+        whole = "".join(map(chr, block))
+        if becomes(tokenizer, whole) == tuple(whole) and not known & set(whole):
+            continue  # most of Unicode: letters of one unknown word
+        for code in block:
+            parts = becomes(tokenizer, chr(code))
+            if not parts:
+                dropped.append(code)
+            elif set(parts) - {BETWEEN} <= known or (BETWEEN in parts and len(parts) != 3):
+                listed[chr(code)] = parts
+            elif BETWEEN in parts:
+                alone.append(code)
+    return Reading(listed, _ranges(dropped), _ranges(alone))
+
+
+def _blocks() -> Iterator[range]:
+    """All code points that a text can hold."""
+    for first in range(0, UNICODE, BLOCK):
+        if first not in SURROGATES:
+            yield range(first, first + BLOCK)
+
+
+def becomes(tokenizer: Tokenizer, character: str) -> tuple[str, ...]:
+    """What a character, or several, in the middle of a word become: (), ("e",), (BETWEEN,), (BETWEEN, "!", BETWEEN)."""
+    normal = character if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(character)
+    if not normal:
+        return ()
+    words = [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(f"a{normal}a")]
+    parts = [part for word in words for part in (BETWEEN, *word)]
+    return tuple(parts[2:-1])
+
+
+def characters(ranges: Iterable[Range]) -> str:
+    """The ranges inside a character class of a regular expression."""
+    return "".join(f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in ranges)
+
+
+def _ranges(codes: Sequence[int]) -> tuple[Range, ...]:
+    """Ascending code points as ranges; surrogates, which are never asked for, may be inside."""
+    found: list[Range] = []
+    for code in codes:
+        if found and (found[-1][1] == code - 1 or (found[-1][1] == SURROGATES[0] - 1 and code == SURROGATES[-1] + 1)):
+            found[-1] = (found[-1][0], code)
+        else:
+            found.append((code, code))
+    return tuple(found)
+
+
+NOTHING: Final = 0
+END: Final = 1
+UNKNOWN: Final = 2
+FIRST: Final = 3
+"""Symbols: padding, what ends a word, a character that no token has; then the characters that tokens have."""
+
+PAD: Final = "padding"
+"""What fills the shorter rows of characters; no single character, so that no text can hold it."""
+
+
+@dataclass(frozen=True)
+class WordPiece:
+    """A WordPiece tokenizer taken apart.
+
+    symbols     character, or special token -> symbol
+    reading     what characters become
+    pieces      the trie of tokens: those that begin a word, those that continue one
+    special     special tokens that are recognised in a text
+    unknown     id of the unknown token; longest: characters of a word, beyond which it is unknown
+    """
+
+    symbols: Mapping[str, int]
+    reading: Reading
+    pieces: trie.Trie
+    special: tuple[str, ...]
+    unknown: int
+    longest: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, described: Mapping[str, Any]) -> "WordPiece":
+        """`described`: the tokenizer's json, whose model is WordPiece and whose normaliser and splitter are BERT's."""
+        model = described["model"]
+        special = {token["content"]: token["id"] for token in described["added_tokens"]}
+        prefix = model["continuing_subword_prefix"]
+        begin = {word: number for word, number in model["vocab"].items() if word}
+        inside = {word[len(prefix) :]: number for word, number in begin.items() if word.startswith(prefix)}
+        inside.pop("", None)
+        known = frozenset("".join((*begin, *inside)))
+        reading = read_off(tokenizer, known)
+        single = {part for parts in reading.listed.values() if BETWEEN in parts for part in parts} - {BETWEEN}
+        letters = {part for parts in reading.listed.values() for part in parts} & known
+        symbols = {character: index for index, character in enumerate(sorted(letters), FIRST)}
+        symbols |= {token: index for index, token in enumerate(special, FIRST + len(symbols))}
+
+        def spelled(words: Mapping[str, int]) -> dict[trie.Word, int]:
+            """Words that can be met: of characters that the normaliser leaves, and that do not stand alone."""
+            met = {word for word in words if set(word) <= letters and (len(word) == 1 or not set(word) & single)}
+            return {tuple(symbols[letter] for letter in word): words[word] for word in met}
+
+        whole = spelled(begin) | {(symbols[token],): number for token, number in special.items()}
+        pieces = trie.build([whole, spelled(inside)], FIRST + len(symbols))
+        unknown = model["vocab"][model["unk_token"]]
+        return cls(symbols, reading, pieces, tuple(special), unknown, model["max_input_chars_per_word"])
+
+    def write(self, graph: Graph, texts_R: str) -> tuple[str, str]:
+        """The tokens of all texts, (T,) ids and (T,) rows, in order; without any that frame a text."""
+        symbols_M, rows_M = self._symbols(graph, texts_R)
+        inside_M = graph.op("Greater", symbols_M, graph.constant(np.array(END, np.int32)))
+        inside = graph.integers(inside_M)
+        count = graph.size(symbols_M, 0)
+        before = graph.op("Concat", graph.constant([0]), _slice(graph, inside, 0, -1), axis=0)
+        starts_M = graph.op("Greater", inside, before)
+        starts = graph.integers(starts_M)
+        root, other = (graph.constant(np.array(state, np.int32)) for state in self.pieces.roots)
+        begin = graph.op("Where", starts_M, root, other)
+        lengths_M, ids_M = trie.longest_matches(graph, self.pieces, symbols_M, begin)
+        reached_M = self._reached(graph, starts, lengths_M, count)
+        words_M = graph.op("CumSum", starts, graph.constant(0))  # counted from 1; before the first word: 0
+        places = graph.op("Add", count, graph.constant([1]))
+        stuck = graph.op("And", graph.op("And", inside_M, reached_M), _zero(graph, lengths_M))
+        faults = graph.sums(graph.integers(stuck), words_M, places)
+        sizes = graph.sums(inside, words_M, places)
+        lost = graph.op(
+            "Or",
+            graph.op("Greater", faults, graph.constant(0)),
+            graph.op("Greater", sizes, graph.constant(self.longest)),
+        )
+        lost_M = graph.op("Gather", lost, words_M)
+        token_M = graph.op(
+            "Or",
+            graph.op("And", lost_M, starts_M),
+            graph.op("And", graph.op("Not", lost_M), graph.op("And", inside_M, reached_M)),
+        )
+        ids = graph.op("Where", lost_M, graph.constant(self.unknown), ids_M)
+        return graph.kept(ids, token_M), graph.kept(rows_M, token_M)
+
+    def _symbols(self, graph: Graph, texts_R: str) -> tuple[str, str]:
+        """(M,) int32 symbols, each text ending with END, and the (M,) rows they are of."""
+        special = "|".join(re.escape(token) for token in sorted(self.special, key=len, reverse=True))
+        every = f"[^{characters(self.reading.dropped)}]" if self.reading.dropped else "(?s:.)"
+        cut = _cut(graph, texts_R, f"{special}|{every}" if special else every)
+        table = [(UNKNOWN,), (END, UNKNOWN, END), (END,)]
+        spelled: dict[tuple[int, ...], int] = {symbols: index for index, symbols in enumerate(table)}
+        numbers: dict[str, int] = {PAD: 2}
+        for character, parts in self.reading.listed.items():
+            symbols = tuple(END if part == BETWEEN else self.symbols.get(part, UNKNOWN) for part in parts)
+            numbers[character] = spelled.setdefault(symbols, len(spelled))
+        for token in self.special:
+            numbers[token] = spelled.setdefault((END, self.symbols[token], END), len(spelled))
+        codes = _numbered(graph, cut, numbers, 0)
+        if self.reading.alone:
+            codes = graph.op("Add", codes, self._alone(graph, cut, codes))
+        ends = graph.constant(np.array([0, 0, 0, 1]))
+        codes = graph.op("Pad", codes, ends, graph.constant(2))
+        width = max(map(len, spelled))
+        becomes = np.full((len(spelled), width), NOTHING, np.int32)
+        for symbols, index in spelled.items():
+            becomes[index, : len(symbols)] = symbols
+        found = graph.op("Gather", graph.constant(becomes), codes)
+        lines = graph.op("Unsqueeze", graph.numbers(graph.size(texts_R, 0)), graph.constant([1, 2]))
+        rows = graph.flat(graph.op("Expand", lines, graph.op("Shape", found)))
+        flat = graph.flat(found)
+        real = graph.op("Greater", flat, graph.constant(np.array(NOTHING, np.int32)))
+        return graph.kept(flat, real), graph.kept(rows, real)
+
+    def _alone(self, graph: Graph, cut: str, codes: str) -> str:
+        """1 where a character that is not listed stands alone, 0 elsewhere."""
+        example = graph.constant([chr(self.reading.alone[0][0])])  # so that there is one in every batch
+        flat = graph.op("Concat", graph.flat(cut), example, axis=0)
+        matched = _cut(graph, flat, f"[{characters(self.reading.alone)}]")
+        alone = graph.flat(_numbered(graph, matched, {PAD: 0}, 1))
+        as_cut = graph.op("Reshape", _slice(graph, alone, 0, -1), graph.op("Shape", cut), allowzero=1)
+        return graph.op("Mul", as_cut, graph.integers(_zero(graph, codes)))
+
+    def _reached(self, graph: Graph, starts: str, lengths_M: str, count: str) -> str:
+        """(M,) bool: where tokens begin, if every word is cut greedily from its start.
+
+        From each place the next is its match's length away; following that chain from all starts at once, by jumps
+        of 1, 2, 4, ... tokens, takes as many rounds as the longest word has bits.
+        """
+        ahead = graph.op("Add", graph.numbers(count), lengths_M)
+        jumps = graph.op("Where", _zero(graph, lengths_M), count, graph.op("Min", ahead, count))
+        jumps = graph.op("Concat", jumps, count, axis=0)  # one place beyond all, which leads to itself
+        reached = graph.op("Concat", starts, graph.constant([0]), axis=0)
+        for step in range(self.longest.bit_length()):
+            if step:
+                jumps = graph.op("Gather", jumps, jumps)
+            met = graph.op("ScatterElements", reached, jumps, reached, axis=0, reduction="add")
+            reached = graph.op("Min", met, graph.constant(1))
+        return graph.op("Cast", _slice(graph, reached, 0, -1), to=TensorProto.BOOL)
+
+
+def _cut(graph: Graph, texts: str, pattern: str) -> str:
+    """(texts, most matches) strings: what of each text matches, one match after another, filled up with PAD."""
+    return graph.op("Tokenizer", texts, domain=MICROSOFT, mark=0, mincharnum=1, pad_value=PAD, tokenexp=pattern)
+
+
+def _numbered(graph: Graph, strings: str, numbers: Mapping[str, int], other: int) -> str:
+    return graph.op(
+        "LabelEncoder",
+        strings,
+        domain=CLASSIC,
+        keys_strings=list(numbers),
+        values_int64s=list(numbers.values()),
+        default_int64=other,
+    )
+
+
+def _slice(graph: Graph, vector: str, first: int, end: int = EVERYTHING) -> str:
+    return graph.op("Slice", vector, graph.constant([first]), graph.constant([end]))
+
+
+def _zero(graph: Graph, integers: str) -> str:
+    return graph.op("Equal", integers, graph.constant(0))

@@ -1,0 +1,187 @@
+"""What one forward of a shape consists of, counted from its config alone: the terms that latency is made of.
+
+Counted is the graph that ships (`export.onnx.to_onnx`), not the model: of a classifier that reads the first token the
+last layer computes keys and values of all tokens and everything else of one, and every head carries the mask as one
+feature more. For EXACT families the counts are those of the exported graph, product by product; other families count
+as plain layers of their shape, computed whole. A fit within one family does not mind: what is proportional is absorbed.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compress.data.task import Kind
+from compress.records.latency import Setting
+from compress.slicing.shape import Shape
+
+PLAIN = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "albert")
+BOTTLENECKED = ("mobilebert", "ib-bert")
+UNEVEN = ("uneven-bert", "uneven-roberta", "uneven-xlm-roberta", "uneven-distilbert", "uneven-electra")
+EXACT = (*PLAIN, *BOTTLENECKED, *UNEVEN, "static-embedding")
+"""Families whose exported graph is known product by product."""
+
+READS_ONE = ("classification", "multilabel", "regression")
+"""Kinds whose head reads the first token alone, in the families of PLAIN and BOTTLENECKED."""
+
+ACTIVATIONS = ("hidden_act", "activation", "activation_function", "dense_act_fn", "hidden_activation")
+"""What families call the function between the two products of the feed-forward network."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Amounts of work in one forward, by name; an absent one is 0.
+
+    fixed                1: what any file takes
+    layers               layers computed: calls of operators
+    projections          multiply-adds of queries, keys, values, outputs, bottlenecks and embedding projections
+    feed_forward         multiply-adds of feed-forward networks
+    attention            multiply-adds of queries x keys and probabilities x values
+    softmax              probabilities
+    weights              numbers read from memory for the products
+    activation NAME      numbers that go through this activation
+    norm NAME            numbers that go through this norm, and the sums beside it
+    """
+
+    counts: Mapping[str, float]
+    flops: float
+    """Of the model as torch computes it, a multiply-add being two: nothing is cut at its end."""
+
+    @staticmethod
+    def of(config: Any, setting: Setting, kind: Kind | None = "classification") -> "Terms":
+        """Of a transformers config at this setting; `kind` None: an encoder, which answers with all its tokens."""
+        if config.model_type == "static-embedding":
+            return _static(config, setting)
+        cut = kind in READS_ONE and config.model_type in (*PLAIN, *BOTTLENECKED, *UNEVEN)
+        return _counted(config, _blocks(config), setting, kind, cut=cut)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One layer, per token: multiply-adds with weights, features of attention, numbers changed one by one.
+
+    context    multiply-adds that keys and values need: of all tokens, in any layer
+    answer     of queries, output and bottlenecks: of the tokens that are read
+    width      features of the queries, and of the values, over all heads
+    """
+
+    context: int
+    answer: int
+    feed_forward: int
+    heads: int
+    width: int
+    activated: int
+    normed: int
+
+
+def _blocks(config: Any) -> list[_Block]:
+    """Of each layer."""
+    layers = Shape.of(config).layers
+    if config.model_type in BOTTLENECKED:
+        return [_bottlenecked(config)] * layers
+    shape = Shape.of(config)
+    if config.model_type in UNEVEN:
+        return [_plain(shape, heads, ffn) for heads, ffn in zip(config.heads, config.ffn, strict=True)]
+    return [_plain(shape, shape.heads, shape.ffn)] * layers
+
+
+def _plain(shape: Shape, heads: int, ffn: int) -> _Block:
+    width = heads * shape.head_size
+    return _Block(
+        context=2 * shape.hidden * width,
+        answer=2 * shape.hidden * width,
+        feed_forward=2 * shape.hidden * ffn,
+        heads=heads,
+        width=width,
+        activated=ffn,
+        normed=2 * shape.hidden,
+    )
+
+
+def _bottlenecked(config: Any) -> _Block:
+    """MobileBERT narrows, IB-BERT widens, each to `inner`; their queries, keys and values read different streams."""
+    stream, inner, ffn = config.hidden_size, config.true_hidden_size, config.intermediate_size
+    if config.model_type == "ib-bert":
+        return _Block(
+            context=2 * stream * inner,
+            answer=stream * inner + inner * inner + 2 * stream * inner,
+            feed_forward=2 * inner * ffn,
+            heads=config.num_attention_heads,
+            width=inner,
+            activated=ffn,
+            normed=3 * inner + stream,
+        )
+    networks, bottleneck = config.num_feedforward_networks, config.use_bottleneck
+    narrowed = stream * inner if bottleneck else 0
+    shared = bottleneck and config.use_bottleneck_attention
+    values = inner if shared or not bottleneck else stream
+    return _Block(
+        context=narrowed + inner * inner + values * inner,
+        answer=2 * inner * inner + narrowed + (0 if shared else narrowed),
+        feed_forward=2 * networks * inner * ffn,
+        heads=config.num_attention_heads,
+        width=inner,
+        activated=networks * ffn,
+        normed=(1 + networks) * inner + (stream + (1 if shared else 2) * inner if bottleneck else 0),
+    )
+
+
+def _counted(config: Any, blocks: Sequence[_Block], setting: Setting, kind: Kind | None, *, cut: bool) -> Terms:
+    rows, tokens = setting.batch, setting.batch * setting.seq
+    embedded, head, heads = _embedding(config), _head(config, kind), rows if kind in READS_ONE else tokens
+    activation, norm = _activation(config), getattr(config, "normalization_type", "layer_norm")
+    mask = _reads(config) if config.model_type in EXACT else 0
+    """What one more feature of queries, or keys, multiplies: every head has one for the mask."""
+    counts = defaultdict[str, float](float, fixed=1.0, layers=len(blocks))
+    counts["projections"] = tokens * embedded + heads * head
+    counts["weights"] = embedded + head
+    flops = tokens * embedded + heads * head
+    for number, block in enumerate(blocks, start=1):
+        answers = rows if cut and number == len(blocks) else tokens
+        weights = block.context + block.answer + block.feed_forward
+        counts["projections"] += tokens * (block.context + mask * block.heads) + answers * (
+            block.answer + mask * block.heads
+        )
+        counts["feed_forward"] += answers * block.feed_forward
+        counts["attention"] += answers * setting.seq * (2 * block.width + (block.heads if mask else 0))
+        counts["softmax"] += answers * setting.seq * block.heads
+        counts["weights"] += weights
+        counts[f"activation {activation}"] += answers * block.activated
+        counts[f"norm {norm}"] += answers * block.normed
+        flops += tokens * (weights + 2 * setting.seq * block.width)
+    return Terms({name: float(amount) for name, amount in counts.items()}, 2.0 * flops)
+
+
+def _static(config: Any, setting: Setting) -> Terms:
+    rows, hidden = setting.batch, config.hidden_size
+    head = hidden * config.num_labels
+    return Terms({"fixed": 1.0, "lookup": rows * setting.seq * hidden, "projections": rows * head}, 2.0 * rows * head)
+
+
+def _reads(config: Any) -> int:
+    """The width of what queries and keys are made of."""
+    mobile = config.model_type == "mobilebert"
+    return int(config.true_hidden_size if mobile else Shape.of(config).hidden)
+
+
+def _embedding(config: Any) -> int:
+    """Multiply-adds per token between the tables and the first layer."""
+    shape = Shape.of(config)
+    if config.model_type in BOTTLENECKED:
+        width = shape.embedding * (3 if config.trigram_input else 1)
+        return width * shape.hidden if config.trigram_input or width != shape.hidden else 0
+    factorised = shape.embedding != shape.hidden or config.model_type == "albert"
+    return shape.embedding * shape.hidden if factorised else 0
+
+
+def _head(config: Any, kind: Kind | None) -> int:
+    """Multiply-adds of the head, each time it is applied: of pooler, where there is one, and classifier."""
+    if kind is None:
+        return 0
+    shape = Shape.of(config)
+    pooled = kind in READS_ONE and getattr(config, "classifier_activation", True)
+    return shape.hidden * (shape.hidden * bool(pooled) + shape.classes)
+
+
+def _activation(config: Any) -> str:
+    return str(next((found for name in ACTIVATIONS if (found := getattr(config, name, None))), "none"))

@@ -1,0 +1,241 @@
+"""What shapes really take: random weights through the exporter and quantiser that ship, timed on the device.
+
+Weights do not matter to time, so nothing is trained: a shape is built, exported as `Bundle.write` exports it, and
+timed beside the others in turns. On a machine that other work disturbs, the median of one pass can be 50 % off; the
+fastest of several passes is not, so that is what counts here, once a second pass confirms it.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from compress.benchmark.devices import Device
+from compress.data.task import Kind
+from compress.errors import SearchError, did_you_mean
+from compress.exporters.artifact import FILES, Precision
+from compress.latency.features import Terms
+from compress.models import heads
+from compress.records.latency import Latency, Setting
+from compress.slicing.shape import positions
+
+AGREE = 1.05
+"""How far apart two passes of one file may be for both to be of the same, quiet machine."""
+
+TOGETHER = 8
+"""Files open on the device at once: a phone holds no more."""
+
+SWEEPS, MORE = 2, 4
+"""How often every file races, and how often more the ones that were disturbed."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A shape and what its file took. `ms`: p50 of the fastest pass; `noisy`: no second pass confirms it."""
+
+    name: str
+    terms: Terms
+    ms: float
+    noisy: bool = False
+    noise: str = ""
+    file_mb: float | None = None
+    choice: Mapping[str, int | float | str] = field(default_factory=dict)
+
+
+def sample(
+    configs: Mapping[str, Any],
+    device: Device,
+    setting: Setting,
+    *,
+    precision: Precision = "int8",
+    kind: Kind | None = "classification",
+    segments: bool = True,
+    choices: Mapping[str, Mapping[str, int | float | str]] | None = None,
+    rounds: int = 4,
+    runs: int = 10,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[Sample, ...]:
+    """`measure`, as what a Predictor is fitted to. `choices`: what was asked of the space for each name."""
+    asked = choices or {}
+    with exported(configs, setting, precision=precision, kind=kind, segments=segments, say=say) as files:
+        found = race(files, device, setting, rounds=rounds, runs=runs, say=say)
+        sizes = {name: file.stat().st_size / 1e6 for name, file in files.items()}
+    return tuple(
+        Sample(
+            name=name,
+            terms=Terms.of(configs[name], setting, kind),
+            ms=each.p50_ms,
+            noisy=each.noisy,
+            noise=each.noise,
+            file_mb=sizes[name],
+            choice=asked.get(name, {}),
+        )
+        for name, each in found.items()
+    )
+
+
+def measure(
+    configs: Mapping[str, Any],
+    device: Device,
+    setting: Setting,
+    *,
+    precision: Precision = "int8",
+    kind: Kind | None = "classification",
+    segments: bool = True,
+    rounds: int = 4,
+    runs: int = 10,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Latency]:
+    """The latency of models of these configs with random weights, by name: see `exported` and `race`.
+
+    Raises SearchError for what cannot be built or is longer than its positions, ExportError from the export,
+    DeviceError from the device. Leaves no file behind.
+    """
+    with exported(configs, setting, precision=precision, kind=kind, segments=segments, say=say) as files:
+        return race(files, device, setting, rounds=rounds, runs=runs, say=say)
+
+
+@contextmanager
+def exported(
+    configs: Mapping[str, Any],
+    setting: Setting,
+    *,
+    precision: Precision = "int8",
+    kind: Kind | None = "classification",
+    segments: bool = True,
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator[dict[str, Path]]:
+    """ONNX files of models of these configs, with random weights and the head of `kind` (None: none), that go away.
+
+    segments: whether the tokenizer makes token types (`export.onnx.makes_segments`). The weights are the same each
+    time, and torch's own generator stays as it was.
+    """
+    if precision not in FILES:
+        raise SearchError(f"precision {precision}: no such precision.{did_you_mean(precision, FILES)}")
+    if not configs:
+        raise SearchError("no shapes to measure; expected at least one config")
+    from compress.exporters.onnx import to_onnx
+
+    with tempfile.TemporaryDirectory(prefix="compress-shapes-") as scratch:
+        files = {}
+        say(f"exporting {len(configs)} shapes with random weights")
+        for number, (name, config) in enumerate(configs.items()):
+            files[name] = Path(scratch) / f"{number}.onnx"
+            model = _built(name, config, setting, kind)
+            full = files[name].with_suffix(".fp32.onnx")
+            to_onnx(model, full, segments=segments)
+            _quantised(full, files[name], setting, precision)
+            full.unlink(missing_ok=True)
+        yield files
+
+
+def race(
+    files: Mapping[str, Path],
+    device: Device,
+    setting: Setting,
+    *,
+    rounds: int = 4,
+    runs: int = 10,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Latency]:
+    """The latency of files, by name, robust against what else the machine does: finalists and their teacher as well.
+
+    TOGETHER files at a time take turns in races of two passes of `rounds` x `runs` forwards in all; the largest file,
+    which disturbance hits most, is in every race, and where it took more than AGREE times its best, that pass counts
+    for nobody. All race SWEEPS times; a file without two passes that count and agree races again, MORE times at most.
+    p50_ms is that of the fastest pass that counts; `noisy` where no second one is within AGREE of it.
+    """
+    gauge = max(files, key=lambda name: files[name].stat().st_size)
+    races: list[dict[str, Latency]] = []
+    for sweep in range(SWEEPS + MORE):
+        left = [name for name in files if sweep < SWEEPS or _verdict(name, gauge, races).noisy]
+        if sweep % 2:
+            left.reverse()
+        if left:
+            why = "" if sweep < SWEEPS else ", disturbed until now"
+            say(f"{device.name}: timing {len(left)} files at {setting}, turn {sweep + 1}{why}")
+        for at in range(0, len(left), TOGETHER):
+            some = {name: files[name] for name in dict.fromkeys([*left[at : at + TOGETHER], gauge])}
+            races.append({each.name: each for each in device.race(some, [setting], rounds=rounds, runs=runs)})
+    return {name: _verdict(name, gauge, races) for name in files}
+
+
+def choose_spread(
+    candidates: Mapping[str, Any], count: int, setting: Setting, kind: Kind | None = "classification"
+) -> list[str]:
+    """Names of `count` of the candidates (all, where there are no more) whose terms lie far apart.
+
+    The one with the fewest FLOPs, the one with the most, then ever the one farthest from all chosen, in the logarithms
+    of the terms, each scaled to its range: every kind of shape is measured, and few predictions go beyond the measured.
+    The same candidates in any order give the same choice. Raises SearchError for fewer than 2.
+    """
+    if count < 2 or not candidates:
+        raise SearchError(f"{count} of {len(candidates)} shapes to measure: expected at least 2, of at least 1 shape")
+    names = sorted(candidates)
+    terms = [Terms.of(candidates[name], setting, kind) for name in names]
+    columns = sorted({column for each in terms for column in each.counts})
+    logs_SN = np.log1p([[each.counts.get(column, 0.0) for column in columns] for each in terms])
+    spread_N = np.ptp(logs_SN, axis=0)
+    placed_SN = (logs_SN - logs_SN.min(0)) / np.where(spread_N > 0, spread_N, 1.0)
+    flops = [each.flops for each in terms]
+    chosen = list(dict.fromkeys([int(np.argmin(flops)), int(np.argmax(flops))]))
+    while len(chosen) < min(count, len(names)):
+        distance_S = np.min([np.square(placed_SN - placed_SN[each]).sum(1) for each in chosen], axis=0)
+        distance_S[chosen] = -1.0
+        chosen.append(int(np.argmax(distance_S)))
+    return [names[each] for each in chosen]
+
+
+def _built(name: str, config: Any, setting: Setting, kind: Kind | None) -> Any:
+    from compress.models.sharing import share_again
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            model = heads.create(config, "task" if kind else "encoder", kind).eval()
+        except (ValueError, KeyError, ZeroDivisionError) as error:
+            raise SearchError(f"{name}: no {config.model_type} of this shape can be built ({error})") from error
+    share_again(model)
+    limit = positions(model)
+    if limit is not None and setting.seq > limit:
+        raise SearchError(f"{name}: {setting.seq} tokens to measure at; this shape has {limit} positions")
+    return model
+
+
+def _quantised(full: Path, path: Path, setting: Setting, precision: Precision) -> None:
+    if precision == "int8":
+        from compress.exporters.int8 import quantize_dynamic
+
+        quantize_dynamic(full, path)
+    elif precision == "fp16":
+        from compress.exporters.fp16 import to_float16
+        from compress.exporters.parity import rows_for
+
+        to_float16(full, path, rows_for(full, setting.seq))
+    elif precision in ("w8", "q4"):
+        from compress.exporters.weight_only import quantize_weights
+
+        quantize_weights(full, path, bits=8 if precision == "w8" else 4)
+    else:
+        full.rename(path)
+
+
+def _verdict(name: str, gauge: str, races: Sequence[Mapping[str, Latency]]) -> Latency:
+    """What the races of one file come to."""
+    limit = AGREE * min(min(each[gauge].passes) for each in races)
+    mine = [each for each in races if name in each]
+    passes = [ms for each in mine for ms in each[name].passes]
+    quiet = [ms for each in mine for ms, at in zip(each[name].passes, each[gauge].passes, strict=True) if at <= limit]
+    counted = sorted(quiet or passes)
+    noise = ""
+    if len(quiet) < 2:
+        noise = f"the machine was disturbed in all but {len(quiet)} of {len(passes)} passes"
+    elif counted[1] > AGREE * counted[0]:
+        noise = f"the fastest of {len(quiet)} undisturbed passes took {counted[0]:.2f} ms, the next {counted[1]:.2f} ms"
+    best = next(each[name] for each in mine if counted[0] in each[name].passes)
+    return replace(best, p50_ms=counted[0], noisy=bool(noise), noise=noise, passes=tuple(passes))

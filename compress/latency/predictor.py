@@ -1,0 +1,271 @@
+"""Latency of shapes that were not measured, from some that were: a sum of what the device takes for each term.
+
+    ms(shape) = sum over terms of  cost(term) x amount(term, shape)          costs >= 0
+
+Costs are fitted to measured shapes by non-negative least squares on relative errors (Lawson & Hanson 1974), one fit for
+each device, setting and precision. How far off it is, is measured too: every shape is predicted from the others.
+`terms` counts, `timing` measures; all three are used from here.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.benchmark.devices import Device
+from compress.data.task import Kind
+from compress.errors import SearchError, did_you_mean
+from compress.exporters.artifact import Precision
+from compress.io import written
+from compress.latency.features import EXACT, Terms
+from compress.latency.measure import Sample, choose_spread, exported, measure, race, sample
+from compress.records import search_report
+from compress.records.latency import Setting
+
+__all__ = [
+    "EXACT",
+    "FEWEST",
+    "Errors",
+    "Estimate",
+    "Predictor",
+    "Sample",
+    "Terms",
+    "choose_spread",
+    "exported",
+    "measure",
+    "race",
+    "sample",
+]
+
+FEWEST = 5
+"""Shapes that a predictor needs: with fewer, what it says of its own error means nothing."""
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A predicted latency, and one standard deviation of it."""
+
+    ms: float
+    error_ms: float
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far predictions of shapes left out of the fit are off, relative to what was measured.
+
+    rank    Spearman's correlation of predicted and measured: 1 where all are in the right order
+    """
+
+    mean: float
+    worst: float
+    deviation: float
+    rank: float
+
+    @staticmethod
+    def of(predicted: Numbers, measured: Numbers) -> "Errors":
+        """Root mean square as the deviation; predictions are taken to be right on average."""
+        from scipy.stats import rankdata
+
+        off = predicted / measured - 1
+        ranks = [rankdata(each) for each in (predicted, measured)]
+        varied = all(np.ptp(each) > 0 for each in ranks)
+        return Errors(
+            mean=float(np.abs(off).mean()),
+            worst=float(np.abs(off).max()),
+            deviation=float(np.sqrt(np.square(off).mean())),
+            rank=float(np.corrcoef(*ranks)[0, 1]) if varied else math.nan,
+        )
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """What was measured on one device at one setting in one precision, and what that says of other shapes.
+
+    samples     all that were measured; noisy ones are kept and not fitted to
+    kind        of the models' head: it decides what the last layer computes (None: no head)
+    device      `local`, `ssh:pi`; machine: what it says of itself
+    """
+
+    samples: tuple[Sample, ...]
+    setting: Setting
+    precision: Precision
+    kind: Kind | None = "classification"
+    device: str = "local"
+    machine: Mapping[str, str] = field(default_factory=dict)
+    format: Literal[1] = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if len(self.fitted) < FEWEST:
+            noisy = len(self.samples) - len(self.fitted)
+            why = f" ({noisy} of the {len(self.samples)} measured were noisy: {self._noise()})" if noisy else ""
+            raise SearchError(
+                f"latency: {len(self.fitted)} shapes to fit to{why}; expected at least {FEWEST}, better 10 to 24. "
+                + ("Measure while the machine does nothing else." if noisy else "Measure more shapes.")
+            )
+        if wrong := [each.name for each in self.fitted if not 0 < each.ms < math.inf]:
+            raise SearchError(f"latency: {wrong[0]}: not a latency that anything takes; measure it again")
+
+    @staticmethod
+    def fit(
+        samples: Sequence[Sample],
+        setting: Setting,
+        precision: Precision,
+        *,
+        kind: Kind | None = "classification",
+        device: Device | None = None,
+    ) -> "Predictor":
+        """Of what was measured on this device. Raises SearchError for fewer than FEWEST that are not noisy."""
+        name, facts = ("local", {}) if device is None else (device.name, device.facts())
+        return Predictor(tuple(samples), setting, precision, kind, name, facts)
+
+    @cached_property
+    def fitted(self) -> tuple[Sample, ...]:
+        """The samples that are not noisy."""
+        return tuple(each for each in self.samples if not each.noisy)
+
+    @cached_property
+    def costs(self) -> dict[str, float]:
+        """Term -> ms for each unit of it."""
+        return dict(zip(self._columns, map(float, _fit(self._amounts, self._taken)), strict=True))
+
+    @cached_property
+    def errors(self) -> Errors:
+        """Of each shape, predicted from all others that were measured."""
+        predicted_S = self._left_out
+        known = np.isfinite(predicted_S)
+        return Errors.of(predicted_S[known], self._taken[known])
+
+    @cached_property
+    def flops_errors(self) -> Errors:
+        """The same for a line through FLOPs alone."""
+        return Errors.of(self._by_flops, self._taken)
+
+    def predict(self, config: Any) -> Estimate:
+        """The latency of a transformers config: see `of_terms`."""
+        return self.of_terms(Terms.of(config, self.setting, self.kind))
+
+    def of_terms(self, terms: Terms) -> Estimate:
+        """The deviation is that of shapes left out, and beside it how much this prediction changes when any one
+        shape is left out (the jackknife): it grows away from what was measured.
+
+        Raises SearchError for a shape with something in it that no measured shape has.
+        """
+        if unknown := sorted(name for name, amount in terms.counts.items() if amount and name not in self.costs):
+            raise SearchError(
+                f"latency: no measured shape has {unknown[0]!r}; measure some that do."
+                + did_you_mean(unknown[0], self.costs)
+            )
+        amounts_N = np.array([terms.counts.get(name, 0.0) for name in self._columns])
+        ms = float(amounts_N @ np.array(list(self.costs.values())))
+        others_S = self._without_each @ amounts_N
+        jackknife = math.sqrt((len(others_S) - 1) / len(others_S) * float(np.square(others_S - others_S.mean()).sum()))
+        return Estimate(ms, math.hypot(ms * self.errors.deviation, jackknife))
+
+    def record(self) -> search_report.Prediction:
+        """For the record of a search: every measured shape beside what the others predict of it."""
+        predicted = dict(zip((each.name for each in self.fitted), self._left_out, strict=True))
+        by_flops = dict(zip((each.name for each in self.fitted), self._by_flops, strict=True))
+        timings = [
+            search_report.Timing(
+                name=each.name,
+                measured_ms=each.ms,
+                predicted_ms=float(predicted.get(each.name, self.of_terms(each.terms).ms)),
+                error_ms=self.of_terms(each.terms).error_ms,
+                flops_ms=float(by_flops[each.name]) if each.name in by_flops else None,
+                noisy=each.noisy,
+            )
+            for each in self.samples
+            if not each.noisy or each.terms.counts.keys() <= self.costs.keys()
+        ]
+        finite = tuple(each for each in timings if math.isfinite(each.predicted_ms))
+        return search_report.Prediction(self.about(), self.errors.mean, self.flops_errors.mean, finite)
+
+    def about(self) -> str:
+        """`14 shapes on local, int8, 1 thread, batch 1, 128 tokens: each predicted from the others to 1.4 % ...`"""
+        return (
+            f"{len(self.fitted)} shapes on {self.device}, {self.precision}, {self.setting}: each predicted from the "
+            f"others to {self.errors.mean:.1%} on average, {self.errors.worst:.1%} at worst; from FLOPs alone "
+            f"{self.flops_errors.mean:.1%} and {self.flops_errors.worst:.1%}"
+        )
+
+    def to_json(self) -> str:
+        """What was measured, indented; the fit is made of it again."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    def save(self, path: Path) -> None:
+        """Whole, or not there."""
+        with written(path) as partial:
+            partial.write_text(self.to_json(), encoding="utf-8")
+
+    @staticmethod
+    def from_json(text: str | Path) -> "Predictor":
+        """What `to_json` wrote, from its text or file. Raises SearchError naming each field in error."""
+        from pydantic import TypeAdapter, ValidationError
+
+        source = str(text) if isinstance(text, Path) else "latency"
+        try:
+            content = text.read_bytes() if isinstance(text, Path) else text
+            return TypeAdapter(Predictor).validate_json(content)
+        except FileNotFoundError:
+            raise SearchError(f"{source}: is missing; remove its folder and measure again") from None
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'JSON'}: {one['msg']}" for one in error.errors())
+            raise SearchError(f"{source}: no measured latencies of this tool ({problems}); measure again") from error
+
+    @cached_property
+    def _columns(self) -> tuple[str, ...]:
+        """The terms that any of the S shapes fitted to has."""
+        return tuple(sorted({name for each in self.fitted for name, amount in each.terms.counts.items() if amount}))
+
+    @cached_property
+    def _amounts(self) -> Numbers:
+        """(S, N)"""
+        return np.array([[each.terms.counts.get(name, 0.0) for name in self._columns] for each in self.fitted])
+
+    @cached_property
+    def _taken(self) -> Numbers:
+        """(S,) ms"""
+        return np.array([each.ms for each in self.fitted])
+
+    @cached_property
+    def _without_each(self) -> Numbers:
+        """(S, N): the costs without each of the shapes."""
+        return _leaving_one_out(self._amounts, self._taken)
+
+    @cached_property
+    def _left_out(self) -> Numbers:
+        """(S,) ms; NaN for the only shape that has a term: nothing else says what that costs."""
+        predicted_S = (self._without_each * self._amounts).sum(1)
+        alone_N = (self._amounts > 0).sum(0) == 1
+        return np.where((self._amounts[:, alone_N] > 0).any(1), np.nan, predicted_S)
+
+    @cached_property
+    def _by_flops(self) -> Numbers:
+        line_S2 = np.array([[1.0, each.terms.flops] for each in self.fitted])
+        return np.asarray((_leaving_one_out(line_S2, self._taken) * line_S2).sum(1))
+
+    def _noise(self) -> str:
+        return next(f"{each.name}: {each.noise}" for each in self.samples if each.noisy)
+
+
+def _leaving_one_out(amounts_SN: Numbers, ms_S: Numbers) -> Numbers:
+    rest = [np.arange(len(ms_S)) != each for each in range(len(ms_S))]
+    return np.array([_fit(amounts_SN[others], ms_S[others]) for others in rest])
+
+
+def _fit(amounts_SN: Numbers, ms_S: Numbers) -> Numbers:
+    """Costs c >= 0 with the least sum of ((amounts c - ms) / ms)^2."""
+    from scipy.optimize import nnls
+
+    largest_N = amounts_SN.max(0)
+    scale_N = np.where(largest_N > 0, largest_N, 1.0)
+    costs_N, _ = nnls(amounts_SN / scale_N / ms_S[:, None], np.ones(len(ms_S)), maxiter=100 * amounts_SN.shape[1])
+    return np.asarray(costs_N / scale_N)

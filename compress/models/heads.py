@@ -1,0 +1,145 @@
+"""The same encoder under different heads: a stage names what its model ends in, a task's kind has its own."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from compress.data.task import Kind, Task
+from compress.errors import StudentError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from compress.config.recipe import Head
+
+CLASSES: Final[Mapping[Kind, str]] = MappingProxyType(
+    {
+        "classification": "AutoModelForSequenceClassification",
+        "multilabel": "AutoModelForSequenceClassification",
+        "regression": "AutoModelForSequenceClassification",
+        "tagging": "AutoModelForTokenClassification",
+        "qa": "AutoModelForQuestionAnswering",
+    }
+)
+ENDINGS: Final[Mapping[Kind, str]] = MappingProxyType(
+    {kind: name.removeprefix("AutoModel") for kind, name in CLASSES.items()}
+)
+"""How the `architectures` of a checkpoint end that has such a head: ForSequenceClassification, ..."""
+
+PROBLEMS: Final[Mapping[Kind, str]] = MappingProxyType(
+    {
+        "classification": "single_label_classification",
+        "multilabel": "multi_label_classification",
+        "regression": "regression",
+    }
+)
+"""What a sequence classifier's config calls the task; the other heads have only one."""
+
+OTHERS: Final[Mapping["Head", str]] = MappingProxyType(
+    {
+        "encoder": "AutoModel",
+        "masked_lm": "AutoModelForMaskedLM",
+        "pretraining": "AutoModelForPreTraining",
+        "causal_lm": "AutoModelForCausalLM",
+        "seq2seq": "AutoModelForSeq2SeqLM",
+    }
+)
+LANGUAGE: Final[tuple["Head", ...]] = ("masked_lm", "pretraining", "causal_lm")
+"""Heads that predict tokens: what they learn is scored by perplexity."""
+
+
+def task_class(kind: Kind) -> Any:
+    """The Auto class: `task_class("qa").from_pretrained(folder)`."""
+    import transformers
+
+    return getattr(transformers, CLASSES[kind])
+
+
+def output_names(task: Task) -> tuple[str, ...]:
+    """What a config calls the outputs of the task's head."""
+    if task.kind == "qa":
+        return ("start", "end")
+    return task.labels or ("score",)
+
+
+def auto(head: "Head", kind: Kind | None) -> Any:
+    """transformers' Auto class of a head; `task` is the head of that kind of task. Raises StudentError."""
+    import transformers
+
+    if head != "task":
+        return getattr(transformers, OTHERS[head])
+    if kind is None:
+        raise StudentError("a stage with `head: task` needs a task: give --data")
+    return task_class(kind)
+
+
+def model_class(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> "type[PreTrainedModel]":
+    """The class that the family of `config` has for this head. Raises StudentError where it has none."""
+    found = auto(head, kind)._model_mapping.get(type(config), None)
+    if found is None:
+        raise StudentError(
+            f"{config.model_type} has no {head} head in transformers ({auto(head, kind).__name__}); choose another "
+            "family for the student, or another `head` for the stage"
+        )
+    chosen: type[PreTrainedModel] = found[0] if isinstance(found, tuple) else found
+    return chosen
+
+
+def create(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> "PreTrainedModel":
+    """A new model with weights drawn from torch's generator."""
+    return _labelled(config, auto(head, kind).from_config(_ending(config, head)))
+
+
+def _ending(config: "PreTrainedConfig", head: "Head") -> "PreTrainedConfig":
+    """ALBERT's sentence-order head has as many outputs as the config has labels: it gets two."""
+    if head == "pretraining" and config.model_type == "albert":
+        config = copy.deepcopy(config)
+        config.num_labels = 2
+    return config
+
+
+def _labelled(config: "PreTrainedConfig", model: "PreTrainedModel") -> "PreTrainedModel":
+    """The labels are the task's, for the head that comes when the task does."""
+    model.config.id2label, model.config.label2id = config.id2label, config.label2id
+    return model
+
+
+def under(model: "PreTrainedModel", head: "Head", kind: Kind | None) -> "PreTrainedModel":
+    """`model` with this head: itself where it has it, else a new model with the encoder's weights.
+
+    Head weights of the same name and shape are kept (a next-sentence model's masked language model), the others are
+    drawn from torch's generator.
+    """
+    from compress.models.sharing import share_again
+
+    if type(model) is model_class(model.config, head, kind):
+        return model
+    config = copy.deepcopy(model.config)
+    config._attn_implementation = None
+    other = create(config, head, kind)
+    known = {_plain(name, model): tensor for name, tensor in model.state_dict().items()}
+    for name, tensor in other.state_dict().items():
+        carried = known.get(_plain(name, other))
+        if carried is not None and carried.shape == tensor.shape:
+            tensor.copy_(carried)
+    share_again(other)
+    return other.to(model.device)  # type: ignore[arg-type]
+
+
+def load(folder: Path, head: "Head", kind: Kind | None) -> "PreTrainedModel":
+    """The model that a stage kept."""
+    from transformers import AutoConfig
+
+    from compress.models.sharing import share_again
+
+    config = AutoConfig.from_pretrained(folder)
+    found = auto(head, kind).from_pretrained(folder, config=_ending(config, head), use_safetensors=True)
+    share_again(found)
+    return _labelled(config, found)
+
+
+def _plain(name: str, model: "PreTrainedModel") -> str:
+    """A weight's name without the prefix that models with a head put before the encoder's."""
+    return name if model.base_model is model else name.removeprefix(f"{model.base_model_prefix}.")

@@ -1,0 +1,123 @@
+"""What a student that begins as its teacher is given: the teacher's largest units, in the teacher's order."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compress.errors import StudentError
+from compress.models.naming import Weight, weight_of
+from compress.slicing import Sizes, SlicePlan, choose, cut, magnitude, parameters_of
+from compress.slicing.shape import Shape
+from compress.slicing.sizes import copied_layers
+
+
+def narrowed(teacher: PreTrainedModel, student: Shape, layers: Sequence[int]) -> dict[Weight, Tensor]:
+    """The weights of these teacher layers, numbered as the student's are, cut to the student's widths.
+
+    Raises StudentError when the student is wider than its teacher. A teacher without weights has none to give.
+    """
+    theirs, plan = Shape.of(teacher.config), SlicePlan.of(teacher)
+    for size in ("hidden", "embedding", "heads", "head_size", "ffn"):
+        if getattr(student, size) > getattr(theirs, size):
+            raise StudentError(
+                f"student: init: teacher can only narrow, but {size} {getattr(student, size)} is more than the "
+                f"teacher's {getattr(theirs, size)}; make it smaller (hidden = heads x head size) or use init: scratch"
+            )
+    if teacher.device.type == "meta":  # a listing builds students for their sizes alone
+        return {}
+    sizes = Sizes(
+        layers=len(layers),
+        hidden=student.hidden,
+        heads=student.heads,
+        head_size=student.head_size,
+        ffn=student.ffn,
+        embedding=None if plan.sizes.embedding is None else student.embedding,
+    )
+    kept = choose(plan, magnitude(teacher, plan), sizes, layers=layers)
+    weights = cut(plan, parameters_of(teacher), kept)
+    return {weight: tensor.detach() for name, tensor in weights.items() if (weight := weight_of(name)) is not None}
+
+
+WHOLE = ("gpt2", "t5")
+"""The families that are copied so."""
+
+_LAYER = re.compile(r"((?:.*?\.)?(?:h|block|layer|layers))\.(\d+)\.(.*)")
+_FIRST_LAYER_ONLY = ("relative_attention_bias",)
+"""What a stack has once, in its first layer, for all of them."""
+
+
+@torch.no_grad()
+def copy_whole(student: PreTrainedModel, teacher: PreTrainedModel, rule: str | Sequence[int]) -> None:
+    """Fill the student with the teacher's weights, each stack of layers (encoder, decoder) by the same `rule`.
+
+    See `copied_layers`. What the teacher does not have, such as another head, stays as it is. Raises StudentError when
+    a weight has another shape than the teacher's.
+    """
+    source = _named(teacher)
+    depths, taught = _depths(_named(student)), _depths(source)
+    chosen = {stack: copied_layers(rule, depths[stack], taught[stack]) for stack in depths.keys() & taught.keys()}
+    for name, mine in _named(student).items():
+        theirs = source.get(_taught_name(name, chosen))
+        if theirs is None:
+            continue
+        if theirs.shape != mine.shape:
+            raise StudentError(
+                f"student.init: teacher copies the layers of a {teacher.config.model_type} whole, but {name} is "
+                f"{tuple(mine.shape)} in the student and {tuple(theirs.shape)} in the teacher: leave out hidden, ffn "
+                "and heads, or use init: scratch"
+            )
+        mine.copy_(theirs)
+
+
+def _taught_name(name: str, chosen: Mapping[str, Sequence[int]]) -> str:
+    """The teacher's name of the weight that a student's weight is copied from."""
+    found = _LAYER.fullmatch(name)
+    if found is None or found[1] not in chosen or any(each in name for each in _FIRST_LAYER_ONLY):
+        return name
+    return f"{found[1]}.{chosen[found[1]][int(found[2])]}.{found[3]}"
+
+
+def _depths(names: Mapping[str, Tensor]) -> dict[str, int]:
+    """How many layers each stack has."""
+    depths: dict[str, int] = {}
+    for found in filter(None, map(_LAYER.fullmatch, names)):
+        depths[found[1]] = max(depths.get(found[1], 0), int(found[2]) + 1)
+    return depths
+
+
+def _named(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Weights by their names in the model without a head."""
+    prefix = f"{model.base_model_prefix}."
+    return {name.removeprefix(prefix): each.data for name, each in model.named_parameters()}
+
+
+def tables(teacher: PreTrainedModel, source: Mapping[Weight, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Words, positions (those that are used) and types of the teacher, in float64, each row's mean taken off."""
+    words, positions = (source[Weight(role, None, "weight")].double() for role in ("words", "positions"))
+    kept = source.get(Weight("types", None, "weight"))
+    types = torch.zeros_like(words[:1]) if kept is None else kept.double()
+    for name, module in teacher.named_modules():
+        if name.endswith("position_embeddings") and module.padding_idx is not None:
+            positions = positions[module.padding_idx + 1 :]  # RoBERTa counts from behind the padding index
+        if name.endswith("task_type_embeddings"):
+            types = types + module.weight.data[0].to(types)  # ERNIE's is 0 unless the caller says otherwise
+    words, positions, types = (table - table.mean(-1, keepdim=True) for table in (words, positions, types))
+    return words, positions, types
+
+
+def directions(
+    words_VW: Tensor, positions_PW: Tensor, types_TW: Tensor, *, keep: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Orthonormal (W, R) leading directions of the normalised rows, and the mean cosine of rows and projections."""
+    n = torch.arange(len(words_VW), device=words_VW.device)
+    rows_NW = words_VW + positions_PW[n % len(positions_PW)] + types_TW[n // len(positions_PW) % len(types_TW)]
+    rows_NW = rows_NW / (rows_NW.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+    moment_WW = rows_NW.T @ rows_NW
+    W = len(moment_WW)
+    moment_WW = moment_WW - (moment_WW.trace() + 1) / W  # no row has a part along 1: the last of all directions
+    basis_WR = torch.linalg.eigh(moment_WW).eigenvectors.flip(1)[:, :keep]
+    cosine_N = (rows_NW @ basis_WR).norm(dim=-1) / rows_NW.norm(dim=-1)
+    return basis_WR, cosine_N.mean()

@@ -1,0 +1,82 @@
+"""Layers of a plain transformers model that use one set of weights: ALBERT's attention, or FFN, or both, or in groups.
+
+Lan et al. 2020, arXiv:1909.11942, Sec. 3.1 and Table 4 share all parameters of a layer, its attention's, or its FFN's;
+the appendix's `shared groups` share among neighbouring layers only. transformers' own ALBERT does the first, whole
+groups of layers. Here one nn.Parameter serves the layers of a group, in a model of any family of `naming.KNOWN`: it is
+counted, updated and decayed once, and its gradient is the sum over the layers.
+
+What is saved stays what everybody can load: `state_dict()` of a shared model holds a copy for each layer, and the
+config says what was shared (`shared_layers`), so `share_again` ties the copies after loading. Code that knows nothing
+of this sees an ordinary checkpoint that computes the same.
+
+A layer's two norms go with the block whose output they normalise. The paper does not say where they belong; they are
+less than 0.1 % of a base model's weights.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from compress.errors import StudentError
+from compress.models.naming import KNOWN, weight_of
+from compress.slicing.shape import Shape
+
+BLOCKS: Mapping[str, frozenset[str]] = {
+    "attention": frozenset({"query", "key", "value", "attention_out", "attention_norm"}),
+    "ffn": frozenset({"ffn_in", "ffn_out", "ffn_norm"}),
+}
+
+
+def share(model: PreTrainedModel, *, attention: int | None = None, ffn: int | None = None) -> None:
+    """Let the layers of `model` use only `attention` different attention blocks and `ffn` different FFNs.
+
+    1 is a single block for all N layers, None one for each; with G in between, layer i uses block int(i G / N), as
+    ALBERT's groups do. The layers of a group get the weights of its first. Raises StudentError.
+    """
+    layers = Shape.of(model.config).layers
+    wanted = {block: groups for block, groups in (("attention", attention), ("ffn", ffn)) if groups is not None}
+    if wanted or hasattr(model.config, "shared_layers"):  # which a student's config has from a teacher that shares
+        model.config.shared_layers = wanted
+    if not wanted:
+        return
+    for block, groups in wanted.items():
+        if not 1 <= groups <= layers:
+            raise StudentError(
+                f"student.share.{block}: {groups}; the student has {layers} layers, expected 1..{layers}"
+            )
+    if model.config.model_type not in KNOWN:
+        hint = "; an albert shares by config: {num_hidden_groups: G}" if model.config.model_type == "albert" else ""
+        raise StudentError(
+            f"student.share: knows the layers of {', '.join(KNOWN)}, not of {model.config.model_type}{hint}"
+        )
+    first: dict[tuple[str, str, int], nn.Parameter] = {}
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        weight = weight_of(name)
+        for block, groups in wanted.items():
+            if weight is not None and weight.layer is not None and weight.role in BLOCKS[block]:
+                group = weight.layer * groups // layers
+                module, _, part = name.rpartition(".")
+                setattr(model.get_submodule(module), part, first.setdefault((weight.role, part, group), parameter))
+    model.register_state_dict_post_hook(_copy_per_layer)
+
+
+def share_again(model: PreTrainedModel) -> None:
+    """After loading: tie what was shared when `model` was saved. A model that shared nothing is left alone."""
+    shared = getattr(model.config, "shared_layers", None)
+    if shared:
+        share(model, **shared)
+
+
+def _copy_per_layer(model: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Files hold no two names of one tensor, and libraries refuse to guess: give every layer its own."""
+    seen: set[int] = set()
+    for name in [name for name in state if name.startswith(prefix)]:
+        weight, tensor = weight_of(name.removeprefix(prefix)), state[name]
+        if weight is None or weight.layer is None or not isinstance(tensor, Tensor):
+            continue
+        if tensor.device != torch.device("meta") and tensor.data_ptr() in seen:
+            state[name] = tensor.clone()
+        seen.add(tensor.data_ptr())

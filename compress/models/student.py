@@ -1,0 +1,249 @@
+"""Spec and teacher -> student."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+
+import compress.models  # noqa: F401  # transformers knows the families of ours from here on
+from compress.config.recipe import Head, StudentSpec
+from compress.config.reference import Call, options
+from compress.data.masking import Words
+from compress.data.task import Kind
+from compress.errors import StudentError, TeacherError, did_you_mean
+from compress.models import heads
+from compress.models.checkpoints import resolve
+from compress.models.init_weights import WHOLE, copy_whole, narrowed
+from compress.models.naming import KNOWN, Weight, weight_of
+from compress.models.sharing import share, share_again
+from compress.models.teacher import explained, load_config
+from compress.slicing.shape import Shape, spelling
+from compress.slicing.sizes import copied_layers
+
+_SHARED = (
+    "vocab_size",
+    "max_position_embeddings",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "id2label",
+    "label2id",
+    "problem_type",
+)
+_UNDECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"deberta-v2": ("share_att_key", "position_buckets", "norm_rel_ebd", "conv_kernel_size", "conv_groups", "conv_act")}
+)
+"""Settings that a family's model reads although its config class does not declare them."""
+
+
+def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
+    """The student's config: the teacher's, resized, or one of another family with the teacher's vocabulary and labels.
+
+    Raises StudentError naming the size that does not fit.
+    """
+    family = teacher.model_type if spec.family == "teacher" else spec.family
+    if family not in CONFIG_MAPPING:
+        raise StudentError(f"student.family: no model family {family!r}.{did_you_mean(family, CONFIG_MAPPING)}")
+    if family == teacher.model_type:
+        config = copy.deepcopy(teacher)
+        config._attn_implementation = None  # the fastest that the family has, whatever the teacher was opened with
+    else:
+        config = _of_family(family, teacher)
+    theirs = Shape.of(teacher)
+    for size in ("layers", "hidden", "ffn", "heads", "embedding"):
+        wanted = getattr(spec, size)
+        try:
+            name = spelling(config, size)
+        except KeyError:
+            if wanted is not None:
+                raise StudentError(f"student.{size}: {family} models have no such size") from None
+            continue
+        if size == "embedding" and wanted is None:
+            if family == teacher.model_type and theirs.embedding == theirs.hidden:
+                config.embedding_size = Shape.of(config).hidden
+            continue
+        setattr(config, name, _count(size, wanted, getattr(theirs, size)))
+    if theirs.decoder_layers is not None and config.is_encoder_decoder:
+        setattr(config, spelling(config, "decoder_layers"), _count("layers", spec.layers, theirs.decoder_layers))
+    _set_further(config, spec.config)
+    shape = Shape.of(config)
+    _agree(config, shape)
+    if shape.hidden % shape.heads:
+        raise StudentError(f"student: hidden {shape.hidden} is not a multiple of heads {shape.heads}")
+    return config
+
+
+def _agree(config: Any, shape: Shape) -> None:
+    """Set what some families write down a second time."""
+    if hasattr(config, "pooler_hidden_size"):  # DeBERTa's second name for the same width
+        config.pooler_hidden_size = shape.hidden
+    if getattr(config, "layer_types", None):  # ModernBERT's kinds of attention, one for each layer
+        config.layer_types = config.layer_types[: shape.layers]
+    if hasattr(config, "d_head"):  # XLNet's second name for the width of a head
+        config.d_head = shape.hidden // shape.heads
+
+
+POSITIONS = 512
+"""Of a student whose teacher counts none (XLNet, T5): as many as BERT has."""
+
+
+def _of_family(family: str, teacher: PreTrainedConfig) -> PreTrainedConfig:
+    """A config of another family, with what it shares with the teacher's."""
+    if teacher.model_type == "xlnet":
+        raise StudentError(
+            "student.family: XLNet's rows are padded before the text and end in [CLS], which no other family reads; "
+            "use family: teacher"
+        )
+    chosen: type[PreTrainedConfig] = CONFIG_MAPPING[family]
+    settable = [name for name in _SHARED if not isinstance(getattr(chosen, name, None), property)]  # XLNet's length
+    config = chosen(**{name: getattr(teacher, name) for name in settable if getattr(teacher, name, None) is not None})
+    if "max_position_embeddings" in settable:
+        known = getattr(teacher, "max_position_embeddings", -1) - _offset(teacher)
+        config.max_position_embeddings = (known if known > 0 else POSITIONS) + _offset(config)
+    if getattr(config, "type_vocab_size", 0):  # what the teacher's tokenizer makes: ERNIE's has four
+        config.type_vocab_size = max(2, getattr(teacher, "type_vocab_size", 0))
+    if family == "xlnet":  # it sums up the last token, [CLS] in its own vocabulary's rows alone
+        config.summary_type = "first"
+    return config
+
+
+def _set_further(config: PreTrainedConfig, settings: Mapping[str, Any]) -> None:
+    for name, value in settings.items():
+        undeclared = _UNDECLARED.get(config.model_type, ())
+        if not hasattr(config, name) and name not in undeclared:
+            known = [*config.to_dict(), *undeclared]
+            raise StudentError(f"student.config: {config.model_type} has no {name!r}.{did_you_mean(name, known)}")
+        setattr(config, name, value)
+    if config.model_type == "mobilebert":  # the width its blocks work in, which it sees to only when it is made
+        config.true_hidden_size = config.intra_bottleneck_size if config.use_bottleneck else config.hidden_size
+
+
+def _count(size: str, wanted: float | None, theirs: int) -> int:
+    if wanted is None:
+        return theirs
+    count = round(wanted * theirs) if wanted < 1 else wanted
+    if count != int(count) or count < 1:
+        raise StudentError(f"student.{size}: {wanted} is neither a whole number nor a share of the teacher's {theirs}")
+    return int(count)
+
+
+def build(
+    spec: StudentSpec,
+    teacher: PreTrainedModel,
+    *,
+    head: Head = "task",
+    kind: Kind | None = "classification",
+    words: Words | None = None,
+) -> PreTrainedModel:
+    """A plain transformers model with the teacher's labels and vocabulary; `head` of `kind` is what it ends in.
+    `words`: the tokenizer's, for an init function that asks for them.
+
+    Weights that are not copied (see StudentSpec.init) are drawn from torch's global generator: seed it first.
+    Raises StudentError.
+    """
+    if isinstance(spec.init, str) and spec.init not in ("scratch", "teacher"):
+        return _from_checkpoint(spec.init, teacher, heads.auto(head, kind))
+    config = config_for(spec, teacher.config)
+    heads.model_class(config, head, kind)
+    student = heads.create(config, head, kind)
+    if spec.init == "teacher":
+        _carry(spec, teacher, student)
+    elif isinstance(spec.init, Call):
+        with torch.no_grad():
+            spec.init(student, teacher, **({"words": words} if "words" in options(spec.init.function) else {}))
+    share(student, **spec.share)
+    return student
+
+
+def planned(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
+    """Settle the config of the student that `build` will make, also of one that begins as a checkpoint.
+
+    Raises StudentError, TeacherError for a checkpoint that cannot be read.
+    """
+    if not isinstance(spec.init, str) or spec.init in ("scratch", "teacher"):
+        return config_for(spec, teacher)
+    return load_config(Path(begun_from(spec.init)))
+
+
+def begun_from(init: str) -> str:
+    """The folder of a checkpoint that students begin as, by its path or its name. Raises StudentError."""
+    if Path(init, "config.json").is_file():
+        return init
+    try:
+        return str(resolve(init))
+    except TeacherError as error:
+        raise StudentError(
+            f"student.init: {init!r} is neither scratch, teacher, nor a folder with a config.json; {error}"
+        ) from error
+
+
+def _from_checkpoint(folder: str, teacher: PreTrainedModel, auto: Any) -> PreTrainedModel:
+    folder = begun_from(folder)
+    labels = {name: getattr(teacher.config, name) for name in ("id2label", "label2id", "problem_type")}
+    config = load_config(Path(folder))
+    for name, value in labels.items():
+        setattr(config, name, value)
+    with explained(Path(folder)):
+        student: PreTrainedModel = auto.from_pretrained(
+            folder, config=config, ignore_mismatched_sizes=True, use_safetensors=True
+        )
+    if student.config.vocab_size != teacher.config.vocab_size:
+        raise StudentError(
+            f"student.init: {folder} has {student.config.vocab_size} tokens, the teacher {teacher.config.vocab_size}: "
+            "student and teacher must share a vocabulary"
+        )
+    share_again(student)
+    return student
+
+
+@torch.no_grad()
+def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel) -> None:
+    """Copy every weight that both know, from the chosen layers, sliced to the student's width."""
+    theirs, mine = Shape.of(teacher.config), Shape.of(student.config)
+    every_layer = mine.layers == theirs.layers and mine.family not in KNOWN
+    if mine.family == theirs.family and (mine.family in WHOLE or every_layer):
+        return copy_whole(student, teacher, spec.copy_layers)
+    if theirs.family not in KNOWN or mine.family not in KNOWN:
+        raise StudentError(
+            f"student.init: teacher knows the weights of {', '.join((*KNOWN, *WHOLE))}, not of "
+            f"{theirs.family} -> {mine.family}; use init: scratch, the folder of a checkpoint, or leave out every size"
+        )
+    source = narrowed(teacher, mine, copied_layers(spec.copy_layers, mine.layers, theirs.layers))
+    for weight, parameter in _weights(student).items():
+        tensor = source.get(weight)
+        if tensor is None or (weight.role == "classifier" and tensor.shape[0] != parameter.shape[0]):
+            continue
+        if weight.role == "types":  # one in RoBERTa, two in BERT: what there is, and the last for the rest
+            tensor = tensor[torch.arange(len(parameter)).clamp(max=len(tensor) - 1)]
+        if weight.role == "positions":
+            tensor = tensor[_offset(teacher.config) :]
+            parameter[_offset(student.config) :].copy_(tensor)
+        elif tensor.shape == parameter.shape:
+            parameter.copy_(tensor)
+    _fold_types(source, student)
+
+
+def _fold_types(source: dict[Weight, Tensor], student: PreTrainedModel) -> None:
+    """A student without token types (DistilBERT) gets type 0 with its positions: one segment is embedded as before."""
+    mine, types = _weights(student), Weight("types", None, "weight")
+    if types in source and types not in mine:
+        mine[Weight("positions", None, "weight")].add_(source[types][0])
+
+
+def _weights(model: PreTrainedModel) -> dict[Weight, Tensor]:
+    named: dict[Weight, Tensor] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        weight = weight_of(name)
+        if weight is not None:
+            named[weight] = parameter.data
+    return named
+
+
+def _offset(config: Any) -> int:
+    """RoBERTa's positions start after the padding index; the rows before are never used."""
+    return config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0

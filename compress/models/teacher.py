@@ -1,0 +1,311 @@
+"""Find a teacher, load it safely, and let nobody learn from a bad one."""
+
+import json
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from compress import io as digest
+from compress.data.collate import Batching
+from compress.data.task import Task, TaskData
+from compress.errors import CompressError, TeacherError
+from compress.evaluation import baselines, metrics
+from compress.evaluation.evaluator import Exam
+from compress.models.checkpoints import (
+    PICKLED,
+    WEIGHTS,
+)
+from compress.models.heads import ENDINGS, PROBLEMS, output_names, task_class
+
+MOST_LAYERS, MOST_OUTPUTS = 1000, 100_000
+SURE = 1.645
+"""Standard errors by which a teacher must lead the majority's answer: 95 %, one-sided."""
+HALFWAY, HARDLY = 0.5, 0.1
+"""Of the way from the majority's score to 1: below, a teacher is compared with a bag of words, or is none."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a teacher has answered that is no encoder: logits of the rows of a split, by the split's fingerprint.
+
+    prompt      what it was asked, as YAML; parameters: of the model, where that is known
+    """
+
+    logits: Mapping[str, NDArray[np.float32]]
+    prompt: str
+    parameters: int | None = None
+
+    def of(self, split: Dataset) -> NDArray[np.float32]:
+        return self.logits[split._fingerprint]
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """`digest`: of weights, config and tokenizer; `trained`: came with a head for the task; `pickled`: may be that.
+
+    `asked`: of a teacher that was asked beforehand; model and tokenizer are then those that the student begins as.
+    """
+
+    name: str
+    folder: Path
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    digest: str
+    trained: bool
+    pickled: bool = False
+    asked: Asked | None = None
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the gate saw: the teacher's validation scores, the majority's, its logits, and what to tell the user."""
+
+    scores: dict[str, float]
+    majority: dict[str, float]
+    logits: NDArray[np.float32]
+    notes: tuple[str, ...]
+
+
+def identify(folder: Path) -> str:
+    """Digest of a model folder's weights, config and tokenizer."""
+    tokens = ("tokenizer*.json", "vocab.*", "*.model", "merges.txt", "added_tokens.json", "special_tokens_map.json")
+    patterns = (*WEIGHTS, *PICKLED, "config.json", *tokens)
+    return digest.of_files({path for pattern in patterns for path in folder.glob(pattern)})
+
+
+def has_head(folder: Path, task: Task) -> bool:
+    """Whether the checkpoint was saved with a head for this kind of task, of this many outputs."""
+    config = _settings(folder)
+    heads = any(ENDINGS[task.kind] in name for name in config.get("architectures") or [])
+    outputs = len(config.get("id2label") or {0: "", 1: ""})
+    return heads and outputs == task.outputs
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """Read a checkpoint's config.json as it is. Raises TeacherError where the library would make a name of each of
+    more outputs than there is memory for."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(config, dict):
+        raise TeacherError(f"{folder}: its config.json holds a {type(config).__name__}, where settings were expected")
+    outputs = config.get("num_labels") or 0
+    if not isinstance(outputs, int) or not 0 <= outputs <= MOST_OUTPUTS:
+        raise TeacherError(f"{folder}: its config.json says num_labels {outputs!r}; expected 0 to {MOST_OUTPUTS:,}")
+    return config
+
+
+def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> Teacher:
+    """Tokenizer and model in eval mode, with a head for `task`: its own, or a new one to be fine-tuned.
+
+    Raises TeacherError for weights that cannot be read, or are not the config's, and for a tokenizer that does not
+    belong to the model.
+    """
+    with explained(folder):
+        trained = has_head(folder, task)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        config = load_config(folder)
+        if tokenizer.pad_token is None:  # GPT-2's; its classifier looks for the last token that is no padding
+            tokenizer.pad_token = tokenizer.eos_token
+            config.pad_token_id = tokenizer.pad_token_id
+        if config.model_type == "xlnet" and config.summary_type == "last":  # which has to be a token, not padding
+            tokenizer.padding_side = "left"
+        labels = dict(enumerate(output_names(task)))
+        if not trained or _unnamed(config.id2label):
+            config.id2label, config.label2id = labels, {label: i for i, label in labels.items()}
+        config.problem_type = PROBLEMS.get(task.kind)
+        model, found = task_class(task.kind).from_pretrained(
+            folder,
+            config=config,
+            use_safetensors=None if allow_pickle else True,
+            ignore_mismatched_sizes=not trained,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    _complete(folder, model, [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])], trained)
+    same_vocabulary(folder, tokenizer, model)
+    if trained:
+        _align_labels(model, task, name)
+    return Teacher(name, folder, model.eval().requires_grad_(False), tokenizer, identify(folder), trained, allow_pickle)
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Turn what libraries raise on a broken folder into a TeacherError."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise TeacherError(f"{folder}: its weights are damaged or cut short ({error}); fetch them again") from error
+    except pickle.UnpicklingError as error:
+        raise TeacherError(
+            f"{folder}: its pickled weights are damaged, or hold more than tensors and are not loaded, as that could "
+            "run code; save them as safetensors"
+        ) from error
+    except CompressError:
+        raise
+    except Exception as error:  # a value of a wrong type or size ends anywhere in the libraries, and in any way
+        said = " ".join(str(error).split())[:400] or type(error).__name__
+        raise TeacherError(
+            f"{folder}: cannot be loaded: {said}. Its config, tokenizer or weights are damaged, or do not belong "
+            "together; fetch them again"
+        ) from error
+
+
+def load_config(folder: Path) -> Any:
+    """Load a checkpoint's config without what is no property of the model, and would fetch or choose code to run.
+
+    Raises TeacherError for a config that cannot be read, is of quantised weights, or of a size that no model has.
+    """
+    with explained(folder):
+        _settings(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if getattr(config, "quantization_config", None) is not None:
+            raise TeacherError(
+                f"{folder}: its config.json has a quantization_config; expected weights in float, which are quantised "
+                "here at the end. Give the checkpoint that this one was quantised from"
+            )
+        layers = getattr(config, "num_hidden_layers", 0)
+        if not isinstance(layers, int) or not 0 <= layers <= MOST_LAYERS:
+            raise TeacherError(f"{folder}: its config.json says {layers!r} layers; expected 0 to {MOST_LAYERS:,}")
+        config._attn_implementation = config._experts_implementation = None  # kernels: the library's choice, not theirs
+    return config
+
+
+def _unnamed(id2label: Mapping[int, str]) -> bool:
+    return all(str(name).startswith("LABEL_") for name in id2label.values())
+
+
+def _complete(folder: Path, model: PreTrainedModel, absent: list[str], trained: bool) -> None:
+    """The library fills what a checkpoint lacks with random numbers: right for a new head and its pooler only."""
+    inside = f"{model.base_model_prefix}."
+    bad = sorted(key for key in absent if trained or (key.startswith(inside) and ".pooler." not in key))
+    if bad:
+        raise TeacherError(
+            f"{folder}: {len(bad)} of its tensors are missing, or not of the shape its config.json says, such as "
+            f"{bad[0]}: weights and config do not belong together, or the file is not whole; fetch both again"
+        )
+
+
+def same_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    """Raises TeacherError for a tokenizer that makes no tokens, or some that the model does not know."""
+    if not isinstance(tokenizer.model_max_length, int | float):
+        raise TeacherError(f"{folder}: model_max_length {tokenizer.model_max_length!r} of its tokenizer is no number")
+    known = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
+    if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_tokens)):  # what the library makes of no files
+        raise TeacherError(f"{folder}: has no tokenizer; expected tokenizer.json, or the family's own file, in it")
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if highest >= known:
+        raise TeacherError(
+            f"{folder}: its tokenizer makes token ids up to {highest}, the model knows {known}: they do not belong "
+            "together; use the tokenizer the model was trained with"
+        )
+
+
+def _align_labels(model: PreTrainedModel, task: Task, name: str) -> None:
+    """Reorder the head's outputs to the data's labels where both name them alike; refuse other names."""
+    names: dict[Any, Any] = dict(model.config.id2label or {})
+    theirs = [str(names[i]) for i in range(task.outputs)]
+    if not task.labels or theirs == list(task.labels):
+        return
+    folded = {label.casefold().replace("-", "_"): i for i, label in enumerate(theirs)}
+    order = [folded.get(label.casefold().replace("-", "_")) for label in task.labels]
+    if None in order or len(set(order)) != len(order):
+        raise TeacherError(
+            f"teacher {name}: its labels are {', '.join(theirs)}, the data's are {', '.join(task.labels)}: which is "
+            "which cannot be told. Correct id2label in its config.json, or rename the data's labels"
+        )
+    head = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == task.outputs][-1]
+    head.weight.data = head.weight.data[order]
+    if head.bias is not None:
+        head.bias.data = head.bias.data[order]
+    model.config.id2label = dict(enumerate(task.labels))
+    model.config.label2id = {label: i for i, label in enumerate(task.labels)}
+
+
+def gate(
+    teacher: Teacher, data: TaskData, rows: Dataset, collate: Batching, *, bf16: bool, strict: bool = True
+) -> Gate:
+    """Score the teacher on the validation split before anybody learns from it. Raises TeacherError with the remedy.
+
+    Refused: logits that are not finite; a score that does not lead always answering the most frequent label by more
+    than chance gives on so many rows, as of an untrained head or a permuted label order. With `strict` false such a
+    score is a note; of a teacher that leads by little there are notes in any case.
+    """
+    logits = metrics.logits(teacher.model, rows, collate, bf16=bf16)
+    return judge(teacher.name, logits, data, rows=rows, strict=strict)
+
+
+def judge(
+    name: str,
+    logits: NDArray[np.float32],
+    data: TaskData,
+    *,
+    rows: Dataset | None = None,
+    strict: bool = True,
+    remedy: str | None = None,
+) -> Gate:
+    """`gate`, from the logits that a teacher of any kind gives for the validation split; `rows`, the encoded split,
+    says which token they are of where the task is tokenwise. `remedy`: what to do, where fine-tuning is not it."""
+    if not np.isfinite(logits).all():
+        bad, what = int((~np.isfinite(logits)).any(axis=1).sum()), "tokens" if data.task.tokenwise else "rows"
+        raise TeacherError(f"teacher {name}: its logits are not finite on {bad} of {len(logits)} validation {what}")
+    exam = Exam(data.task, data.validation, data.validation if rows is None else rows)
+    scores, majority = exam.scores(logits), baselines.majority(data, data.validation)
+    metric = data.task.metric
+    ahead, error = baselines.lead(data, exam, logits)
+    figures = (
+        f"{metric} {scores[metric]:.3f} on the {len(exam):,} validation rows, always giving the most frequent answer "
+        f"gets {majority[metric]:.3f}"
+    )
+    way = ahead / (1 - majority[metric]) if majority[metric] < 1 else 0.0
+    if ahead > SURE * error and way >= HARDLY:
+        notes = _outdone(name, data, scores[metric], figures) if way < HALFWAY else ()
+        return Gate(scores, majority, logits, tuple(notes))
+    if 0 < ahead <= SURE * error:
+        least = f"a lead below {SURE * error:.3f}" if np.isfinite(error) else "any lead"
+        figures += f"; on so few rows {least} is no more than chance"
+    problem = f"teacher {name} is no teacher for this task: {figures}. {remedy or _why(exam, logits)}"
+    if strict:
+        raise TeacherError(f"{problem}. --gate warn goes on all the same" if remedy is None else problem)
+    return Gate(scores, majority, logits, (problem,))
+
+
+def _outdone(name: str, data: TaskData, score: float, figures: str) -> Iterator[str]:
+    """Warn of a teacher that an answer without a model outdoes."""
+    for other, found in baselines.baselines(data, data.validation).items():
+        if found[data.task.metric] >= score:
+            yield (
+                f"teacher {name} teaches little: {figures}, and {other}, without a model, "
+                f"{found[data.task.metric]:.3f}: train a better teacher, or learn from the labels alone"
+            )
+
+
+def _why(exam: Exam, logits: NDArray[np.float32]) -> str:
+    task = exam.task
+    if task.kind == "classification":
+        from scipy.optimize import linear_sum_assignment
+        from sklearn.metrics import confusion_matrix
+
+        labels = np.asarray(exam.split["label"][:])
+        counts = confusion_matrix(labels, logits.argmax(1), labels=range(task.outputs))
+        truth, said = linear_sum_assignment(-counts)
+        matched, as_is = counts[truth, said].sum() / counts.sum(), np.trace(counts) / counts.sum()
+        if matched > max(np.bincount(labels.astype(int)).max() / len(labels), as_is) + 0.1:
+            pairs = ", ".join(f"output {s} means {task.labels[t]}" for t, s in zip(truth, said, strict=True))
+            return (
+                f"Its labels are in another order: with {pairs} it scores {matched:.3f}. Correct id2label in its "
+                "config.json"
+            )
+    return (
+        "Fine-tune it on this task first (give the checkpoint without its task head, and this tool does it), or check "
+        "that teacher, tokenizer and labels belong to this data"
+    )

@@ -1,0 +1,186 @@
+"""A trained BERT becomes an ALBERT: its embedding factorised, its layers shared, nothing trained yet.
+
+The embedding. BERT's is LN_W(x) with x = word + position + type in R^W, ALBERT's is M LN_E(x') + b with x' in R^E.
+With the centring C = I - 11'/W, gain gamma, shift beta and per-row deviation sigma(x),
+
+    LN_W(x) = diag(gamma) C x / sigma(x) + beta
+
+is linear in x but for sigma, which is the length of C x alone. So take U, W x (E - 1) with orthonormal columns, and Q,
+E x (E - 1) with orthonormal columns that each sum to zero, and let
+
+    x' = sqrt(E/W) Q U' C x,    LN_E without gain and shift,    M = g sqrt(W/E) diag(gamma) U Q',    b = beta
+
+x' is centred already, and LN_E divides it by the deviation of U U' C x. Hence the result is the teacher's embedding of
+the projected row, U U' C x, times g: **exact where U spans the tables**, which it does from E = W on (W - 1 columns
+suffice, as C x has none along 1), so that the place of the norm, in E before the up-projection instead of in W after
+the sum, costs nothing. **Not exact below**: U has the E - 1 leading directions of the normalised rows C x / sigma(x)
+over all words, each at a position and type in turn (their truncated SVD, by the eigenvectors of the second moment);
+what is outside is lost, and g, the mean cosine between a row and its projection, makes the length of what remains the
+one of least squares. An embedding that is factorised in the teacher too (ELECTRA) is a narrower W whose own
+up-projection is folded into M and b.
+
+The layers. ALBERT's layer i is group int(i / N groups) (Lan et al. 2020, arXiv:1909.11942; authors' code), so a group
+takes the place of several of the teacher's layers: of their mean, or of one of them. With a group per layer it is the
+teacher's encoder, exactly.
+
+Shapes: V vocabulary, W width of the teacher's embedding, E of the student's, D hidden, R directions kept, N rows.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+
+from compress.errors import StudentError, did_you_mean
+from compress.models.init_weights import directions, tables
+from compress.models.naming import KNOWN, Weight, weight_of
+from compress.slicing.shape import Shape
+
+_LAYER = {
+    "query": "attention.query",
+    "key": "attention.key",
+    "value": "attention.value",
+    "attention_out": "attention.dense",
+    "attention_norm": "attention.LayerNorm",
+    "ffn_in": "ffn",
+    "ffn_out": "ffn_output",
+    "ffn_norm": "full_layer_layer_norm",
+}
+CHOICES = ("average", "first", "middle", "last")
+
+
+@torch.no_grad()
+def from_bert(student: PreTrainedModel, teacher: PreTrainedModel, *, layer: str | int = "average") -> None:
+    """Fill an ALBERT of the teacher's width, heads and FFN with the teacher's weights; layers and E are its own.
+
+    layer: what a shared group gets from the teacher's layers in whose place it stands: their `average`, the `first`,
+    `middle` or `last` of them, or one by its number among them (negative: from the end).
+
+    The activation and the norms' epsilon become the teacher's. Pooler and classifier are copied; ELECTRA and
+    DistilBERT activate what ALBERT's pooler is given by another function than tanh, so their heads only start close.
+    A masked-LM head stays as drawn: none of a BERT's parts fits behind an activation in E. Raises StudentError.
+    """
+    _comparable(student, teacher)
+    albert: Any = student.base_model
+    source = _weights(teacher, albert.device)
+    _follow(student, teacher)
+    _fill_embeddings(albert, teacher, source)
+    for group, numbers in enumerate(_members(student, Shape.of(teacher.config).layers)):
+        chosen = _chosen(numbers, layer)
+        (inner,) = albert.encoder.albert_layer_groups[group].albert_layers
+        for role, name in _LAYER.items():
+            for part, parameter in inner.get_submodule(name).named_parameters():
+                mean = torch.stack([source[Weight(role, n, part)].double() for n in chosen]).mean(0)
+                parameter.copy_(mean)
+    for role, module in (("pooler", albert.pooler), ("classifier", getattr(student, "classifier", None))):
+        for part, parameter in module.named_parameters() if isinstance(module, nn.Linear) else ():
+            tensor = source.get(Weight(role, None, part))
+            if tensor is not None and tensor.shape == parameter.shape:
+                parameter.copy_(tensor)
+
+
+def _weights(teacher: PreTrainedModel, device: torch.device) -> dict[Weight, Tensor]:
+    every = teacher.named_parameters(remove_duplicate=False)  # layers may share
+    named = {weight_of(name): parameter.data.to(device) for name, parameter in every}
+    return {weight: tensor for weight, tensor in named.items() if weight is not None}
+
+
+def _comparable(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
+    mine, theirs = Shape.of(student.config), Shape.of(teacher.config)
+    if mine.family != "albert" or theirs.family not in KNOWN or theirs.family.startswith("deberta"):
+        known = ", ".join(family for family in KNOWN if not family.startswith("deberta"))
+        raise StudentError(f"albert.from_bert makes an albert of {known}, not {mine.family} of {theirs.family}")
+    for size in ("hidden", "heads", "ffn", "vocabulary"):
+        if getattr(mine, size) != getattr(theirs, size):
+            raise StudentError(
+                f"albert.from_bert: the student's {size} is {getattr(mine, size)}, the teacher's "
+                f"{getattr(theirs, size)}: it factorises the embedding and shares layers, it does not narrow; leave "
+                f"student.{size} out"
+            )
+    if mine.embedding < 2:
+        raise StudentError("albert.from_bert: an embedding of width 1 has nothing left after its norm; give more")
+    if student.config.inner_group_num != 1:
+        raise StudentError(
+            f"albert.from_bert: inner_group_num is {student.config.inner_group_num}; ask for more layers instead"
+        )
+
+
+def _follow(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
+    """The teacher's activation and epsilon, in the modules and in the config they are saved with."""
+    norm = next(module for module in teacher.modules() if isinstance(module, nn.LayerNorm))
+    activation = getattr(teacher.config, "hidden_act", None) or getattr(teacher.config, "activation", "gelu")
+    student.config.hidden_act, student.config.layer_norm_eps = activation, norm.eps
+    for module in student.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = norm.eps
+        elif hasattr(module, "full_layer_layer_norm"):
+            module.activation = ACT2FN[activation]
+
+
+def _members(student: PreTrainedModel, teachers: int) -> list[list[int]]:
+    """For each group the teacher's layers in whose place it stands, ascending."""
+    layers, groups = student.config.num_hidden_layers, student.config.num_hidden_groups
+    members: list[list[int]] = [[] for _ in range(groups)]
+    for number in range(teachers):
+        members[int(number * layers // teachers / (layers / groups))].append(number)
+    if not all(members):
+        raise StudentError(
+            f"albert.from_bert: {groups} groups over {layers} layers leave some without any of the teacher's "
+            f"{teachers} layers; give at most {min(layers, teachers)}"
+        )
+    return members
+
+
+def _chosen(members: Sequence[int], layer: str | int) -> Sequence[int]:
+    if layer == "average":
+        return members
+    places: Mapping[str | int, int] = {"first": 0, "middle": (len(members) - 1) // 2, "last": -1}
+    place = places.get(layer, layer)
+    if isinstance(place, str | bool):
+        raise StudentError(f"albert.from_bert: no layer {layer!r}.{did_you_mean(str(layer), CHOICES)}")
+    if not -len(members) <= place < len(members):
+        raise StudentError(
+            f"albert.from_bert: layer {place}: a group stands for {len(members)} of the teacher's layers, numbered "
+            "from 0"
+        )
+    return [members[place]]
+
+
+def _fill_embeddings(albert: Any, teacher: PreTrainedModel, source: Mapping[Weight, Tensor]) -> None:
+    mine, E = albert.embeddings, albert.config.embedding_size
+    parts = tables(teacher, source)
+    W = parts[0].shape[1]
+    gamma_W, beta_W = (source[Weight("embedding_norm", None, part)].double() for part in ("weight", "bias"))
+    up_DW = source[Weight("embedding_up", None, "weight")].double() if _factorised(source) else torch.eye(W).to(gamma_W)
+    shift_D = up_DW @ beta_W
+    if _factorised(source):
+        shift_D = shift_D + source[Weight("embedding_up", None, "bias")].double()
+    basis_WR, gain = directions(*parts, keep=min(E, W) - 1, eps=mine.LayerNorm.eps)
+    spread_ER = _zero_sums(E).to(basis_WR)[:, : basis_WR.shape[1]]
+    for table, module in zip(
+        parts, (mine.word_embeddings, mine.position_embeddings, mine.token_type_embeddings), strict=True
+    ):
+        rows = torch.arange(len(module.weight), device=table.device).clamp(
+            max=len(table) - 1
+        )  # a RoBERTa has one token type
+        module.weight.copy_(math.sqrt(E / W) * (table @ basis_WR @ spread_ER.T)[rows])
+    mine.LayerNorm.weight.fill_(1.0)
+    mine.LayerNorm.bias.zero_()
+    up = albert.encoder.embedding_hidden_mapping_in
+    up.weight.copy_(gain * math.sqrt(W / E) * (up_DW * gamma_W) @ basis_WR @ spread_ER.T)
+    up.bias.copy_(shift_D)
+
+
+def _factorised(source: Mapping[Weight, Tensor]) -> bool:
+    return Weight("embedding_up", None, "weight") in source
+
+
+def _zero_sums(E: int) -> Tensor:
+    """(E, E - 1): orthonormal columns, each of sum zero. A reflection that takes the first axis to 1 / sqrt E."""
+    ones_E = torch.full((E,), 1 / math.sqrt(E), dtype=torch.float64)
+    normal_E = ones_E - torch.eye(E, dtype=torch.float64)[0]
+    return (torch.eye(E).double() - 2 * torch.outer(normal_E, normal_E) / normal_E.dot(normal_E))[:, 1:]

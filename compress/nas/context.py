@@ -1,0 +1,148 @@
+"""What the later phases of a search work with: its models, data and judge, and what is kept of each student."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from compress.console import warn
+from compress.errors import DamagedError
+from compress.evaluation.evaluator import Exam
+from compress.exporters.checkpoint import save_tokenizer
+from compress.io import filled, usable, written
+from compress.latency.costs import Costs
+from compress.models.teacher import Gate, Teacher
+from compress.nas.config import Search
+from compress.nas.evaluators import PlainJudge, SupernetJudge
+from compress.nas.schedule import Ledger
+from compress.nas.space import Choice
+from compress.records.search_report import Stage
+from compress.training.run import Run
+from compress.training.stage import Material
+
+FACTS, WINNERS = "student.json", "winners.json"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a search knows of one student beyond its trial; students/N/student.json.
+
+    measured   setting -> ms; bundle: where it was written to
+    """
+
+    scores: Mapping[Stage, float] = field(default_factory=dict)
+    measured: Mapping[str, float] = field(default_factory=dict)
+    bundle: str | None = None
+    file_mb: float | None = None
+
+
+@dataclass(frozen=True)
+class Desk:
+    """The search, its folder, and all that trains and judges its students.
+
+    exam: the validation rows; among: shapes that keep the budget
+    """
+
+    search: Search
+    run: Run
+    given: Teacher
+    tutor: Teacher
+    seen: Gate
+    material: Material
+    exam: Exam
+    costs: Costs
+    among: tuple[Choice, ...]
+    ledger: Ledger
+    _judge: SupernetJudge | PlainJudge | None = None
+
+    @property
+    def judge(self) -> SupernetJudge | PlainJudge:
+        """There is one once the supernet is trained."""
+        assert self._judge is not None, "the desk was given its judge"
+        return self._judge
+
+    def judged_by(self, judge: SupernetJudge | PlainJudge) -> "Desk":
+        return replace(self, _judge=judge)
+
+    def say(self, line: str) -> None:
+        self.material.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    @cached_property
+    def tokens(self) -> float:
+        """Mean length of the training rows."""
+        rows = self.material.rows(self.search.space.short, self.run.seed)
+        return float(fmean(rows["length"][:]))
+
+    def place(self, number: int) -> Run:
+        """The student's own directory, as a run's."""
+        run = Run(self.run.path / "students" / str(number), self.run.seed, main=True)
+        run.path.mkdir(parents=True, exist_ok=True)
+        return run
+
+    def kept(self, number: int) -> Kept:
+        return kept(self.run.path, number)
+
+    def keep(self, number: int, **more: Any) -> Kept:
+        """Add to what is kept of a student: scores and measured times are merged, the rest replaced."""
+        before = self.kept(number)
+        merged = {name: {**getattr(before, name), **more.get(name, {})} for name in ("scores", "measured")}
+        changes: dict[str, Any] = more | merged
+        after = replace(before, **changes)
+        with written(self.place(number).path / FACTS) as partial:
+            partial.write_text(json.dumps(asdict(after), indent=1) + "\n", encoding="utf-8")
+        return after
+
+    @property
+    def winners(self) -> tuple[int, ...]:
+        """The trials that were chosen to be distilled fully, in the order of the choice."""
+        file = self.run.path / WINNERS
+        try:
+            return TypeAdapter(tuple[int, ...]).validate_json(file.read_bytes()) if file.is_file() else ()
+        except ValidationError:
+            remedy = "Remove it and repeat the command with --resume: the winners are chosen again"
+            raise DamagedError(file, ["it cannot be read"], remedy) from None
+
+    def decided(self, at: int, choose: Callable[[Sequence[int]], int]) -> int:
+        """The trial chosen at this place, now or in an earlier session: what it scores later changes no choice."""
+        known = self.winners
+        if at >= len(known):
+            known = (*known, choose(known))
+            with written(self.run.path / WINNERS) as partial:
+                partial.write_text(json.dumps(known) + "\n", encoding="utf-8")
+        return known[at]
+
+    def untrained(self, number: int, choice: Choice) -> Path:
+        """A folder with the student as its trial knew it: the part of the supernet, or what its legs left.
+
+        Where a worker elsewhere trained those, they are trained again here.
+        """
+        if isinstance(self.judge, PlainJudge):
+            found = self.judge.trained(choice)
+            if found is None:
+                self.material.console.print(f"trial {number} was trained elsewhere: training it again here")
+                for rung in range(self.judge.rungs):
+                    self.judge.score(choice, rung)
+                found = self.judge.trained(choice)
+            assert found is not None, "its last leg is done"
+            return found
+        folder = self.place(number).path / "subnet"
+        if not usable(folder, partial(warn, self.material.console)):
+            with filled(folder, sealed=True) as new:
+                self.judge.net.extract(self.costs.shapes.sizes(choice)).save_pretrained(new)
+                save_tokenizer(new, self.material.tokenizer)
+        return folder
+
+
+def kept(study: Path, number: int) -> Kept:
+    """Load what the search in this folder keeps of a student. Raises DamagedError."""
+    file = study / "students" / str(number) / FACTS
+    try:
+        return TypeAdapter(Kept).validate_json(file.read_bytes()) if file.is_file() else Kept()
+    except ValidationError:
+        remedy = f"Remove it and show the trial again: compress search show {study} {number} --bundle OUT"
+        raise DamagedError(file, ["it cannot be read"], remedy) from None

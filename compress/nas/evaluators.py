@@ -1,0 +1,143 @@
+"""Who judges a search's choices: a supernet of which each is a part, or a short training of each by itself."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from compress.config.recipe import Recipe, Stage
+from compress.data.task import TaskData
+from compress.errors import RecipeError
+from compress.evaluation import metrics
+from compress.evaluation.batches import Sheets
+from compress.evaluation.evaluator import Exam
+from compress.latency.costs import Costs
+from compress.latency.predictor import Estimate
+from compress.models.teacher import Teacher
+from compress.nas.schedule import planned
+from compress.nas.space import Choice, architecture_key
+from compress.nas.space_file import Space
+from compress.nas.supernet import Supernet
+from compress.slicing import SlicePlan
+from compress.training.context import Lineage
+from compress.training.run import Run
+from compress.training.stage import Material
+
+
+@dataclass(frozen=True)
+class SupernetJudge:
+    """Scores the part of a trained supernet that a choice is, on growing shares of the validation rows."""
+
+    costs: Costs
+    net: Supernet
+    sheets: Sequence[Sheets]
+    bf16: bool
+
+    @staticmethod
+    def of(costs: Costs, whole: PreTrainedModel, exam: Exam, material: Material) -> "SupernetJudge":
+        """`exam`: the validation rows, `whole`: the supernet as its training left it."""
+        counts = [ceil(share * len(exam)) for share in costs.search.space.rungs]
+        device = next(whole.parameters()).device
+        sheets = [Sheets.of(exam.spread(count), material.collate, device=device) for count in counts]
+        return SupernetJudge(costs, Supernet(whole.eval()), sheets, material.bf16)
+
+    @property
+    def rungs(self) -> int:
+        return len(self.sheets)
+
+    def latency(self, choice: Choice) -> Estimate:
+        return self.costs.latency(choice)
+
+    def facts(self, choice: Choice) -> Mapping[str, float]:
+        return self.costs.facts(choice)
+
+    def score(self, choice: Choice, rung: int) -> float:
+        return self.net.score(self.costs.shapes.sizes(choice), self.sheets[rung], bf16=self.bf16)
+
+
+@dataclass(frozen=True)
+class PlainJudge:
+    """Builds a choice, trains it in as many legs as there are rungs, and scores it on the validation rows after each.
+
+    Each leg has the stage's schedule for itself, warm-up and decay. What is trained is kept in `folder`, by shape: a
+    trial that was interrupted goes on with the leg it was in, where the folder is the same.
+    """
+
+    costs: Costs
+    given: Teacher
+    tutor: Teacher
+    material: Material
+    exam: Exam
+    folder: Path
+    stage: Stage
+
+    @property
+    def rungs(self) -> int:
+        return len(self.legs)
+
+    def latency(self, choice: Choice) -> Estimate:
+        return self.costs.latency(choice)
+
+    def facts(self, choice: Choice) -> Mapping[str, float]:
+        return self.costs.facts(choice)
+
+    def score(self, choice: Choice, rung: int) -> float:
+        key, space = architecture_key(choice), self.costs.search.space
+        run = Run(self.folder / key, self.costs.search.seed, main=True)
+        run.path.mkdir(parents=True, exist_ok=True)
+        recipe = space.recipe(f"trial {key}", self.legs, self.costs.shapes.spec(choice))
+        student = Lineage(recipe, self.given, self.tutor, self.material, run).train(recipe.stages[: rung + 1])
+        if rung:
+            shutil.rmtree(run.stage(self.legs[rung - 1].name), ignore_errors=True)
+        return scored(student, self.exam, self.material)
+
+    def trained(self, choice: Choice) -> Path | None:
+        """The folder of the student as its last leg left it; None where it is not here."""
+        run = Run(self.folder / architecture_key(choice), self.costs.search.seed, main=True)
+        return run.remaining(self.legs, self.material.console)[0]
+
+    @cached_property
+    def legs(self) -> tuple[Stage, ...]:
+        return legs(self.stage, self.costs.search.space.rungs, self.material.data)
+
+
+def legs(stage: Stage, rungs: Sequence[float], data: TaskData) -> tuple[Stage, ...]:
+    """The stage's steps in parts that end at these shares of them."""
+    ends = [max(at + 1, round(share * planned(stage, data))) for at, share in enumerate(rungs)]
+    lengths = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    return tuple(
+        stage.model_copy(update={"name": f"{stage.name}-{at + 1}", "steps": max(1, steps)})
+        for at, steps in enumerate(lengths)
+    )
+
+
+def scored(student: PreTrainedModel, exam: Exam, material: Material) -> float:
+    """The task's metric."""
+    logits = metrics.logits(student, exam.rows, material.collate, bf16=material.bf16)
+    return float(exam.scores(logits)[exam.task.metric])
+
+
+def checked(space: Space, recipe: Recipe, given: Teacher, material: Material, run: Run) -> None:
+    """Raise what would end the recipe, of all the space's stages, in the middle, in the words of the space.
+
+    See `pipeline.check_recipe` and `Lineage.check`.
+    """
+    from compress.commands.distill import check_lengths, check_recipe
+
+    if space.mode == "supernet":
+        SlicePlan.of(given.model)
+    places = {f"stages[{at}]": where for at, where in enumerate(where for where in space.stages if where != "teacher")}
+    try:
+        check_recipe(recipe, 1)
+        check_lengths(recipe, given)
+        Lineage(recipe, given, None, material, run).check()
+    except RecipeError as error:
+        problems = error.problems
+        for stage, where in places.items():
+            dotted = (stage.replace("[", ".").rstrip("]"), where.replace("[", ".").rstrip("]"))
+            problems = [problem.replace(stage, where).replace(*dotted) for problem in problems]
+        raise RecipeError(problems) from error

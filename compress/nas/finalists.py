@@ -1,0 +1,202 @@
+"""The best of a search: trained for a short while and ranked again, timed, and the winner distilled fully and shipped.
+
+What a subnet scores inside the supernet ranks shapes well enough to choose some (the weights are shared), not to choose
+one. A short distillation of each settles that: "flash distillation", Zhang et al. 2022, arXiv:2201.08539, Sec. 3.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from compress.benchmark.devices import Device
+from compress.commands.ship import ship
+from compress.config.recipe import Stage, StudentSpec
+from compress.errors import SearchError
+from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.onnx import makes_segments
+from compress.latency.costs import named
+from compress.latency.measure import exported, race
+from compress.nas.context import Desk
+from compress.nas.evaluators import PlainJudge, scored
+from compress.nas.record import unmet
+from compress.records.latency import Latency
+from compress.records.search_report import Found, Point
+from compress.training.context import Lineage
+from compress.training.run import Run
+
+KEEP = 0.97
+"""Without a budget the winner is the fastest student with this share of its teacher's score."""
+TRAINING = 0.6
+"""Share of the last part's time for training: exporting, certifying and measuring take the rest."""
+
+
+def shortlist(found: Found, count: int) -> list[Point]:
+    """The front, the best first, then the next best that keep the budgets, `count` in all.
+
+    As the trials left them: what was trained or measured since changes nothing, so that a resumed search goes on with
+    the same ones. Raises SearchError where none keeps the budgets, with the nearest.
+    """
+    bare = [replace(each, scores={"subnet": each.first}, measured=None) for each in found.points]
+    trials = replace(found, points=tuple(bare), front=(), winner=None)
+    front = trials.compute_front()
+    feasible = [point for point in trials.points if trials.feasible(point)]
+    if not feasible:
+        raise SearchError(
+            f"{found.study}: {unmet(found)}. Ask for less in another --out, or for more --trials with --resume"
+        )
+    feasible.sort(key=lambda point: (point.number not in front, -(point.score or 0.0), point.number))
+    return [found.point(point.number) for point in feasible[:count]]
+
+
+def shorten(desk: Desk, points: Sequence[Point]) -> None:
+    """A short distillation of each, from what the supernet made of it, as far as the time stated for them goes.
+
+    Those that had theirs are left alone.
+    """
+    if not points:
+        return
+    left, began = desk.ledger.left("short distillations"), time.monotonic()
+    stages = _fitted(desk, "short distillations", [desk.search.space.short], points[0], share=1 / len(points))
+    for point in points:
+        if "short" in desk.kept(point.number).scores:
+            continue
+        if point is not points[0] and left is not None and time.monotonic() - began >= left:
+            desk.say(f"the time for short distillations is over: trial {point.number} and those after it have none")
+            return
+        desk.material.console.print(
+            f"short distillation of trial {point.number}: {named(point.choice)}", highlight=False
+        )
+        student = trained(desk, point, stages, desk.untrained(point.number, point.choice))
+        desk.keep(point.number, scores={"short": scored(student, desk.exam, desk.material)})
+
+
+def begun(desk: Desk, point: Point) -> Path:
+    """Find the student as its short distillation left it, which is made again where it is damaged; without one, as its
+    trial knew it."""
+    short, place = desk.search.space.short, desk.place(point.number)
+    if "short" not in desk.kept(point.number).scores:
+        return desk.untrained(point.number, point.choice)
+    if not place.done(short.name, desk.material.console):
+        stages = _fitted(desk, "short distillations", [short], point, share=1.0)
+        trained(desk, point, stages, desk.untrained(point.number, point.choice))
+    return place.result(short.name)
+
+
+def trained(desk: Desk, point: Point, stages: Sequence[Stage], begin: Path, run: Run | None = None) -> PreTrainedModel:
+    """The student after `stages`, from the checkpoint in `begin`, kept in its directory, or in `run`."""
+    spec = StudentSpec.model_validate({"init": str(begin)})
+    recipe = desk.search.space.recipe(f"trial {point.number}", stages, spec)
+    lineage = Lineage(recipe, desk.given, desk.tutor, desk.material, run or desk.place(point.number))
+    return lineage.train(recipe.stages, teacher_logits=desk.seen.logits)
+
+
+def clock(desk: Desk, points: Sequence[Point], device: Device) -> float | None:
+    """Time the points on the device in one race with the teacher: shipped files as they are, other shapes with random
+    weights. What the teacher took, in ms."""
+    search, files = desk.search, dict[str, Path]()
+    with ExitStack() as scratch:
+        for precision in search.precisions:
+            configs = {"teacher": desk.costs.shapes.teacher} if precision == search.precision else {}
+            for point in points:
+                bundle = desk.kept(point.number).bundle
+                if desk.costs.precision(point.choice) != precision:
+                    continue
+                if bundle is None:
+                    configs[str(point.number)] = desk.costs.shapes.config(point.choice)
+                else:
+                    files[str(point.number)] = Bundle.load(Path(bundle)).path / FILES[precision]
+            if configs:
+                made = exported(
+                    configs, search.setting, precision=precision, kind=desk.costs.kind,
+                    segments=makes_segments(desk.material.tokenizer),
+                )  # fmt: skip
+                files |= scratch.enter_context(made)
+        found = race(files, device, search.setting, rounds=search.rounds, runs=search.runs, say=desk.say)
+    for point in points:
+        desk.keep(point.number, measured={str(search.setting): found[str(point.number)].p50_ms})
+    _mention(desk, found)
+    return found["teacher"].p50_ms if "teacher" in found else None
+
+
+def winner(found: Found, points: Sequence[Point], besides: Sequence[int] = ()) -> int:
+    """The number of a finalist: within its budgets the best as they stand; without any, the fastest that keeps KEEP.
+
+    Where none keeps the budgets when it is measured, the one that exceeds them least.
+    """
+    now = [found.point(point.number) for point in points if point.number not in besides]
+    if not now:
+        raise SearchError(f"{found.study}: no trial was completed; nothing can be trained further")
+    within = [point for point in now if found.feasible(point)]
+    if not within:
+        return min(now, key=lambda point: (len(found.exceeded(point)), found.ms(point) or 0.0)).number
+    if not found.budgets and found.teacher_score is not None:
+        good = [point for point in within if (point.score or 0.0) >= KEEP * found.teacher_score]
+        if good:
+            return min(good, key=lambda point: (found.ms(point) or 0.0, point.number)).number
+    return max(within, key=lambda point: (point.score or 0.0, -(found.ms(point) or 0.0), -point.number)).number
+
+
+def finish(desk: Desk, point: Point, *, share: float = 1.0) -> Bundle:
+    """Distil the student by the final stages, ship it as a bundle in its directory, and score the shipped file.
+
+    share: of the time for the last part.
+    """
+    kept, space = desk.kept(point.number), desk.search.space
+    if kept.bundle is not None and "shipped" in kept.scores and "final" in kept.scores:
+        return Bundle.load(Path(kept.bundle))
+    began = time.time()
+    stages = _fitted(desk, "final", space.final, point, share=TRAINING * share)
+    student = trained(desk, point, stages, begun(desk, point))
+    desk.keep(point.number, scores={"final": scored(student, desk.exam, desk.material)})
+    return shipped(desk, point, student, [*_before(desk, point), *stages], began=began)
+
+
+def shipped(
+    desk: Desk, point: Point, student: PreTrainedModel, stages: Sequence[Stage], *, began: float, note: str = ""
+) -> Bundle:
+    """The bundle of a student that had these stages, in its directory, with what it was part of in its notes."""
+    search, place = desk.search, desk.place(point.number)
+    recipe = search.space.recipe(f"{search.space.name}-{point.number}", stages)
+    found = f"Trial {point.number} of the search in {desk.run.path.name}: {named(point.choice)}."
+    notes = [*desk.seen.notes, found, *([note] if note else [])]
+    bundle = ship(
+        student, desk.tutor, desk.material, recipe=recipe, run=place, notes=notes, started=began,
+        int8_limit=search.max_drop,
+    )  # fmt: skip
+    readme = (bundle.path / "README.md").read_text(encoding="utf-8")
+    bundle = bundle.attach("README.md", f"{readme}\n## Found by a search\n\n{found} {note}".rstrip() + "\n")
+    precision = desk.costs.precision(point.choice)
+    answers = bundle.logits(desk.exam.rows, precision=precision)
+    score = float(desk.exam.scores(answers)[desk.exam.task.metric])
+    size = bundle.files()[precision].stat().st_size / 1e6
+    desk.keep(point.number, scores={"shipped": score}, bundle=str(bundle.path), file_mb=size)
+    return bundle
+
+
+def _before(desk: Desk, point: Point) -> list[Stage]:
+    """What trained the student before the final stages."""
+    space = desk.search.space
+    if isinstance(desk.judge, PlainJudge):
+        return list(desk.judge.legs)
+    assert space.supernet is not None, "a space of a supernet has its stage"
+    short = [space.short] if "short" in desk.kept(point.number).scores else []
+    return [space.supernet, *short]
+
+
+def _fitted(desk: Desk, part: str, stages: Sequence[Stage], point: Point, *, share: float) -> list[Stage]:
+    """The stages with as many steps as there is time for, timed with this student."""
+
+    def train(stage: Stage, run: Run) -> None:
+        trained(desk, point, [stage], desk.untrained(point.number, point.choice), run)
+
+    return desk.ledger.fit(part, stages, desk.material.data, train, share=share)
+
+
+def _mention(desk: Desk, found: Mapping[str, Latency]) -> None:
+    for name, each in found.items():
+        if each.noisy:
+            desk.say(f"timing of {name}: {each.noise}")

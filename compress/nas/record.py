@@ -1,0 +1,201 @@
+"""search.json and search.html: what a search has found so far, put together from its folder and its study."""
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from compress.benchmark.local import machine
+from compress.data.task import TaskData
+from compress.errors import SearchError
+from compress.exporters.artifact import Bundle
+from compress.io import written
+from compress.latency.costs import named
+from compress.nas.context import Desk, kept
+from compress.nas.importances import importances
+from compress.nas.outcomes import points
+from compress.nas.train_supernet import climbed
+from compress.provenance import command_line, versions
+from compress.records.search_report import Anchor, Found, Point, Rung
+from compress.reporting.format import metric as metric_name
+from compress.training.stage import taken
+
+if TYPE_CHECKING:
+    import optuna
+
+RECORD, PAGE = "search.json", "search.html"
+LIBRARIES = ("compress", "optuna", "torch", "transformers", "datasets", "onnxruntime", "onnx", "numpy")
+
+
+def found(
+    desk: Desk, study: "optuna.Study", *, teacher_ms: float | None = None, winner: int | None = None,
+    anchors: Sequence[Anchor] = (), notes: Sequence[str] = (),
+) -> Found:  # fmt: skip
+    """All that is known now. teacher_ms: of the latest race; left out, that of the measuring phase."""
+    search, costs, task = desk.search, desk.costs, desk.material.data.task
+    known = tuple(further(desk.run.path, point) for point in points(study))
+    beside = costs.clocks.teacher(search.precision)
+    weights = costs.teacher()
+    now = Found(
+        title=f"{search.space.name}: students of {desk.tutor.name} on {desk.material.data.name}",
+        study=str(desk.run.path),
+        teacher=desk.tutor.name,
+        data=desk.material.data.name,
+        metric=task.metric,
+        teacher_score=desk.seen.scores[task.metric],
+        device=search.device,
+        setting=str(search.setting),
+        budgets=costs.limits(),
+        objectives=tuple(study.user_attrs["identity"]["objectives"]),
+        points=known,
+        command=command_line(),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        winner=winner,
+        teacher_ms=teacher_ms or (beside.ms if beside else None),
+        teacher_parameters=weights.parameters,
+        teacher_mb=beside.file_mb if beside else None,
+        prediction=costs.clocks.predictors[search.precision].record(),
+        costs=desk.ledger.costs,
+        ladder=(*climbed(desk.run), *_trained(desk, known)),
+        anchors=tuple(anchors),
+        split="validation",
+        split_rows=len(desk.exam),
+        train_rows=len(desk.material.data.train),
+        sampler=str(study.user_attrs.get("sampler", "")),
+        seed=search.seed,
+        versions=versions(LIBRARIES),
+        machine=machine(),
+        notes=(*desk.seen.notes, *costs.shapes.dropped, *notes),
+    )
+    now = replace(now, front=now.compute_front())
+    return replace(now, importances=importances(now))
+
+
+def keep(record: Found, folder: Path) -> None:
+    """Write both files, each whole or not at all."""
+    from compress.reporting.search_html import html
+
+    for name, content in ((RECORD, record.to_json()), (PAGE, html(record))):
+        with written(folder / name) as partial:
+            partial.write_text(content, encoding="utf-8")
+
+
+def read(study: Path) -> Found:
+    """What the search in this folder has found. Raises SearchError where there is none."""
+    if not (study / RECORD).is_file():
+        raise SearchError(f"{study}: has no {RECORD} yet; expected the folder of a `compress search` with trials")
+    return Found.from_json(study / RECORD)
+
+
+def show(found: Found, console: Console) -> None:
+    """The front, and what it is held against: what `compress search show STUDY` prints."""
+    score = "" if found.teacher_score is None else f": {metric_name(found.metric)} {found.teacher_score:.4f}"
+    own = "" if found.teacher_ms is None else f", {found.teacher_ms:.2f} ms"
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    if found.front:
+        console.print(table(found))
+    else:
+        say(unmet(found))
+    say(f"teacher {found.teacher}{score}{own}; {found.device}, {found.setting}")
+    say(f"any trial as a bundle: compress search show {found.study} TRIAL --bundle OUT [--train]")
+
+
+def unmet(found: Found) -> str:
+    """That no trial keeps the budgets, and which is nearest, in words."""
+    failed = [point for point in found.points if point.state == "failed"]
+    near = replace(found, points=tuple(point for point in found.points if point not in failed)).nearest()
+    if near is None:
+        return f"trial {failed[0].number} failed: {failed[0].reason}" if failed else "no trial was completed"
+    over = [
+        f"{objective} {found.value(near, objective):.4g}, asked for {found.budgets[objective]:.4g}"
+        for objective in found.exceeded(near)
+    ]
+    why = "; ".join(over) or near.reason
+    return f"no trial keeps the budgets; the nearest is trial {near.number} ({named(near.choice)}): {why}"
+
+
+def table(found: Found) -> Table:
+    """The front, and the winner in bold, even where something not yet trained stands above it."""
+    shown = Table(box=None, pad_edge=False)
+    for name in ("trial", metric_name(found.metric), "stage", "ms", "parameters", "MB"):
+        shown.add_column(name, justify="left" if name == "stage" else "right")
+    shown.add_column("student", overflow="fold")
+    winner = [] if found.winner is None or found.winner in found.front else [found.winner]
+    for number in [*winner, *found.front]:
+        point = found.point(number)
+        shown.add_row(*_cells(found, point), style="bold" if number == found.winner else "")
+    return shown
+
+
+def _cells(found: Found, point: Point) -> tuple[str, ...]:
+    ms, about = found.ms(point), "" if found.measured_ms(point) is not None else "~"
+    return (
+        str(point.number),
+        "" if point.score is None else f"{point.score:.4f}",
+        point.stage or "",
+        "" if ms is None else f"{about}{ms:.2f}",
+        "" if point.parameters is None else f"{point.parameters / 1e6:.2f} M",
+        "" if point.file_mb is None else f"{point.file_mb:.1f}",
+        named(point.choice),
+    )
+
+
+def anchored(desk: Desk) -> list[Anchor]:
+    """The teacher's own files, and the anchors scored on the same rows, with what they took in the measuring race."""
+    search, score = desk.search, desk.seen.scores[desk.exam.task.metric]
+    beside = desk.costs.clocks.beside
+    weights = desk.costs.teacher().parameters
+    known = []
+    for name, one in beside.items():
+        who, _, precision = name.rpartition(" ")
+        if who == "teacher":
+            own = score if precision == "fp32" else None
+            known.append(Anchor(f"{desk.tutor.name} {precision}", own, one.ms, weights, one.file_mb))
+    for anchor in search.anchors:
+        bundle, one = Bundle.load(Path(anchor)), beside[f"{anchor} {search.precision}"]
+        value = _asked(bundle, desk.material.data, search.precision)
+        known.append(Anchor(Path(anchor).name, value, one.ms, bundle.manifest.parameters, one.file_mb))
+    return known
+
+
+def _asked(bundle: Bundle, data: TaskData, precision: Any) -> float:
+    """The bundle's score on the validation rows, as its own tokenizer reads them."""
+    from compress.exporters.bundle_data import exam_of
+
+    exam = exam_of(bundle, data.validation)
+    return float(exam.scores(bundle.logits(exam.rows, precision=precision))[bundle.task.metric])
+
+
+def further(study: Path, point: Point) -> Point:
+    """The point with what later phases of the search in this folder found of it."""
+    more = kept(study, point.number)
+    return replace(
+        point,
+        scores={**point.scores, **more.scores},
+        measured=more.measured or None,
+        bundle=more.bundle,
+        file_mb=more.file_mb or point.file_mb,
+    )
+
+
+def _trained(desk: Desk, known: Sequence[Point]) -> list[Rung]:
+    """What students scored after a stage of their own, with what that stage cost."""
+    rungs = []
+    stages = {"short": desk.search.space.short, "final": desk.search.space.final[-1]}
+    for point in known:
+        for which, stage in stages.items():
+            score = point.scores.get(which)  # type: ignore[call-overload]
+            if score is None or point.body_parameters is None:
+                continue
+            spent = taken(desk.place(point.number), stage.name, desk.material.console)
+            if spent is None:
+                continue
+            examples = spent.examples
+            flops = 3.0 * (point.flops_per_token or 0.0) * desk.tokens * examples
+            rungs.append(Rung(which, point.body_parameters, examples, flops, score))
+    return rungs

@@ -1,0 +1,150 @@
+"""The supernet phase: the teacher, its units in order, trained so that every student of the space is a good part."""
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from compress.config.recipe import Prune, Stage
+from compress.config.reference import options
+from compress.io import load_json, written
+from compress.latency.costs import Costs, facts, named
+from compress.models import heads
+from compress.models.teacher import Teacher
+from compress.nas.schedule import Ledger, planned
+from compress.nas.space import Choice
+from compress.nas.supernet import Supernet
+from compress.papers.dynabert import inner_weights
+from compress.pruning import importance
+from compress.pruning.stage import calibration
+from compress.records.search_report import Rung
+from compress.slicing import Sizes, SlicePlan, order, sliced
+from compress.slicing.plan import HIDDEN
+from compress.training.logging import curves
+from compress.training.run import Run
+from compress.training.stage import Material, run_stage
+from compress.training.trainer import Score
+
+LADDER = "ladder.json"
+BACKWARD = 3.0
+"""A training step's operations by those of its forward pass (Kaplan et al. 2020, arXiv:2001.08361, Sec. 2.1)."""
+RUNGS, LOOKS = 4, 5
+"""Subnets on the ladder, and how often each is scored at least: a curve of size, or of data, needs four points."""
+DRAWN = 200
+"""Subnets that training draws from, at most."""
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Subnets that are scored whenever the supernet is: the smallest, the largest, and some evenly between."""
+
+    rungs: tuple[Choice, ...]
+    costs: Costs
+
+    @staticmethod
+    def of(costs: Costs, among: Sequence[Choice]) -> "Ladder":
+        by_size = sorted(among, key=lambda choice: inner_weights(costs.shapes.sizes(choice)))
+        places = (round(at * (len(by_size) - 1) / (RUNGS - 1)) for at in range(RUNGS))
+        picked = {named(each): each for each in map(by_size.__getitem__, places)}
+        return Ladder(tuple(picked.values()), costs)
+
+    def judged(self, score: Score) -> Score:
+        """In place of the whole model's, the mean of the rungs' scores, and each of them."""
+
+        def found(student: PreTrainedModel) -> Mapping[str, float]:
+            net = Supernet(student)
+            each = [score(net.extract(self.costs.shapes.sizes(choice)))["score"] for choice in self.rungs]
+            return {"score": fmean(each), **{f"subnet_{at}": value for at, value in enumerate(each)}}
+
+        return found
+
+    def keep(self, file: Path, stage: Stage, flops: float) -> None:
+        """What the log's scores are of. flops: spent on one example."""
+        sizes = [self.costs.whole(choice).body_parameters for choice in self.rungs]
+        kept = {"stage": stage.name, "batch": stage.batch, "body_parameters": sizes, "flops": flops}
+        with written(file) as partial:
+            partial.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+def climbed(run: Run) -> tuple[Rung, ...]:
+    """The ladder's scores while the supernet was trained; none where there was no supernet, or no ladder."""
+    file = run.path / LADDER
+    if not file.is_file():
+        return ()
+    kept = load_json(file, "Remove it: the page then shows no ladder")
+    return tuple(
+        Rung("supernet", size, int(examples), examples * kept["flops"], point[f"eval_subnet_{at}"])
+        for point in curves(run.path / "log.jsonl").get(kept["stage"], [])
+        if "eval_subnet_0" in point
+        for examples in [point["step"] * kept["batch"]]
+        for at, size in enumerate(kept["body_parameters"])
+    )
+
+
+def trained(
+    costs: Costs, among: Sequence[Choice], *, tutor: Teacher, material: Material, run: Run, ledger: Ledger
+) -> PreTrainedModel:
+    """The supernet of this search: trained now, on subnets drawn from `among`, or in an earlier session."""
+    said = costs.search.space.supernet
+    assert said is not None, "a space of a supernet has its stage"
+    if run.done(said.name, material.console):
+        return heads.load(run.result(said.name), said.head, material.kind)
+    stage = _drawing_from(said, among, costs)
+    whole, origin_D = _in_order(costs, stage, tutor, material, run.seed)
+
+    def probe(short: Stage, scratch: Run) -> None:
+        run_stage(short, copy.deepcopy(whole), tutor, material, scratch, origin_D=origin_D)
+
+    (stage,) = ledger.fit("supernet", [stage], material.data, probe)
+    epochs = planned(stage, material.data) * stage.batch / len(material.data.train)
+    stage = stage.model_copy(update={"evaluate": max(stage.evaluate, ceil(LOOKS / max(1.0, epochs)))})
+    ladder = Ladder.of(costs, among)
+    ladder.keep(run.path / LADDER, stage, _flops(costs, among, stage, material))
+    return run_stage(stage, whole, tutor, material, run, origin_D=origin_D, judged=ladder.judged)
+
+
+def _drawing_from(stage: Stage, among: Sequence[Choice], costs: Costs) -> Stage:
+    """The stage whose step draws from these subnets, where it is one that can be told so."""
+    step = stage.step
+    if step is None or "among" not in options(step.function) or "among" in step.options:
+        return stage
+    shapes: dict[Sizes, None] = dict.fromkeys(costs.shapes.sizes(choice) for choice in among)
+    plain = [{name: count for name, count in each.plain().items() if name != "head_size"} for each in shapes]
+    return stage.model_copy(update={"step": replace(step, options={**step.options, "among": plain[:DRAWN]})})
+
+
+def _in_order(
+    costs: Costs, stage: Stage, tutor: Teacher, material: Material, seed: int
+) -> tuple[PreTrainedModel, torch.Tensor]:
+    """The teacher with the units that matter most first, and which of its dimensions each one is."""
+    space = costs.search.space
+    prune = Prune.model_validate(
+        {"prune": "order", "importance": space.importance, "rows": space.rows, "way": 0.0,
+         "batch": stage.batch, "max_length": stage.max_length}
+    )  # fmt: skip
+    plan = SlicePlan.of(tutor.model)
+    rated = importance.of(
+        space.importance, copy.deepcopy(tutor.model).requires_grad_(True), plan, calibration(prune, material, seed),
+        material.collate, batch=prune.batch, teacher=tutor, bf16=material.bf16, console=material.console,
+    )  # fmt: skip
+    kept = importance.agreed(order(plan, rated))
+    whole = sliced(tutor.model, kept).requires_grad_(True)
+    return whole, kept.indices.get(HIDDEN, torch.arange(plan.sizes.hidden))
+
+
+def _flops(costs: Costs, among: Sequence[Choice], stage: Stage, material: Material) -> float:
+    """Spent on an example, at its mean length: the teacher's forward pass, and both passes of a step's subnets."""
+    rows = material.rows(stage, 0)
+    tokens = fmean(rows["length"][:])
+    ends = [costs.whole(choice).flops_per_token for choice in among[:DRAWN]]
+    given: Mapping[str, Any] = stage.step.options if stage.step else {}
+    whole = facts(costs.shapes.teacher, kind=costs.kind).flops_per_token
+    subnets = whole * given.get("largest", True) + min(ends) * given.get("smallest", True)
+    return tokens * (whole + BACKWARD * (subnets + given.get("random", 2) * fmean(ends)))

@@ -1,0 +1,374 @@
+"""A language model behind an OpenAI-compatible HTTP endpoint. What it is, is written in a strict YAML file:
+
+    url: https://api.example.com/v1
+    model: davinci-002
+    mode: echo                # what the endpoint can tell, see Endpoint
+    key: EXAMPLE_API_KEY      # the NAME of the environment variable that holds the key; the key itself is kept nowhere
+
+The key goes into the header of requests to `url` alone: not into files, logs or messages, nor where a redirect leads.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import anyio
+import httpx2
+from anyio.from_thread import start_blocking_portal
+from pydantic import AliasPath, BaseModel, Field, ValidationError, field_validator
+from typing_extensions import TypedDict
+
+from compress import io as digest
+from compress.config import loader
+from compress.config.recipe import Frozen
+from compress.console import one_line
+from compress.errors import PromptError, RecipeError, TeacherError, did_you_mean
+from compress.prompting.answers import Likelihood, UnansweredError
+
+RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+FIRST_WAIT = 1.0
+LONGEST_WAIT = 120.0
+"""Seconds: waiting doubles from the first to the longest. An endpoint that asks for more is left alone."""
+MOST_BYTES = 2**22
+MOST_PER_BYTE = 64
+"""Bytes that an answer may have, and how many more for each byte of its request: `echo` tells about 80 bytes of each
+token, and a token is seldom one byte."""
+BYTES_PER_TOKEN = 3
+"""An endpoint's tokenizer is not here: texts are cut as if tokens were this short, English ones are about 4 bytes."""
+LEAST = 1e-9
+"""The probability that rounding may leave for tokens that were not listed."""
+SHOWN = 300
+"""Characters of an endpoint's own words that a message repeats."""
+
+LogP = Annotated[float, Field(strict=True, le=0.01, allow_inf_nan=False)]
+"""The logarithm of a probability; the rounding of some endpoints puts a certain token a little above 0."""
+
+
+class Endpoint(Frozen):
+    """Where to ask.
+
+    mode         echo: /completions scores prompt and answer (`echo` with `logprobs`): exact, for answers of any length;
+                 top: /completions lists its `top` next tokens; chat: /chat/completions does. For these two an answer
+                 must be one token; one not listed counts as the most that is left for it, and is counted
+    concurrency  requests under way at a time
+    timeout      seconds from the request to the last byte of its answer
+    retries      of a request that failed for a reason that may pass, or that was answered with what is no answer
+    """
+
+    url: str
+    model: str
+    mode: Literal["echo", "top", "chat"] = "echo"
+    top: int = Field(20, ge=1)
+    key: str | None = None
+    concurrency: int = Field(4, ge=1, le=64)
+    timeout: float = Field(60.0, gt=0)
+    retries: int = Field(6, ge=0)
+
+    @staticmethod
+    def load(path: str) -> "Endpoint":
+        """Raises PromptError with every problem of the file."""
+        file = Path(path)
+        if not file.is_file():
+            raise PromptError([f"{path}: no such endpoint file"])
+        try:
+            return Endpoint.model_validate(loader.load_yaml(file))
+        except RecipeError as error:
+            raise PromptError(error.problems) from error
+        except ValidationError as error:  # without what was given: it might be the key
+            raise PromptError([_problem(file.name, each) for each in error.errors()]) from None
+
+    @field_validator("url")
+    @classmethod
+    def _is_bare(cls, url: str) -> str:
+        """The URL is written into the run's record."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("expected a URL such as https://api.example.com/v1")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError("holds more than an address: a key belongs into the environment variable that `key` names")
+        return url.rstrip("/")
+
+    @field_validator("key")
+    @classmethod
+    def _is_a_name(cls, key: str | None) -> str | None:
+        if key is not None and not key.isidentifier():
+            raise ValueError("expected the name of an environment variable, not the key itself")
+        return key
+
+
+def _problem(file: str, error: Any) -> str:
+    where = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return f"{file}: {where}: no such setting.{did_you_mean(where, Endpoint.model_fields)}"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{file}: {where + ': ' if where else ''}{'is missing' if error['type'] == 'missing' else message}"
+
+
+def open_endpoint(path: str) -> "RemoteModel":
+    """Raises PromptError for the file, TeacherError where the environment lacks the key."""
+    endpoint = Endpoint.load(path)
+    if endpoint.key is None:
+        return RemoteModel(endpoint)
+    key = os.environ.get(endpoint.key, "").strip()
+    if not key:
+        raise TeacherError(f"{path}: the environment variable {endpoint.key} is empty or not set; put the key there")
+    if not (key.isascii() and key.isprintable()):
+        raise TeacherError(f"{path}: the environment variable {endpoint.key} holds characters that no key may have")
+    return RemoteModel(endpoint, key)
+
+
+class _TransientError(Exception):
+    """A request that may be answered when it is repeated, after `wait` seconds or more."""
+
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+class _UnusableError(_TransientError):
+    """An answer came and is none: the endpoint is not busy, and waiting longer each time would not help."""
+
+
+@dataclass(frozen=True)
+class RemoteModel:
+    """A Speaker. Questions are asked `concurrency` at a time; when one fails for good, those under way are awaited.
+
+    No answer may be longer, or take longer, than `limit` and `endpoint.timeout` say: whatever the endpoint sends,
+    memory stays bounded and the command ends.
+    """
+
+    endpoint: Endpoint
+    key: str | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.endpoint.model} at {urlsplit(self.endpoint.url).hostname}"
+
+    @property
+    def digest(self) -> str:
+        return digest.of_value([self.endpoint.url, self.endpoint.model, self.endpoint.mode, self.endpoint.top])
+
+    @property
+    def longest(self) -> int | None:
+        return None
+
+    @property
+    def parameters(self) -> int | None:
+        return None
+
+    def count(self, text: str) -> int:
+        return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
+
+    def likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> Iterator[tuple[int, Likelihood]]:
+        waiting = iter(enumerate(prompts))
+        under_way: dict[Future[Likelihood], int] = {}
+        failed: UnansweredError | None = None
+        with start_blocking_portal() as portal, portal.wrap_async_context_manager(self._client()) as client:
+            over = portal.call(anyio.Event)
+            while True:
+                for number, prompt in islice(waiting, 0 if failed else self.endpoint.concurrency - len(under_way)):
+                    under_way[portal.start_task_soon(self._likelihood, client, over, prompt, answers)] = number
+                if not under_way:
+                    break
+                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                    number = under_way.pop(future)
+                    try:
+                        yield number, future.result()
+                    except TeacherError as error:
+                        failed = failed or UnansweredError(str(error), number)
+                        portal.call(over.set)
+        if failed is not None:
+            raise failed
+
+    def _client(self) -> httpx2.AsyncClient:
+        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}  # what is unpacked has no bounds
+        if self.key is not None:
+            headers["Authorization"] = f"Bearer {self.key}"
+        limits = httpx2.Limits(max_connections=self.endpoint.concurrency)
+        return httpx2.AsyncClient(headers=headers, limits=limits, timeout=None, follow_redirects=False)
+
+    async def _likelihood(
+        self, client: httpx2.AsyncClient, over: anyio.Event, prompt: str, answers: Sequence[str]
+    ) -> Likelihood:
+        """The endpoint's answer to one question. Raises TeacherError when it refuses, or does not answer after all
+        retries; none is made any more when all is `over`."""
+        path, asked = self._question(prompt, answers)
+        for attempt in range(self.endpoint.retries + 1):
+            try:
+                return self._read(await self._post(client, path, asked), prompt, answers)
+            except _TransientError as error:
+                doubled = FIRST_WAIT if isinstance(error, _UnusableError) else FIRST_WAIT * 2**attempt
+                reason, pause = error, max(min(doubled, LONGEST_WAIT), error.wait)
+            if pause > LONGEST_WAIT or attempt == self.endpoint.retries:
+                break
+            with anyio.move_on_after(pause):
+                await over.wait()
+                break
+        raise TeacherError(
+            f"teacher {self.name}: no answer after {attempt + 1} requests: {reason}. What was answered before is kept: "
+            "the same command goes on from there"
+        )
+
+    def _question(self, prompt: str, answers: Sequence[str]) -> tuple[str, bytes]:
+        """The path to post to, and what."""
+        path, asked = "completions", {"model": self.endpoint.model, "temperature": 0}
+        if self.endpoint.mode == "echo":
+            texts = [prompt + answer for answer in answers]
+            asked |= {"prompt": texts, "max_tokens": 0, "echo": True, "logprobs": 1}
+        elif self.endpoint.mode == "top":
+            asked |= {"prompt": prompt, "max_tokens": 1, "logprobs": self.endpoint.top}
+        else:
+            path, said = "chat/completions", [{"role": "user", "content": prompt}]
+            asked |= {"messages": said, "max_tokens": 1, "logprobs": True, "top_logprobs": self.endpoint.top}
+        return path, json.dumps(asked).encode()
+
+    async def _post(self, client: httpx2.AsyncClient, path: str, body: bytes) -> bytes:
+        """The bytes of the endpoint's answer. Raises _TransientError, and TeacherError when it refuses for good."""
+        content, most = bytearray(), MOST_BYTES + MOST_PER_BYTE * len(body)
+        try:
+            with anyio.fail_after(self.endpoint.timeout):
+                async with client.stream("POST", f"{self.endpoint.url}/{path}", content=body) as response:
+                    async for chunk in response.aiter_raw():
+                        content += chunk
+                        if len(content) > most:
+                            raise _UnusableError(f"its answer is longer than {most:,} bytes")
+        except TimeoutError:
+            raise _TransientError(f"its answer took longer than {self.endpoint.timeout:g} s") from None
+        except httpx2.HTTPError as error:
+            raise _TransientError(self._shown(f"{type(error).__name__}: {error}")) from None
+        if response.status_code == HTTPStatus.OK:
+            return bytes(content)
+        said = self._shown(content.decode("utf-8", "replace")) or response.reason_phrase
+        reason = f"HTTP {response.status_code}: {said}"
+        if response.status_code in RETRIED:
+            raise _TransientError(reason, _retry_after(response.headers.get("Retry-After")))
+        raise TeacherError(f"teacher {self.name}: {reason}{_advice(response.status_code)}")
+
+    def _read(self, content: bytes, prompt: str, answers: Sequence[str]) -> Likelihood:
+        """Raises _UnusableError for what is no answer, with what is wrong with it."""
+        try:
+            if self.endpoint.mode == "echo":
+                return echoed(_Echo.model_validate_json(content).choices, prompt, answers)
+            if self.endpoint.mode == "top":
+                return listed(_Top.model_validate_json(content).tokens.items(), answers)
+            chat = _Chat.model_validate_json(content)
+            return listed(((each["token"], each["logprob"]) for each in chat.tokens), answers)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            problem = f"{where}: {first['msg']}, not {first['input']!r}" if where else first["msg"]
+        except ValueError as error:
+            problem = str(error)
+        raise _UnusableError(
+            f"its answer {self._shown(content.decode('utf-8', 'replace'))!r} is none that `mode: {self.endpoint.mode}` "
+            f"reads ({self._shown(problem)}); not every endpoint tells log-probabilities, another mode (echo, top, "
+            "chat) may do"
+        )
+
+    def _shown(self, text: str) -> str:
+        """Words of the endpoint's own, without the key, as a message may repeat them."""
+        return one_line((text.replace(self.key, "***") if self.key else text)[: 10 * SHOWN], SHOWN)
+
+
+class _Tokens(TypedDict):
+    text_offset: list[int]
+    token_logprobs: list[LogP | None]
+
+
+class _Choice(TypedDict):
+    index: int
+    logprobs: _Tokens
+
+
+class _Listed(TypedDict):
+    token: str
+    logprob: LogP
+
+
+class _Echo(BaseModel):
+    choices: list[_Choice]
+
+
+class _Top(BaseModel):
+    tokens: dict[str, LogP] = Field(
+        min_length=1, validation_alias=AliasPath("choices", 0, "logprobs", "top_logprobs", 0)
+    )
+
+
+class _Chat(BaseModel):
+    tokens: list[_Listed] = Field(
+        min_length=1, validation_alias=AliasPath("choices", 0, "logprobs", "content", 0, "top_logprobs")
+    )
+
+
+def _advice(code: int) -> str:
+    if code in (401, 403):
+        return ". Is the key in the environment variable that the endpoint file names, and may it use this model?"
+    if code in (301, 302, 303, 307, 308):
+        return ". It redirects; give the address it leads to, if you trust it"
+    return ". Check url, model and mode in the endpoint file"
+
+
+def _retry_after(header: str | None) -> float:
+    """Read how many seconds the server asks to wait, from a number or a date; 0 where it asks for nothing sensible."""
+    try:
+        seconds = float(header or 0)
+    except ValueError:
+        try:
+            seconds = (parsedate_to_datetime(str(header)) - datetime.now(UTC)).total_seconds()
+        except (ValueError, TypeError):  # no date, or one without a time zone
+            seconds = 0.0
+    return seconds if seconds > 0 else 0.0  # of nan too
+
+
+def echoed(choices: Sequence[Mapping[str, Any]], prompt: str, answers: Sequence[str]) -> Likelihood:
+    """From the log-probabilities of every token of prompt and answer, of each answer.
+
+    A token may span the end of the prompt: then all answers are scored from where it begins. Raises ValueError for
+    answers without tokens of their own, or without their log-probabilities.
+    """
+    if len(choices) != len(answers):
+        raise ValueError(f"choices: {len(choices)}, not {len(answers)}")
+    spans = []
+    for choice, answer in zip(sorted(choices, key=lambda each: each["index"]), answers, strict=True):
+        shown, end = choice["logprobs"], len(prompt) + len(answer)
+        starts = shown["text_offset"]
+        if not starts or len(starts) != len(shown["token_logprobs"]):
+            raise ValueError("choices: text_offset and token_logprobs are empty, or differ in length")
+        ends = [*starts[1:], max(end, starts[-1])]
+        told = zip(starts, ends, shown["token_logprobs"], strict=True)
+        spans.append([(start, stop, log_p) for start, stop, log_p in told if start < end and stop > start])
+    begin = min((start for tokens in spans for start, stop, _ in tokens if stop > len(prompt)), default=math.inf)
+    own = [[log_p for _, stop, log_p in tokens if stop > begin] for tokens in spans]
+    if not all(own):
+        raise ValueError("choices: an answer without a token")
+    log_p = [[each for each in tokens if each is not None] for tokens in own]
+    if log_p != own:
+        raise ValueError("choices: an answer's token without a log-probability")
+    return Likelihood(tuple(map(sum, log_p)), tuple(map(len, log_p)))
+
+
+def listed(tokens: Any, answers: Sequence[str]) -> Likelihood:
+    """From (token, log-probability) of the likeliest next tokens; spaces around a token do not matter.
+
+    What is not listed is at most as likely as the last that is, and as all that is left together.
+    """
+    known = [(str(token).replace("▁", " ").replace("Ġ", " ").strip(), float(log_p)) for token, log_p in tokens]
+    left = 1 - math.fsum(math.exp(log_p) for _, log_p in known)
+    floor = min(math.log(max(left, LEAST)), *(log_p for _, log_p in known))
+    log_p_A, absent = [], 0
+    for answer in answers:
+        own = [math.exp(log_p) for token, log_p in known if token == answer.strip()]
+        absent += not own
+        log_p_A.append(math.log(math.fsum(own)) if own and math.fsum(own) > 0 else floor)
+    return Likelihood(tuple(log_p_A), (1,) * len(answers), absent)

@@ -1,0 +1,310 @@
+"""A prompted language model as a teacher of a classifier: soft labels for texts that nobody has labelled.
+
+The economics are those of Wang et al. 2021, "Want To Reduce Labeling Cost? GPT-3 Can Help", arXiv:2108.13487: labels
+of a large model cost a fraction of people's, and a small model trained on them can be as good as their teacher.
+
+Shapes: N rows, A answers, C labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+from rich.console import Console
+
+from compress import io as digest
+from compress.console import print_note
+from compress.data.task import Task
+from compress.errors import PromptError, TeacherError, did_you_mean
+from compress.prompting import calibration, http_model, local_model
+from compress.prompting.answers import Likelihoods, Speaker, ask
+from compress.prompting.prompt import Example, Prompt
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A prompt made ready for one task.
+
+    head     instruction and examples, as they stand before every question
+    tail     the white space between question and answer: part of the answer, as tokenizers want it
+    answers  the strings that may follow a prompt, every word of every label; owners: the label id of each
+    """
+
+    prompt: Prompt
+    labels: tuple[str, ...]
+    examples: tuple[Example, ...]
+    head: str
+    tail: str
+    answers: tuple[str, ...]
+    owners: tuple[int, ...]
+
+    @staticmethod
+    def of(prompt: Prompt, labels: Sequence[str], examples: Sequence[Example], *, pair: bool) -> Questions:
+        """Raises PromptError where the prompt is not one for these labels, or not for (single or paired) texts."""
+        named = label_names(prompt, labels)
+        if pair != prompt.pair:
+            asked, given = ("two texts", "one") if prompt.pair else ("one text", "two")
+            raise PromptError([f"{prompt.name}: its template asks about {asked}, the task has {given}"])
+        shown = [prompt.rendered(each.text, each.text_pair, prompt.labels[each.label][0]) for each in examples]
+        head = "".join(part + prompt.separator for part in (prompt.instruction.rstrip(), *shown) if part)
+        second = "y" if pair else None
+        empty = prompt.rendered("x", second, "")
+        asked = empty.rstrip()
+        words = [(owner, word) for owner, name in enumerate(named) for word in prompt.labels[name]]
+        answers = tuple(prompt.rendered("x", second, word)[len(asked) :] for _, word in words)
+        owners = tuple(owner for owner, _ in words)
+        return Questions(prompt, tuple(labels), tuple(examples), head, empty[len(asked) :], answers, owners)
+
+    def ask(self, texts: Sequence[str]) -> str:
+        """The prompt for a text, or a pair, up to where the answer begins."""
+        text, second = texts if self.prompt.pair else (*texts, None)
+        return self.head + self.prompt.rendered(str(text), second, "").removesuffix(self.tail)
+
+    def fitting(self, texts: Sequence[str], count: Callable[[str], int], room: int) -> tuple[str, bool]:
+        """The prompt, and whether texts were cut so that it takes at most `room` tokens, as `count` counts them.
+
+        Texts lose their end, the longer of a pair first; template, instruction and examples stay whole. Raises
+        PromptError when those alone are too long.
+        """
+        whole = self.ask(texts)
+        if count(whole) <= room:
+            return whole, False
+        bare = count(self.ask([""] * len(texts)))
+        if bare > room:
+            raise PromptError(
+                [
+                    f"{self.prompt.name}: before any text it takes {bare} tokens, and {room} are left: show fewer or "
+                    "shorter examples, or raise max_length as far as the model reads"
+                ]
+            )
+        fewest, most = 0, max(map(len, texts))  # characters kept of each text: `fewest` fit, `most` do not
+        while most - fewest > 1:
+            middle = (fewest + most) // 2
+            fits = count(self.ask([_cut(text, middle) for text in texts])) <= room
+            fewest, most = (middle, most) if fits else (fewest, middle)
+        return self.ask([_cut(text, fewest) for text in texts]), True
+
+
+def _cut(text: str, characters: int) -> str:
+    """At most so many characters of a text; no half word at its end, where that leaves any."""
+    if len(text) <= characters:
+        return text
+    kept = text[:characters]
+    whole = kept if text[characters].isspace() else kept.rpartition(" ")[0]
+    return (whole or kept).rstrip()
+
+
+def label_names(prompt: Prompt, labels: Sequence[str]) -> list[str]:
+    """The prompt's name of each of the task's labels, in their order. PromptError naming all that do not match."""
+    named = [prompt.aliases.get(label, label) for label in labels]
+    unknown = [label for label, name in zip(labels, named, strict=True) if name not in prompt.labels]
+    left = [name for name in prompt.labels if name not in named]
+    problems = [f"{prompt.name}: no label {label!r}, as the task has.{did_you_mean(label, left)}" for label in unknown]
+    if not unknown:
+        problems = [f"{prompt.name}: labels.{name}: the task has no such label" for name in left]
+    problems += [
+        f"{prompt.name}: {name!r} names two of the task's labels" for name in set(named) if named.count(name) > 1
+    ]
+    if problems:
+        hint = f"the task's labels are {', '.join(labels)}; `aliases:` in a copy of the prompt can map other names"
+        raise PromptError([*problems, hint])
+    return named
+
+
+def choose_examples(prompt: Prompt, split: Dataset, labels: Sequence[str], *, seed: int) -> tuple[Example, ...]:
+    """The examples written in the prompt, or as many rows of a labelled split as it asks for, in random order.
+
+    Every label comes as often as any other, give or take one. Raises PromptError where labels or rows are missing.
+    """
+    if not isinstance(prompt.examples, int):
+        return prompt.examples
+    if not prompt.examples:
+        return ()
+    if "label" not in split.column_names:
+        raise PromptError(
+            [f"{prompt.name}: examples: {prompt.examples} cannot be chosen from rows without labels: write them out"]
+        )
+    rng, ids, named = np.random.default_rng(seed), np.asarray(split["label"][:]), label_names(prompt, labels)
+    rows: list[int] = []
+    for turn, owner in enumerate(rng.permutation(len(named))):
+        count = prompt.examples // len(named) + (turn < prompt.examples % len(named))
+        its_own = np.flatnonzero(ids == owner)
+        if len(its_own) < count:
+            raise PromptError(
+                [f"{prompt.name}: examples: {count} of {named[owner]!r} are wanted, {len(its_own)} rows have it"]
+            )
+        rows += rng.choice(its_own, count, replace=False).tolist()
+    chosen = [split[int(row)] for row in rng.permutation(rows)]
+    return tuple(Example(text=row["text"], text_pair=row.get("text_pair"), label=named[row["label"]]) for row in chosen)
+
+
+ENOUGH = 20
+"""Rows from which on one answer to all of them tells that the teacher does not tell them apart."""
+
+MOST_UNANSWERED = 0.2
+"""Share of rows that a teacher may leave without an answer."""
+EQUAL = 1e-9
+"""Scores that differ by less say nothing: floats of equal probabilities."""
+
+
+@dataclass(frozen=True)
+class SoftLabels:
+    """log_p_NC: logarithms of the labels' probabilities, rows sum to 1. notes: what the reader should know.
+
+    A row whose labels are all equally likely is not answered: the model told of none of them, or told them not apart.
+
+    asked, seconds    how many rows were put to the model now, and in what time; the others were answered before
+    """
+
+    log_p_NC: NDArray[np.float32]
+    labels: tuple[str, ...]
+    asked: int
+    seconds: float
+    notes: tuple[str, ...]
+
+    @property
+    def answered(self) -> NDArray[np.bool_]:
+        """Tell which of the N rows have an answer."""
+        return np.ptp(self.log_p_NC, axis=1) > 0
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of answered rows for which each label is the likeliest."""
+        likeliest = self.log_p_NC[self.answered].argmax(axis=1)
+        counts = np.bincount(likeliest, minlength=len(self.labels)) / max(1, len(likeliest))
+        return dict(zip(self.labels, counts.tolist(), strict=True))
+
+    @property
+    def entropy(self) -> float:
+        """Mean entropy of a row, as a share of the highest possible: 0 is certain of everything, 1 knows nothing."""
+        log_p_NC = self.log_p_NC.astype(np.float64)
+        return float(-(np.exp(log_p_NC) * log_p_NC).sum(axis=1).mean() / np.log(len(self.labels)))
+
+    def balance(self, split: str) -> str:
+        """One sentence on what the labels look like."""
+        shares = ", ".join(f"{label} {share:.1%}" for label, share in self.shares.items())
+        return f"{split}: answers {shares}; mean entropy {self.entropy:.2f} of the highest possible"
+
+
+@dataclass(frozen=True)
+class PromptedTeacher:
+    """A language model, and the questions that make it a classifier."""
+
+    speaker: Speaker
+    questions: Questions
+    console: Console
+
+    @property
+    def name(self) -> str:
+        return self.speaker.name
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all that decides the labels: the model, the prompt, the examples."""
+        settings = self.questions.prompt.model_dump(exclude={"name", "about", "examples"})
+        shown = [each.model_dump() for each in self.questions.examples]
+        return digest.of_value([self.speaker.digest, settings, shown, self.questions.labels])
+
+    def label(self, texts: Sequence[Sequence[str]]) -> SoftLabels:
+        """Probabilities of the labels for each text or pair. What was asked before comes from $COMPRESS_HOME.
+
+        Raises PromptError where no text fits beside the prompt.
+        """
+        prompt = self.questions.prompt
+        limits = [limit for limit in (prompt.max_length, self.speaker.longest) if limit is not None]
+        room = min(limits) - max(self.speaker.count(answer) for answer in self.questions.answers)
+        fitted = [self.questions.fitting(each, self.speaker.count, room) for each in texts]
+        notes = []
+        if cut := sum(was_cut for _, was_cut in fitted):
+            notes.append(f"{cut:,} of {len(fitted):,} texts were cut to fit {min(limits)} tokens with their prompt")
+        found = self._ask([question for question, _ in fitted])
+        if found.absent:
+            told = found.log_p_NA.size - found.absent
+            notes.append(
+                f"{self.name} told the likelihood of {told / found.log_p_NA.size:.1%} of the answers; the others were "
+                "not among its likeliest tokens and count as the most they can be"
+            )
+        scores_NC = self._scores(found)
+        answered_N = np.ptp(scores_NC, axis=1) > EQUAL
+        answered_N &= np.ptp(found.log_p_NA / found.tokens_NA, axis=1) > EQUAL
+        if unanswered := int((~answered_N).sum()):
+            notes.append(
+                f"{self.name} did not answer {unanswered:,} of {len(fitted):,} texts: all labels are as likely to it"
+            )
+        for note in notes:
+            print_note(self.console, note)
+        log_p_NC = calibration.calibrated(scores_NC, self._log_p_cf(room)).astype(np.float32)
+        log_p_NC[~answered_N] = -np.log(len(self.questions.labels))
+        return SoftLabels(log_p_NC, self.questions.labels, found.asked, found.seconds, tuple(notes))
+
+    def label_split(self, split: Dataset) -> SoftLabels:
+        """Of a split's `text`, or `text` and `text_pair`."""
+        columns = [split[name][:] for name in ("text", "text_pair") if name in split.column_names]
+        return self.label(list(zip(*columns, strict=True)))
+
+    def _ask(self, questions: Sequence[str]) -> Likelihoods:
+        return ask(self.speaker, questions, self.questions.answers, console=self.console)
+
+    def _scores(self, found: Likelihoods) -> NDArray[np.float64]:
+        prompt = self.questions.prompt
+        alone = self._ask([prompt.answer_context]).log_p_NA[0] if prompt.normalise == "unconditional" else None
+        scores_NA = calibration.normalised(found.log_p_NA, found.tokens_NA, prompt.normalise, alone)
+        return calibration.by_label(scores_NA, self.questions.owners)
+
+    def _log_p_cf(self, room: int) -> NDArray[np.float64] | None:
+        prompt = self.questions.prompt
+        if prompt.calibrate == "none":
+            return None
+        texts = [[text] * (2 if prompt.pair else 1) for text in prompt.content_free]
+        asked = [self.questions.fitting(each, self.speaker.count, room)[0] for each in texts]
+        return calibration.content_free(self._scores(self._ask(asked)))
+
+
+def open_speaker(name: str, *, allow_pickle: bool = False, bf16: bool = False) -> Speaker:
+    """An alias, folder or hub id of a language model, or a .yaml file that describes an endpoint. Raises
+    CompressError."""
+    if name.endswith((".yaml", ".yml")):
+        return http_model.open_endpoint(name)
+    return local_model.open_model(name, allow_pickle=allow_pickle, bf16=bf16)
+
+
+def questions_for(prompt: Prompt, task: Task, *, train: Dataset, seed: int) -> Questions:
+    """The prompt made ready for a task; examples that it wants are drawn from `train`. Raises PromptError."""
+    if task.kind != "classification":
+        raise PromptError([f"{prompt.name}: a prompt's answers are classes; the task is {task.kind}"])
+    examples = choose_examples(prompt, train, task.labels, seed=seed)
+    return Questions.of(prompt, task.labels, examples, pair=task.pair)
+
+
+def refuse_unanswered(soft: SoftLabels, teacher: str, split: str, *, strict: bool) -> tuple[str, ...]:
+    """Raise TeacherError, or with `strict` false give a note, where too many rows have no answer."""
+    unanswered, rows = int((~soft.answered).sum()), len(soft.log_p_NC)
+    if unanswered <= MOST_UNANSWERED * rows:
+        return ()
+    problem = (
+        f"teacher {teacher} does not answer {unanswered:,} of {rows:,} {split} rows: all labels are equally likely to "
+        f"it, and at most {MOST_UNANSWERED:.0%} may be so. Try other words for the labels, another `mode`, or more "
+        "`top` tokens in the endpoint file"
+    )
+    if strict:
+        raise TeacherError(f"{problem}. --gate warn goes on all the same")
+    return (problem,)
+
+
+def refuse_one_answer(soft: SoftLabels, teacher: str, split: str, *, strict: bool) -> tuple[str, ...]:
+    """Raise TeacherError, or with `strict` false give a note, where one label is the likeliest for every row."""
+    label, share = max(soft.shares.items(), key=lambda pair: pair[1])
+    if share < 1 or len(soft.log_p_NC) < ENOUGH:
+        return ()
+    problem = (
+        f"teacher {teacher} gives every one of {len(soft.log_p_NC):,} {split} rows the label {label!r}: there is "
+        "nothing to learn from it. Try other words for the labels, examples, calibration, or a larger model"
+    )
+    if strict:
+        raise TeacherError(problem)
+    return (problem,)

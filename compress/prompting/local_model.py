@@ -1,0 +1,287 @@
+"""A language model on this machine: how likely each answer is to follow a prompt, token by token.
+
+A causal model reads the prompt once: what it keeps of it (keys and values) serves every answer, and what all prompts of
+a batch begin with, such as examples, is read once for all of them. A sequence-to-sequence model encodes the prompt
+once, and its decoder reads the answers.
+
+Shapes: B prompts, P prompt tokens, A answers, T answer tokens, M tokens attended to, V vocabulary.
+"""
+
+import copy
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from compress.errors import TeacherError
+from compress.models.checkpoints import resolve
+from compress.models.teacher import explained, identify, load_config, same_vocabulary
+from compress.prompting.answers import Likelihood
+
+TOKENS = 8192
+"""Tokens in one forward pass, pads included: rows of like length share a batch up to this."""
+TOKENISED = 1024
+"""Prompts that are held as tokens at a time."""
+SHARED = 16
+"""Prompts that begin with fewer equal tokens than this are read each on its own."""
+
+
+def open_model(name: str, *, allow_pickle: bool = False, bf16: bool = False) -> "LocalModel":
+    """A language model by alias, folder or hub id, on the GPU if there is one. Raises TeacherError."""
+    folder = resolve(name, allow_pickle=allow_pickle)
+    with explained(folder):
+        config = load_config(folder)
+        if not config.is_encoder_decoder and not _generates(config):
+            raise TeacherError(
+                f"teacher {name}: a {config.model_type} model does not continue a text, so it cannot be prompted. "
+                "Without a prompt it is fine-tuned on the labels; prompts are for models like gpt2 or flan-t5-base"
+            )
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        model, found = kind.from_pretrained(
+            folder,
+            config=config,
+            use_safetensors=None if allow_pickle else True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    absent = sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])])
+    if absent:
+        raise TeacherError(
+            f"{folder}: {len(absent)} of the language model's tensors are missing, or not of the shape its config.json "
+            f"says, such as {absent[0]}: expected a checkpoint with its language modelling head"
+        )
+    same_vocabulary(folder, tokenizer, model)
+    model.eval().requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
+    return LocalModel(name, f"{identify(folder)} {'bf16' if bf16 else 'fp32'}", model, tokenizer, bf16)
+
+
+def _generates(config: Any) -> bool:
+    masked = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_decoder
+    return config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not masked
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt as tokens: what every answer follows, and each answer's own tokens, at least one."""
+
+    number: int
+    prompt: list[int]
+    answers: list[list[int]]
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A Speaker. `digest`: of weights, tokenizer and precision; bf16: computes under bfloat16 autocast."""
+
+    name: str
+    digest: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    bf16: bool = False
+
+    @property
+    def encodes(self) -> bool:
+        """Whether an encoder reads the prompt."""
+        return bool(self.model.config.is_encoder_decoder)
+
+    @property
+    def longest(self) -> int | None:
+        found = getattr(self.model.config, "max_position_embeddings", None)
+        return None if found is None else int(found)
+
+    @property
+    def parameters(self) -> int | None:
+        return sum(each.numel() for each in self.model.parameters())
+
+    def count(self, text: str) -> int:
+        return len(self._tokens(text)[0]) + sum(map(len, self._ends))
+
+    def likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> Iterator[tuple[int, Likelihood]]:
+        """Longest prompts first, so that memory runs out at once or never."""
+        order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
+        for start in range(0, len(order), TOKENISED):
+            rows = [self._row(number, prompts[number], answers) for number in order[start : start + TOKENISED]]
+            rows.sort(key=lambda row: -len(row.prompt))
+            while rows:
+                size = max(1, TOKENS // len(rows[0].prompt))
+                batch, rows = rows[:size], rows[size:]
+                for row, log_p_A in zip(batch, self._log_p(batch).tolist(), strict=True):
+                    yield row.number, Likelihood(tuple(log_p_A), tuple(map(len, row.answers)))
+
+    def _tokens(self, *texts: str) -> list[list[int]]:
+        return list(self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"])
+
+    @cached_property
+    def _ends(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer puts before and after a text."""
+        bare, whole = self._tokens("a")[0], list(self.tokenizer("a")["input_ids"])
+        start = next(at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
+        return whole[:start], whole[start + len(bare) :]
+
+    def _row(self, number: int, prompt: str, answers: Sequence[str]) -> Row:
+        before, after = self._ends
+        if self.encodes:  # the decoder's text is a new one: no space before it, and an end
+            targets = [[*tokens, self._end] for tokens in self._tokens(*(answer.strip() for answer in answers))]
+            return Row(number, [*before, *self._tokens(prompt)[0], *after], targets)
+        # Tokens may span the end of the prompt. All answers are then scored from where the first of them departs
+        # from the prompt's own tokens, so that all explain the same text.
+        alone, *whole = self._tokens(prompt, *(prompt + answer for answer in answers))
+        shared = min(_common([alone, tokens]) for tokens in whole)
+        start = before or ([] if shared else self._beginning())
+        return Row(number, [*start, *alone[:shared]], [tokens[shared:] for tokens in whole])
+
+    @property
+    def _end(self) -> int:
+        """What the decoder says when an answer is complete."""
+        if self.tokenizer.eos_token_id is None:
+            raise TeacherError(f"teacher {self.name}: its tokenizer has no token that ends an answer")
+        return int(self.tokenizer.eos_token_id)
+
+    def _beginning(self) -> list[int]:
+        """What an empty prompt is to a model that needs a token before it can tell the next."""
+        for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
+            if token is not None:
+                return [int(token)]
+        raise TeacherError(f"teacher {self.name}: its tokenizer has no token to begin an empty prompt with")
+
+    @torch.inference_mode()
+    def _log_p(self, rows: Sequence[Row]) -> Tensor:
+        """(B, A) float64: log p of each row's answers."""
+        device = self.model.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+            if self.encodes:
+                return _encoded(self.model, rows)
+            if "past_key_values" in _accepted(self.model):
+                return _continued(self.model, rows)
+            return _whole(self.model, rows)
+
+
+def _encoded(model: PreTrainedModel, rows: Sequence[Row]) -> Tensor:
+    """The encoder reads each prompt once, the decoder a slice of the answers at a time."""
+    prompt_BP, mask_BP = _padded([row.prompt for row in rows], model)
+    states = model.get_encoder()(input_ids=prompt_BP, attention_mask=mask_BP).last_hidden_state
+    start = torch.full((len(rows), 1), int(model.config.decoder_start_token_id), device=model.device)
+    parts = []
+    for answers in _slices(rows, prompt_BP.shape[1]):
+        many = len(answers[0])
+        target_RT, real_RT = _padded([tokens for of_row in answers for tokens in of_row], model)
+        inputs_RT = torch.cat([start.repeat_interleave(many, 0), target_RT[:, :-1]], dim=1)
+        logits_RTV = model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=states.repeat_interleave(many, 0)),
+            attention_mask=mask_BP.repeat_interleave(many, 0),
+            decoder_input_ids=inputs_RT,
+            use_cache=False,
+        ).logits
+        parts.append(_gathered(logits_RTV, target_RT, real_RT).view(len(rows), many))
+    return torch.cat(parts, dim=1)
+
+
+def _continued(model: PreTrainedModel, rows: Sequence[Row]) -> Tensor:
+    """Read what all prompts begin with, then the rest of each, then the answers after each."""
+    device, count = model.device, len(rows)
+    shared = min(_common([row.prompt for row in rows]), min(len(row.prompt) for row in rows) - 1)
+    past, seen_BM = None, torch.zeros((count, 0), dtype=torch.long, device=device)
+    if shared >= SHARED and count > 1:
+        begin_1P = torch.tensor([rows[0].prompt[:shared]], device=device)
+        past = _extend(model, begin_1P, torch.ones_like(begin_1P), None, last_only=True).past_key_values
+        past.batch_repeat_interleave(count)
+        seen_BM = torch.ones((count, shared), dtype=torch.long, device=device)
+    rest = [row.prompt[seen_BM.shape[1] :] for row in rows]
+    prompt_BP, mask_BP = _padded(rest, model, left=True)
+    seen_BM = torch.cat([seen_BM, mask_BP], dim=1)
+    out = _extend(model, prompt_BP, seen_BM, past, last_only=True)
+    next_BV = out.logits[:, -1].float().log_softmax(-1)
+    first_BA = torch.tensor([[tokens[0] for tokens in row.answers] for row in rows], device=device)
+    log_p_BA = next_BV.gather(1, first_BA).double()
+    if all(len(tokens) == 1 for row in rows for tokens in row.answers):
+        return log_p_BA
+    parts = []
+    for answers in _slices(rows, seen_BM.shape[1]):
+        many = len(answers[0])
+        tokens_RT, real_RT = _padded([tokens for of_row in answers for tokens in of_row], model)
+        parts.append(torch.zeros((count, many), dtype=torch.float64, device=device))
+        if tokens_RT.shape[1] > 1:
+            past = copy.deepcopy(out.past_key_values)  # a cache grows in place; the next slice needs it as it was
+            past.batch_repeat_interleave(many)
+            mask_RM = torch.cat([seen_BM.repeat_interleave(many, 0), real_RT[:, :-1]], dim=1)
+            logits_RTV = _extend(model, tokens_RT[:, :-1], mask_RM, past).logits
+            parts[-1] = _gathered(logits_RTV, tokens_RT[:, 1:], real_RT[:, 1:]).view(count, many)
+    return log_p_BA + torch.cat(parts, dim=1)
+
+
+def _whole(model: PreTrainedModel, rows: Sequence[Row]) -> Tensor:
+    """For models that keep nothing they could continue from: every answer with its prompt, one after another."""
+    parts = []
+    for at in range(len(rows[0].answers)):
+        tokens_BP, mask_BP = _padded([row.prompt + row.answers[at] for row in rows], model)
+        starts = torch.tensor([len(row.prompt) for row in rows], device=model.device)
+        is_answer_BP = mask_BP * (torch.arange(tokens_BP.shape[1], device=model.device) >= starts[:, None])
+        accepted = {"attention_mask": mask_BP} if "attention_mask" in _accepted(model) else {}
+        logits_BPV = model(input_ids=tokens_BP, **accepted).logits
+        parts.append(_gathered(logits_BPV[:, :-1], tokens_BP[:, 1:], is_answer_BP[:, 1:]))
+    return torch.stack(parts, dim=1)
+
+
+def _extend(model: PreTrainedModel, tokens_BL: Tensor, mask_BM: Tensor, past: Any, *, last_only: bool = False) -> Any:
+    """Read more tokens after `past`. mask_BM: which are real, of those read before and of these (L <= M)."""
+    accepted = _accepted(model)
+    extra: dict[str, Any] = {}
+    if "position_ids" in accepted:
+        extra["position_ids"] = (mask_BM.cumsum(1) - 1).clamp_min(0)[:, -tokens_BL.shape[1] :]
+    if last_only and "logits_to_keep" in accepted:
+        extra["logits_to_keep"] = 1
+    return model(input_ids=tokens_BL, attention_mask=mask_BM, past_key_values=past, use_cache=True, **extra)
+
+
+def _gathered(logits_RTV: Tensor, tokens_RT: Tensor, real_RT: Tensor) -> Tensor:
+    """(R,) float64: log p summed over the real tokens, logits at a place being those of the token there."""
+    log_p_RT = logits_RTV.float().log_softmax(-1).gather(2, tokens_RT[:, :, None])[:, :, 0]
+    return torch.where(real_RT.bool(), log_p_RT.double(), 0.0).sum(1)
+
+
+def _padded(rows: Sequence[list[int]], model: PreTrainedModel, *, left: bool = False) -> tuple[Tensor, Tensor]:
+    """Token ids, 0 where there are none, and the mask of the real ones; both (rows, longest)."""
+    longest = max(map(len, rows))
+    fill = [[0] * (longest - len(row)) for row in rows]
+    sides = [(empty, row) if left else (row, empty) for empty, row in zip(fill, rows, strict=True)]
+    tokens = torch.tensor([one + other for one, other in sides], device=model.device)
+    lengths = torch.tensor([len(row) for row in rows], device=model.device)[:, None]
+    places = torch.arange(longest, device=model.device)
+    return tokens, (places >= longest - lengths if left else places < lengths).long()
+
+
+def _slices(rows: Sequence[Row], length: int) -> Iterator[list[list[list[int]]]]:
+    """The rows' answers, as many at a time as TOKENS allow copies of `length` tokens per row."""
+    total = len(rows[0].answers)
+    many = max(1, TOKENS // (len(rows) * max(1, length)))
+    for at in range(0, total, many):
+        yield [row.answers[at : at + many] for row in rows]
+
+
+def _common(rows: Sequence[list[int]]) -> int:
+    """How many tokens all rows begin with."""
+    same = 0
+    for column in zip(*rows, strict=False):
+        if len(set(column)) > 1:
+            break
+        same += 1
+    return same
+
+
+def _accepted(model: PreTrainedModel) -> frozenset[str]:
+    return frozenset(inspect.signature(model.forward).parameters)

@@ -1,0 +1,215 @@
+"""A prompt: how a text becomes a question to a language model, and which words answer it. Strict YAML.
+
+    template: |                            # Jinja2, sandboxed; `text`, `text_pair` (pairs only), and `label` at the end
+      Review: {{ text }}
+      Sentiment: {{ label }}
+    labels: {negative: Negative, positive: [Positive, Good]}
+    examples: 4
+
+Nothing here imports torch.
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta
+from jinja2.exceptions import TemplateRuntimeError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+
+from compress.config import loader
+from compress.config.recipe import Frozen
+from compress.errors import PromptError, RecipeError, did_you_mean
+
+VARIABLES = ("text", "text_pair", "label")
+
+Words = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+
+
+class Example(Frozen):
+    """A text and its label, shown to the model before the question."""
+
+    text: str
+    text_pair: str | None = None
+    label: str
+
+
+class Prompt(Frozen):
+    """What to ask, and how to read the answer.
+
+    template        of one question; the same for the examples, with their label
+    instruction     stands once before everything, followed by `separator`
+    labels          the task's labels, each with the words that answer for it (of several: their mean probability)
+    aliases         other names that data give these labels: name in the data -> label
+    examples        how many rows of the training split are shown, labels in balance; or the examples themselves
+    separator       between instruction, examples and question
+    normalise       none: log p(answer | prompt); length: that per token; unconditional: less log p(answer |
+                    `answer_context`) (Brown et al. 2020, Sec. 2.4)
+    calibrate       content_free: divide by the probabilities for texts without content (Zhao et al. 2021)
+    content_free    these texts; in a pair both are replaced
+    max_length      tokens of prompt and answer; longer texts are cut, the rest of the prompt never is
+    """
+
+    name: str
+    about: str = ""
+    template: str
+    instruction: str = ""
+    labels: dict[str, Words] = Field(min_length=2)
+    aliases: dict[str, str] = Field(default_factory=dict)
+    examples: int | tuple[Example, ...] = 0
+    separator: str = "\n\n"
+    normalise: Literal["length", "none", "unconditional"] = "length"
+    answer_context: str = Field("Answer:", min_length=1)
+    calibrate: Literal["content_free", "none"] = "content_free"
+    content_free: tuple[str, ...] = Field(("N/A", "", "[MASK]"), min_length=1)
+    max_length: int = Field(512, ge=16)
+
+    @staticmethod
+    def load(name: str) -> "Prompt":
+        """`recipes/prompts/<name>.yaml`, or the .yaml file `name`. Raises PromptError with every problem found."""
+        path = _locate(name)
+        try:
+            tree = loader.load_yaml(path)
+        except RecipeError as error:
+            raise PromptError(error.problems) from error
+        if not isinstance(tree, dict):
+            raise PromptError([f"{path.name}: expected a mapping of template and labels, found {type(tree).__name__}"])
+        try:
+            return Prompt.model_validate({"name": path.stem} | tree)
+        except ValidationError as error:
+            raise PromptError([_problem(path.name, one) for one in error.errors() if not _other_form(one)]) from error
+
+    @field_validator("labels", "aliases", mode="before")
+    @classmethod
+    def _are_words(cls, value: Any) -> Any:
+        """YAML reads `no` as false and 0 as a number: names may be numbers, but a word must be quoted."""
+        if not isinstance(value, dict):
+            return value
+        words = [*value, *(word for item in value.values() for word in (item if isinstance(item, list) else [item]))]
+        if any(isinstance(word, bool) for word in words):
+            raise ValueError("an unquoted yes, no, on, off, true or false is no word in YAML: put it in quotes")
+        return {str(key): item for key, item in value.items()}
+
+    @field_validator("labels")
+    @classmethod
+    def _answer_one_label_each(cls, labels: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        words = [word for several in labels.values() for word in several]
+        problems = [f"{name} has no word that answers for it" for name, several in labels.items() if not several]
+        problems += [
+            f"{word!r} is empty, or begins or ends with white space, which belongs to the template"
+            for word in words
+            if word != word.strip() or not word
+        ]
+        problems += [f"{word!r} answers twice" for word in dict.fromkeys(words) if words.count(word) > 1]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return labels
+
+    @field_validator("template")
+    @classmethod
+    def _is_a_template(cls, text: str) -> str:
+        try:
+            used = meta.find_undeclared_variables(_environment().parse(text))
+        except TemplateSyntaxError as error:
+            raise ValueError(f"line {error.lineno}: {error.message}") from error
+        problems = [f"no variable {name!r}.{did_you_mean(name, VARIABLES)}" for name in sorted(used - set(VARIABLES))]
+        problems += [f"does not use {{{{ {name} }}}}" for name in ("text", "label") if name not in used]
+        if not problems:
+            problems = _misplaced_label(text.rstrip(), pair="text_pair" in used)
+        if problems:
+            raise ValueError("; ".join(problems))
+        return text.rstrip()
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> "Prompt":
+        problems = [
+            f"aliases.{name}: no label {label!r}.{did_you_mean(label, self.labels)}"
+            for name, label in self.aliases.items()
+            if label not in self.labels
+        ]
+        if isinstance(self.examples, int):
+            problems += [f"examples: expected how many, or the examples, found {self.examples}"] * (self.examples < 0)
+        else:
+            for at, each in enumerate(self.examples):
+                if each.label not in self.labels:
+                    problems.append(f"examples[{at}]: no label {each.label!r}.{did_you_mean(each.label, self.labels)}")
+                if (each.text_pair is not None) != self.pair:
+                    problems.append(f"examples[{at}]: {'needs a' if self.pair else 'has a'} text_pair")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @cached_property
+    def pair(self) -> bool:
+        """Whether the template asks about two texts."""
+        return "text_pair" in meta.find_undeclared_variables(_environment().parse(self.template))
+
+    @cached_property
+    def _compiled(self) -> Template:
+        return _environment().from_string(self.template)
+
+    def rendered(self, text: str, text_pair: str | None, label: str) -> str:
+        """The template, filled. What stands in texts is never read as template."""
+        return _fill(self._compiled, (text,) if text_pair is None else (text, text_pair), label)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """A prompt may come from anywhere: its template reaches nothing but what it is given."""
+    return ImmutableSandboxedEnvironment(undefined=StrictUndefined)
+
+
+def _fill(template: Template, texts: tuple[str, ...], label: str) -> str:
+    return template.render(label=label, **dict(zip(VARIABLES, texts, strict=False)))
+
+
+def _misplaced_label(text: str, *, pair: bool) -> list[str]:
+    """The answer must be what follows the prompt: models that read from left to right give no other likelihood."""
+    texts, template = ("x", "y") if pair else ("x",), _environment().from_string(text)
+    try:
+        asked, told = _fill(template, texts, "").rstrip(), _fill(template, texts, "z")
+    except (TemplateRuntimeError, TypeError, ArithmeticError, LookupError) as error:
+        return [f"cannot be filled: {error}"]
+    at_end = told.startswith(asked) and told[len(asked) :].lstrip() == "z"
+    return [] if at_end else ["{{ label }} must stand once, at the end"]
+
+
+def names() -> list[str]:
+    """The prompts that come with the recipes."""
+    return sorted(path.stem for path in _folder().glob("*.yaml"))
+
+
+def _folder() -> Path:
+    return loader.folder() / "prompts"
+
+
+def _locate(name: str) -> Path:
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise PromptError([f"{name}: no such prompt file"])
+        return Path(name)
+    if name not in names():
+        raise PromptError([f"no prompt {name!r}.{did_you_mean(name, names())} A .yaml file also works"])
+    return _folder() / f"{name}.yaml"
+
+
+def _other_form(error: Any) -> bool:
+    """`examples` is a number or a list: pydantic also says in which way it is not the other."""
+    loc, given = error["loc"], error["input"]
+    if len(loc) < 2 or loc[0] != "examples":
+        return False
+    return isinstance(given, list) if loc[1] == "int" else len(loc) == 2 and not isinstance(given, list)
+
+
+def _problem(file: str, error: Any) -> str:
+    """pydantic's error as one sentence: where, what, and the nearest known name."""
+    steps = [at for at in error["loc"] if at not in ("int", "tuple[Example, ...]")]
+    where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in steps).lstrip(".")
+    if error["type"] == "extra_forbidden":
+        known = (Example if len(steps) > 1 else Prompt).model_fields
+        return f"{file}: {where}: no such setting.{did_you_mean(str(steps[-1]), known)}"
+    if error["type"] == "missing":
+        return f"{file}: {where}: is missing"
+    given = error.get("input")
+    shown = f", found {given!r}" if isinstance(given, int | float | str) and error["type"] != "value_error" else ""
+    return f"{file}: {where + ': ' if where else ''}{error['msg'].removeprefix('Value error, ')}{shown}"

@@ -1,0 +1,290 @@
+"""Importance once: computed over the rows by all processes together, kept on disk, equal on every process."""
+
+import copy
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object, reduce
+from datasets import Dataset
+from rich.console import Console
+from rich.progress import track
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from compress import io
+from compress.config.reference import Call, checked
+from compress.data.cache import cached, home, is_whole
+from compress.data.collate import Batching
+from compress.errors import PruneError, did_you_mean
+from compress.models.signals import Signals, read
+from compress.models.teacher import Teacher
+from compress.papers import bert, hinton
+from compress.papers.bert import IGNORED
+from compress.slicing import Group, Importance, Kept, SlicePlan, counts
+from compress.training.objective import MASKED
+
+Targets = Literal["labels", "teacher", "drawn"]
+
+
+def summed(
+    student: PreTrainedModel, batch: Mapping[str, Tensor], targets: Targets, teacher: nn.Module | None
+) -> Tensor:
+    """The sum of the answers' losses, float32. Raises PruneError where the batch or the teacher is lacking."""
+    if targets not in get_args(Targets):
+        raise PruneError(f"targets: {targets!r}.{did_you_mean(targets, get_args(Targets))}")
+    if targets == "teacher" and teacher is None:
+        raise PruneError("targets: teacher: no teacher was given; use labels, or drawn where there are none")
+    labels = batch.get("labels")
+    if targets == "labels" and labels is None:
+        raise PruneError("targets: labels: these rows have no labels; use targets: drawn, or teacher")
+    shown = read(student, batch, asked(student))
+    if shown.logits is None and targets == "labels":
+        raise PruneError(f"targets: labels: {type(student).__name__} has no head for them; use targets: drawn")
+    chosen_BL = _chosen(student, shown, labels)
+    mine_RV = _answers(student, shown, chosen_BL)
+    if targets == "labels":
+        assert labels is not None
+        return bert.labels(mine_RV, _flat(student, shown, labels), None) * len(mine_RV)
+    if targets == "drawn":
+        return _of_drawn(student, shown, mine_RV, chosen_BL, batch["input_ids"])
+    assert teacher is not None
+    with torch.no_grad():
+        theirs_RV = _answers(student, read(teacher, batch, asked(student)), chosen_BL)
+    return _against(student, shown, mine_RV, theirs_RV) * len(mine_RV)
+
+
+def asked(student: PreTrainedModel) -> frozenset[str]:
+    """The signal that a model answers with: logits, or hidden states where it has no head."""
+    return frozenset({"layers" if student.base_model is student else "logits"})
+
+
+def _per_token(student: PreTrainedModel, shown: Signals) -> bool:
+    return shown.logits is None or (shown.logits.dim() == 3 and not hasattr(student, "qa_outputs"))
+
+
+def _chosen(student: PreTrainedModel, shown: Signals, labels: Tensor | None) -> Tensor:
+    """(B, L) true where a model that answers per token is asked: at labels, else at real tokens."""
+    labelled = labels is not None and shown.logits is not None and labels.shape == shown.logits.shape[:2]
+    if labelled and _per_token(student, shown):
+        assert labels is not None
+        return labels != IGNORED
+    return shown.mask_BL.bool()
+
+
+def _answers(student: PreTrainedModel, shown: Signals, chosen_BL: Tensor) -> Tensor:
+    """(R, V) logits, each row one answer; (R, D) hidden states where there is no head."""
+    if shown.logits is None:
+        return shown.layers[-1][chosen_BL].float()
+    if shown.logits.dim() == 2:
+        return shown.logits.float()
+    if _per_token(student, shown):
+        return shown.logits[chosen_BL].float()
+    return shown.logits.float().mT.masked_fill(shown.mask_BL[:, None] == 0, MASKED).flatten(0, 1)
+
+
+def _flat(student: PreTrainedModel, shown: Signals, labels: Tensor) -> Tensor:
+    """The labels of `_answers`."""
+    if shown.logits is None or shown.logits.dim() == 2:
+        return labels
+    return labels[labels != IGNORED] if _per_token(student, shown) else labels.flatten()
+
+
+def _against(student: PreTrainedModel, shown: Signals, mine_RV: Tensor, theirs_RV: Tensor) -> Tensor:
+    if shown.logits is None or _is_number(student, mine_RV):
+        return hinton.matched_logits(mine_RV, theirs_RV, None)
+    if _has_several(student):
+        return hinton.soft_labels(mine_RV, theirs_RV, None)
+    return hinton.soft_targets(mine_RV, theirs_RV, None)
+
+
+def _is_number(student: PreTrainedModel, answers_RV: Tensor) -> bool:
+    return answers_RV.shape[-1] == 1 or getattr(student.config, "problem_type", None) == "regression"
+
+
+def _has_several(student: PreTrainedModel) -> bool:
+    return getattr(student.config, "problem_type", None) == "multi_label_classification"
+
+
+def _of_drawn(student: PreTrainedModel, shown: Signals, mine_RV: Tensor, chosen_BL: Tensor, ids_BL: Tensor) -> Tensor:
+    """-log p(y) of one y for each answer, drawn from p; of numbers and hidden states 1/2 (z - y)^2, y ~ N(z, 1)."""
+    counts = chosen_BL.sum(-1).tolist() if _per_token(student, shown) else [len(mine_RV) // len(ids_BL)] * len(ids_BL)
+    said_RV, width = mine_RV.detach(), mine_RV.shape[-1]
+    if shown.logits is None or _is_number(student, mine_RV):
+        noise_RV = _random(torch.randn, ids_BL, shown.mask_BL, counts, width)
+        return 0.5 * (mine_RV - said_RV - noise_RV).pow(2).sum()
+    if _has_several(student):
+        drawn_RV = (_random(torch.rand, ids_BL, shown.mask_BL, counts, width) < said_RV.sigmoid()).float()
+        return bert.labels(mine_RV, drawn_RV, None) * len(mine_RV)
+    level_R1 = _random(torch.rand, ids_BL, shown.mask_BL, counts, 1)
+    drawn_R = (said_RV.softmax(-1).cumsum(-1) < level_R1).sum(-1).clamp_max(width - 1)
+    return bert.labels(mine_RV, drawn_R, None) * len(mine_RV)
+
+
+def _random(draw: Callable[..., Tensor], ids_BL: Tensor, mask_BL: Tensor, counts: Sequence[int], width: int) -> Tensor:
+    """(R, width) numbers, `counts` rows of them for each example, which its tokens alone decide."""
+    rows = []
+    for ids_L, mask_L, count in zip(ids_BL.cpu(), mask_BL.bool().cpu(), counts, strict=True):
+        seed = hash(tuple(ids_L[mask_L].tolist())) % 2**63  # of integers: the same in every process
+        rows.append(draw(count, width, generator=torch.Generator().manual_seed(seed)))
+    return torch.cat(rows).to(ids_BL.device)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Iterates over this process's part of each batch of `size` rows, on `device`.
+
+    teacher: whom `targets: teacher` asks. bf16: forward passes in `computing` run under bfloat16 autocast.
+    """
+
+    rows: Dataset
+    collate: Batching
+    size: int = 32
+    device: torch.device = torch.device("cpu")  # noqa: RUF009  # a constant
+    bf16: bool = False
+    teacher: nn.Module | None = None
+    console: Console | None = None
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        order = np.argsort(np.asarray(self.rows["length"][:]), kind="stable")
+        state = PartialState()
+        begins = range(0, len(order), self.size)
+        shown = state.is_main_process and self.console is not None
+        for at in track(begins, "importance", console=self.console, disable=not shown, transient=True):
+            mine = order[at : at + self.size][state.process_index :: state.num_processes]
+            if len(mine):
+                yield self._batch(mine)
+
+    def turns(self, steps: int, *, seed: int = 0) -> Iterator[dict[str, Tensor]]:
+        """So many batches of `size` rows in random order, each split evenly over the processes.
+
+        Raises PruneError where that cannot be.
+        """
+        state = PartialState()
+        if self.size % state.num_processes:
+            raise PruneError(f"batch {self.size} cannot be split evenly over {state.num_processes} processes")
+        draw = np.random.default_rng(seed)
+        order = np.concatenate(
+            [draw.permutation(len(self.rows)) for _ in range(-(-steps * self.size // len(self.rows)))]
+        )
+        for step in range(steps):
+            whole = order[step * self.size : (step + 1) * self.size]
+            yield self._batch(whole[state.process_index :: state.num_processes])
+
+    def computing(self) -> torch.autocast:
+        """In which forward passes run."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+
+    def loss(self, student: PreTrainedModel, batch: dict[str, Tensor], targets: Targets) -> Tensor:
+        """The sum of the losses of a batch's examples: see `losses`."""
+        return summed(student, batch, targets, self.teacher)
+
+    def _batch(self, chosen: np.ndarray) -> dict[str, Tensor]:
+        found = self.collate([self.rows[int(row)] for row in chosen])
+        return {name: tensor.to(self.device) for name, tensor in found.items()}
+
+
+RATED = "importance.safetensors"
+VERSION = "1"
+"""Part of every key: raise it when what gates, taps or losses compute changes."""
+
+
+def of(
+    call: Call,
+    model: PreTrainedModel,
+    plan: SlicePlan,
+    rows: Dataset,
+    collate: Batching,
+    *,
+    batch: int = 32,
+    teacher: Teacher | None = None,
+    bf16: bool = False,
+    console: Console | None = None,
+) -> Importance:
+    """`call` (`molchanov.taylor`, ...) over encoded `rows`: one float32 vector of each group, a mean over rows, on the
+    CPU and the same on every process.
+
+    `function(student, batches, plan, *, options)` gives sums over the rows of `batches`, this process's part. Kept
+    under COMPRESS_HOME by weights, rows, call and precision. The model is not changed. Raises PruneError where there
+    are no rows, or what comes is not finite, lacks a group, or is the same for everything.
+    """
+    checked(call, "importance")
+    if not len(rows):
+        raise PruneError(f"{call.by}: importance is told from rows, and there are none")
+    if teacher is not None and teacher.asked is not None and call.options.get("targets") == "teacher":
+        raise PruneError(f"{call.by}: a teacher that was asked beforehand cannot be asked again; use targets: labels")
+    device = next(model.parameters()).device
+    tutor = teacher.model if teacher else None
+    if tutor is model and call.options.get("targets") == "teacher":
+        tutor = copy.deepcopy(tutor)  # what is done to the student must not reach it
+    batches = Batches(rows, collate, min(batch, len(rows)), device, bf16, tutor, console)
+    entry = home() / "importance" / _key(call, model, rows, batches, teacher)
+    kept = _of_first(load_file(entry / RATED) if PartialState().is_main_process and is_whole(entry) else None)
+    if kept is None:
+        found = call.function(model, batches, plan, **call.options)
+        kept = _of_first(_mean(found, plan, len(rows), call))
+        if PartialState().is_main_process:
+            cached(entry, lambda folder: save_file(kept, folder / RATED))
+    return {Group(*_parts(name)): vector for name, vector in kept.items()}
+
+
+def agreed(kept: Kept) -> Kept:
+    """`kept` itself. Raises PruneError where another process keeps other units."""
+    told = hashlib.sha256(repr((kept.sizes, kept.layers)).encode())
+    for group, indices in sorted(kept.indices.items()):
+        told.update(f"{group}{indices.tolist()}".encode())
+    if len(set(gather_object([told.hexdigest()]))) > 1:
+        raise PruneError("processes keep different units: give all of them the same model, rows and options")
+    return kept
+
+
+def _mean(found: Importance, plan: SlicePlan, rows: int, call: Call) -> dict[str, Tensor]:
+    """Over all processes' rows; by the names of groups, in the same order everywhere."""
+    needed = [*counts(plan, plan.sizes), *plan.heads]
+    if lacking := [str(group) for group in needed if group not in found]:
+        raise PruneError(f"{call.by}: says nothing of {', '.join(lacking)}; it must rate every group of the plan")
+    means: dict[str, Tensor] = {}
+    for group, total in sorted(found.items()):
+        here = total.detach().float().contiguous().to(PartialState().device)  # where processes can add up
+        means[str(group)] = (reduce(here, "sum") / rows).cpu()
+        if not bool(means[str(group)].isfinite().all()):
+            raise PruneError(f"{call.by}: the importance of {group} is not finite; try fp32, or look at the model")
+    if not any(bool(vector.any()) for vector in means.values()):
+        raise PruneError(f"{call.by}: everything is of importance 0: these rows ask nothing of this model")
+    return means
+
+
+def _key(call: Call, model: nn.Module, rows: Dataset, batches: Batches, teacher: Teacher | None) -> str:
+    code = io.of_files([Path(str(inspect.getsourcefile(call.function)))])
+    told: list[Any] = [VERSION, code, call.plain(), _of_weights(model), rows._fingerprint, len(rows), batches.size]
+    return io.of_value([*told, batches.bf16, teacher and teacher.digest])[:24]
+
+
+def _of_weights(model: nn.Module) -> str:
+    total = hashlib.sha256(type(model).__name__.encode())
+    for name, tensor in model.state_dict().items():
+        total.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+Value = TypeVar("Value")
+
+
+def _of_first(value: Value) -> Value:
+    """What the first process has, on all of them: a disk may be its alone, a sum may end in other bits."""
+    found = [value]
+    broadcast_object_list(found)
+    return found[0]
+
+
+def _parts(name: str) -> tuple[str, str]:
+    axis, _, block = name.partition(".")
+    return axis, block

@@ -1,0 +1,185 @@
+"""The ways to make an int8 file of a bundle's fp32 file, each settled on real rows: calibration, alpha."""
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from datasets import Dataset
+
+from compress.benchmark.devices import open_device
+from compress.errors import ExportError
+from compress.evaluation.evaluator import Exam
+from compress.exporters.artifact import Bundle
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.session import read_model
+from compress.quantization import calibration as calibrate
+from compress.quantization.calibration import Method as Calibration
+from compress.quantization.evaluator import Judge
+from compress.quantization.graph import products
+from compress.quantization.learned import KEY as LEARNED
+from compress.quantization.learned import quantize_learned
+from compress.quantization.sensitivity import Make, Mixed, by_size, mix, priced
+from compress.quantization.smoothquant import channels, smooth
+from compress.quantization.static import Form, Ranges, quantize_static
+
+Name = Literal["auto", "dynamic", "static", "smoothquant", "qat"]
+"""auto: static where that is near enough, else smoothquant."""
+
+CALIBRATIONS: tuple[tuple[Calibration, float], ...] = (
+    ("minmax", 100.0),
+    ("percentile", 99.999),
+    ("percentile", 99.99),
+    ("entropy", 100.0),
+)
+"""Those compared where none is asked for, and their percentiles."""
+ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
+"""Xiao et al. 2022 find 0.5 right for OPT and BLOOM, 0.75 and more for models with more outliers (section 4.1)."""
+PERCENTILE = 99.99
+DYNAMIC = "dynamic int8"
+CALIBRATION_ROWS = 512
+SHIPPED_WORTH = 0.2
+"""Of the error, that a product must carry to be left in float32 where nobody asked what the answers are worth."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A settled way: `method` for the certificate, `make` for the file, with or without products left in float32."""
+
+    method: str
+    make: Make
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What the methods with calibration need: rows to calibrate on, judge, a folder that outlives the attempt."""
+
+    rows: Dataset
+    judge: Judge
+    scratch: Path
+    calibration: Calibration | None = None
+    percentile: float = PERCENTILE
+    form: Form = "fused"
+    reduce_range: bool = False
+
+    def static(self, source: Path, say: Say) -> Attempt:
+        """Static int8 with the calibration asked for, or the one that brings the logits nearest to fp32's."""
+        seen = calibrate.observe(source, self.rows, threads=self.judge.threads)
+        asked = CALIBRATIONS if self.calibration is None else ((self.calibration, self.percentile),)
+        return self._nearest([(told(*each), source, calibrate.cut(seen, *each)) for each in asked], "static int8", say)
+
+    def smoothquant(self, source: Path, say: Say) -> Attempt:
+        """Static int8 of the smoothed graph, with the alpha that brings the logits nearest to fp32's; min-max unless
+        another calibration is asked for."""
+        seen = channels(source, self.rows, threads=self.judge.threads)
+        found = []
+        for alpha in ALPHAS:
+            file = self.scratch / f"smooth-{alpha}.onnx"
+            ranges: Ranges = smooth(source, file, seen, alpha=alpha)
+            self._exact(file)
+            if self.calibration not in (None, "minmax"):
+                watched = calibrate.observe(file, self.rows, threads=self.judge.threads)
+                ranges = calibrate.cut(watched, self.calibration, self.percentile)
+            found.append((f"alpha {alpha:g}, {told(self.calibration or 'minmax', self.percentile)}", file, ranges))
+        return self._nearest(found, "SmoothQuant static int8", say)
+
+    def auto(self, source: Path, limit: float, say: Say) -> Attempt:
+        """Static where all of it is near enough at `limit`; else smoothquant, whose multiplications cost a little."""
+        attempt, file = self.static(source, say), self.scratch / "auto.onnx"
+        attempt.make(file, ())
+        return attempt if self.judge.outcome(file).near(limit) else self.smoothquant(source, say)
+
+    def _nearest(self, ways: Sequence[tuple[str, Path, Ranges]], name: str, say: Say) -> Attempt:
+        errors = []
+        for at, (way, source, ranges) in enumerate(ways):
+            file = self.scratch / f"way-{at}.onnx"
+            self._make(source, ranges)(file, ())
+            errors.append(self.judge.error(file))
+            say(f"  {name}, {way}: mean squared error of the logits {errors[-1]:.5f}")
+        way, source, ranges = ways[min(range(len(ways)), key=errors.__getitem__)]
+        bits = ", 7-bit weights" if self.reduce_range else ""
+        form = ", qdq" if self.form == "qdq" else ""
+        return Attempt(f"{name}, {way}{bits}{form}", self._make(source, ranges))
+
+    def _make(self, source: Path, ranges: Ranges) -> Make:
+        def make(target: Path, keep: Sequence[str]) -> None:
+            quantize_static(source, target, ranges, keep=keep, form=self.form, reduce_range=self.reduce_range)
+
+        return make
+
+    def _exact(self, smoothed: Path) -> None:
+        """Smoothing must not change what the float graph computes; a graph it misread would."""
+        error = self.judge.error(smoothed)
+        if not error <= 1e-6 * max(1.0, float((self.judge.expected**2).mean())):
+            raise ExportError(
+                f"{smoothed.name}: the smoothed float graph answers differently (mean squared error {error:.2g}); "
+                "use --method static, and please report this model's config.json"
+            )
+
+
+def told(calibration: Calibration, percentile: float) -> str:
+    return f"percentile {percentile:g}" if calibration == "percentile" else calibration
+
+
+def dynamic(source: Path) -> Attempt:
+    def make(target: Path, keep: Sequence[str]) -> None:
+        quantize_dynamic(source, target, keep=keep)
+
+    return Attempt(DYNAMIC, make)
+
+
+def as_written(bundle: Bundle) -> Attempt:
+    """How `Bundle.write` makes int8: dynamic, or with the ranges that the model learned in training."""
+    source = bundle.files()["fp32"]
+    config = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
+    if not (ranges := config.get(LEARNED)):
+        return dynamic(source)
+
+    def make(target: Path, keep: Sequence[str]) -> None:
+        quantize_learned(source, target, ranges, keep=keep)
+
+    return Attempt("static int8, ranges learned in training", make)
+
+
+def keep_score(
+    bundle: Bundle, exam: Exam, *, limit: float, threads: int, rows: Callable[[], Dataset] | None = None
+) -> tuple[Bundle, Mixed, str]:
+    """The bundle with an int8 file that is near enough to fp32 on the exam's rows, how near, and how it was made.
+
+    The file it was written with, where that is near enough at `limit` (`Outcome.near`); else SmoothQuant of `rows`, as
+    fast, where they are given and the ranges are not learned ones; else the nearer of the two with the products left in
+    float32 that it takes: see `mix`. For a bundle just written: what carries little of the error is not worth its time
+    in float32, so where those that do carry it do not suffice, int8 stays as near as it is.
+    """
+    source = bundle.files()["fp32"]
+    graph = read_model(source).graph
+    parts, attempt = products(graph), as_written(bundle)
+    written_as = attempt.method
+    judge = Judge.of(bundle, exam, threads=threads, products=len(parts))
+    with tempfile.TemporaryDirectory() as scratch:
+        if rows is not None and attempt.method == DYNAMIC and not judge.outcome(bundle.files()["int8"]).near(limit):
+            settings = Calibrated(rows(), judge, Path(scratch))
+            attempt = _nearer(attempt, settings.smoothquant(source, lambda _: None), judge, Path(scratch))
+        mixed = mix(
+            attempt.make, parts, judge, limit=limit, worth=SHIPPED_WORTH, whatever_it_takes=False,
+            costs=lambda: by_size(parts, graph),
+        )  # fmt: skip
+        if mixed.keep:
+            with open_device("local") as here:
+                mixed = priced(mixed, attempt.make, here, max_length=bundle.manifest.max_length)
+        if mixed.keep or attempt.method != written_as:
+            attempt.make(Path(scratch) / "int8.onnx", mixed.keep)
+            bundle = bundle.put("int8", Path(scratch) / "int8.onnx")
+    return bundle, mixed, attempt.method
+
+
+def _nearer(one: Attempt, other: Attempt, judge: Judge, scratch: Path) -> Attempt:
+    """The way whose file, all of it in int8, has the least error."""
+    files = [scratch / name for name in ("one.onnx", "other.onnx")]
+    for attempt, file in zip((one, other), files, strict=True):
+        attempt.make(file, ())
+    return (one, other)[judge.nearest(files)]

@@ -1,5 +1,0 @@
-"""What was measured: the rows of the comparison, how training went, and with what; as a table, JSON or a page."""
-
-from compress.report.report import Latency, Report, Row
-
-__all__ = ["Latency", "Report", "Row"]

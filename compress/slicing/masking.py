@@ -1,0 +1,115 @@
+"""The larger model computing what a smaller one would: everything that is not kept is masked, nothing is cut.
+
+The oracle of `cut`, by another way: weights of dropped units are zero, norms run over the kept dimensions, dropped
+layers are passed over.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from compress.slicing.plan import EMBEDDING, HIDDEN, Group, SlicePlan, parameters_of
+from compress.slicing.select import Kept
+
+
+@contextmanager
+def masked(model: PreTrainedModel, kept: Kept) -> Iterator[None]:
+    """While open, `model` answers as `sliced(model, kept)` does: the same logits at full size. Nothing is trained."""
+    plan = SlicePlan.of(model)
+    with ExitStack() as restored:
+        for name, parameter in parameters_of(model).items():
+            _mask_weight(parameter, plan, name, kept, restored)
+        for name, module in model.named_modules():
+            group = _normed(plan, name)
+            if group is not None and group in kept.indices:
+                restored.callback(setattr, module, "forward", module.forward)
+                module.forward = _norm_over(module, kept.indices[group])
+        restored.enter_context(_only_layers(model, plan, kept))
+        yield
+
+
+def _mask_weight(parameter: Tensor, plan: SlicePlan, name: str, kept: Kept, restored: ExitStack) -> None:
+    original = parameter.data
+    smaller = original
+    for each in plan.cuts[name].slices:
+        parts = [_mask(plan.groups[group], kept.indices.get(group)).to(original.device) for group in each.groups]
+        shape = [1] * original.dim()
+        shape[each.dim] = -1
+        smaller = smaller * torch.cat(parts).to(original).view(shape)
+    restored.callback(setattr, parameter, "data", original)
+    parameter.data = smaller
+
+
+def _mask(count: int, indices: Tensor | None) -> Tensor:
+    if indices is None:
+        return torch.ones(count)
+    return torch.zeros(count).index_fill_(0, indices[indices >= 0], 1.0)
+
+
+def _normed(plan: SlicePlan, module: str) -> Group | None:
+    """The group whose units a norm runs over; None for any other module."""
+    cut = plan.cuts.get(f"{module}.weight")
+    if cut is None or not cut.role.endswith("norm"):
+        return None
+    return cut.slices[0].groups[0]
+
+
+def _norm_over(module: Any, indices: Tensor) -> Callable[[Tensor], Tensor]:
+    """The norm over the kept dimensions, zero elsewhere. The kinds there are: layer norm, T5's, MobileBERT's none."""
+    weight, bias = module.weight, getattr(module, "bias", None)
+
+    def forward(x: Tensor) -> Tensor:
+        at = indices.to(x.device)
+        kept, out = x[..., at], torch.zeros_like(x)
+        if isinstance(module, nn.LayerNorm):
+            out[..., at] = nn.functional.layer_norm(kept, at.shape, weight[at], module.bias[at], module.eps)
+        elif hasattr(module, "variance_epsilon"):
+            out[..., at] = nn.functional.rms_norm(kept, at.shape, weight[at], module.variance_epsilon)
+        else:
+            out[..., at] = kept * weight[at] + bias[at]  # type: ignore[index]  # MobileBERT's has one
+        return out
+
+    return forward
+
+
+@contextmanager
+def _only_layers(model: PreTrainedModel, plan: SlicePlan, kept: Kept) -> Iterator[None]:
+    """While open, the model has the kept layers only, in their order."""
+    config: Any = model.config
+    if not plan.own_layers:
+        with _set(config, "num_hidden_layers", kept.sizes.layers):
+            yield
+        return
+    if kept.layers == tuple(range(plan.sizes.layers)):
+        yield
+        return
+    stack = model.get_submodule(plan.stack)
+    assert isinstance(stack, nn.ModuleList), "a family's layers are a list"
+    layers = nn.ModuleList(stack[n] for n in kept.layers)
+    parent, _, name = plan.stack.rpartition(".")
+    with _set(model.get_submodule(parent), name, layers), _set(config, "num_hidden_layers", len(layers)):
+        yield
+
+
+@contextmanager
+def _set(place: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(place, name)
+    setattr(place, name, value)
+    try:
+        yield
+    finally:
+        setattr(place, name, before)
+
+
+def norms(plan: SlicePlan) -> Mapping[str, Group]:
+    """Modules that norm over the residual stream or the embedding: name -> group."""
+    found = {}
+    for name in plan.modules(*{cut.role for cut in plan.cuts.values() if cut.role.endswith("norm")}):
+        group = _normed(plan, name)
+        if group in (HIDDEN, EMBEDDING):
+            found[name] = group
+    return found

@@ -1,0 +1,178 @@
+"""Which units of a model a smaller one keeps.
+
+Shapes: H heads of K rows each.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compress.errors import PruneError
+from compress.slicing.plan import LAYERS, VOCABULARY, Group, SlicePlan, parameters_of
+from compress.slicing.sizes import Sizes, copied_layers
+
+Importance = Mapping[Group, Tensor]
+"""One number for each unit of a group; the larger, the more it matters. Of `query` and `value`, one for each row."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The source's layer for each layer, and for each group of the source the units kept, in the result's order.
+
+    A group that is not in `indices` keeps all its units. -1 stands for a new unit, which begins as nothing: a head that
+    is larger than the source's.
+    """
+
+    sizes: Sizes
+    layers: tuple[int, ...]
+    indices: Mapping[Group, Tensor]
+
+
+def choose(plan: SlicePlan, importance: Importance, sizes: Sizes, *, layers: str | Sequence[int] | None = None) -> Kept:
+    """The most important units of every group, in the source's order.
+
+    layers: which, as `students.copied_layers` takes it; None: the most important, evenly spread where `importance` has
+    none. A head is as important as its rows of values together, where `importance` has none for heads.
+    Raises PruneError where `sizes` are not within the plan's.
+    """
+    _check(plan, sizes)
+    if layers is None and LAYERS in importance and plan.own_layers:
+        chosen = most(importance[LAYERS], sizes.layers).tolist()
+    else:
+        chosen = copied_layers(layers or "even", sizes.layers, plan.sizes.layers)
+    indices: dict[Group, Tensor] = {}
+    for group, count in counts(plan, sizes).items():
+        if count < plan.groups[group]:
+            indices[group] = most(importance[group], count)
+    if sizes.heads < plan.sizes.heads:
+        for heads in set(plan.heads.values()):
+            indices[heads] = most(of_heads(plan, importance, heads), sizes.heads)
+    return Kept(sizes, tuple(chosen), indices | _rows(plan, sizes, indices, importance))
+
+
+def prefix(plan: SlicePlan, sizes: Sizes, *, layers: Sequence[int] | None = None) -> Kept:
+    """The first units of every group: of a model `ordered` by importance, the most important. Layers: even, if None.
+
+    Raises PruneError where `sizes` are not within the plan's.
+    """
+    _check(plan, sizes)
+    chosen = layers if layers is not None else copied_layers("even", sizes.layers, plan.sizes.layers)
+    indices = {group: torch.arange(count) for group, count in counts(plan, sizes).items() if count < plan.groups[group]}
+    if sizes.heads < plan.sizes.heads:
+        indices |= {heads: torch.arange(sizes.heads) for heads in plan.heads.values()}
+    return Kept(sizes, tuple(chosen), indices | _rows(plan, sizes, indices, None))
+
+
+def counts(plan: SlicePlan, sizes: Sizes) -> dict[Group, int]:
+    """How many units `sizes` leave of each group; heads and their rows, and tokens, apart."""
+    widths = {
+        "hidden": sizes.hidden, "embedding": sizes.embedding, "ffn": sizes.ffn, "bottleneck": sizes.bottleneck,
+        "shared": sizes.bottleneck,
+    }  # fmt: skip
+    return {group: count for group in plan.groups if (count := widths.get(group.axis)) is not None}
+
+
+def without_tokens(kept: Kept, tokens: Tensor) -> Kept:
+    """The same, with only these rows of the vocabulary, in this order."""
+    return replace(kept, indices={**kept.indices, VOCABULARY: tokens})
+
+
+def _check(plan: SlicePlan, sizes: Sizes) -> None:
+    if not sizes.within(plan.sizes):
+        raise PruneError(f"{sizes}: not within the model's {plan.sizes}; pruning can only take away")
+    if sizes.layers < plan.sizes.layers and not plan.own_layers and len(plan.blocks("ffn")) > 1:
+        raise PruneError("layers: this model's groups of layers share weights; its depth cannot be cut")
+
+
+def most(importance: Tensor, count: int) -> Tensor:
+    """The places of the most important units, in their order; of equals the first."""
+    return importance.float().cpu().argsort(descending=True, stable=True)[:count].sort().values
+
+
+def of_heads(plan: SlicePlan, importance: Importance, heads: Group) -> Tensor:
+    """What heads matter: as said, else the sum over their rows of values, over all blocks they are in."""
+    if heads in importance:
+        return importance[heads]
+    rows = [importance[group] for group, of in plan.heads.items() if of == heads and group.axis == "value"]
+    return torch.stack([each.float().view(plan.sizes.heads, -1).sum(1) for each in rows]).sum(0)
+
+
+def _rows(
+    plan: SlicePlan, sizes: Sizes, indices: Mapping[Group, Tensor], importance: Importance | None
+) -> dict[Group, Tensor]:
+    """Rows of queries and values: those of the kept heads, the best (or first) where heads get smaller."""
+    if (sizes.heads, sizes.head_size) == (plan.sizes.heads, plan.sizes.head_size):
+        return {}
+    K, wanted = plan.sizes.head_size, sizes.head_size
+    found = {}
+    for group, heads in plan.heads.items():
+        kept_H = indices.get(heads, torch.arange(plan.sizes.heads))
+        inside_HK = torch.arange(min(K, wanted)).expand(len(kept_H), -1)
+        if wanted < K and importance is not None:
+            inside_HK = _best_inside(importance[group], kept_H, K, wanted)
+        rows_HK = kept_H[:, None] * K + inside_HK
+        if wanted > K:
+            rows_HK = torch.cat([rows_HK, rows_HK.new_full((len(kept_H), wanted - K), -1)], 1)
+        found[group] = rows_HK.flatten()
+    return found
+
+
+def _best_inside(importance: Tensor, kept_H: Tensor, size: int, wanted: int) -> Tensor:
+    of_HK = importance.float().cpu().view(-1, size)[kept_H]
+    return of_HK.argsort(dim=1, descending=True, stable=True)[:, :wanted].sort(dim=1).values
+
+
+_WRITE = {
+    "hidden": ("ffn_out", "widen"),
+    "embedding": ("words",),
+    "ffn": ("ffn_in",),
+    "query": ("query", "position_query", "qkv"),
+    "value": ("value", "qkv"),
+    "bottleneck": ("narrow", "attention_out", "ffn_out"),
+    "shared": ("narrow_attention",),
+}
+_READ = {
+    "hidden": ("ffn_in", "narrow"),
+    "embedding": (),
+    "ffn": ("ffn_out",),
+    "query": ("key", "position_key", "qkv"),
+    "value": ("attention_out",),
+    "bottleneck": ("ffn_in", "widen"),
+    "shared": ("query", "key"),
+}
+
+
+@torch.no_grad()
+def magnitude(model: PreTrainedModel, plan: SlicePlan | None = None) -> Importance:
+    """Of each unit, the norm of the weights that write it times that of those that read it, over all its layers.
+
+    Of an embedding's widths, the norm of the table's columns. Layers have none.
+    """
+    plan = plan or SlicePlan.of(model)
+    weights = parameters_of(model)
+    found: dict[Group, Tensor] = {}
+    for group in plan.groups:
+        if group.axis in _WRITE:
+            written = _squares(plan, weights, group, _WRITE[group.axis], first=True)
+            read = _squares(plan, weights, group, _READ[group.axis], first=False)
+            found[group] = (written * read).sqrt() if _READ[group.axis] else written.sqrt()
+    return found
+
+
+def _squares(
+    plan: SlicePlan, weights: dict[str, Tensor], group: Group, roles: tuple[str, ...], *, first: bool
+) -> Tensor:
+    """The sum of squares of weights of these roles along each unit; of queries and keys in one matrix, one of both."""
+    total = torch.zeros(plan.groups[group])
+    for name, cut, each, part in plan.along(group):
+        if cut.role not in roles or not name.endswith("weight"):
+            continue
+        if cut.role == "qkv" and group.axis == "query" and (part == cut.queries) != first:
+            continue
+        matrix = weights[name].detach().float()
+        piece = matrix.chunk(len(each.groups), each.dim)[part]
+        total += piece.pow(2).sum([dim for dim in range(piece.dim()) if dim != each.dim]).cpu()
+    return total

@@ -1,0 +1,154 @@
+"""A teacher with a head for the task: its own, or one fine-tuned here once and kept for every later run."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from transformers import AutoTokenizer, PreTrainedModel, set_seed
+
+from compress import io
+from compress.config.recipe import Head, Stage
+from compress.data.cache import cached, home, is_whole
+from compress.data.task import Kind
+from compress.errors import TeacherError
+from compress.models import heads
+from compress.models.teacher import Teacher, explained, identify, load, load_config, same_vocabulary
+from compress.training.run import Run, from_first
+from compress.training.stage import Material, run_stage
+
+
+def with_head(teacher: Teacher, stage: Stage, material: Material, run: Run) -> Teacher:
+    """`teacher` itself when it was trained for this task, else its fine-tuned self.
+
+    The result is kept under $COMPRESS_HOME/teachers by what it depends on: the checkpoint, the data, the stage's
+    numbers, seed and precision.
+    """
+    if teacher.trained:
+        return teacher
+    data = material.data
+
+    def fresh() -> PreTrainedModel:
+        """With a new head, drawn from the run's seed."""
+        return load(teacher.name, teacher.folder, data.task, allow_pickle=teacher.pickled).model
+
+    said = (f"{teacher.name} has no head for {data.name}: fine-tuning it first", f"fine-tuned on {data.name}")
+    kept = trained_once(teacher, data.name, data.fingerprint, stage, material, run=run, fresh=fresh, said=said)
+    return replace(load(teacher.name, kept, data.task), tokenizer=teacher.tokenizer)
+
+
+def trained_once(
+    teacher: Teacher,
+    on: str,
+    fingerprint: str,
+    stage: Stage,
+    material: Material,
+    *,
+    run: Run,
+    fresh: Callable[[], PreTrainedModel],
+    said: tuple[str, str],
+) -> Path:
+    """The folder of what `stage` makes of `fresh()` on data of this name and fingerprint: trained now, or kept before.
+
+    `said`: what to tell where it is trained, and what it is called where it was kept.
+    """
+    numbers = stage.model_dump(exclude_defaults=True)
+    key = io.of_value([teacher.digest, fingerprint, numbers, run.seed, material.bf16])
+    name = "".join(c if c.isalnum() else "-" for c in f"{teacher.name}-{on}"[-60:]).strip("-")
+    kept = home() / "teachers" / f"{name}-{key[:12]}"
+    console = material.console
+    if from_first(lambda: is_whole(kept)):
+        console.print(f"{teacher.name}, {said[1]}: kept from an earlier run in {kept}")
+    else:
+        console.print(said[0])
+        if not run.done(stage.name, console):
+            set_seed(run.seed)
+            run_stage(stage, fresh().requires_grad_(True), None, material, run)
+        if run.main:
+            cached(kept, lambda folder: shutil.copytree(run.result(stage.name), folder, dirs_exist_ok=True))
+    PartialState().wait_for_everyone()  # until the first process has kept it
+    return kept
+
+
+def load_general(
+    name: str, folder: Path, head: Head, *, kind: Kind | None = None, allow_pickle: bool = False
+) -> Teacher:
+    """Tokenizer and model of a folder under `head`, in eval mode; `trained` says whether the folder has that head.
+
+    Raises TeacherError for a folder that cannot be read, or whose encoder is not whole.
+    """
+    with explained(folder):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        if tokenizer.pad_token is None:  # GPT-2's; masks tell padding from the end of a text
+            tokenizer.pad_token = tokenizer.eos_token
+        config = load_config(folder)
+        chosen: Any = heads.model_class(config, head, kind)
+        model, found = chosen.from_pretrained(
+            folder,
+            config=config,
+            use_safetensors=None if allow_pickle else True,
+            ignore_mismatched_sizes=head == "task",
+            output_loading_info=True,
+        )
+    same_vocabulary(folder, tokenizer, model)
+    absent = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
+    if head == "encoder":
+        above: set[str] = set()
+        below = {key for key in absent if "pooler" not in key}
+    else:
+        above = {key for key in absent if not key.startswith(f"{model.base_model_prefix}.")}
+        below = {key for key in absent - above if "pooler" not in key}
+    if below:
+        raise TeacherError(
+            f"{folder}: {len(below)} of its encoder's tensors are missing, such as {min(below)}: weights and config "
+            "do not belong together, or the file is not whole; fetch both again"
+        )
+    model.eval().requires_grad_(False)
+    return Teacher(name, folder, model, tokenizer, identify(folder), not above, allow_pickle)
+
+
+def general(given: Teacher, head: Head, stage: Stage, material: Material, run: Run) -> Teacher:
+    """`given` as it was pre-trained, with `head`.
+
+    A masked language model's head that the checkpoint lacks is trained by `stage` on the run's text, once: the result
+    is kept under $COMPRESS_HOME/teachers by what it depends on. Raises TeacherError for other heads it lacks.
+    """
+    found = load_general(given.name, given.folder, head, kind=material.kind, allow_pickle=given.pickled)
+    if found.trained:
+        return found
+    check_head(given, head, material.kind)
+    text = material.text
+
+    def fresh() -> PreTrainedModel:
+        return load_general(given.name, given.folder, head, allow_pickle=given.pickled).model
+
+    said = (
+        f"{given.name} has no language model's head: training one on {text.name}",
+        "with a language model's head",
+    )
+    on = f"lm-{text.name}"
+    kept = trained_once(given, on, text.fingerprint, stage, material, run=run, fresh=fresh, said=said)
+    return load_general(given.name, kept, head)
+
+
+def check_head(given: Teacher, head: Head, kind: Kind | None) -> None:
+    """Raise TeacherError where the checkpoint lacks a head that is not trained here; no weights are read.
+
+    Raises StudentError for a family that has no such head at all.
+    """
+    chosen: Any = heads.model_class(given.model.config, head, kind)
+    if head in ("encoder", "masked_lm"):
+        return
+    with explained(given.folder):
+        config = load_config(given.folder)
+        model, found = chosen.from_pretrained(
+            given.folder, config=config, use_safetensors=None if given.pickled else True, device_map="meta",
+            output_loading_info=True,
+        )  # fmt: skip
+    if [key for key in found["missing_keys"] if not key.startswith(f"{model.base_model_prefix}.")]:
+        raise TeacherError(
+            f"teacher {given.name} ({config.model_type}) has no {head} head, and only a masked language model's is "
+            "trained here; give a checkpoint that was saved with one, or another recipe (`compress recipes`)"
+        )

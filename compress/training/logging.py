@@ -1,0 +1,143 @@
+"""What a training stage says while it runs: JSON lines, TensorBoard, and progress on the terminal."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from compress.io import flush, naming, written
+
+
+def mend(log: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Drop the lines of a log that are none, with a warning unless a kill has torn the last; returns its entries."""
+    if not log.is_file():
+        return []
+    content = log.read_text(encoding="utf-8", errors="replace")
+    lines = content.split("\n")
+    torn = lines.pop()  # all that follows the last line's end
+    entries = {number: _entry(line) for number, line in enumerate(lines, 1)}
+    if damaged := [str(number) for number, entry in entries.items() if entry is None]:
+        shown = ", ".join(damaged[:10]) + (" and more" if damaged[10:] else "")
+        warn(f"{log}: is damaged: line {shown} cannot be read. The curves of the report lack what was logged there.")
+    if damaged or torn:
+        with written(log) as partial:
+            partial.write_text(
+                "".join(f"{line}\n" for at, line in enumerate(lines, 1) if entries[at]), encoding="utf-8"
+            )
+    return [entry for entry in entries.values() if entry is not None]
+
+
+def forget_after(log: Path, stage: str, step: int, warn: Callable[[str], None]) -> None:
+    """Drop what was logged of `stage` beyond `step`: the resumed stage writes it again."""
+    entries = mend(log, warn)
+    kept = [entry for entry in entries if entry["stage"] != stage or entry["step"] <= step]
+    if step and not any(entry["stage"] == stage for entry in kept):
+        warn(f"{log}: holds nothing of the first {step} steps of stage {stage}: its curves begin after them.")
+    if len(kept) < len(entries):
+        with written(log) as partial:
+            partial.write_text("".join(f"{json.dumps(entry)}\n" for entry in kept), encoding="utf-8")
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    """Parse a line of the log: the stage, the step, and numbers. None where it is anything else."""
+    try:
+        found = json.loads(line)
+        numbers = {name: value for name, value in found.items() if name != "stage"}
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    whole = all(isinstance(value, int | float) for value in numbers.values()) and isinstance(numbers.get("step"), int)
+    return found if whole and isinstance(found.get("stage"), str) else None
+
+
+def curves(log: Path) -> dict[str, list[dict[str, float]]]:
+    """Stage name -> logged points, in the order they were written."""
+    stages: dict[str, list[dict[str, float]]] = {}
+    for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []:
+        if entry := _entry(line):
+            stages.setdefault(entry.pop("stage"), []).append(entry)
+    return stages
+
+
+class Journal(TrainerCallback):
+    """One per stage, in the main process only."""
+
+    def __init__(self, stage: str, log: Path, tensorboard: Path, console: Console, batch: int) -> None:
+        self.stage, self.log, self.batch, self.console = stage, log, batch, console
+        self.scalars = _Scalars(tensorboard / stage)
+        self.bar = Progress(
+            TextColumn("{task.description}", style="bold", markup=False),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.facts: dict[str, str] = {}
+        self.said = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.started, self.first = time.perf_counter(), state.global_step
+        self.task = self.bar.add_task(self.stage, total=state.max_steps, completed=state.global_step, facts="")
+        self.bar.start()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        seconds = time.perf_counter() - self.started
+        self.facts["speed"] = f"{(state.global_step - self.first) * self.batch / seconds:.0f} samples/s"
+        self.bar.update(self.task, completed=state.global_step, facts="  ".join(self.facts.values()))
+        if not self.console.is_terminal and state.global_step * 10 // state.max_steps > self.said:
+            self.said = state.global_step * 10 // state.max_steps
+            self.console.print(
+                f"{self.stage}: step {state.global_step}/{state.max_steps}  {'  '.join(self.facts.values())}"
+            )
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        values = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+        if "loss" in values:
+            self.facts["loss"] = f"loss {values['loss']:.4g}"
+        if "eval_score" in values:
+            self.facts["score"] = f"score {values['eval_score']:.4f}"
+        with naming(self.log), self.log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"stage": self.stage, "step": state.global_step} | values) + "\n")
+        if control.should_save:  # what is logged until a checkpoint is not logged again
+            flush(self.log)
+        self.scalars.write(state.global_step, values)
+
+    def close(self) -> None:
+        """Also after an interruption: the terminal gets its cursor back."""
+        self.bar.stop()
+
+
+class _Scalars:
+    """An event file of TensorBoard's. Its own writer does this in a thread, where a full disk is a traceback."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"events.out.tfevents.{time.time_ns()}"
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=points)))
+
+    def _write(self, event: Any) -> None:
+        with naming(self.path), self.path.open("ab", buffering=0) as file:
+            RecordWriter(file).write(event.SerializeToString())

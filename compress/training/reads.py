@@ -1,0 +1,63 @@
+"""`reads` writes on a loss what it compares; nothing else.
+
+Signals a loss can read are the names of `models.signals.Signals`: logits, embeddings, layers, scores, queries, keys,
+values. A loss is a pure function (student, target, mask_BL, *, options) -> scalar, in float32; one that needs no mask
+may leave it out.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field
+
+Item = Literal["example", "token", "pair", "label"]
+Difference = Literal["width", "heads", "head_size"]
+Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Loss = TypeVar("Loss", bound=Callable[..., Any])
+USUAL_ITEMS: Mapping[str, Item] = MappingProxyType({"logits": "example", "pair": "example", "scores": "pair"})
+"""What a mean usually runs over, by the signal that is read; of all others it is tokens."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a loss compares.
+
+    signal    the student's signal it reads
+    against   teacher: the same signal of the teacher; else the batch's column of that name, such as labels
+    per       what its mean runs over; the frame needs it to make the mean exact when a batch is spread over several
+              processes or accumulated in parts: examples, real tokens, pairs of real tokens, labelled positions
+    mask      which positions the mask argument marks: real tokens, or those with a label (labels != -100)
+    bridges   differences between student and teacher that the formula itself can bear
+    """
+
+    signal: str
+    against: str = "teacher"
+    per: Item = "token"
+    mask: Literal["tokens", "labels"] = "tokens"
+    bridges: frozenset[Difference] = frozenset()
+
+
+def reads(
+    signal: str,
+    *,
+    against: str = "teacher",
+    per: Item | None = None,
+    mask: Literal["tokens", "labels"] = "tokens",
+    bridges: tuple[Difference, ...] = (),
+) -> Callable[[Loss], Loss]:
+    """Mark a loss with the signal it reads, and how: see Reading.
+
+        @compress.reads("logits")
+        def margin(student, teacher, *, temperature=1.0): ...
+
+    `per` left out: example for logits, pair for attention scores, token for the rest.
+    """
+    reading = Reading(signal, against, per or USUAL_ITEMS.get(signal, "token"), mask, frozenset(bridges))
+
+    def write(loss: Loss) -> Loss:
+        loss.reading = reading  # type: ignore[attr-defined]
+        return loss
+
+    return write

@@ -1,0 +1,540 @@
+"""A stage is a function from model to model. All of ours minimise an objective: that is what `run_stage` does."""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import transformers
+from accelerate import PartialState
+from datasets import Dataset
+from numpy.typing import NDArray
+from rich.console import Console
+from torch import Tensor
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+
+from compress import io
+from compress.config.recipe import Stage
+from compress.config.reference import Call, options
+from compress.console import warn
+from compress.data.augment import asks_language_model, augmented, task_text
+from compress.data.cache import home
+from compress.data.collate import Batching, LengthGrouped, Seq2SeqCollate, TokenBudget, encode, encode_task
+from compress.data.corpus import Corpus, encode_corpus
+from compress.data.masking import Words, counts
+from compress.data.mlm_rows import built
+from compress.data.task import Kind, TaskData
+from compress.errors import DamagedError, DataError, RecipeError
+from compress.evaluation import metrics
+from compress.evaluation.evaluator import Exam
+from compress.evaluation.perplexity import held_out
+from compress.exporters.checkpoint import save_tokenizer
+from compress.io import filled, verify
+from compress.models.heads import LANGUAGE
+from compress.models.precision import cast_linear_layers
+from compress.models.teacher import Teacher
+from compress.papers.t5 import answers
+from compress.slicing.shape import Shape
+from compress.training.embedding_rows import only_tokens_in_use
+from compress.training.logging import Journal, forget_after
+from compress.training.objective import Objective
+from compress.training.resume import newest_checkpoint, steps_of
+from compress.training.run import Run, from_first
+from compress.training.step import Distillation, Step
+from compress.training.teacher_cache import TeacherCache, of_logits, teacher_cache
+from compress.training.trainer import Corrupt, Score, StepTrainer
+
+MANY_EPOCHS = 40
+"""Passes over the same text beyond which nothing is learned: Muennighoff et al. 2023, arXiv:2305.16264, Sec. 6."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a stage took, in all processes that worked on it one after another.
+
+    Optimiser steps and examples seen, wall seconds, the most memory that one process held; the best score and its step
+    (None where the stage scores nothing).
+    """
+
+    steps: int
+    examples: int
+    seconds: float
+    score: float | None
+    best_step: int | None
+    peak_rss_mb: float = 0.0
+
+    @staticmethod
+    def read(folder: Path) -> "Trained":
+        """Read what is written in a finished stage's folder."""
+        return Trained(**json.loads((folder / "training.json").read_text(encoding="utf-8"))["trained"])
+
+    def write(self, folder: Path) -> None:
+        """Write it beside the stage's model."""
+        content = json.dumps({"trained": asdict(self)}, indent=1) + "\n"
+        (folder / "training.json").write_text(content, encoding="utf-8")
+
+
+def train(
+    step: Step,
+    stage: Stage,
+    rows: Dataset,
+    collate: Batching,
+    run: Run,
+    *,
+    corrupt: Corrupt | None = None,
+    score: Score | None = None,
+    bf16: bool = False,
+    console: Console | None = None,
+) -> Trained:
+    """Minimise `step` over `rows` as `stage` says; the step's student ends with the best weights scored, or the last.
+
+    Continues from the newest whole checkpoint in the run's directory of this stage, to the same final weights as
+    without the interruption. `rows` are encoded (see data.batches.encode). Raises CompressError when the loss is not
+    finite.
+    """
+    known = getattr(step, "only_rows", False) and corrupt is None  # others meet tokens that are not in the rows
+    with only_tokens_in_use(step.student, rows) if known else nullcontext():
+        return _train(step, stage, rows, collate, run, corrupt=corrupt, score=score, bf16=bf16, console=console)
+
+
+def _train(
+    step: Step,
+    stage: Stage,
+    rows: Dataset,
+    collate: Batching,
+    run: Run,
+    *,
+    corrupt: Corrupt | None,
+    score: Score | None,
+    bf16: bool,
+    console: Console | None,
+) -> Trained:
+    folder = run.stage(stage.name)
+    scored = score is not None and stage.evaluate > 0
+    order = _order(stage, rows, run.seed)
+    arguments = _arguments(step, stage, order, folder, seed=run.seed, scored=scored, bf16=bf16)
+    if console and (note := repeated(stage, _steps_per_epoch(stage, order), rows)):
+        warn(console, note)
+    trainer = StepTrainer(step, stage, rows, order=order, collate=collate, folder=folder, args=arguments)
+    trainer.score, trainer.corrupt = score, corrupt
+    console = console or Console(quiet=True)
+    checkpoint = from_first(lambda: newest_checkpoint(folder, partial(warn, console)))
+    journal = None
+    if run.main:
+        shutil.rmtree(arguments.output_dir or "", ignore_errors=True)  # a checkpoint that a kill left half-written
+        forget_after(run.path / "log.jsonl", stage.name, steps_of(checkpoint), partial(warn, console))
+        journal = Journal(stage.name, run.path / "log.jsonl", run.path / "tensorboard", console, stage.batch)
+        trainer.add_callback(journal)
+        trainer.add_callback(_KeepsSeconds(run))
+    try:
+        trainer.train_from(checkpoint)
+    finally:
+        if journal is not None:
+            journal.close()
+            shutil.rmtree(str(arguments.output_dir), ignore_errors=True)
+    spent, steps = trainer.spent, trainer.state.global_step
+    trainer.restore_best()
+    if hasattr(step, "finish"):
+        step.finish()
+    best = trainer.state.best_global_step
+    examples = round(steps * len(rows) / _steps_per_epoch(stage, order)) if stage.tokens else steps * stage.batch
+    best_score = trainer.state.best_metric if best else None
+    return Trained(steps, examples, spent.seconds, best_score, best, spent.peak_rss_mb)
+
+
+class _KeepsSeconds(TrainerCallback):
+    """What the run has taken is kept when a checkpoint is."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.run.keep_seconds()
+
+
+def _order(stage: Stage, rows: Dataset, seed: int) -> LengthGrouped | TokenBudget:
+    """Which rows come when: so many to a batch, or as many as a budget of tokens holds."""
+    if stage.tokens is None:
+        return LengthGrouped(rows["length"], stage.batch, seed=seed, whole=True)
+    _, accumulation = shares(stage, _processes())
+    return TokenBudget(rows["length"], stage.tokens // (accumulation * _processes()), seed=seed)
+
+
+def _steps_per_epoch(stage: Stage, order: LengthGrouped | TokenBudget) -> int:
+    """Optimiser steps."""
+    if stage.tokens is None:
+        return len(order) // stage.batch
+    _, accumulation = shares(stage, _processes())
+    return max(1, len(order) // (accumulation * _processes()))
+
+
+def planned_steps(stage: Stage, per_epoch: int) -> int:
+    """Count the optimiser steps of a stage over data of which an epoch takes `per_epoch`."""
+    total = stage.steps or max(1, math.ceil(stage.epochs * per_epoch))
+    return total if stage.max_epochs is None else min(total, max(1, math.ceil(stage.max_epochs * per_epoch)))
+
+
+def repeated(stage: Stage, per_epoch: int, rows: Dataset) -> str:
+    """Say how often the text is gone through where it is too little for the stage's steps; '' where it is not."""
+    asked, total = stage.steps, planned_steps(stage, per_epoch)
+    if stage.data != "text" or asked is None or asked <= MANY_EPOCHS * per_epoch:
+        return ""
+    text = f"{stage.name}: {asked:,} steps are {asked / per_epoch:,.0f} passes over {sum(rows['length']):,} tokens"
+    if total < asked:
+        return f"{text}: cut to {total:,} steps; give more text, or set steps (--set) to have as many all the same"
+    return f"{text}, of which those beyond {MANY_EPOCHS} teach nothing; give more text, or fewer steps"
+
+
+def _processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _arguments(
+    step: Step,
+    stage: Stage,
+    order: LengthGrouped | TokenBudget,
+    folder: Path,
+    *,
+    seed: int,
+    scored: bool,
+    bf16: bool,
+) -> TrainingArguments:
+    micro, accumulation = shares(stage, _processes())
+    per_epoch = _steps_per_epoch(stage, order)
+    total = planned_steps(stage, per_epoch)
+    every = max(1, min(total, per_epoch) // stage.evaluate) if scored else total
+    return TrainingArguments(
+        output_dir=str(folder / ".partial"),
+        max_steps=total,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
+        learning_rate=stage.lr,
+        lr_scheduler_type=stage.schedule,
+        warmup_steps=math.ceil(total * stage.warmup),
+        weight_decay=stage.weight_decay,
+        adam_beta1=stage.betas[0],
+        adam_beta2=stage.betas[1],
+        adam_epsilon=stage.eps,
+        max_grad_norm=stage.clip,
+        optim="adamw_torch_fused",
+        bf16=bf16,
+        use_cpu=not torch.cuda.is_available(),
+        seed=seed,
+        data_seed=seed,
+        eval_strategy="steps" if scored else "no",
+        eval_steps=every,
+        metric_for_best_model="score" if scored else None,
+        greater_is_better=True if scored else None,
+        save_strategy="steps",
+        save_steps=stage.checkpoint or max(1, math.ceil(total / 10)),
+        logging_steps=max(1, min(50, total // 100)),
+        logging_nan_inf_filter=False,
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        label_names=["labels"],
+        ddp_find_unused_parameters=not isinstance(step, Distillation) or "logits" not in step.objective.student_wants,
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
+
+
+def shares(stage: Stage, processes: int) -> tuple[int, int]:
+    """(examples per forward pass and process, accumulated passes) that make up the stage's batch exactly.
+
+    Of a stage with a budget of tokens: (rows of full length per pass and process, passes that spend it). Raises
+    RecipeError when nothing does.
+    """
+    if stage.tokens is not None:
+        whole = stage.tokens // (stage.max_length * processes)
+        if not whole:
+            raise RecipeError(
+                [f"stage {stage.name}: tokens {stage.tokens} hold no row of {stage.max_length} for each process"]
+            )
+        micro = min(stage.micro_batch or whole, whole)
+        return micro, whole // micro
+    share, rest = divmod(stage.batch, processes)
+    if rest:
+        raise RecipeError(
+            [f"stage {stage.name}: batch {stage.batch} cannot be split evenly over {processes} processes"]
+        )
+    micro = min(stage.micro_batch or share, share)
+    if share % micro:
+        raise RecipeError([f"stage {stage.name}: micro_batch {micro} does not divide the {share} examples per process"])
+    return micro, share // micro
+
+
+HELD_OUT_TOKENS: Final = 200_000
+"""How much text, at most, scores a language model."""
+
+
+@dataclass(frozen=True)
+class Material:
+    """What stages work on: the task, unlabelled text where there is a corpus, and how batches are made of them.
+
+    For stages that augment the task's rows: `masked_lm` opens the teacher's language model, `given` is the teacher as
+    the user named it.
+    """
+
+    task_data: TaskData | None
+    corpus: Corpus | None
+    tokenizer: PreTrainedTokenizerBase
+    collate: Batching
+    bf16: bool
+    console: Console
+    masked_lm: Callable[[], Teacher] | None = None
+    given: Teacher | None = None
+
+    @property
+    def kind(self) -> Kind | None:
+        return self.task_data.task.kind if self.task_data else None
+
+    @property
+    def data(self) -> TaskData:
+        if self.task_data is None:
+            raise DataError("a stage on the task's examples needs them: give --data")
+        return self.task_data
+
+    @property
+    def text(self) -> Corpus:
+        """The corpus, else the task's own training texts."""
+        return self.corpus or task_text(self.data, self.data.train)
+
+    def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
+        """Encoded rows to train on, or with `held_out` those kept apart to score a language model on."""
+        lm = None if held_out or stage.augment is None else self._augmenter(stage.augment)
+        with PartialState().main_process_first():  # the others find what the first has cached
+            if stage.data == "text":
+                return self._text_rows(stage, seed, held_out)
+            split = self.data.validation if held_out else self.data.train
+            if stage.augment is not None and lm is not None:
+                self.console.print(f"{stage.name}: more rows by {stage.augment.by}; they are kept")
+                split = augmented(split, stage.augment, lm.model, lm.tokenizer, lm_digest=lm.digest, seed=seed)
+            if stage.rows is not None:
+                return encode_task(
+                    split, self.data.task, self.tokenizer, stage.rows.function, stage.rows.options,
+                    max_length=stage.max_length,
+                )  # fmt: skip
+            return encode(split, self.tokenizer, stage.max_length)
+
+    def _augmenter(self, call: Call) -> Teacher:
+        """The model that an augmentation asks. It may have to be trained first, by all processes together."""
+        if self.masked_lm is None or self.given is None:
+            raise DataError("a stage with `augment` needs a teacher: give --teacher")
+        lm = self.masked_lm() if asks_language_model(call) else self.given
+        lm.model.to(PartialState().device)
+        return lm
+
+    def _text_rows(self, stage: Stage, seed: int, held_out: bool) -> Dataset:
+        if self.corpus is not None:
+            text = self.corpus.part(held_out)
+        else:
+            text = task_text(self.data, self.data.validation if held_out else self.data.train)
+        limit = HELD_OUT_TOKENS if held_out else stage.limit_tokens
+        if stage.rows is None:
+            return encode_corpus(text, self.tokenizer, stage.max_length, limit_tokens=limit)
+        builder, options = stage.rows.function, stage.rows.options
+        return built(
+            text, self.tokenizer, builder, stage.rows.by, options,
+            max_length=stage.max_length, seed=seed, limit_tokens=limit,
+        )  # fmt: skip
+
+
+def run_stage(
+    stage: Stage,
+    student: PreTrainedModel,
+    teacher: Teacher | None,
+    material: Material,
+    run: Run,
+    *,
+    teacher_logits: Any = None,
+    origin_D: Tensor | None = None,
+    judged: Callable[[Score], Score] | None = None,
+) -> PreTrainedModel:
+    """Train `student` by the stage's objective and keep the result in the run's directory of this stage.
+
+    `teacher_logits` on the validation split add the agreement to each evaluation. `origin_D`: the dimensions of the
+    teacher that those of a student cut out of it came from. `judged` makes of the stage's score another, as one that
+    asks parts of the student. The seed is set from the run and the stage's name, so that a stage does the same whether
+    or not the ones before it ran in this process. The result is the step's student, which may have become another
+    model when the step finished.
+    """
+    if stage.head == "seq2seq":
+        material = replace(material, collate=Seq2SeqCollate(material.tokenizer, student))
+    seed = (run.seed + int(io.of_value(stage.name)[:6], 16)) % 2**32
+    set_seed(seed)
+    rows = material.rows(stage, seed)
+    words = _words(stage, material, rows) if stage.corrupt or stage.step else None
+    corrupt = partial(stage.corrupt, words=words) if stage.corrupt else None
+    if teacher and material.bf16:
+        cast_linear_layers(teacher.model)
+    made = _step(stage, student, teacher, material, words=words, rows=rows, origin_D=origin_D)
+    score = _score(stage, made, corrupt, material, seed=seed, teacher_logits=teacher_logits)
+    if judged is not None and score is not None:
+        score = judged(score)
+    with _only_head(student) if stage.train == "head" else nullcontext():
+        trained = train(
+            made, stage, rows, material.collate, run,
+            corrupt=corrupt, score=score, bf16=material.bf16, console=material.console,
+        )  # fmt: skip
+    if run.main:
+        with filled(run.result(stage.name), sealed=True) as folder:
+            _keep(folder, made.student, material, trained)
+        run.keep_seconds()
+    return made.student
+
+
+def _step(
+    stage: Stage,
+    student: PreTrainedModel,
+    teacher: Teacher | None,
+    material: Material,
+    *,
+    words: Words | None,
+    rows: Dataset,
+    origin_D: Tensor | None,
+) -> Step:
+    objective = None
+    if stage.objective:
+        shape = Shape.of(teacher.model.config) if teacher else None
+        kind = material.kind if stage.head == "task" else None
+        objective = Objective(stage.objective, Shape.of(student.config), shape, kind=kind)
+        for map_DS in objective.projections.parameters() if origin_D is not None else ():
+            map_DS.data = torch.eye(len(map_DS))[:, origin_D]  # instead of a random map, which must first be learned
+    model = teacher.model if teacher else None
+    known = options(stage.step.function) if stage.step else {"shown": None}
+    shown = None
+    if objective and teacher and "shown" in known:
+        if teacher.asked:
+            shown = of_logits(teacher.asked.of(material.data.train), rows)
+        elif stage.cache_teacher:
+            shown = _cached(stage, objective, teacher, rows, material)
+    if stage.step is not None:
+        given = {"words": words} | ({"shown": shown} if "shown" in known else {})
+        made: Step = stage.step(student, model, objective, **given)
+        return made
+    assert objective is not None, "the recipe was checked"
+    return Distillation(student, shown or model, objective)
+
+
+def _words(stage: Stage, material: Material, rows: Dataset) -> Words:
+    """The vocabulary for what corrupts a batch, with its counts, and for a paper's own step."""
+    words = Words.of(material.tokenizer)
+    if stage.corrupt is not None:
+        words = replace(words, counts_V=counts(rows, words.size))
+    return words.to(PartialState().device)
+
+
+@contextmanager
+def _only_head(student: PreTrainedModel) -> Iterator[None]:
+    """While open, what is below the head is not trained."""
+    below = [parameter for parameter in student.base_model.parameters() if parameter.requires_grad]
+    for parameter in below:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in below:
+            parameter.requires_grad_(True)
+
+
+def _score(
+    stage: Stage, step: Step, corrupt: Corrupt | None, material: Material, *, seed: int, teacher_logits: Any
+) -> Score | None:
+    """What tells the best weights of this stage: the task's metric, or a language model's on text kept apart."""
+    if stage.evaluate == 0:
+        return None
+    reads_logits = not isinstance(step, Distillation) or "logits" in step.objective.student_wants
+    if stage.data == "task" and stage.head == "task" and reads_logits:
+        return scorer(material, stage, teacher_logits)
+    if stage.data == "task" and stage.head == "seq2seq":
+        return text_scorer(material, stage)
+    speaks = stage.head in LANGUAGE and step.student.get_output_embeddings() is not None
+    if corrupt is not None and speaks and reads_logits:
+        return language_scorer(material, stage, corrupt, seed)
+    return None
+
+
+def text_scorer(material: Material, stage: Stage) -> Score:
+    """student -> the task's metrics of the answers it would write on the validation split."""
+    task, split, options = material.data.task, material.data.validation, stage.rows.options if stage.rows else {}
+    labels = np.asarray(split["label"][:])
+
+    def score(student: PreTrainedModel) -> Mapping[str, float]:
+        said = answers(student, split, task, material.tokenizer, max_length=stage.max_length, **options)
+        values = metrics.scores(task, said, labels)
+        return values | {"score": values[task.metric]}
+
+    return score
+
+
+def language_scorer(material: Material, stage: Stage, corrupt: Corrupt, seed: int) -> Score:
+    """student -> perplexity on held-out text, and as `score` the mean log-likelihood of a token, in nats."""
+    rows = material.rows(stage, seed, held_out=True)
+
+    def score(student: PreTrainedModel) -> Mapping[str, float]:
+        found = held_out(student, rows, material.collate, corrupt, bf16=material.bf16)
+        return {"score": -found["nll"], "perplexity": found["perplexity"]}
+
+    return score
+
+
+def scorer(material: Material, stage: Stage, teacher_logits: NDArray[np.float32] | None) -> Score:
+    """student -> every metric on the validation split, the task's own as `score`, and the agreement."""
+    task = material.data.task
+    exam = Exam.of(task, material.data.validation, material.tokenizer, stage.max_length)
+
+    def score(student: PreTrainedModel) -> Mapping[str, float]:
+        logits = metrics.logits(student, exam.rows, material.collate, bf16=material.bf16)
+        values = exam.scores(logits)
+        values["score"] = values[task.metric]
+        if teacher_logits is not None and teacher_logits.shape == logits.shape:
+            values["agreement"] = exam.agreement(logits, teacher_logits)
+        return values
+
+    return score
+
+
+def taken(run: Run, stage: str, console: Console) -> Trained | None:
+    """Read what a stage of this run took; None when it ran in an earlier run, not at all, or the record is damaged."""
+    folder = run.result(stage)
+    if not folder.is_dir():
+        return None
+    try:
+        verify(folder)
+    except DamagedError as error:
+        warn(console, f"{error} The report does not say what stage {stage} took.")
+        return None
+    return Trained.read(folder)
+
+
+def _keep(folder: Path, student: PreTrainedModel, material: Material, trained: Trained) -> None:
+    student.save_pretrained(folder)
+    save_tokenizer(folder, material.tokenizer)
+    trained.write(folder)
+
+
+def _cached(stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset, material: Material) -> TeacherCache:
+    layers = sorted({n for pairs in objective.pairs for _, n in pairs})
+    wants = objective.teacher_wants
+    computed = [str(teacher.model.dtype), teacher.model.device.type, material.bf16]
+    computed += [torch.__version__, transformers.__version__]
+    key = io.of_value([teacher.digest, rows._fingerprint, stage.max_length, sorted(wants), layers, *computed])
+    folder = home() / "teacher-outputs" / key[:24]
+    material.console.print(f"{stage.name}: teacher outputs are kept in {folder}")
+    return teacher_cache(teacher.model, rows, material.collate, folder, wants=wants, layers=layers, bf16=material.bf16)

@@ -1,0 +1,129 @@
+"""A step turns a batch into named losses. It is the only thing a training loop needs to know."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from compress.config.term import Term
+from compress.models.signals import ATTENTION, Signals, has_lm_head, open_attention, read
+from compress.papers.bert import IGNORED
+from compress.slicing.shape import Shape
+from compress.training.objective import Objective
+
+
+class Step(Protocol):
+    """What a training loop needs: a module that turns a batch into {"loss": ..., part: detached, ...}.
+
+    `student` is what is kept. A step may also have
+        items(batch)           what its means run over, so that they stay exact when a batch is spread out
+        begin(step, total)     called before each optimiser step
+        groups()               named groups of the parameters that are trained
+        factors(step, total)   each group's multiplier of the learning rate at this step
+        finish()               called when training is over: the student becomes what is kept
+        only_rows              true where it meets no token that is not in its rows (`vocabulary.only_tokens_in_use`)
+    """
+
+    @property
+    def student(self) -> PreTrainedModel: ...
+
+    def __call__(self, **batch: Any) -> dict[str, Tensor]: ...
+
+
+class Shows(Protocol):
+    """Anything that can play the teacher: a model is read as it is, a cache of its outputs answers for it."""
+
+    def signals(self, batch: Mapping[str, Tensor], wants: frozenset[str]) -> Signals: ...
+
+
+class Distillation(nn.Module):
+    """step(**batch) -> {"loss": what to minimise, term name: its weighted part, detached, ...}.
+
+    The student is trained, and the objective's projections with it. The teacher is frozen, in eval mode, follows
+    `.to(device)`, and is neither in `parameters()` nor in `state_dict()`. `objective` may be a list of terms; the
+    shapes of both models then build it. For a `transformers.Trainer` pass the step as `model`; batches are
+    dictionaries of input_ids, attention_mask, ..., and labels where a term reads them.
+
+        step = Distillation(student, teacher, [Term("tinybert.hidden", project=True)])
+        step(**batch)["loss"].backward()
+    """
+
+    accepts_loss_kwargs = False  # tells a transformers.Trainer that `loss` is a mean, to be divided by accumulation
+    only_rows = True
+
+    def __init__(
+        self, student: PreTrainedModel, teacher: nn.Module | Shows | None, objective: Objective | Sequence[Term]
+    ) -> None:
+        super().__init__()
+        if not isinstance(objective, Objective):
+            shown = Shape.of(teacher.config) if isinstance(teacher, nn.Module) else None
+            objective = Objective(objective, Shape.of(student.config), shown)
+        self.student, self.objective = student, objective
+        if objective.student_wants & ATTENTION:
+            open_attention(student)
+        if isinstance(teacher, nn.Module):
+            teacher.eval().requires_grad_(False)
+            if objective.teacher_wants & ATTENTION:
+                open_attention(teacher)
+        self._teacher = [teacher]  # in a list: not a submodule, so not saved, not trained, not wrapped
+
+    @property
+    def teacher(self) -> nn.Module | Shows | None:
+        return self._teacher[0]
+
+    def forward(
+        self,
+        *,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        items: Mapping[str, Tensor] | None = None,
+        **more: Any,
+    ) -> dict[str, Tensor]:
+        """Return the losses of a batch. A transformers.Trainer keeps the columns that stand here by name."""
+        usual = {
+            "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
+            "decoder_input_ids": decoder_input_ids, "labels": labels,
+        }  # fmt: skip
+        batch = {name: column for name, column in usual.items() if column is not None} | more
+        shown = self.shown(batch)
+        student = read(self.student, batch, self.objective.student_wants, at_BL=self.labelled(self.student, batch))
+        parts = self.objective(student, shown, batch, items)
+        return {"loss": parts.pop("total")} | {name: part.detach() for name, part in parts.items()}
+
+    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """How many of what its losses average over a batch holds: see Objective.forward."""
+        return self.objective.items(batch["attention_mask"], batch.get("labels"))
+
+    def labelled(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor | None:
+        """Where a language model's head must answer; None: everywhere."""
+        labels = batch.get("labels")
+        if labels is None or not self.objective.reads_only_labelled or not has_lm_head(model):
+            return None
+        return labels != IGNORED
+
+    @torch.no_grad()
+    def shown(self, batch: Mapping[str, Tensor]) -> Signals | None:
+        """The teacher's signals; None where the objective reads none.
+
+        no_grad rather than inference_mode: losses save the teacher's tensors for their backward pass.
+        """
+        teacher = self.teacher
+        if not self.objective.teacher_wants:
+            return None
+        if isinstance(teacher, nn.Module):
+            return read(teacher, batch, self.objective.teacher_wants, at_BL=self.labelled(teacher, batch))
+        if teacher is None:
+            raise ValueError("an objective that reads a teacher was built without one")
+        return teacher.signals(batch, self.objective.teacher_wants)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Distillation":
+        """`.to(device)` and `.half()` reach the teacher too."""
+        super()._apply(fn, recurse)
+        if isinstance(self.teacher, nn.Module):
+            self.teacher._apply(fn)
+        return self

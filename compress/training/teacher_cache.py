@@ -1,0 +1,184 @@
+"""A teacher's outputs on disk, so that later epochs and later runs need not compute them again.
+
+One cache entry per (teacher, rows, what is read, precision), in shards of rows, each a part of the entry (see
+`data.cache`) and memory-mapped.
+
+Logits are (rows, V), or (tokens, V) of a teacher that answers per token; hidden states are
+(tokens, D): the rows' real tokens one after another.
+
+Shapes: B batch, L tokens, D hidden, V classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from compress.data.cache import cached, part
+from compress.data.collate import Batching
+from compress.errors import ObjectiveError
+from compress.models.signals import ATTENTION, Signals, read
+
+SHARD = 1 << 15
+"""Rows per shard."""
+
+
+@dataclass(frozen=True)
+class TeacherCache:
+    """Plays the teacher in a Distillation: answers for rows by their `index`.
+
+    lengths   real tokens of each row; starts: where they begin within the row's shard
+    logits    shards of (rows, V) or (tokens, V), empty when logits were not asked for
+    hidden    hidden-state number (0: embeddings) -> shards of (tokens, D)
+    states    how many hidden states the teacher has, embeddings included
+    """
+
+    lengths: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    logits: tuple[NDArray[np.float32], ...]
+    hidden: Mapping[int, tuple[NDArray[np.float32], ...]]
+    states: int
+
+    @property
+    def tokenwise(self) -> bool:
+        """Whether the logits are one per token; where every row has one token, that is the same."""
+        rows = min(SHARD, len(self.lengths))
+        return bool(self.logits) and len(self.logits[0]) != rows
+
+    def signals(self, batch: Mapping[str, Tensor], wants: frozenset[str]) -> Signals:
+        """The teacher's signals for this batch; hidden states are zero at pads, which no loss counts."""
+        index, device = batch["index"].tolist(), batch["index"].device
+        mask_BL = batch["attention_mask"]
+        real_BL = mask_BL.bool().cpu().numpy()
+
+        def spread(shards: Sequence[NDArray[np.float32]]) -> Tensor:
+            """What is kept per token, as (B, L, width): zero at pads."""
+            out_BLD = np.zeros((*mask_BL.shape, shards[0].shape[1]), dtype=np.float32)
+            for row, i in enumerate(index):
+                start = self.starts[i]
+                out_BLD[row, real_BL[row]] = shards[i // SHARD][start : start + self.lengths[i]]
+            return torch.from_numpy(out_BLD).to(device)
+
+        logits = None
+        if self.logits and self.tokenwise:
+            logits = spread(self.logits)
+        elif self.logits:
+            logits = torch.from_numpy(np.stack([self.logits[i // SHARD][i % SHARD] for i in index])).to(device)
+        hidden: list[Any] = [None] * self.states
+        for state, shards in self.hidden.items():
+            hidden[state] = spread(shards)
+        return Signals(mask_BL, logits, tuple(hidden))
+
+
+def of_logits(logits_NV: NDArray[np.float32], rows: Dataset) -> TeacherCache:
+    """A cache of logits that are known already: one row of them for each of `rows`, in their order."""
+    lengths = np.asarray(rows["length"][:], dtype=np.int64)
+    assert len(lengths) == len(logits_NV), "each row has its own"
+    shards = tuple(logits_NV[at : at + SHARD] for at in range(0, len(logits_NV), SHARD))
+    return TeacherCache(lengths, _starts(lengths), shards, {}, states=1)
+
+
+def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each row's tokens begin within its own shard."""
+    begin = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    first = np.arange(len(lengths)) // SHARD * SHARD
+    return begin - begin[first]
+
+
+def teacher_cache(
+    teacher: nn.Module,
+    rows: Dataset,
+    collate: Batching,
+    folder: Path,
+    *,
+    wants: frozenset[str],
+    layers: Sequence[int],
+    batch: int = 64,
+    bf16: bool = False,
+) -> TeacherCache:
+    """Open the cache entry `folder`, computing the shards it lacks. `layers`: 0-based teacher layers that are read.
+
+    Raises ObjectiveError when attention is wanted: scores grow with the square of the length and are cheaper to
+    compute than to read.
+    """
+    if wants & ATTENTION:
+        raise ObjectiveError(
+            "cache_teacher keeps logits and hidden states, but this objective reads "
+            f"{', '.join(sorted(wants & ATTENTION))}; set cache_teacher: false"
+        )
+    states = ([0] if "embeddings" in wants else []) + ([layer + 1 for layer in layers] if "layers" in wants else [])
+    states = sorted(set(states))
+    lengths = np.asarray(rows["length"][:], dtype=np.int64)
+    count = range(-(-len(rows) // SHARD))
+    kept = [*(["logits"] if "logits" in wants else []), *(f"hidden{state}" for state in states)]
+
+    def make(partial: Path) -> None:
+        for shard in count:
+            if not all((partial / _name(what, shard)).is_file() for what in kept):
+                _write(
+                    teacher, rows, collate, partial, shard,
+                    states=states, lengths=lengths, wants=wants, batch=batch, bf16=bf16,
+                )  # fmt: skip
+
+    cached(folder, make)
+    logits = tuple(np.load(folder / _name("logits", s), mmap_mode="r") for s in count) if "logits" in wants else ()
+    hidden = {k: tuple(np.load(folder / _name(f"hidden{k}", s), mmap_mode="r") for s in count) for k in states}
+    total = int(getattr(teacher.config, "num_hidden_layers", 0)) + 1
+    return TeacherCache(lengths, _starts(lengths), logits, hidden, total)
+
+
+def _name(what: str, shard: int) -> str:
+    return f"{what}-{shard:05d}.npy"
+
+
+@torch.inference_mode()
+def _write(
+    teacher: nn.Module,
+    rows: Dataset,
+    collate: Batching,
+    folder: Path,
+    shard: int,
+    *,
+    states: Sequence[int],
+    lengths: NDArray[np.int64],
+    wants: frozenset[str],
+    batch: int,
+    bf16: bool,
+) -> None:
+    """Run the teacher over one shard in batches of like lengths, into memory-mapped parts of the entry."""
+    teacher.eval()
+    device = next(teacher.parameters()).device
+    first, last = shard * SHARD, min((shard + 1) * SHARD, len(rows))
+    order = first + np.argsort(lengths[first:last], kind="stable")
+    starts, tokens = _starts(lengths), int(lengths[first:last].sum())
+    files: dict[str, Any] = {}
+    with ExitStack() as unfinished:
+        for at in range(0, len(order), batch):
+            chosen = [int(i) for i in order[at : at + batch]]
+            inputs = {name: value.to(device) for name, value in collate([rows[i] for i in chosen]).items()}
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                shown = read(teacher, inputs, wants)
+            parts = {f"hidden{state}": shown.hidden[state].float().cpu().numpy() for state in states}
+            if shown.logits is not None and "logits" in wants:
+                parts["logits"] = shown.logits.float().cpu().numpy()
+            real_BL = inputs["attention_mask"].bool().cpu().numpy()
+            for name, value in parts.items():
+                per_row = value.ndim == 2
+                if name not in files:
+                    shape = (last - first if per_row else tokens, value.shape[-1])
+                    path = unfinished.enter_context(part(folder, _name(name, shard)))
+                    files[name] = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+                for row, i in enumerate(chosen):
+                    if per_row:
+                        files[name][i - first] = value[row]
+                    else:
+                        files[name][starts[i] : starts[i] + lengths[i]] = value[row, real_BL[row]]
+        for file in files.values():
+            file.flush()

@@ -1,0 +1,315 @@
+"""The loop: transformers' Trainer over a step.
+
+Batches of like lengths in an order that depends on seed and epoch only, means that stay exact over processes and
+accumulation, every loss part in the log, and checkpoints that are renamed into place.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from compress import io
+from compress.config.recipe import Stage
+from compress.data.collate import Batching, LengthGrouped, TokenBudget
+from compress.errors import CompressError
+from compress.io import naming, written
+from compress.training.resume import Spent, keep, loading, peak_rss_mb
+from compress.training.step import Step
+
+Factors = Callable[[int, int], Mapping[str, float]]
+"""(step, total) -> each group's multiplier of the learning rate."""
+
+
+def trained_groups(step: Any, decayed: set[str], weight_decay: float) -> list[dict[str, Any]]:
+    """The optimiser's groups: each of `step.groups()`, in one part that decays and one that does not.
+
+    `decayed` are the names in `step` of the parameters that do. A parameter in no group is not trained.
+    """
+    decays = {id(parameter) for name, parameter in step.named_parameters() if name in decayed}
+    groups = []
+    for name, parameters in step.groups().items():
+        trained: list[nn.Parameter] = [each for each in parameters if each.requires_grad]
+        for decay in (True, False):
+            part = [each for each in trained if (id(each) in decays) == decay]
+            if part:
+                groups.append({"params": part, "weight_decay": weight_decay if decay else 0.0, "group": name})
+    return groups
+
+
+def per_group(scheduler: LambdaLR, factors: Factors, total: int) -> None:
+    """Multiply the learning rate of each of the optimiser's groups by its own factor, from the first step on."""
+
+    def scaled(schedule: Callable[[int], float], group: str) -> Callable[[int], float]:
+        return lambda step: schedule(step) * factors(step, total)[group]
+
+    groups = scheduler.optimizer.param_groups
+    scheduler.lr_lambdas = [
+        scaled(schedule, group["group"]) for schedule, group in zip(scheduler.lr_lambdas, groups, strict=True)
+    ]
+    for schedule, group in zip(scheduler.lr_lambdas, groups, strict=True):
+        group["lr"] = group["initial_lr"] * schedule(0)
+
+
+class Started(TrainerCallback):
+    """Tells a step the number of the optimiser step that begins, and how many there will be."""
+
+    def __init__(self, begin: Callable[[int, int], None]) -> None:
+        self.begin = begin
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.begin(state.global_step, state.max_steps)
+
+
+Score = Callable[[PreTrainedModel], Mapping[str, float]]
+"""student -> {"score": higher is better, ...} on the validation split."""
+Corrupt = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+"""batch -> batch to learn from, drawn anew each time from torch's generator: masked tokens and their labels."""
+BEST = "best.safetensors"
+
+
+class _Epochs(TrainerCallback):
+    """accelerate does not reach the order of rows in an epoch that several processes resume."""
+
+    def __init__(self, order: LengthGrouped | TokenBudget) -> None:
+        self.order = order
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.order.set_epoch(int(state.epoch or 0))
+
+
+class _LogsBeforeSaving(TrainerCallback):
+    """A resumed process has no sum of the losses since the last line of the log: none is left when it is saved."""
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        control.should_log = control.should_log or control.should_save
+
+
+class StepTrainer(Trainer):
+    """transformers' loop over a step: what it does otherwise than the library is overridden here, and nothing else."""
+
+    def __init__(
+        self,
+        step: Step,
+        stage: Stage,
+        rows: Dataset,
+        *,
+        order: LengthGrouped | TokenBudget,
+        collate: Batching,
+        folder: Path,
+        args: TrainingArguments,
+    ) -> None:
+        self.stage, self.folder = stage, folder
+        self.step: Any = step
+        self.score: Score | None = None
+        self.corrupt: Corrupt | None = None
+        self.parts: dict[str, Tensor] = {}
+        self.passes = 0
+        self.order = order
+        self.before, self.began = Spent(), time.perf_counter()
+        self._total_loss_scalar = 0.0
+        super().__init__(
+            model=step,  # type: ignore[arg-type]
+            args=args,
+            data_collator=collate,
+            train_dataset=rows,
+            eval_dataset=rows,
+        )
+        self.model_accepts_loss_kwargs = False  # a step's loss is a mean, to be divided by accumulation
+        self.remove_callback(PrinterCallback)
+        self.remove_callback(ProgressCallback)
+        self.add_callback(_Epochs(self.order))
+        self.add_callback(_LogsBeforeSaving())
+        if hasattr(step, "begin"):
+            self.add_callback(Started(step.begin))
+
+    @property
+    def student(self) -> PreTrainedModel:
+        return self.model.student  # type: ignore[return-value,union-attr]
+
+    def train_from(self, checkpoint: Path | None) -> None:
+        """Train, or continue. The library takes one step more where a checkpoint already has the last."""
+        self.before, self.began = Spent.load(checkpoint), time.perf_counter()
+        if checkpoint is None:
+            self.train()
+            return
+        with loading(checkpoint):
+            state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        if state.global_step < self.args.max_steps:
+            self.train(resume_from_checkpoint=str(checkpoint))
+        else:
+            self._load_from_checkpoint(str(checkpoint))
+            self.state = state
+
+    @property
+    def spent(self) -> Spent:
+        """What the stage has taken until now."""
+        return Spent(
+            self.before.seconds + time.perf_counter() - self.began,
+            max(self.before.peak_rss_mb, peak_rss_mb()),
+            self.before.loss + self._total_loss_scalar,
+        )
+
+    def get_train_dataloader(self) -> Any:
+        """A budget of tokens makes whole batches; else rows are taken in order, so many at a time."""
+        if isinstance(self.order, LengthGrouped):
+            return super().get_train_dataloader()
+        loader = DataLoader(self.train_dataset, batch_sampler=self.order, collate_fn=self.data_collator)  # type: ignore[arg-type]
+        return self.accelerator.prepare(loader)
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
+        return self.order
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """A step that names groups of parameters gets them as the optimiser's groups."""
+        if self.optimizer is None and hasattr(self.step, "groups"):
+            chosen, options = self.get_optimizer_cls_and_kwargs(self.args)
+            decayed = set(self.get_decay_parameter_names(self.step))
+            self.optimizer = chosen(trained_groups(self.step, decayed, self.args.weight_decay), **options)
+            return self.optimizer
+        return super().create_optimizer(model)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        if hasattr(self.step, "factors"):
+            per_group(scheduler, self.step.factors, num_training_steps)  # type: ignore[arg-type]
+        return scheduler
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
+    ) -> tuple[list[dict[str, Any]], Any]:
+        """Corrupt the batch, and tell every part of it how many items a part has on average: see Objective.forward."""
+        samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.corrupt is not None:
+            samples = [self._corrupted(sample, part) for part, sample in enumerate(samples)]
+        if samples and hasattr(self.step, "items") and (len(samples) > 1 or self.args.world_size > 1):
+            counts = [self.step.items(each) for each in samples]
+            mean = torch.stack([torch.stack(list(count.values())) for count in counts]).mean(0).to(device)
+            mean = self.accelerator.reduce(mean, "mean")
+            for sample in samples:
+                sample["items"] = dict(zip(counts[0], mean, strict=True))
+        return samples, items
+
+    def _corrupted(self, sample: dict[str, Any], part: int) -> dict[str, Any]:
+        """Drawn by step, part and process alone: the library restores the generator only after these batches."""
+        assert self.corrupt is not None
+        place = [self.args.seed, self.stage.name, self.state.global_step, part, self.args.process_index]
+        devices = [sample["input_ids"].device] if sample["input_ids"].is_cuda else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(int(io.of_value(place)[:15], 16))
+            return self.corrupt(sample)
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        parts = model(**inputs)
+        loss = parts.pop("loss")
+        for name, part in parts.items():
+            self.parts[name] = self.parts.get(name, 0) + part
+        self.passes += 1
+        return (loss, parts) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self.passes:
+            if not math.isfinite(logs["loss"]):
+                raise CompressError(
+                    f"stage {self.stage.name}: the loss is {logs['loss']} at step {self.state.global_step}; lower lr "
+                    f"(now {self.stage.lr}), or try --precision fp32"
+                )
+            parts = self.accelerator.reduce(torch.stack(list(self.parts.values())) / self.passes, "mean")
+            logs |= dict(zip(self.parts, parts.tolist(), strict=True))
+            self.parts, self.passes = {}, 0
+        if "train_runtime" in logs:  # of this process alone, as the library reckons it
+            spent, steps = self.spent, self.state.global_step
+            speed = logs["train_samples_per_second"] / logs["train_steps_per_second"] * steps / spent.seconds
+            logs |= {
+                "train_runtime": round(spent.seconds, 4),
+                "train_samples_per_second": round(speed, 3),
+                "train_steps_per_second": round(steps / spent.seconds, 3),
+                "train_loss": spent.loss / steps,
+            }
+        super().log(logs, start_time)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        if self.score is None:
+            return {}
+        metrics = {f"eval_{name}": float(value) for name, value in self.score(self.student).items()}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        better = super()._determine_best_metric(metrics, trial)
+        if better and self.args.should_save:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with written(self.folder / BEST) as partial:
+                save_model(self.student, str(partial))
+        return better
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """The library writes into .partial; the whole checkpoint is sealed, flushed and renamed into place.
+
+        It has its own copy of the best weights: of one that is shared, damage would reach every checkpoint.
+        """
+        with naming(Path(str(self.args.output_dir))):
+            super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if not self.args.should_save:
+            return
+        partial = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
+        # the library would look for the best weights in the folder it wrote them to, which is about to be renamed
+        self.state.best_model_checkpoint = None
+        with naming(partial):
+            self.state.save_to_json(str(partial / TRAINER_STATE_NAME))
+            self.spent.save(partial)
+            best = self.folder / BEST
+            if best.is_file():
+                shutil.copyfile(best, partial / BEST)
+            keep(partial, self.folder)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Student and projections, in safetensors, tied weights once; none of the library's pickled arguments."""
+        folder = Path(output_dir or str(self.args.output_dir))
+        folder.mkdir(parents=True, exist_ok=True)  # another process may have begun with its random state
+        save_model(self.model, str(folder / "model.safetensors"))  # type: ignore[arg-type]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        folder = Path(resume_from_checkpoint)
+        with loading(folder):
+            load_model(self.model, folder / "model.safetensors")  # type: ignore[arg-type]
+        best = folder / BEST
+        if best.is_file() and self.args.should_save:
+            with written(self.folder / BEST) as partial:
+                shutil.copyfile(best, partial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            with loading(Path(checkpoint)):
+                super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            with loading(Path(checkpoint)):
+                super()._load_rng_state(checkpoint)
+
+    def restore_best(self) -> None:
+        self.accelerator.wait_for_everyone()
+        best = self.folder / BEST
+        if self.state.best_global_step and best.is_file():
+            load_model(self.student, best)

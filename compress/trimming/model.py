@@ -1,0 +1,347 @@
+"""Vocabulary trimming: tokens that a corpus never uses leave the tokenizer and the embedding together.
+
+    trimmed = trim_bundle(Bundle.load(path), texts, out)
+
+Of a small student the word embedding is most of the file: 9.5 of TinyBERT's 14.4 million parameters. Every text of
+the corpus is encoded to the same tokens as before, and answered with the same logits; other texts still can be
+spelled, by shorter tokens where a long one is gone. Abdaoui et al. 2020, arXiv:2010.05609, trim multilingual
+vocabularies to the tokens of a language; here it is to those of a task.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from tokenizers import Tokenizer
+
+from compress.data.windows import plain
+from compress.errors import BundleError, CompressError, ExportError
+from compress.exporters import manifest as manifests
+from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.checkpoint import save
+from compress.exporters.predictor import rows_of as encoded
+from compress.exporters.session import read_model, save_changed
+from compress.io import filled
+from compress.models.heads import task_class
+from compress.provenance import versions
+from compress.trimming.vocabulary import Cut, cut, encoded_alike
+
+
+@torch.no_grad()
+def cut_model(model: Any, kept: Sequence[int]) -> None:
+    """Leaves, in place, the rows `kept` (ascending) of the word embedding and of an output layer over the vocabulary,
+    and numbers the special tokens of the config anew."""
+    rows = torch.tensor(kept)
+    new = {old: index for index, old in enumerate(kept)}
+    words, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    padding = words.padding_idx
+    tables = [words.weight]
+    if outputs is not None:
+        bias = getattr(outputs, "bias", None)
+        tables += [table for table in (outputs.weight, bias) if table is not None and table is not words.weight]
+    for table in tables:
+        table.data[: len(rows)] = table.data[rows.to(table.device)]
+    model.resize_token_embeddings(len(rows))
+    model.get_input_embeddings().padding_idx = None if padding is None else new[padding]
+    for config in (model.config, getattr(model, "generation_config", None)):
+        for name, number in special_ids(config).items():
+            setattr(config, name, new[number] if isinstance(number, int) else [new[each] for each in number])
+
+
+def special_ids(config: Any) -> dict[str, int | list[int]]:
+    """The fields of a config that hold token ids: pad_token_id, ..."""
+    found = {} if config is None else vars(config)
+    return {
+        name.removeprefix("_"): value
+        for name, value in found.items()
+        if name.endswith("_token_id") and isinstance(value, int | list)
+    }
+
+
+def pinned(model: Any) -> set[int]:
+    """Ids that the model itself knows: of special tokens; and, where positions are counted from behind the padding id
+    (RoBERTa), all up to that one, so that it stays."""
+    ids: set[int] = set()
+    for config in (model.config, getattr(model, "generation_config", None)):
+        for value in special_ids(config).values():
+            ids.update([value] if isinstance(value, int) else value)
+    if (padding := model.get_input_embeddings().padding_idx) is not None:
+        ids.add(padding)
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and (first := getattr(module, "padding_idx", None)) is not None:
+            ids.update(range(first + 1))
+    return {number for number in ids if number < model.get_input_embeddings().num_embeddings}
+
+
+def cut_file(source: Path, target: Path, kept: Sequence[int]) -> None:
+    """Writes the ONNX file `source` with these rows alone in every table that `input_ids` looks up.
+
+    Raises ExportError where it looks none up.
+    """
+    model = read_model(source)
+    tables = _looked_up(model.graph)
+    if not tables:
+        raise ExportError(f"{source}: no table is looked up by input_ids; expected a file of a bundle")
+    for tensor in model.graph.initializer:
+        if tensor.name in tables:
+            rows = numpy_helper.to_array(tensor)[np.asarray(kept)]
+            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(rows), tensor.name))
+    del model.graph.value_info[:]  # shapes of before
+    save_changed(model, target)
+
+
+def _looked_up(graph: onnx.GraphProto) -> set[str]:
+    """The constants with a row per token: those that nodes reading the ids read too, whole or taken apart for being
+    quantised, with as many rows as the largest of them."""
+    constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    made = {node.output[0]: node for node in graph.node}
+    ids = {"input_ids"}
+    found: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type in ("Cast", "Identity") and node.input[0] in ids:
+            ids.add(node.output[0])
+        elif node.op_type in ("Gather", "GatherBlockQuantized", "EmbedLayerNormalization") and ids & set(node.input):
+            read = list(node.input[2:3] if node.op_type == "EmbedLayerNormalization" else node.input)
+            for name in read:
+                if name in made and made[name].op_type in ("DequantizeLinear", "Cast", "Identity"):
+                    read += made[name].input
+            found |= {name: constants[name][0] for name in read if constants.get(name)}
+    rows = max(found.values(), default=0)
+    return {name for name, size in found.items() if size == rows}
+
+
+PROBED: Final = 32
+"""Texts of the corpus, and tokens of each in a checkpoint, whose answers are compared."""
+TOLERANCE: Final = 1e-5
+
+
+def compare_files(before: Bundle, after: Bundle, found: Cut, texts: Iterable[str]) -> None:
+    """Raises CompressError where a file's logits changed for rows that both can read."""
+    new = {old: index for index, old in enumerate(found.kept)}
+    tokenizer = plain(Tokenizer.from_file(str(before.path / "tokenizer.json")))
+    tokenizer.enable_truncation(before.manifest.max_length)
+    known, renamed = [], []
+    for row in encoded(tokenizer, list(islice(texts, PROBED))):
+        if all(number in new for number in row["input_ids"]):
+            known.append(row)
+            renamed.append({**row, "input_ids": [new[number] for number in row["input_ids"]]})
+    for precision, name in FILES.items():
+        if name not in before.manifest.files or not known:
+            continue
+        expected, logits = (
+            each.logits(rows, precision=precision) for each, rows in ((before, known), (after, renamed))
+        )
+        difference = float(np.abs(expected - logits).max())
+        if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
+            raise CompressError(
+                f"{before.path}: trimmed, its {precision} file's logits change by {difference:.2g} for texts of the "
+                "corpus; nothing was kept. Its graph has token ids inside"
+            )
+
+
+def rows_of(checkpoint: Path, texts: Sequence[str]) -> list[list[int]]:
+    """Ids of texts, of at most PROBED tokens each."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    return [tokenizer(text, truncation=True, max_length=PROBED)["input_ids"] for text in texts]
+
+
+def first_output(model: Any, row: Sequence[int]) -> Any:
+    """What a model says of one row: logits, or the states of its last layer."""
+    import torch
+
+    ids = torch.tensor([row])
+    decoder = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        out = model.eval()(input_ids=ids, **decoder)
+    return out["logits"] if "logits" in out else out[0]
+
+
+def check_outputs(model: Any, found: Cut, rows: Sequence[Sequence[int]], expected: Sequence[Any]) -> None:
+    """Raises CompressError where a row that is all kept is answered otherwise than before; of outputs over the
+    vocabulary, those of the tokens that stay."""
+    new = {old: index for index, old in enumerate(found.kept)}
+    for row, wanted in zip(rows, expected, strict=True):
+        if any(number not in new for number in row):
+            continue
+        said = first_output(model, [new[number] for number in row])
+        alike = wanted[..., list(found.kept)] if said.shape != wanted.shape else wanted
+        limit = TOLERANCE * max(1.0, float(alike.abs().max()))
+        if said.shape != alike.shape or not float((said - alike).abs().max()) <= limit:
+            raise CompressError(
+                f"{type(model).__name__}: trimmed, it answers otherwise than before; nothing was kept. It has tables "
+                "over the vocabulary that transformers does not name, or token ids inside"
+            )
+
+
+WORDS: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+"""The tokenizer's files that are taken over; its older forms (vocab.txt, merges.txt) say the same and would not."""
+
+LIMIT: Final = (
+    "The vocabulary was trimmed from {before} to {after} tokens, those of a corpus. Texts unlike it are spelled by "
+    "shorter tokens, and may be read less well."
+)
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """What was trimmed.
+
+    path            the folder that was written
+    kept            old ids of the tokens that stay, ascending: a token's new id is its place in them
+    before          tokens there were
+    texts           in the corpus; whole: share of them encoded as before, 1.0 where min_count is 1
+    bytes           file -> sizes before and after, of weights, tokenizer and ONNX files
+    """
+
+    path: Path
+    kept: tuple[int, ...]
+    before: int
+    texts: int
+    whole: float
+    bytes: dict[str, tuple[int, int]]
+
+
+def trim_bundle(
+    bundle: Bundle, texts: Iterable[str], out: Path, *, min_count: int = 1, keep: Sequence[str] = ()
+) -> Trimmed:
+    """Write a bundle without the tokens that occur less than `min_count` times in `texts`, which are gone through
+    more than once; those in the texts of `keep` stay in any case.
+
+    Every ONNX file that reads ids is carried over as it is but for its tables' rows. A file with the tokenizer inside
+    and the report are of the old vocabulary: they stay behind. Raises BundleError where `out` exists, CompressError
+    for a corpus that can be read only once or a tokenizer that cannot be trimmed; nothing is left of a bundle whose
+    logits would differ.
+    """
+    with trimming(bundle, texts, out, min_count=min_count, keep=keep) as (_, trimmed):
+        return trimmed
+
+
+@contextmanager
+def trimming(
+    bundle: Bundle, texts: Iterable[str], out: Path, *, min_count: int = 1, keep: Sequence[str] = ()
+) -> Iterator[tuple[Bundle, Trimmed]]:
+    """Yield the bundle of `trim_bundle` in a folder beside `out` for the caller to finish; then it gets its name."""
+    model = task_class(bundle.task.kind).from_pretrained(bundle.path)
+    with _new(out) as folder:
+        found, trimmed, tokenizer = _trim(bundle.path, model, texts, min_count, keep)
+        save(folder, model, tokenizer, bundle.manifest.max_length)
+        for name in ("recipe.yaml", "prompt.yaml"):
+            if name in bundle.manifest.files:
+                shutil.copyfile(bundle.path / name, folder / name)
+        for name in FILES.values():
+            if name in bundle.manifest.files:
+                cut_file(bundle.path / name, folder / name, found.kept)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        made = replace(bundle.manifest, parameters=parameters, versions=versions(manifests.PACKAGES), files={})
+        card = {"name": out.name, "limits": (LIMIT.format(before=trimmed.before, after=len(found.kept)),)}
+        (folder / "README.md").write_text(Bundle(folder, made).card(card), encoding="utf-8")
+        made = replace(made, files=manifests.stamps(folder))
+        made.write(folder)
+        compare_files(bundle, Bundle(folder, made), found, texts)
+        yield Bundle(folder, made), replace(trimmed, path=out, bytes=_sizes(bundle.path, folder))
+
+
+def trim_checkpoint(
+    checkpoint: Path, texts: Iterable[str], out: Path, *, min_count: int = 1, keep: Sequence[str] = ()
+) -> Trimmed:
+    """The same of a folder that transformers loads: weights in its own class, config and tokenizer."""
+    import transformers
+
+    from compress.models.teacher import explained, load_config
+
+    config = load_config(checkpoint)
+    with explained(checkpoint):
+        named = (config.architectures or ["AutoModel"])[0]
+        model = getattr(transformers, named).from_pretrained(checkpoint, config=config)
+    rows = rows_of(checkpoint, list(islice(texts, PROBED)))
+    expected = [first_output(model, row) for row in rows]
+    with _new(out) as folder:
+        found, trimmed, tokenizer = _trim(checkpoint, model, texts, min_count, keep)
+        check_outputs(model, found, rows, expected)
+        save(folder, model, tokenizer, tokenizer.model_max_length)
+        sizes = _sizes(checkpoint, folder)
+    return replace(trimmed, path=out, bytes=sizes)
+
+
+def _trim(
+    source: Path, model: Any, texts: Iterable[str], min_count: int, keep: Sequence[str]
+) -> tuple[Cut, Trimmed, Any]:
+    """Cuts the model in place; gives what was cut, what is to be told, and the tokenizer for transformers."""
+    from transformers import AutoTokenizer
+
+    if min_count < 1:
+        raise CompressError(f"min_count {min_count}: expected 1 or more: what occurs less often is trimmed")
+    if iter(texts) is texts:
+        raise CompressError("the corpus is gone through more than once; expected a list, not an iterator")
+    old = AutoTokenizer.from_pretrained(source)
+    if getattr(old, "backend_tokenizer", None) is None:
+        raise CompressError(f"{source}: its tokenizer has no tokenizer.json form; expected a fast tokenizer")
+    before = plain(old.backend_tokenizer)
+    found = cut(before, texts, min_count=min_count, keep=keep, pinned=pinned(model))
+    after = found.tokenizer
+    alike = [same for _, same in encoded_alike(before, after, texts)]
+    if not alike:
+        raise CompressError("the corpus has no text in it; expected the texts that the model is to read")
+    cut_model(model, found.kept)
+    told = Trimmed(source, found.kept, before.get_vocab_size(), len(alike), float(np.mean(alike)), {})
+    return found, told, _loaded(old, found)
+
+
+def _loaded(old: Any, found: Cut) -> Any:
+    """The tokenizer of transformers with the cut one inside."""
+    from transformers import AutoTokenizer
+
+    new = {str(number): str(index) for index, number in enumerate(found.kept)}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        old.save_pretrained(folder)
+        for path in folder.iterdir():
+            if path.name not in WORDS:
+                path.unlink()
+        (folder / WORDS[0]).write_text(json.dumps(found.described, ensure_ascii=False), encoding="utf-8")
+        config = json.loads((folder / WORDS[1]).read_text(encoding="utf-8"))
+        if known := config.get("added_tokens_decoder"):
+            config["added_tokens_decoder"] = {new[number]: token for number, token in known.items() if number in new}
+        (folder / WORDS[1]).write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
+        made = AutoTokenizer.from_pretrained(folder)
+    if made.get_vocab() != found.tokenizer.get_vocab(with_added_tokens=True):
+        raise CompressError(
+            f"transformers reads the trimmed tokenizer otherwise than it was written ({type(made).__name__}); nothing "
+            "was kept. Please report it with the tokenizer.json"
+        )
+    return made
+
+
+def check_new(out: Path) -> None:
+    """Raise BundleError where something is already."""
+    if out.exists():
+        raise BundleError(f"{out}: exists; expected a new folder: trimming changes every file")
+
+
+@contextmanager
+def _new(out: Path) -> Iterator[Path]:
+    check_new(out)
+    with filled(out) as partial:
+        yield partial
+
+
+def _sizes(before: Path, after: Path) -> dict[str, tuple[int, int]]:
+    names = [path.relative_to(after) for path in sorted(after.rglob("*")) if path.suffix in (".onnx", ".safetensors")]
+    names.append(Path("tokenizer.json"))
+    return {
+        str(name): ((before / name).stat().st_size, (after / name).stat().st_size)
+        for name in names
+        if (before / name).is_file()
+    }

@@ -1,0 +1,215 @@
+"""The fastest file for a device: every variant built, checked, raced there in turns; the fastest that is right kept.
+
+with open_device("local") as device:
+    tuned = tune(bundle, device=device, settings=[Setting()], exam=exam, calibration=rows)
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compress.benchmark.devices import Device
+from compress.config.limits import check_max_drop
+from compress.errors import ExportError
+from compress.exporters.artifact import FILES, Bundle, Precision
+from compress.exporters.session import opset_of, read_model
+from compress.quantization.certify import carried, certify
+from compress.quantization.graph import left_in_float
+from compress.quantization.learned import KEY as LEARNED
+from compress.records.certificate import Tried
+from compress.records.latency import Latency, Setting
+from compress.records.run_report import NAME as REPORT
+from compress.records.run_report import keep as keep_evidence
+from compress.tuning.check import ROWS, Checked, check_exact, check_int8
+from compress.tuning.variants import fp32_variants, int8_variants
+
+if TYPE_CHECKING:
+    from compress.evaluation.evaluator import Exam
+    from compress.exporters.predictor import Row
+
+GAIN = 0.02
+"""By how much a file has to be faster than the one that is there to take its place."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The bundle with the files that were chosen, and all that were tried, in the order of the races."""
+
+    bundle: Bundle
+    tried: tuple[Tried, ...]
+
+    @property
+    def chosen(self) -> tuple[Tried, ...]:
+        """Of fp32 and, where it was raced, of int8."""
+        return tuple(each for each in self.tried if each.chosen)
+
+
+@dataclass(frozen=True)
+class Track:
+    """Where and how files are raced."""
+
+    device: Device
+    settings: Sequence[Setting]
+    rounds: int
+    runs: int
+    say: Say
+
+
+def tune(
+    bundle: Bundle,
+    *,
+    device: Device,
+    settings: Sequence[Setting],
+    exam: "Exam | None" = None,
+    calibration: "Sequence[Row]" = (),
+    max_drop: float = 0.005,
+    proof: "Exam | None" = None,
+    split: str = "validation",
+    data: str = "",
+    out: Path | None = None,
+    rounds: int = 6,
+    runs: int = 10,
+    say: Say = lambda _: None,
+) -> Tuned:
+    """The bundle, in place or in a new folder `out`, with the fp32 file, and with an exam the int8 file, that is
+    fastest on the device; what was tried goes into its report.
+
+    settings     at each of which all are raced; the geometric mean of the ratios decides
+    exam         rows that judge int8; without it int8 stays as it is, since nothing says what it may lose
+    calibration  encoded rows, none of the exam's: with them static int8 is in the race
+    max_drop     of the score, in its own unit, that an int8 file may lose; at most that share of the answers may
+                 change. One that is no worse than the bundle's own passes as well
+    proof        rows that certify the int8 file, where those of the exam, which chose it, should not
+    split, data  what the certificate's rows are
+    rounds, runs    turns that each file has at a setting, and timed forwards in each
+
+    A file must be GAIN faster than the bundle's own to take its place. The bundle is untouched until all is measured.
+    Every form is made of the weights anew, however the bundle's own files are written. Ratios are to its own fp32 file.
+    Raises DeviceError where the device fails, ExportError for a model that cannot be exported.
+    """
+    check_max_drop(max_drop)
+    if not settings:
+        raise ExportError("tune: no settings to race at; expected at least one")
+    track, own = Track(device, settings, rounds, runs, say), bundle.files()
+    with tempfile.TemporaryDirectory(prefix="compress-tune.") as scratch:
+        folder = Path(scratch)
+        say("building fp32 variants")
+        most = max(setting.threads for setting in settings)
+        exact = fp32_variants(_exported(bundle, folder), _made(folder / "fp32"), threads=most)
+        checked = check_exact(bundle, device, exact)
+        tried, taken = _raced(track, checked)
+        chosen: dict[Precision, Path] = {"fp32": taken.variant.path} if not taken.own else {}
+        if exam is not None:
+            say("building int8 variants")
+            kept = left_in_float(own["fp32"], own["int8"])
+            built = int8_variants(
+                exact, _made(folder / "int8"), keep=kept, calibration=calibration, learned=_learned(bundle)
+            )
+            judged = check_int8(bundle, device, exact[0], built, exam=exam.spread(ROWS), max_drop=max_drop)
+            more, taken = _raced(track, judged, beside=checked[0])
+            tried += more
+            chosen |= {"int8": taken.variant.path} if not taken.own else {}
+        candidate = bundle.copied(folder / "candidate" / bundle.path.name)
+        for precision, path in chosen.items():
+            candidate = candidate.put(precision, path)
+        if "int8" in chosen and exam is not None:
+            judges = proof or exam
+            say(f"certifying int8 on {len(judges):,} {split} rows")
+            way = next(each.variant for each in reversed(tried) if each.chosen)
+            certificate = certify(
+                candidate, "int8", judges, max_drop=max_drop, device=device, method=way, split=split, data=data,
+                kept=kept,
+            )  # fmt: skip
+            candidate, _ = carried(candidate, "int8", certificate)
+        candidate = keep_evidence(candidate, tuning=tried)
+        return Tuned(_taken(bundle, candidate, tuple(chosen), out), tuple(tried))
+
+
+def _exported(bundle: Bundle, folder: Path) -> Path:
+    """The fp32 file as it is traced from the weights, of the opset of the bundle's own: what every form is made of."""
+    from compress.exporters.onnx import to_onnx
+    from compress.models.heads import task_class
+
+    own = read_model(bundle.files()["fp32"])
+    model = task_class(bundle.task.kind).from_pretrained(bundle.path, use_safetensors=True)
+    segments = "token_type_ids" in [each.name for each in own.graph.input]
+    to_onnx(model, folder / "traced.onnx", opset=opset_of(own), segments=segments, form=None)
+    return folder / "traced.onnx"
+
+
+def _raced(track: Track, checked: Sequence[Checked], beside: Checked | None = None) -> tuple[list[Tried], Checked]:
+    """What each took, and the one to ship. `beside`: runs too, as what ratios are to; else that is the first, the
+    bundle's own."""
+    base = beside or checked[0]
+    able = [each for each in checked if not each.wrong or each.own]
+    runners = list({each.variant.name: each for each in (base, *able)}.values())
+    track.say(f"racing {len(runners)} files on {track.device.name}")
+    files = {each.variant.name: each.variant.path for each in runners}
+    times: dict[str, list[Latency]] = {name: [] for name in files}
+    for latency in track.device.race(files, track.settings, rounds=track.rounds, runs=track.runs):
+        times[latency.name].append(latency)
+    ratios = {
+        name: {
+            str(each.setting): each.p50_ms / one.p50_ms
+            for each, one in zip(found, times[base.variant.name], strict=True)
+        }
+        for name, found in times.items()
+    }
+    taken = _fastest(able, ratios)
+    facts = track.device.facts()
+    device = ", ".join(filter(None, (track.device.name, facts.get("cpu", ""), facts.get("instructions", ""))))
+    tried = [
+        Tried(
+            variant=each.variant.name,
+            device=device,
+            p50_ms={str(time.setting): time.p50_ms for time in times.get(each.variant.name, ())},
+            ratio=ratios.get(each.variant.name, {}),
+            difference=each.difference,
+            file_mb=each.variant.path.stat().st_size / 1e6,
+            passed=not each.wrong,
+            chosen=each is taken,
+            reason="; ".join(filter(None, (each.wrong, each.variant.warning))),
+            agreement=each.agreement,
+            noisy=any(time.noisy for time in times.get(each.variant.name, ())),
+            entries=each.variant.entries,
+            fused=each.variant.fused,
+        )
+        for each in checked
+    ]
+    return tried, taken
+
+
+def _fastest(able: Sequence[Checked], ratios: Mapping[str, Mapping[str, float]]) -> Checked:
+    """The right one with the least geometric mean; the bundle's own unless another is GAIN faster."""
+
+    def mean(each: Checked) -> float:
+        found = ratios[each.variant.name].values()
+        return exp(sum(log(ratio) for ratio in found) / len(found))
+
+    own = next(each for each in able if each.own)
+    best = min((each for each in able if not each.wrong), key=mean, default=own)
+    return best if mean(best) < (1 - GAIN) * mean(own) else own
+
+
+def _learned(bundle: Bundle) -> Mapping[str, Sequence[float]]:
+    found: Mapping[str, Sequence[float]] = json.loads((bundle.path / "config.json").read_text(encoding="utf-8")).get(
+        LEARNED, {}
+    )
+    return found
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _taken(bundle: Bundle, candidate: Bundle, changed: Sequence[Precision], out: Path | None) -> Bundle:
+    """What was measured becomes the bundle, or another one in `out`."""
+    if out is not None:
+        return candidate.copied(out)
+    return bundle.adopt(candidate, [*(FILES[precision] for precision in changed), REPORT])

@@ -1,0 +1,279 @@
+"""The files one model can be: forms of its graph, session settings, ways to int8. Built here, raced by `tune`."""
+
+import json
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import ModelProto, numpy_helper
+
+from compress.benchmark.remote.runner import session_options
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.rewrite import PLAIN, Form, rewritten
+from compress.exporters.rewrite.attention import collapse
+from compress.exporters.rewrite.graph import Net
+from compress.exporters.session import (
+    SESSION_KEY,
+    SESSION_WHY_KEY,
+    UNFUSED_SKIP,
+    UNFUSED_SKIP_WHY,
+    UNOPENED,
+    metadata,
+    read_model,
+    session_entries,
+)
+from compress.quantization.calibration import cut, observe
+from compress.quantization.graph import products
+from compress.quantization.learned import quantize_learned
+from compress.quantization.static import quantize_static
+
+if TYPE_CHECKING:
+    from compress.exporters.predictor import Row
+
+MICROSOFT = "com.microsoft"
+
+
+def attention_fused(model: ModelProto, *, norms: bool) -> ModelProto | None:
+    """The float32 model after `onnxruntime.transformers.optimizer`, with its SkipLayerNormalization where `norms`. None
+    where no attention is of the form that can be fused."""
+    cores = collapse(Net(model))
+    if not cores:
+        return None
+    from onnxruntime.transformers.fusion_options import FusionOptions
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    options = FusionOptions("bert")
+    options.enable_skip_layer_norm = norms
+    options.enable_bias_skip_layer_norm = norms
+    options.enable_embed_layer_norm = False
+    heads, width = cores[0].heads, cores[0].heads * cores[0].size
+    with tempfile.TemporaryDirectory() as scratch, _silent():
+        path = Path(scratch) / "divided.onnx"
+        onnx.save_model(_divided(model), path)
+        found = optimize_model(
+            str(path), "bert", num_heads=heads, hidden_size=width, optimization_options=options, opt_level=0
+        )
+    fused: ModelProto = found.model
+    fused.producer_name, fused.producer_version = model.producer_name, model.producer_version
+    if MICROSOFT not in {each.domain for each in fused.opset_import}:
+        fused.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
+    onnx.helper.set_model_props(fused, metadata(model))
+    return fused
+
+
+def _divided(model: ModelProto) -> ModelProto:
+    """Scores divided by the root of the size instead of multiplied by its inverse: the one form the optimiser knows."""
+    made = ModelProto()
+    made.CopyFrom(model)
+    graph = made.graph
+    writers = {name: node for node in graph.node for name in node.output}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants |= {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
+    for node in [node for node in graph.node if node.op_type == "Softmax"]:
+        added = writers.get(node.input[0])
+        scaled = added and writers.get(added.input[0])
+        if scaled is None or scaled.op_type != "Mul" or scaled.input[1] not in constants:
+            continue
+        inverse = 1.0 / numpy_helper.to_array(constants[scaled.input[1]])
+        name = f"{scaled.name}/inverse"
+        graph.initializer.append(numpy_helper.from_array(np.asarray(inverse, np.float32), name))
+        scaled.op_type = "Div"
+        scaled.input[1] = name
+    return made
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """The optimiser logs what it thinks of the model's producer, and of tables' sizes."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+FUSED = (
+    "Attention",
+    "BiasGelu",
+    "DynamicQuantizeMatMul",
+    "EmbedLayerNormalization",
+    "FusedMatMul",
+    "Gelu",
+    "MatMulIntegerToFloat",
+    "QAttention",
+    "SkipLayerNormalization",
+)
+"""Operators that onnxruntime makes of several of a file's, or that are made for it."""
+
+INTEGER = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
+
+FORMS = (Form(tokens_first=False), Form(merged=True), PLAIN)
+PERCENTILE = 99.99
+
+SLEEPING = {"session.intra_op.allow_spinning": "0"}
+"""On cores that other programs use too, threads that spin while they wait take turns with them: 2 threads took 20 ms
+instead of 2 (docs/export-speed.md). Not measured on a machine that does nothing else."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One file of the race.
+
+    expects  operators of which onnxruntime should run some, when it opens the file: one of each group
+    fused    those of FUSED that it runs, and how many
+    warning  what should have been there and is not; '' where all is as expected
+    form     how the graph was rewritten; None: it is as traced
+    quantise whether int8 is made of it too
+    """
+
+    name: str
+    path: Path
+    expects: tuple[tuple[str, ...], ...] = ()
+    fused: Mapping[str, int] = field(default_factory=dict)
+    warning: str = ""
+    form: Form | None = None
+    quantise: bool = True
+
+    @property
+    def entries(self) -> dict[str, str]:
+        return session_entries(read_model(self.path), self.path)
+
+    def counted(self) -> "Variant":
+        """With what onnxruntime, on this machine, makes of the file."""
+        found = fused_operators(self.path)
+        missing = [" or ".join(group) for group in self.expects if not any(found.get(name) for name in group)]
+        told = [f"onnxruntime should run {name} here, and does not" for name in missing]
+        return replace(self, fused=found, warning="; ".join(told))
+
+
+def fused_operators(path: Path) -> dict[str, int]:
+    """Of the graph that onnxruntime really runs, the fused operators and their number. {} for a file it cannot open."""
+    options = session_options(1, session_entries(read_model(path), path))
+    with tempfile.TemporaryDirectory() as scratch:
+        options.optimized_model_filepath = str(Path(scratch) / "optimised.onnx")
+        try:
+            onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except UNOPENED:
+            return {}
+        graph = onnx.load_model(options.optimized_model_filepath).graph
+    run = Counter(node.op_type for node in graph.node)
+    return {name: run[name] for name in FUSED if run[name]}
+
+
+def fp32_variants(source: Path, folder: Path, *, threads: int = 1) -> list[Variant]:
+    """Forms of the fp32 file `source`, as `to_onnx(form=None)` writes it, each in `folder`; the first is `source` as it
+    is. For more than one of `threads`, one whose threads sleep while they wait is among them."""
+    raw = read_model(source)
+    made = [_saved("fp32", raw, folder), _with_norms("fp32", raw, folder)]
+    for norms in (False, True):
+        if (found := attention_fused(raw, norms=norms)) is not None:
+            put = _with_norms if norms else _saved
+            fused = put("fp32, onnxruntime's fused attention", found, folder, ("Attention",))
+            made.append(replace(fused, quantise=False))  # QAttention was slower wherever it was measured
+    for form in FORMS:
+        new = rewritten(raw, form)
+        if (form.tokens_first and not new.turned) or (form.merged and not new.merged):
+            continue  # the same graph as of the form before
+        left = f"attention of {new.softmaxes - new.attentions} of {new.softmaxes} layers is of no known form"
+        ways = (_saved, _with_norms, *([_sleeping] if threads > 1 else [])) if form == PLAIN else (_saved,)
+        for put in ways:
+            one = put(f"fp32, {form}", new.model, folder, ("FusedMatMul",) if new.turned else ())
+            told = [left] if new.attentions < new.softmaxes else []
+            made.append(replace(one, form=form, warning="; ".join((*told, *filter(None, [one.warning])))))
+    return made
+
+
+def int8_variants(
+    sources: Sequence[Variant],
+    folder: Path,
+    *,
+    keep: Sequence[str] = (),
+    calibration: "Sequence[Row]" = (),
+    learned: Mapping[str, Sequence[float]] | None = None,
+) -> list[Variant]:
+    """int8 of fp32 files: dynamic of each, with one scale per matrix of the fastest form, and static of it where there
+    are rows to calibrate on. Of a model trained for int8, static of each with the `learned` ranges instead.
+
+    Products named in `keep` stay float32; a file in which one of them was merged with others is passed over.
+    """
+    able = [
+        source
+        for source in sources
+        if source.quantise and set(keep) <= {each.name for each in products(read_model(source.path).graph)}
+    ]
+    if learned:
+        way = partial(quantize_learned, learned=learned, keep=keep)
+        unmerged = [source for source in able if source.form is None or not source.form.merged]
+        return [_quantised(source, "static int8, ranges learned in training", folder, way) for source in unmerged]
+    made = [_quantised(source, "dynamic int8", folder, partial(quantize_dynamic, keep=keep)) for source in able]
+    for source in able:
+        if source.form == PLAIN and source.entries == UNFUSED_SKIP:
+            per_matrix = partial(quantize_dynamic, keep=keep, per_channel=False)
+            made.append(_quantised(source, "dynamic int8 per matrix", folder, per_matrix))
+            made += _static(source, folder, keep, calibration)
+    return made
+
+
+def _static(source: Variant, folder: Path, keep: Sequence[str], calibration: "Sequence[Row]") -> list[Variant]:
+    if not calibration:
+        return []
+    seen = observe(source.path, calibration)
+    extremes, most = cut(seen, "minmax"), cut(seen, "percentile", PERCENTILE)
+    ways = {
+        "static int8, minmax": partial(quantize_static, ranges=extremes, keep=keep),
+        f"static int8, percentile {PERCENTILE:g}": partial(quantize_static, ranges=most, keep=keep),
+        "static int8, minmax, qdq": partial(quantize_static, ranges=extremes, keep=keep, form="qdq"),
+    }
+    return [_quantised(source, name, folder, way) for name, way in ways.items()]
+
+
+def _quantised(source: Variant, way: str, folder: Path, quantise: Callable[[Path, Path], None]) -> Variant:
+    target = _next(folder)
+    quantise(source.path, target)
+    return replace(
+        source, name=source.name.replace("fp32", way, 1), path=target, expects=(*source.expects, INTEGER)
+    ).counted()
+
+
+def _saved(
+    name: str,
+    model: ModelProto,
+    folder: Path,
+    expects: Sequence[str] = (),
+    *,
+    entries: Mapping[str, str] = UNFUSED_SKIP,
+    why: str = UNFUSED_SKIP_WHY,
+) -> Variant:
+    """The model as a file that asks for these session settings."""
+    target, made = _next(folder), ModelProto()
+    made.CopyFrom(model)
+    told = {**metadata(model), SESSION_KEY: json.dumps(dict(entries)), SESSION_WHY_KEY: why}
+    onnx.helper.set_model_props(made, told)
+    onnx.save_model(made, target)
+    return Variant(name, target, tuple((each,) for each in expects)).counted()
+
+
+def _with_norms(name: str, model: ModelProto, folder: Path, expects: Sequence[str] = ()) -> Variant:
+    """The same, with onnxruntime's SkipLayerNormalization."""
+    why = "Fused norms were the fastest of all variants where this file was tuned."
+    return _saved(f"{name}, fused norms", model, folder, (*expects, "SkipLayerNormalization"), entries={}, why=why)
+
+
+def _sleeping(name: str, model: ModelProto, folder: Path, expects: Sequence[str] = ()) -> Variant:
+    """The same, with threads that sleep while they wait for work instead of spinning."""
+    why = f"{UNFUSED_SKIP_WHY} Threads that sleep while they wait were the fastest where this file was tuned."
+    return _saved(f"{name}, sleeping threads", model, folder, expects, entries={**UNFUSED_SKIP, **SLEEPING}, why=why)
+
+
+def _next(folder: Path) -> Path:
+    return folder / f"{len(list(folder.iterdir()))}.onnx"
