@@ -13,7 +13,7 @@ from compress.errors import ExportError
 from compress.exporters.session import inherited, read_model
 from compress.io import naming, written
 
-PRECISION_KEY = "compress.models.precision"
+PRECISION_KEY = "compress.precision"
 
 
 def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, keep: Sequence[str] = ()) -> None:

@@ -49,7 +49,7 @@ def test_inputs_outputs_and_settings_stay(tmp_path: Path) -> None:
     ):
         assert (here.name, here.type, here.shape) == (there.name, there.type, there.shape)
     assert metadata(read_model(tmp_path / "half.onnx")) == {
-        **metadata(read_model(source)), "compress.models.precision": "fp16",
+        **metadata(read_model(source)), "compress.precision": "fp16",
     }  # fmt: skip
 
 

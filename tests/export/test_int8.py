@@ -77,7 +77,7 @@ def test_metadata_is_kept(tmp_path: Path) -> None:
     to_onnx(tiny.bert(), tmp_path / "model.onnx")
     quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx")
     before, after = (metadata(read_model(tmp_path / name)) for name in ("model.onnx", "small.onnx"))
-    assert after == {**before, "compress.models.precision": "int8"}
+    assert after == {**before, "compress.precision": "int8"}
 
 
 def test_nothing_to_quantise_or_no_model_is_refused(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_tables_are_quantised_and_small_weights_are_not(wide: Path, tmp_path: Pa
     kinds = [node.op_type for node in model.graph.node]
     assert kinds.count("GatherBlockQuantized") == 2, "words and positions; token types are two rows"
     assert kinds.count("MatMulNBits") == 2 * 6 + 1, "the pooler too, which is a Gemm; the classifier is small"
-    assert metadata(model) == {**metadata(read_model(wide)), "compress.models.precision": "q4"}
+    assert metadata(model) == {**metadata(read_model(wide)), "compress.precision": "q4"}
     left = [each.name for each in model.graph.initializer if each.data_type == TensorProto.FLOAT and len(each.dims) > 1]
     assert all("scales" in name or "token_type" in name or "classifier" in name for name in left), left
 

@@ -86,7 +86,7 @@ def test_the_file_and_the_report_carry_it(shipped: tuple[Bundle, Exam], here: De
     assert (Bundle.load(kept.path).logits(exam.rows) == before).all()
     written = metadata(read_model(kept.files()["int8"]))
     assert Certificate.from_json(written[KEY]) == found
-    assert written["compress.models.precision"] == "int8"
+    assert written["compress.precision"] == "int8"
     assert signed == replace(found, sha256=sha256(kept.files()["int8"]))
     assert signed.exact_sha256 == sha256(kept.files()["fp32"])
     assert Report.from_json(kept.path / "report.json").certificates == (signed,)

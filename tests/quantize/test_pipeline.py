@@ -125,7 +125,7 @@ def test_in_place_by_every_method(reviews: tuple[Bundle, str], words: str, said:
     assert said in found["certificate"]["method"]
     after = Bundle.load(made.path)
     assert after.manifest.files["onnx/model.onnx"] == made.manifest.files["onnx/model.onnx"]
-    assert metadata(read_model(after.files()["int8"]))["compress.models.precision"] == "int8"
+    assert metadata(read_model(after.files()["int8"]))["compress.precision"] == "int8"
     assert Report.from_json(after.path / "report.json").certificates[0].method == found["certificate"]["method"]
     assert command.partial(tmp_path) == []
 

@@ -74,7 +74,7 @@ def test_every_family_stays_near_and_a_quarter_of_the_size(family: str, form: Fo
     full, near = graphs.logits(source, given), graphs.logits(small, given)
     assert 0 < abs(full - near).max() < 0.5 * abs(full).max()
     assert np.corrcoef(full.ravel(), near.ravel())[0, 1] > 0.97
-    assert metadata(read_model(small)) == {**metadata(read_model(source)), "compress.models.precision": "int8"}
+    assert metadata(read_model(small)) == {**metadata(read_model(source)), "compress.precision": "int8"}
 
 
 def test_what_reads_one_tensor_shares_its_quantisation(tmp_path: Path) -> None:
