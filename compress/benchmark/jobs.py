@@ -10,6 +10,7 @@ from onnx import TensorProto
 
 from compress.errors import ExportError
 from compress.exporters.session import (
+    SESSION_OPTIONS,
     declared_vocabulary,
     read_model,
     session_entries,
@@ -38,7 +39,8 @@ def logits_job(path: Path) -> dict[str, Any]:
     if path.suffix == ".tflite":
         raise ExportError(f"{path}: a .tflite file is measured by --device adb --native benchmark_model only")
     entries = _properties(path) if path.suffix == ".xml" else session_entries(read_model(path))
-    return {"runtime": runtime_of(path), "entries": entries, "warm_up": WARM_UP, "threads": 1}
+    options = dict(SESSION_OPTIONS)
+    return {"runtime": runtime_of(path), "options": options, "entries": entries, "warm_up": WARM_UP, "threads": 1}
 
 
 def check(device: str, cores: str, files: Mapping[str, Path], settings: Sequence[Setting]) -> None:

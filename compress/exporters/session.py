@@ -1,7 +1,7 @@
 """How an ONNX file of ours is read and opened: its metadata, its vocabulary, the session options it asks for.
 
 The one place that decides session options: prediction, parity and the latency race all come through
-`session_entries`. Imports onnx and onnxruntime only (0.2 s), neither torch nor transformers.
+`SESSION_OPTIONS` and `session_entries`. Imports onnx and onnxruntime only (0.2 s), neither torch nor transformers.
 """
 
 import json
@@ -14,7 +14,6 @@ import onnxruntime
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
-from compress.benchmark.remote.runner import session_options
 from compress.errors import ExportError
 from compress.io import written
 from compress.records.certificate import Certificate
@@ -173,6 +172,22 @@ def session_entries(model: onnx.ModelProto, path: Path = Path("the ONNX file")) 
     except json.JSONDecodeError:
         entries = None
     return check_entries(entries, path)
+
+
+SESSION_OPTIONS: Mapping[str, int] = {"inter_op_num_threads": 1, "log_severity_level": 4}
+"""Attributes of SessionOptions that every CPU session gets, on other machines too (`benchmark.jobs`). Level 4 logs only
+what is fatal: errors are raised, so there is no need to print them as well."""
+
+
+def session_options(threads: int, entries: Mapping[str, str]) -> onnxruntime.SessionOptions:
+    """Build the options of a CPU session: `threads` within an operator (0 leaves their number to onnxruntime), and the
+    settings `entries` that the file asks for."""
+    options = onnxruntime.SessionOptions()
+    for name, value in {**SESSION_OPTIONS, "intra_op_num_threads": threads}.items():
+        setattr(options, name, value)
+    for key, entry in entries.items():
+        options.add_session_config_entry(key, entry)
+    return options
 
 
 def open_session(path: Path, threads: int = 0) -> onnxruntime.InferenceSession:

@@ -15,9 +15,8 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from compress.benchmark.remote.runner import session_options
 from compress.errors import ExportError
-from compress.exporters.session import UNOPENED, read_model
+from compress.exporters.session import UNOPENED, read_model, session_options
 from compress.quantization.graph import products
 
 if TYPE_CHECKING:

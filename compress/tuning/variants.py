@@ -16,7 +16,6 @@ import onnx
 import onnxruntime
 from onnx import ModelProto, numpy_helper
 
-from compress.benchmark.remote.runner import session_options
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.rewrite import PLAIN, Form, rewritten
 from compress.exporters.rewrite.attention import collapse
@@ -30,6 +29,7 @@ from compress.exporters.session import (
     metadata,
     read_model,
     session_entries,
+    session_options,
 )
 from compress.quantization.calibration import cut, observe
 from compress.quantization.graph import products

@@ -12,12 +12,11 @@ import torch
 from onnx import ModelProto, helper
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
-from compress.benchmark.remote.runner import session_options
 from compress.exporters.embeddings import Reading
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import Pooled, parity, to_onnx
 from compress.exporters.rewrite import FORM_KEY, Form, Rewritten, rewritten
-from compress.exporters.session import UNFUSED_SKIP, metadata, read_model
+from compress.exporters.session import UNFUSED_SKIP, metadata, read_model, session_options
 from tests import tiny
 from tests.export.test_onnx import batches
 

@@ -185,9 +185,7 @@ def test_other_rows_than_those_that_chose_it_can_certify_int8(shipped: Bundle, e
 
 def test_int8_that_loses_too_much_is_not_kept_however_fast(shipped: Bundle, exam: Exam) -> None:
     def spoils(file: Path) -> bool:
-        return "tokens first" in form(file) and "int8" in metadata(read_model(file)).get(
-            "compress.precision", ""
-        )
+        return "tokens first" in form(file) and "int8" in metadata(read_model(file)).get("compress.precision", "")
 
     before = (shipped.path / FILES["int8"]).read_bytes()
     tuned = tune(shipped, device=Rule(fastest(TURNED_INT8), spoils), settings=SETTINGS, exam=exam)

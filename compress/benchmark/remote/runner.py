@@ -1,7 +1,9 @@
 """Runs one file in a process of its own, on any machine. Needs Python 3.8, numpy and the file's runtime, no more.
 
-    python runner.py '{"path": "model.onnx", "runtime": "onnxruntime", "entries": {}, "threads": 1, "affinity": [],
-                       "batch": 1, "seq": 128, "vocabulary": 30522, "warm_up": 5}'
+    python runner.py '{"path": "model.onnx", "runtime": "onnxruntime", "options": {}, "entries": {}, "threads": 1,
+                       "affinity": [], "batch": 1, "seq": 128, "vocabulary": 30522, "warm_up": 5}'
+
+`options` are attributes of onnxruntime's SessionOptions, `entries` the session settings that the file asks for.
 
 Prints one JSON line when ready: init_ms (opening the file), first_ms (the first run; not without `seq`). Then each
 line read is answered by one:
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import NoReturn
 
-    import onnxruntime
-
     Feeds = dict[str, Any]
     Opened = tuple[dict[str, Any], Callable[[Feeds], list[Any]]]
     """Input name -> numpy type that the file declares, and what runs it: inputs -> outputs."""
@@ -41,19 +41,6 @@ WARM_UP_PER_ROUND = 2
 """Untimed runs that bring caches and threads back after another process had the cores."""
 
 REFUSED = 3
-
-
-def session_options(threads: int, entries: Mapping[str, str]) -> onnxruntime.SessionOptions:
-    """Options of a CPU session: `threads` within an operator (0: onnxruntime's choice), `entries` as the file asks."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # fatal: errors are raised, no need to print them too
-    for key, value in entries.items():
-        options.add_session_config_entry(key, value)
-    return options
 
 
 def refuse(why: str) -> NoReturn:
@@ -76,7 +63,11 @@ def pin(cpus: list[int]) -> None:
 def open_onnxruntime(job: Mapping[str, Any]) -> Opened:
     import onnxruntime
 
-    options = session_options(job["threads"], job["entries"])
+    options = onnxruntime.SessionOptions()
+    for name, value in {**job["options"], "intra_op_num_threads": job["threads"]}.items():
+        setattr(options, name, value)
+    for key, value in job["entries"].items():
+        options.add_session_config_entry(key, value)
     session = onnxruntime.InferenceSession(job["path"], options, providers=["CPUExecutionProvider"])
     types = {node.name: np.int32 if "int32" in node.type else np.int64 for node in session.get_inputs()}
     return types, lambda feeds: session.run(None, feeds)

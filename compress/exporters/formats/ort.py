@@ -17,13 +17,12 @@ from typing import Any
 
 import onnxruntime
 
-from compress.benchmark.remote.runner import session_options
 from compress.errors import ExportError
 from compress.exporters.artifact import FILES
 from compress.exporters.formats.outcome import Made, Outcome
 from compress.exporters.formats.subject import Subject, name_of
 from compress.exporters.parity import Run
-from compress.exporters.session import UNOPENED, certificate, read_model, session_entries
+from compress.exporters.session import UNOPENED, certificate, read_model, session_entries, session_options
 
 PRECISIONS = tuple(FILES)
 DEFAULT = ("fp32", "int8")
