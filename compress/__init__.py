@@ -36,7 +36,7 @@ _HOMES = {
     "Distillation": "compress.training.step",
     "Objective": "compress.training.objective",
     "Recipe": "compress.config.recipe",
-    "Report": "compress.reporting",
+    "Report": "compress.records.run_report",
     "Shape": "compress.slicing.shape",
     "Signals": "compress.models.signals",
     "StudentSpec": "compress.config.recipe",

@@ -6,7 +6,7 @@ from sklearn.metrics import f1_score, precision_recall_fscore_support
 
 from compress.data.task import Task
 from compress.evaluation import metrics
-from compress.evaluation.metrics import ClassChange, ClassScore, changes, describe, fallen, macro_f1
+from compress.records.class_scores import ClassChange, ClassScore, changes, describe, fallen, macro_f1
 
 THREE = Task("classification", ("text",), "label", ("a", "b", "c"), "accuracy")
 MANY = Task("multilabel", ("text",), "label", ("x", "y"), "f1")

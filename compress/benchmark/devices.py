@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -9,7 +10,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.benchmark.jobs import check as check_job
 from compress.errors import did_you_mean
+from compress.io import sha256
+from compress.provenance import command_line
+from compress.records.bench_result import Result
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 
 Row = Mapping[str, Sequence[int]]
@@ -94,6 +99,31 @@ def open_device(
             f"--device {name}: no such device; expected local, ssh:[user@]host[:port], browser, adb or adb:SERIAL."
             + (did_you_mean(kind, KINDS) if kind not in KINDS else "")
         )
+
+
+def measure(
+    device: Device,
+    files: Mapping[str, Path],
+    settings: Sequence[Setting],
+    *,
+    rounds: int,
+    runs: int,
+    seconds: float | None,
+) -> Result:
+    """Race the files at every setting; then, where `seconds` is given, run each alone for so long at the first."""
+    check_job(device.name, device.facts().get("cores", ""), files, settings)
+    digests = {name: sha256(path) for name, path in files.items()}
+    latencies = device.race(files, settings, rounds=rounds, runs=runs)
+    sustained = device.sustain(files, settings[0], seconds=seconds) if seconds is not None else []
+    return Result(
+        device=device.name,
+        machine=device.facts(),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command_line(),
+        latencies=tuple(latencies),
+        sustained=tuple(sustained),
+        sha256=digests,
+    )
 
 
 def _fitting(kind: str, **given: bool) -> None:

@@ -37,8 +37,8 @@ def bench(
     """Measure latency on a device: interleaved, warmed up, in two passes, with a verdict on noise."""
     with told():
         from compress.benchmark import options
-        from compress.benchmark.devices import open_device
-        from compress.records.bench_result import measure, save
+        from compress.benchmark.devices import measure, open_device
+        from compress.records.bench_result import save
         from compress.reporting import bench_tables
 
         files, settings = options.files(bundles, precision), options.settings(threads, batch, seq)
@@ -95,10 +95,10 @@ def report(
         talk = console(as_json)
         if html is not None:
             from compress.io import written
-            from compress.reporting.compare_html import html as page
+            from compress.reporting.compare_html import render_choice
 
             with written(html) as partial:
-                partial.write_text(page(choice, limits, chosen), encoding="utf-8")
+                partial.write_text(render_choice(choice, limits, chosen), encoding="utf-8")
         if as_json:
             import json
 

@@ -43,7 +43,7 @@ from compress.nas.storage import close_storage, open_storage
 from compress.nas.study import close_study, make_sampler, open_study, run_trials
 from compress.nas.worker import leave
 from compress.provenance import command_line, redact
-from compress.records.search_report import Found, Point
+from compress.records.search_report import SearchReport, TrialRecord
 from compress.training.context import Lineage, opened, tutored
 from compress.training.run import Run
 
@@ -104,7 +104,7 @@ def search(
     allow_pickle: bool = False,
     allow_code: str | Path | None = None,
     console: Console | None = None,
-) -> Found:
+) -> SearchReport:
     """Find the students of `teacher` that are best on `data` under a budget; the best one is distilled and shipped.
 
     teacher, data, text, label, kind, metric, gate, precision, allow_code    as for `compress.distill`
@@ -228,7 +228,7 @@ def begin_study(desk: Desk, storage: str | Path, name: str, sampler: str) -> "It
         close_study(study)
 
 
-def tried(desk: Desk, study: "optuna.Study", *, trials: int | None) -> Found:
+def tried(desk: Desk, study: "optuna.Study", *, trials: int | None) -> SearchReport:
     """The trials; the record and its page now and then, and at their end."""
     looked = [time.monotonic()]
     anchors = record.anchored(desk)
@@ -255,10 +255,12 @@ def tried(desk: Desk, study: "optuna.Study", *, trials: int | None) -> Found:
     return found
 
 
-def finished(desk: Desk, study: "optuna.Study", found: Found, place: Device, *, finalists: int, winners: int) -> Found:
+def finished(
+    desk: Desk, study: "optuna.Study", found: SearchReport, place: Device, *, finalists: int, winners: int
+) -> SearchReport:
     """The best trained for a short while, measured, and the winners of these distilled fully, shipped and measured."""
 
-    def kept(teacher_ms: float | None, **more: Any) -> Found:
+    def kept(teacher_ms: float | None, **more: Any) -> SearchReport:
         now = record.found(desk, study, teacher_ms=teacher_ms, anchors=found.anchors, **more)
         record.keep(now, desk.run.path)
         return now
@@ -363,7 +365,7 @@ def show(
     return bundle.copied(out)
 
 
-def _as_it_is(desk: Desk, point: Point) -> Bundle:
+def _as_it_is(desk: Desk, point: TrialRecord) -> Bundle:
     """Of the training that it had in the search."""
     space, short = desk.search.space, "short" in desk.kept(point.number).scores
     student = heads.load(begun(desk, point), "task", desk.material.kind)
@@ -375,7 +377,7 @@ def _as_it_is(desk: Desk, point: Point) -> Bundle:
     return shipped(desk, point, student, stages, began=time.time(), note=note)
 
 
-def _with(found: Found, number: int, study: Path) -> Found:
+def _with(found: SearchReport, number: int, study: Path) -> SearchReport:
     """The record with what is now known of this trial."""
     points = tuple(record.further(study, each) if each.number == number else each for each in found.points)
     now = replace(found, points=points, front=())

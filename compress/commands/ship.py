@@ -34,7 +34,9 @@ from compress.quantization.certify import certify, signed
 from compress.quantization.select import CALIBRATION_ROWS, keep_score
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import Report, Row
+from compress.reporting.html import render_html
 from compress.reporting.remarks import warnings
+from compress.reporting.tables import render_table
 from compress.training.logging import curves, mend
 from compress.training.run import Run
 from compress.training.stage import Material, Trained, taken
@@ -354,8 +356,8 @@ def ship(
             bundle = bundle.attach("prompt.yaml", tutor.asked.prompt)
         bundle.attach("README.md", bundle.card(card(report, recipe, tutor.name)))
     with written(run.path / "report.html") as page:
-        page.write_text(report.html(), encoding="utf-8")
-    console.print(report.table(console.width))
+        page.write_text(render_html(report), encoding="utf-8")
+    console.print(render_table(report, console.width))
     for warning in warnings(report):
         warn(console, warning)
     console.print(f"bundle: {place}    page: {run.path / 'report.html'}", highlight=False)

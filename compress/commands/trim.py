@@ -20,17 +20,17 @@ from compress.data.corpus import Corpus, load_corpus
 from compress.data.windows import plain
 from compress.errors import CompressError
 from compress.evaluation.evaluator import Exam, differing
-from compress.evaluation.metrics import changes
 from compress.exporters import manifest
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.bundle_data import data_of, exam_of
+from compress.exporters.evidence import report_of
 from compress.models.checkpoints import resolve
 from compress.quantization.certify import carried, verdict
 from compress.quantization.evaluator import Outcome
 from compress.records.certificate import Certificate
+from compress.records.class_scores import changes
 from compress.records.latency import identity
 from compress.records.run_report import NAME as REPORT
-from compress.records.run_report import report_of
 from compress.trimming.model import Trimmed, check_new, trim_checkpoint, trimming
 from compress.trimming.vocabulary import encoded_alike
 

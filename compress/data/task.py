@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
+
+from compress.records import run_report
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Kind = Literal["classification", "multilabel", "regression", "tagging", "qa"]
+Kind = run_report.Kind
 
 METRICS: Final[Mapping[Kind, tuple[str, ...]]] = MappingProxyType(
     {

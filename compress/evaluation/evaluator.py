@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from compress.data.collate import encode
 from compress.errors import CompressError
 from compress.evaluation import metrics, qa
-from compress.evaluation.metrics import ClassScore, not_finite
+from compress.evaluation.metrics import not_finite
 from compress.evaluation.qa import Spans, Windows
+from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
     from datasets import Dataset

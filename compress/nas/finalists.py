@@ -24,7 +24,7 @@ from compress.nas.context import Desk
 from compress.nas.evaluators import PlainJudge, scored
 from compress.nas.record import unmet
 from compress.records.latency import Latency
-from compress.records.search_report import Found, Point
+from compress.records.search_report import SearchReport, TrialRecord
 from compress.training.context import Lineage
 from compress.training.run import Run
 
@@ -34,7 +34,7 @@ TRAINING = 0.6
 """Share of the last part's time for training: exporting, certifying and measuring take the rest."""
 
 
-def shortlist(found: Found, count: int) -> list[Point]:
+def shortlist(found: SearchReport, count: int) -> list[TrialRecord]:
     """The front, the best first, then the next best that keep the budgets, `count` in all.
 
     As the trials left them: what was trained or measured since changes nothing, so that a resumed search goes on with
@@ -52,7 +52,7 @@ def shortlist(found: Found, count: int) -> list[Point]:
     return [found.point(point.number) for point in feasible[:count]]
 
 
-def shorten(desk: Desk, points: Sequence[Point]) -> None:
+def shorten(desk: Desk, points: Sequence[TrialRecord]) -> None:
     """A short distillation of each, from what the supernet made of it, as far as the time stated for them goes.
 
     Those that had theirs are left alone.
@@ -74,7 +74,7 @@ def shorten(desk: Desk, points: Sequence[Point]) -> None:
         desk.keep(point.number, scores={"short": scored(student, desk.exam, desk.material)})
 
 
-def begun(desk: Desk, point: Point) -> Path:
+def begun(desk: Desk, point: TrialRecord) -> Path:
     """Find the student as its short distillation left it, which is made again where it is damaged; without one, as its
     trial knew it."""
     short, place = desk.search.space.short, desk.place(point.number)
@@ -86,7 +86,9 @@ def begun(desk: Desk, point: Point) -> Path:
     return place.result(short.name)
 
 
-def trained(desk: Desk, point: Point, stages: Sequence[Stage], begin: Path, run: Run | None = None) -> PreTrainedModel:
+def trained(
+    desk: Desk, point: TrialRecord, stages: Sequence[Stage], begin: Path, run: Run | None = None
+) -> PreTrainedModel:
     """The student after `stages`, from the checkpoint in `begin`, kept in its directory, or in `run`."""
     spec = StudentSpec.model_validate({"init": str(begin)})
     recipe = desk.search.space.recipe(f"trial {point.number}", stages, spec)
@@ -94,7 +96,7 @@ def trained(desk: Desk, point: Point, stages: Sequence[Stage], begin: Path, run:
     return lineage.train(recipe.stages, teacher_logits=desk.seen.logits)
 
 
-def clock(desk: Desk, points: Sequence[Point], device: Device) -> float | None:
+def clock(desk: Desk, points: Sequence[TrialRecord], device: Device) -> float | None:
     """Time the points on the device in one race with the teacher: shipped files as they are, other shapes with random
     weights. What the teacher took, in ms."""
     search, files = desk.search, dict[str, Path]()
@@ -122,7 +124,7 @@ def clock(desk: Desk, points: Sequence[Point], device: Device) -> float | None:
     return found["teacher"].p50_ms if "teacher" in found else None
 
 
-def winner(found: Found, points: Sequence[Point], besides: Sequence[int] = ()) -> int:
+def winner(found: SearchReport, points: Sequence[TrialRecord], besides: Sequence[int] = ()) -> int:
     """The number of a finalist: within its budgets the best as they stand; without any, the fastest that keeps KEEP.
 
     Where none keeps the budgets when it is measured, the one that exceeds them least.
@@ -140,7 +142,7 @@ def winner(found: Found, points: Sequence[Point], besides: Sequence[int] = ()) -
     return max(within, key=lambda point: (point.score or 0.0, -(found.ms(point) or 0.0), -point.number)).number
 
 
-def finish(desk: Desk, point: Point, *, share: float = 1.0) -> Bundle:
+def finish(desk: Desk, point: TrialRecord, *, share: float = 1.0) -> Bundle:
     """Distil the student by the final stages, ship it as a bundle in its directory, and score the shipped file.
 
     share: of the time for the last part.
@@ -156,7 +158,7 @@ def finish(desk: Desk, point: Point, *, share: float = 1.0) -> Bundle:
 
 
 def shipped(
-    desk: Desk, point: Point, student: PreTrainedModel, stages: Sequence[Stage], *, began: float, note: str = ""
+    desk: Desk, point: TrialRecord, student: PreTrainedModel, stages: Sequence[Stage], *, began: float, note: str = ""
 ) -> Bundle:
     """The bundle of a student that had these stages, in its directory, with what it was part of in its notes."""
     search, place = desk.search, desk.place(point.number)
@@ -177,7 +179,7 @@ def shipped(
     return bundle
 
 
-def _before(desk: Desk, point: Point) -> list[Stage]:
+def _before(desk: Desk, point: TrialRecord) -> list[Stage]:
     """What trained the student before the final stages."""
     space = desk.search.space
     if isinstance(desk.judge, PlainJudge):
@@ -187,7 +189,7 @@ def _before(desk: Desk, point: Point) -> list[Stage]:
     return [space.supernet, *short]
 
 
-def _fitted(desk: Desk, part: str, stages: Sequence[Stage], point: Point, *, share: float) -> list[Stage]:
+def _fitted(desk: Desk, part: str, stages: Sequence[Stage], point: TrialRecord, *, share: float) -> list[Stage]:
     """The stages with as many steps as there is time for, timed with this student."""
 
     def train(stage: Stage, run: Run) -> None:

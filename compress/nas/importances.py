@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from compress.records.run_report import finite
-from compress.records.search_report import Found, Importance, Objective, Point
+from compress.records.search_report import Importance, Objective, SearchReport, TrialRecord
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -18,7 +18,7 @@ LEAST_TRIALS = 20
 """Of fewer, the best tenth is one trial."""
 
 
-def importances(found: Found) -> tuple[Importance, ...]:
+def importances(found: SearchReport) -> tuple[Importance, ...]:
     """The importances for each objective, the greatest first; none for one that too few trials have a value of.
 
     Scores are those of the first stage that all trials went through, so that trained shapes stand beside the others as
@@ -35,7 +35,7 @@ def importances(found: Found) -> tuple[Importance, ...]:
     return tuple(told)
 
 
-def _value(found: Found, point: Point, objective: Objective) -> float | None:
+def _value(found: SearchReport, point: TrialRecord, objective: Objective) -> float | None:
     """The value before any training on top and before any measurement: what all trials are compared by."""
     if objective == "score":
         return point.first
@@ -44,7 +44,7 @@ def _value(found: Found, point: Point, objective: Objective) -> float | None:
     return found.value(point, objective)
 
 
-def _shares(points: Sequence[Point], values: Sequence[float], maximise: bool) -> dict[str, float]:
+def _shares(points: Sequence[TrialRecord], values: Sequence[float], maximise: bool) -> dict[str, float]:
     import optuna
 
     known: dict[str, list[int | float | str]] = {}

@@ -7,7 +7,7 @@ Attributes of a trial, beside its parameters and values (optuna-dashboard shows 
     latency            {"ms", "error_ms"}: predicted
     facts              parameters, flops_per_token, file_mb, ...
     scores             of each rung it reached; the last rung's is the score
-    state, reason      as found.Point's
+    state, reason      as found.TrialRecord's
     twin               the trial of the same shape whose outcome it took over
     again, deaths      the trial of which it is another attempt, and how many workers died of it
     seconds            what it took
@@ -22,7 +22,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from rich.table import Table
 
-from compress.records.search_report import Point, Stage, State
+from compress.records.search_report import Stage, State, TrialRecord
 
 _KEPT: Mapping[TrialState, tuple[State, ...]] = {
     TrialState.COMPLETE: ("complete", "duplicate"),
@@ -65,7 +65,7 @@ def front(study: optuna.Study) -> list[FrozenTrial]:
     return [trial for _, trial in sorted(kept, key=lambda one: costs(one[1].user_attrs, objectives))]
 
 
-def points(study: optuna.Study, stage: Stage = "subnet") -> tuple[Point, ...]:
+def points(study: optuna.Study, stage: Stage = "subnet") -> tuple[TrialRecord, ...]:
     """Every trial that is over, with its last score as that of `stage`. Times count from the study's first trial."""
     trials = study.get_trials(deepcopy=False)
     begins = [trial.datetime_start for trial in trials if trial.datetime_start]
@@ -103,11 +103,11 @@ def cost(attributes: Mapping[str, Any], objective: str) -> float:
     return float(attributes.get("facts", {}).get(objective, math.nan))
 
 
-def _point(trial: FrozenTrial, stage: Stage, begin: Any) -> Point:
+def _point(trial: FrozenTrial, stage: Stage, begin: Any) -> TrialRecord:
     attributes = trial.user_attrs
     latency, facts, scores = (attributes.get(name, {}) for name in ("latency", "facts", "scores"))
     state = outcome(trial)
-    return Point(
+    return TrialRecord(
         number=trial.number,
         choice=attributes.get("choice", {}),
         state=state or "failed",

@@ -21,7 +21,7 @@ from compress.nas.importances import importances
 from compress.nas.outcomes import points
 from compress.nas.train_supernet import climbed
 from compress.provenance import command_line, versions
-from compress.records.search_report import Anchor, Found, Point, Rung
+from compress.records.search_report import Anchor, Rung, SearchReport, TrialRecord
 from compress.reporting.format import metric as metric_name
 from compress.training.stage import taken
 
@@ -35,13 +35,13 @@ LIBRARIES = ("compress", "optuna", "torch", "transformers", "datasets", "onnxrun
 def found(
     desk: Desk, study: "optuna.Study", *, teacher_ms: float | None = None, winner: int | None = None,
     anchors: Sequence[Anchor] = (), notes: Sequence[str] = (),
-) -> Found:  # fmt: skip
+) -> SearchReport:  # fmt: skip
     """All that is known now. teacher_ms: of the latest race; left out, that of the measuring phase."""
     search, costs, task = desk.search, desk.costs, desk.material.data.task
     known = tuple(further(desk.run.path, point) for point in points(study))
     beside = costs.clocks.teacher(search.precision)
     weights = costs.teacher()
-    now = Found(
+    now = SearchReport(
         title=f"{search.space.name}: students of {desk.tutor.name} on {desk.material.data.name}",
         study=str(desk.run.path),
         teacher=desk.tutor.name,
@@ -76,23 +76,23 @@ def found(
     return replace(now, importances=importances(now))
 
 
-def keep(record: Found, folder: Path) -> None:
+def keep(record: SearchReport, folder: Path) -> None:
     """Write both files, each whole or not at all."""
-    from compress.reporting.search_html import html
+    from compress.reporting.search_html import render_search
 
-    for name, content in ((RECORD, record.to_json()), (PAGE, html(record))):
+    for name, content in ((RECORD, record.to_json()), (PAGE, render_search(record))):
         with written(folder / name) as partial:
             partial.write_text(content, encoding="utf-8")
 
 
-def read(study: Path) -> Found:
+def read(study: Path) -> SearchReport:
     """What the search in this folder has found. Raises SearchError where there is none."""
     if not (study / RECORD).is_file():
         raise SearchError(f"{study}: has no {RECORD} yet; expected the folder of a `compress search` with trials")
-    return Found.from_json(study / RECORD)
+    return SearchReport.from_json(study / RECORD)
 
 
-def show(found: Found, console: Console) -> None:
+def show(found: SearchReport, console: Console) -> None:
     """The front, and what it is held against: what `compress search show STUDY` prints."""
     score = "" if found.teacher_score is None else f": {metric_name(found.metric)} {found.teacher_score:.4f}"
     own = "" if found.teacher_ms is None else f", {found.teacher_ms:.2f} ms"
@@ -105,7 +105,7 @@ def show(found: Found, console: Console) -> None:
     say(f"any trial as a bundle: compress search show {found.study} TRIAL --bundle OUT [--train]")
 
 
-def unmet(found: Found) -> str:
+def unmet(found: SearchReport) -> str:
     """That no trial keeps the budgets, and which is nearest, in words."""
     failed = [point for point in found.points if point.state == "failed"]
     near = replace(found, points=tuple(point for point in found.points if point not in failed)).nearest()
@@ -119,7 +119,7 @@ def unmet(found: Found) -> str:
     return f"no trial keeps the budgets; the nearest is trial {near.number} ({named(near.choice)}): {why}"
 
 
-def table(found: Found) -> Table:
+def table(found: SearchReport) -> Table:
     """The front, and the winner in bold, even where something not yet trained stands above it."""
     shown = Table(box=None, pad_edge=False)
     for name in ("trial", metric_name(found.metric), "stage", "ms", "parameters", "MB"):
@@ -132,7 +132,7 @@ def table(found: Found) -> Table:
     return shown
 
 
-def _cells(found: Found, point: Point) -> tuple[str, ...]:
+def _cells(found: SearchReport, point: TrialRecord) -> tuple[str, ...]:
     ms, about = found.ms(point), "" if found.measured_ms(point) is not None else "~"
     return (
         str(point.number),
@@ -171,7 +171,7 @@ def _asked(bundle: Bundle, data: TaskData, precision: Any) -> float:
     return float(exam.scores(bundle.logits(exam.rows, precision=precision))[bundle.task.metric])
 
 
-def further(study: Path, point: Point) -> Point:
+def further(study: Path, point: TrialRecord) -> TrialRecord:
     """The point with what later phases of the search in this folder found of it."""
     more = kept(study, point.number)
     return replace(
@@ -183,7 +183,7 @@ def further(study: Path, point: Point) -> Point:
     )
 
 
-def _trained(desk: Desk, known: Sequence[Point]) -> list[Rung]:
+def _trained(desk: Desk, known: Sequence[TrialRecord]) -> list[Rung]:
     """What students scored after a stage of their own, with what that stage cost."""
     rungs = []
     stages = {"short": desk.search.space.short, "final": desk.search.space.final[-1]}

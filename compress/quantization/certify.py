@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from compress.benchmark.devices import Device
 from compress.evaluation.evaluator import Exam
-from compress.evaluation.metrics import describe, fallen
+from compress.exporters import evidence
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.session import certified, read_model
 from compress.io import sha256
 from compress.quantization.evaluator import ROUNDING, Outcome, compared
 from compress.quantization.sensitivity import FloatCost
-from compress.records import run_report
 from compress.records.certificate import Certificate, Sensitivity
+from compress.records.class_scores import describe, fallen
 from compress.records.latency import identity
 
 
@@ -95,7 +95,7 @@ def carried(
 ) -> tuple[Bundle, Certificate]:
     """Write the certificate into the file's own metadata and into report.json; return it as `signed` does."""
     bundle, proof = signed(bundle, precision, proof)
-    return run_report.keep(bundle, certificates=(proof,), sensitivity=sensitivity), proof
+    return evidence.keep(bundle, certificates=(proof,), sensitivity=sensitivity), proof
 
 
 def signed(bundle: Bundle, precision: Precision, proof: Certificate) -> tuple[Bundle, Certificate]:

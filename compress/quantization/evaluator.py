@@ -9,9 +9,9 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from compress.evaluation.evaluator import Exam
-from compress.evaluation.metrics import ClassChange, changes
 from compress.exporters.artifact import Bundle
 from compress.exporters.predictor import open_predictor
+from compress.records.class_scores import ClassChange, changes
 
 ROWS = 2000
 """Rows that decide whether the score is kept, spread evenly over the split."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from compress.evaluation.metrics import ClassChange
+from compress.records.class_scores import ClassChange
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,25 @@
-"""The record of one run, in plain values that JSON can hold; `table()` and `html()` only show it."""
+"""The record of one run, in plain values that JSON can hold: `report.json`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
-from math import isfinite
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NotRequired
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from compress.data.task import Kind
 from compress.errors import BundleError
-from compress.evaluation.metrics import ClassScore, macro_f1
-from compress.exporters.artifact import Bundle
 from compress.records.certificate import Certificate, Sensitivity, Tried
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from compress.records.class_scores import ClassScore, macro_f1
+from compress.records.json_text import from_json, to_json
 
 # The TypedDict that pydantic can read on Python 3.11; it comes with pydantic.
 
 
+NAME = "report.json"
+Kind = Literal["classification", "multilabel", "regression", "tagging", "qa"]
 Point = Mapping[str, float | None]
 
 
@@ -141,34 +137,12 @@ class Report:
 
     def to_json(self) -> str:
         """Indented JSON; what is not a finite number becomes null."""
-        from pydantic import TypeAdapter
-
-        return TypeAdapter(Report).dump_json(self, indent=2).decode() + "\n"
+        return to_json(self)
 
     @staticmethod
-    def from_json(text: str | bytes | Path) -> Report:
-        """The report that `to_json` wrote, from its text or file. Raises BundleError naming each field in error."""
-        from pydantic import TypeAdapter, ValidationError
-
-        source = text if isinstance(text, Path) else "report"
-        content = text.read_bytes() if isinstance(text, Path) else text
-        try:
-            return TypeAdapter(Report).validate_json(content)
-        except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'JSON'}: {one['msg']}" for one in error.errors())
-            raise BundleError(f"{source}: not a report of this tool ({problems}); measure the bundle again.") from error
-
-    def table(self, width: int = 100) -> Table:
-        """Rows side by side, at most `width` columns wide: the least telling measures go first, and it says which."""
-        from compress.reporting.tables import table
-
-        return table(self, width)
-
-    def html(self) -> str:
-        """One self-contained page: no request leaves it, no script runs in it."""
-        from compress.reporting.html import html
-
-        return html(self)
+    def from_json(source: str | bytes | Path) -> Report:
+        """Read what `to_json` wrote, from its text or file. Raises BundleError naming each field in error."""
+        return from_json(Report, source, BundleError, "report of this tool", "measure the bundle again")
 
 
 def finite(value: float | None) -> float | None:
@@ -184,59 +158,3 @@ def series(points: Sequence[Point]) -> Iterator[tuple[str, list[tuple[float, flo
         found = [(step, value) for step, value in pairs if step is not None and value is not None]
         if found:
             yield name, found
-
-
-NAME = "report.json"
-
-
-def keep(
-    bundle: Bundle,
-    *,
-    certificates: Sequence[Certificate] = (),
-    sensitivity: Sequence[Sensitivity] = (),
-    tuning: Sequence[Tried] = (),
-) -> Bundle:
-    """The bundle with this evidence in its report.
-
-    A certificate takes the place of an older one of the same file on the same device and runtime; a race takes the
-    place of an older one on the same device; sensitivities, of all older ones. What is not given stays. A bundle
-    without a report, as one exported from a checkpoint, gets one that holds nothing else. Raises BundleError for a
-    figure that is not finite: JSON has no words for it.
-    """
-    given: tuple[Certificate | Sensitivity | Tried, ...] = (*certificates, *sensitivity, *tuning)
-    for each in given:
-        for name, value in asdict(each).items():
-            if isinstance(value, float) and not isfinite(value):
-                raise BundleError(f"{bundle.path}: {type(each).__name__.lower()}: {name} is {value}; nothing was kept")
-    report = report_of(bundle)
-    proved = {(each.artefact, each.device, each.runtime): each for each in (*report.certificates, *certificates)}
-    raced = {each.device for each in tuning}
-    report = replace(
-        report,
-        certificates=tuple(proved.values()),
-        sensitivity=tuple(sensitivity) or report.sensitivity,
-        tuning=(*(each for each in report.tuning if each.device not in raced), *tuning),
-    )
-    return bundle.attach(NAME, report.to_json())
-
-
-def report_of(bundle: Bundle) -> Report:
-    """The report in the bundle, or an empty one that says what the bundle is."""
-    if (bundle.path / NAME).is_file():
-        return Report.from_json(bundle.path / NAME)
-    task = bundle.task
-    return Report(
-        title=bundle.path.name,
-        recipe="",
-        teacher="",
-        data="",
-        kind=task.kind,
-        metric=task.metric,
-        labels=len(task.labels),
-        split="",
-        split_rows=0,
-        rows=(),
-        command="",
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=dict(bundle.manifest.versions),
-    )

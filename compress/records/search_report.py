@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from compress.errors import SearchError
+from compress.records.json_text import from_json, to_json
 from compress.records.run_report import finite
 
 
@@ -33,7 +34,7 @@ STAGES: tuple[Stage, ...] = ("subnet", "short", "final", "shipped")
 
 
 @dataclass(frozen=True)
-class Point:
+class TrialRecord:
     """One shape that was asked for, and what became of it. None (or a missing or NaN score): not known.
 
     number             of the trial in the study
@@ -156,7 +157,7 @@ class Importance:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchReport:
     """What a search found under its budgets, with all that is needed to judge and repeat it.
 
     study        where it is, as `compress search show` takes it
@@ -180,7 +181,7 @@ class Found:
     setting: str
     budgets: Mapping[Objective, float]
     objectives: tuple[Objective, ...]
-    points: tuple[Point, ...]
+    points: tuple[TrialRecord, ...]
     command: str
     date: str
     front: tuple[int, ...] = ()
@@ -209,7 +210,7 @@ class Found:
         if strange := {*self.front, *(() if self.winner is None else (self.winner,))} - known:
             raise SearchError(f"{self.study}: no trial {', '.join(map(str, sorted(strange)))} on record")
 
-    def point(self, number: int) -> Point:
+    def point(self, number: int) -> TrialRecord:
         """The trial of this number. Raises SearchError where there is none."""
         found = next((point for point in self.points if point.number == number), None)
         if found is None:
@@ -217,16 +218,16 @@ class Found:
             raise SearchError(f"{self.study}: no trial {number}; it has {len(self.points)}{span}")
         return found
 
-    def measured_ms(self, point: Point) -> float | None:
+    def measured_ms(self, point: TrialRecord) -> float | None:
         """What it took on the device at the search's setting."""
         return finite((point.measured or {}).get(self.setting))
 
-    def ms(self, point: Point) -> float | None:
+    def ms(self, point: TrialRecord) -> float | None:
         """What it takes at the search's setting: measured, or else predicted."""
         measured = self.measured_ms(point)
         return finite(point.predicted_ms) if measured is None else measured
 
-    def value(self, point: Point, objective: Objective) -> float | None:
+    def value(self, point: TrialRecord, objective: Objective) -> float | None:
         """The point's value of an objective."""
         if objective == "score":
             return point.score
@@ -234,11 +235,11 @@ class Found:
             return self.ms(point)
         return finite(getattr(point, objective))
 
-    def feasible(self, point: Point) -> bool:
+    def feasible(self, point: TrialRecord) -> bool:
         """Whether it was completed and is known to be within every budget."""
         return point.state == "complete" and point.score is not None and not self.exceeded(point)
 
-    def exceeded(self, point: Point) -> tuple[Objective, ...]:
+    def exceeded(self, point: TrialRecord) -> tuple[Objective, ...]:
         """The budgets that it is not known to keep."""
 
         def kept(objective: Objective, limit: float) -> bool:
@@ -247,14 +248,14 @@ class Found:
 
         return tuple(objective for objective, limit in self.budgets.items() if not kept(objective, limit))
 
-    def best_within(self, ms: float | None = None) -> Point | None:
+    def best_within(self, ms: float | None = None) -> TrialRecord | None:
         """The feasible point that scores best, within `ms` too where given; of equals, the one that takes least."""
         within = [point for point in self.points if self.feasible(point)]
         if ms is not None:
             within = [point for point in within if (taken := self.ms(point)) is not None and taken <= ms]
         return max(within, key=lambda point: (point.score, -(self.ms(point) or 0.0), -point.number), default=None)
 
-    def nearest(self) -> Point | None:
+    def nearest(self) -> TrialRecord | None:
         """Where nothing is feasible: the point that exceeds its budgets by the least factor; of equals, the best."""
         known = [(over, point) for point in self.points if (over := self._excess(point)) is not None]
         return min(known, key=lambda one: (one[0], -(one[1].score or 0.0), one[1].number), default=(0.0, None))[1]
@@ -277,31 +278,15 @@ class Found:
         return dict(Counter(point.state for point in self.points))
 
     def to_json(self) -> str:
-        """Indented JSON; what is not a finite number becomes null."""
-        from pydantic import TypeAdapter
-
-        return TypeAdapter(Found).dump_json(self, indent=1, exclude_defaults=True).decode() + "\n"
+        """Indented JSON without defaults; what is not a finite number becomes null."""
+        return to_json(self, compact=True)
 
     @staticmethod
-    def from_json(text: str | bytes | Path) -> Found:
-        """What `to_json` wrote, from its text or file. Raises SearchError naming each field in error."""
-        from pydantic import TypeAdapter, ValidationError
+    def from_json(source: str | bytes | Path) -> SearchReport:
+        """Read what `to_json` wrote, from its text or file. Raises SearchError naming each field in error."""
+        return from_json(SearchReport, source, SearchError, "search of this tool", "run the search again")
 
-        source = text if isinstance(text, Path) else "search"
-        content = text.read_bytes() if isinstance(text, Path) else text
-        try:
-            return TypeAdapter(Found).validate_json(content)
-        except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'JSON'}: {one['msg']}" for one in error.errors())
-            raise SearchError(f"{source}: not a search of this tool ({problems}); run the search again.") from error
-
-    def html(self) -> str:
-        """One self-contained page: no request leaves it, and it is whole without its script."""
-        from compress.reporting.search_html import html
-
-        return html(self)
-
-    def _excess(self, point: Point) -> float | None:
+    def _excess(self, point: TrialRecord) -> float | None:
         """The factor by which it is over the budget it is most over; None where not all are known."""
         factors = []
         for objective, limit in self.budgets.items():

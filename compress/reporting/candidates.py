@@ -12,13 +12,13 @@ from pathlib import Path, PurePath
 from typing import Literal
 
 from compress.errors import BundleError
-from compress.evaluation.metrics import ClassChange, ClassScore, fallen
 from compress.exporters import manifest as manifests
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.manifest import Manifest
 from compress.records import run_report as reports
 from compress.records.bench_result import Result
 from compress.records.certificate import Certificate
+from compress.records.class_scores import ClassChange, ClassScore, fallen
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 from compress.records.run_report import NAME, Report, Row, finite
 from compress.reporting.remarks import fallen_classes

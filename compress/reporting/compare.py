@@ -7,8 +7,8 @@ from pathlib import Path
 from compress.config.limits import check_number
 from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
-from compress.evaluation.metrics import ClassScore, describe, macro_f1
 from compress.evaluation.statistics import SHARES, apart
+from compress.records.class_scores import ClassScore, describe, macro_f1
 from compress.records.latency import NOISE_FACTOR, Setting
 from compress.reporting import candidates as inputs
 from compress.reporting import candidates as made

@@ -52,7 +52,7 @@ class Shown:
     missing: str = ""
 
 
-def html(choice: Choice, limits: Limits, chosen: Pick) -> str:
+def render_choice(choice: Choice, limits: Limits, chosen: Pick) -> str:
     """One self-contained page: no request leaves it, its one script is inside and named by its hash, text escaped."""
     settings, devices = _settings(choice), _devices(choice)
     return render(

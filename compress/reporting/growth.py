@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from compress.records.search_report import Found, Rung
+from compress.records.search_report import Rung, SearchReport
 from compress.reporting import charts, search_charts, search_remarks
 from compress.reporting import format as units
 from compress.reporting.cells import Small
@@ -54,7 +54,7 @@ class Curve:
         return all(1 / NEAR <= at[name] / value <= NEAR for name, value in self.held.items() if name != self.cause)
 
 
-def growth(found: Found) -> Growth:
+def growth(found: SearchReport) -> Growth:
     """The laws of size and data, and of compute, as far as the scores show them."""
     rungs = _rungs(found)
     points: Points = [({"size": float(one.body_parameters), "data": float(one.examples)}, one.score) for one in rungs]
@@ -80,7 +80,7 @@ def growth(found: Found) -> Growth:
     return Growth(about, _expected(found, law, reference), answers, figures, warnings)
 
 
-def _rungs(found: Found) -> list[Rung]:
+def _rungs(found: SearchReport) -> list[Rung]:
     """The scores of the one training that has most of them: those of different ones are not on one curve."""
     known = [
         rung for rung in found.ladder if rung.body_parameters > 0 and rung.examples > 0 and np.isfinite(rung.score)
@@ -90,7 +90,7 @@ def _rungs(found: Found) -> list[Rung]:
     return [rung for rung in known if rung.what == most]
 
 
-def _trials(found: Found) -> Points:
+def _trials(found: SearchReport) -> Points:
     """Size and first score of the completed trials."""
     known: Points = [
         ({"size": float(point.body_parameters)}, point.first)
@@ -113,7 +113,7 @@ def _fit(points: Points, causes: tuple[str, ...]) -> Fit:
     return fit({cause: [at[cause] for at, _ in points] for cause in causes}, [1 - score for _, score in points])
 
 
-def _reference(found: Found, points: Points, whole: Fit) -> dict[str, float]:
+def _reference(found: SearchReport, points: Points, whole: Fit) -> dict[str, float]:
     """From where to look: the answer's size (or the measured one nearest to it), and all the data there were."""
     if whole.law is None:
         return {}
@@ -128,7 +128,7 @@ def _reference(found: Found, points: Points, whole: Fit) -> dict[str, float]:
     return reference
 
 
-def _expected(found: Found, law: Law | None, reference: Mapping[str, float]) -> Small | None:
+def _expected(found: SearchReport, law: Law | None, reference: Mapping[str, float]) -> Small | None:
     """The score to expect here, of half and twice the size, and of half and twice the data."""
     if law is None:
         return None
@@ -158,7 +158,7 @@ def _answers(law: Law | None, reference: Mapping[str, float]) -> list[str]:
     return [f"With ever more {' and '.join(law.measured)} it levels off at {_said(law.floor())}."]
 
 
-def _repeated(found: Found, rungs: Sequence[Rung]) -> list[str]:
+def _repeated(found: SearchReport, rungs: Sequence[Rung]) -> list[str]:
     """Whether examples were new ones."""
     seen = max((rung.examples for rung in rungs), default=0)
     if not found.train_rows or seen <= found.train_rows:
@@ -187,7 +187,7 @@ def _beyond(law: Law, at: Mapping[str, float]) -> str:
     return " (not measured so far out)" if not law.within(at, 1.0) else ""
 
 
-def _figure(found: Found, curve: Curve) -> Figure:
+def _figure(found: SearchReport, curve: Curve) -> Figure:
     heading = f"{units.metric(found.metric)} against {curve.cause}"
     pictures = drawn(lambda key, width: _picture(found, curve, key, width), f"growth-{curve.cause}", SIDE)
     slope = curve.law.exponent(curve.cause)
@@ -195,7 +195,7 @@ def _figure(found: Found, curve: Curve) -> Figure:
     return Figure(heading[0].upper() + heading[1:], *pictures, caption)
 
 
-def _picture(found: Found, curve: Curve, key: str, width: float) -> Markup:
+def _picture(found: SearchReport, curve: Curve, key: str, width: float) -> Markup:
     """The curve in its band, with the points; up to four times as far as they reach, dashed from twice on."""
     plot = Box(52, 34, width - 14, 300)
     low, high = curve.law.measured[curve.cause]

@@ -44,7 +44,7 @@ class Stage:
     figures: tuple[Figure, ...]
 
 
-def html(report: Report) -> str:
+def render_html(report: Report) -> str:
     """The report as one page of HTML: styles and pictures inside, no script, no request, all text escaped."""
     return render(
         "page.html.j2",

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from compress.evaluation.metrics import ClassChange, changes, describe, fallen
 from compress.evaluation.statistics import wilson
 from compress.records.certificate import Certificate
+from compress.records.class_scores import ClassChange, changes, describe, fallen
 from compress.records.run_report import Report, Row, finite
 from compress.reporting import format as units
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from compress.records.run_report import finite
-from compress.records.search_report import Found, Objective, Point
+from compress.records.search_report import Objective, SearchReport, TrialRecord
 from compress.reporting import charts
 from compress.reporting import format as units
 from compress.reporting import search_remarks as words
@@ -30,7 +30,7 @@ Pixels = list[tuple[float, float]]
 class Against:
     """Score against one cost."""
 
-    found: Found
+    found: SearchReport
     cost: Objective
 
     @property
@@ -38,13 +38,13 @@ class Against:
         name, unit = words.OBJECTIVES[self.cost]
         return f"{name}, {unit}" if unit else name
 
-    def at(self, point: Point) -> tuple[float, float] | None:
+    def at(self, point: TrialRecord) -> tuple[float, float] | None:
         """(cost, score) of a point that has both."""
         cost, score = self.found.value(point, self.cost), point.score
         return (cost, score) if cost is not None and cost > 0 and score is not None else None
 
     @cached_property
-    def placed(self) -> list[tuple[Point, tuple[float, float]]]:
+    def placed(self) -> list[tuple[TrialRecord, tuple[float, float]]]:
         return [(point, at) for point in self.found.points if (at := self.at(point))]
 
     @cached_property
@@ -109,7 +109,7 @@ def pareto(against: Against, key: str, width: float) -> Markup:
     return charts.canvas(key, (width, HEIGHT), (title, f"{told}. Up is better, left costs less."), marks)
 
 
-def timings(found: Found, key: str, width: float) -> Markup:
+def timings(found: SearchReport, key: str, width: float) -> Markup:
     """Predicted against measured latency of every shape that was measured, and what FLOPs alone would have said."""
     assert found.prediction is not None
     shown = found.prediction.timings
@@ -138,7 +138,7 @@ def timings(found: Found, key: str, width: float) -> Markup:
     return charts.canvas(key, (width, 420), ("Predicted against measured latency", told), marks)
 
 
-def progress(found: Found, key: str, width: float) -> Markup:
+def progress(found: SearchReport, key: str, width: float) -> Markup:
     """Every trial's score when it was asked for, the best within the budgets so far, and what was rejected below.
 
     At least one trial has a score.
@@ -173,7 +173,7 @@ def dots(places: Iterable[tuple[float, float]], style: str) -> Markup:
     return Markup('<path d="{}" class="{}"/>').format(drawn, style) if drawn else Markup("")
 
 
-def _when(point: Point, *, timed: bool) -> float:
+def _when(point: TrialRecord, *, timed: bool) -> float:
     return (point.started or 0.0) / 60 if timed else float(point.number)
 
 

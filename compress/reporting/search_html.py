@@ -1,4 +1,4 @@
-"""The page of a search: what it shows is worked out here from a `Found` alone, the template only lays it out."""
+"""The page of a search: what it shows is worked out here from a `SearchReport` alone, the template only lays it out."""
 
 import base64
 import hashlib
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from compress.records.search_report import Anchor, Found, Objective, Point
+from compress.records.search_report import Anchor, Objective, SearchReport, TrialRecord
 from compress.reporting import charts, search_charts
 from compress.reporting import format as units
 from compress.reporting import search_remarks as words
@@ -47,7 +47,7 @@ class Told:
     style: str
 
 
-def trial_row(found: Found, point: Point, front: set[int]) -> Told:
+def trial_row(found: SearchReport, point: TrialRecord, front: set[int]) -> Told:
     """A trial in full; `front`: the numbers of those on it."""
     values = (point.score, *(found.value(point, cost) for cost in COSTS))
     became = STANDING.get(point.stage or "", "") if point.state == "complete" else point.state
@@ -65,7 +65,7 @@ def trial_row(found: Found, point: Point, front: set[int]) -> Told:
     return Told(point.number, shown, cells, style)
 
 
-def front(found: Found) -> Sheet:
+def front(found: SearchReport) -> Sheet:
     """The teacher, the anchors, and the front from the best score down; without empty columns."""
     points = sorted(map(found.point, found.front or found.compute_front()), key=lambda one: -(one.score or 0.0))
     chosen = words.answer(found)
@@ -84,7 +84,7 @@ def front(found: Found) -> Sheet:
     return Sheet.of(rows, columns)
 
 
-def _known(found: Found, one: Anchor) -> tuple[str, ...]:
+def _known(found: SearchReport, one: Anchor) -> tuple[str, ...]:
     """The line of the teacher, or of an anchor."""
     return (
         units.score(one.score),
@@ -98,7 +98,7 @@ def _known(found: Found, one: Anchor) -> tuple[str, ...]:
     )
 
 
-def _found(found: Found, point: Point) -> tuple[str, ...]:
+def _found(found: SearchReport, point: TrialRecord) -> tuple[str, ...]:
     """The line of a trial."""
     measured = found.measured_ms(point)
     speed = _speed(found.teacher_ms, found.ms(point))
@@ -122,7 +122,7 @@ def _speed(theirs: float | None, ms: float | None) -> str:
     return units.times(theirs / ms) if theirs and ms else units.MISSING
 
 
-def facts(found: Found) -> list[tuple[str, str]]:
+def facts(found: SearchReport) -> list[tuple[str, str]]:
     """What the search did, in numbers."""
     counts, total = found.counts(), sum(found.costs.values())
     scored = sum(point.first is not None for point in found.points)
@@ -151,7 +151,7 @@ class View:
     figure: Figure
 
 
-def html(found: Found) -> str:
+def render_search(found: SearchReport) -> str:
     """One self-contained page: no request leaves it, its one script is inside and named by its hash, text escaped."""
     chosen = words.answer(found) or found.nearest()
     return render(
@@ -183,12 +183,12 @@ def html(found: Found) -> str:
     )
 
 
-def _context(found: Found) -> str:
+def _context(found: SearchReport) -> str:
     where = f"{found.device}, {found.setting}"
     return f"{len(found.points):,} trials; {found.teacher} on {found.data}; {where}; {found.date[:10]}"
 
 
-def _views(found: Found) -> list[View]:
+def _views(found: SearchReport) -> list[View]:
     """The pictures against each cost that any scored trial has."""
     views = []
     for cost in COSTS:
@@ -217,7 +217,7 @@ def _caption(against: Against) -> str:
     return " ".join(said)
 
 
-def _accuracy(found: Found) -> Figure | None:
+def _accuracy(found: SearchReport) -> Figure | None:
     """How far predictions are off, beside those from FLOPs alone."""
     prediction = found.prediction
     if prediction is None or not units.known(prediction.error):
@@ -230,7 +230,7 @@ def _accuracy(found: Found) -> Figure | None:
     return Figure("Mean error on a shape it has not seen", *pictures)
 
 
-def _timings(found: Found) -> Figure | None:
+def _timings(found: SearchReport) -> Figure | None:
     if found.prediction is None or not found.prediction.timings:
         return None
     shown = found.prediction.timings
@@ -245,7 +245,7 @@ def _timings(found: Found) -> Figure | None:
     return Figure("Predicted against measured", *pictures, " ".join(said))
 
 
-def _importances(found: Found) -> list[Figure]:
+def _importances(found: SearchReport) -> list[Figure]:
     figures = []
     for index, one in enumerate(found.importances):
         ordered = sorted(one.shares.items(), key=lambda item: -item[1])
@@ -265,7 +265,7 @@ def _bars(bars: list[charts.Bar], title: str) -> Callable[[str, float], Markup]:
     return lambda key, width: charts.bars(bars, key, width, (title, "%"))
 
 
-def _progress(found: Found) -> Figure | None:
+def _progress(found: SearchReport) -> Figure | None:
     if not any(point.first is not None for point in found.points):
         return None
     pictures = drawn(lambda key, width: search_charts.progress(found, key, width), "progress", MAIN)
@@ -273,7 +273,7 @@ def _progress(found: Found) -> Figure | None:
     return Figure("Trials over time", *pictures, caption)
 
 
-def _costs(found: Found) -> Figure | None:
+def _costs(found: SearchReport) -> Figure | None:
     known = [(name, seconds) for name, seconds in found.costs.items() if math.isfinite(seconds) and seconds >= 0]
     if not known:
         return None
@@ -281,12 +281,12 @@ def _costs(found: Found) -> Figure | None:
     return Figure("Where the time went", *drawn(_bars(bars, "Where the time went"), "costs", SIDE))
 
 
-def _rejected(found: Found) -> list[Small]:
+def _rejected(found: SearchReport) -> list[Small]:
     rows = tuple(words.rejected(found))
     return [Small("Not completed, and why", "State", ("trials", "reason (of one)"), rows)] if rows else []
 
 
-def _provenance(found: Found) -> list[tuple[str, str]]:
+def _provenance(found: SearchReport) -> list[tuple[str, str]]:
     scored = f"; scored on {found.split}, {found.split_rows:,} rows" if found.split and found.split_rows else ""
     objectives = ", ".join(found.metric if one == "score" else words.OBJECTIVES[one][0] for one in found.objectives)
     told = [

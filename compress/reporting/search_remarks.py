@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 
 from compress.evaluation.statistics import wilson
-from compress.records.search_report import STAGES, Anchor, Found, Objective, Point
+from compress.records.search_report import STAGES, Anchor, Objective, SearchReport, TrialRecord
 from compress.reporting import format as units
 from compress.reporting.remarks import capitalised
 
@@ -49,7 +49,7 @@ def named(choice: Mapping[str, int | float | str]) -> str:
     return shape(choice)
 
 
-def command(found: Found, number: int) -> tuple[str, str]:
+def command(found: SearchReport, number: int) -> tuple[str, str]:
     """What gets a trial's bundle: the words before the number, and after it."""
     return f"compress search show {shlex.quote(found.study)} ", f" --bundle student-{number}"
 
@@ -60,19 +60,19 @@ def cost(objective: Objective, value: float | None) -> str:
     return units.measure(value, unit) if unit else units.magnitude(value)
 
 
-def budgets(found: Found) -> str:
+def budgets(found: SearchReport) -> str:
     """All budgets in words, or ''."""
     least = found.budgets.get("score")
     told = [] if least is None else [f"{units.metric(found.metric)} at least {units.score(least)}"]
     return " and ".join([*(f"at most {limit}" for limit in _limits(found)), *told])
 
 
-def answer(found: Found) -> Point | None:
+def answer(found: SearchReport) -> TrialRecord | None:
     """What the page speaks of: the student that ships, or else the best within the budgets."""
     return found.best_within() if found.winner is None else found.point(found.winner)
 
 
-def headline(found: Found) -> str:
+def headline(found: SearchReport) -> str:
     """One sentence: which student under which budget, its score and its time beside the teacher's."""
     point, within = answer(found), budgets(found)
     if point is None:
@@ -88,7 +88,7 @@ def headline(found: Found) -> str:
     return sentence + (f": {units.times(speed)} the speed." if speed else ".")
 
 
-def remarks(found: Found) -> list[str]:
+def remarks(found: SearchReport) -> list[str]:
     """What keeps the headline honest."""
     point = answer(found)
     if point is None:
@@ -106,7 +106,7 @@ def remarks(found: Found) -> list[str]:
     return [*said, *_uncertainty(found, point)]
 
 
-def key_figures(found: Found) -> list[tuple[str, str, str]]:
+def key_figures(found: SearchReport) -> list[tuple[str, str, str]]:
     """(what, value, in smaller letters) of the answer beside the teacher, as far as known."""
     point = answer(found)
     if point is None:
@@ -124,19 +124,19 @@ def key_figures(found: Found) -> list[tuple[str, str, str]]:
     return told
 
 
-def known(found: Found) -> list[Anchor]:
+def known(found: SearchReport) -> list[Anchor]:
     """What to compare with: the teacher first, then the anchors."""
     teacher = Anchor(found.teacher, found.teacher_score, found.teacher_ms, found.teacher_parameters, found.teacher_mb)
     return [teacher, *found.anchors]
 
 
-def faster(found: Found, point: Point) -> float | None:
+def faster(found: SearchReport, point: TrialRecord) -> float | None:
     """How many times the teacher's speed: of measured times where there are any."""
     ms = found.ms(point)
     return found.teacher_ms / ms if found.teacher_ms and ms else None
 
 
-def predicted(point: Point) -> str:
+def predicted(point: TrialRecord) -> str:
     """`3.41 ± 0.10`, in ms."""
     if point.predicted_ms is None:
         return units.MISSING
@@ -144,14 +144,14 @@ def predicted(point: Point) -> str:
     return f"{units.three_digits(point.predicted_ms)}{error}"
 
 
-def scores(point: Point) -> str:
+def scores(point: TrialRecord) -> str:
     """The scores on the way: `0.861 → 0.882`."""
     known = [point.scores.get(stage) for stage in STAGES]
     told = [units.score(value) for value in known if units.known(value)]
     return " → ".join(told) or units.MISSING
 
 
-def rejected(found: Found) -> list[tuple[str, tuple[str, ...]]]:
+def rejected(found: SearchReport) -> list[tuple[str, tuple[str, ...]]]:
     """(what became of trials, (how many, why in most of them)): the reasons with other numbers are one reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for point in found.points:
@@ -166,13 +166,13 @@ def rejected(found: Found) -> list[tuple[str, tuple[str, ...]]]:
     return told
 
 
-def _limits(found: Found) -> list[str]:
+def _limits(found: SearchReport) -> list[str]:
     """`4.00 ms`, `14.0 M parameters`."""
     limits = [(name, limit) for name, limit in found.budgets.items() if name != "score"]
     return [cost(name, limit) + ("" if OBJECTIVES[name][1] else f" {OBJECTIVES[name][0]}") for name, limit in limits]
 
 
-def _within(found: Found) -> str:
+def _within(found: SearchReport) -> str:
     """The budgets at the head of a sentence."""
     least = found.budgets.get("score")
     told = f"with {units.metric(found.metric)} at least {units.score(least)}" if least is not None else ""
@@ -180,7 +180,7 @@ def _within(found: Found) -> str:
     return ", ".join(filter(None, (f"within {limits}" if limits else "", told)))
 
 
-def _nothing(found: Found, within: str) -> str:
+def _nothing(found: SearchReport, within: str) -> str:
     nearest = found.nearest() if found.budgets else None
     if nearest is None:
         return "No shape was scored." if not within else f"No shape was found with {within}."
@@ -194,13 +194,13 @@ def _nothing(found: Found, within: str) -> str:
     return f"No shape was found with {within}; the closest is {closest}."
 
 
-def _quality(found: Found, point: Point) -> str:
+def _quality(found: SearchReport, point: TrialRecord) -> str:
     metric = units.metric(found.metric)
     told = f"{metric} {units.score(point.score)}"
     return told if found.teacher_score is None else f"{told} against the teacher’s {units.score(found.teacher_score)}"
 
 
-def _uncertainty(found: Found, point: Point) -> list[str]:
+def _uncertainty(found: SearchReport, point: TrialRecord) -> list[str]:
     """What the number of rows, and choosing by them, leave unsure."""
     scored = sum(one.score is not None for one in found.points)
     if found.metric != "accuracy" or not found.split_rows or point.score is None or not 0 <= point.score <= 1:
@@ -213,7 +213,7 @@ def _uncertainty(found: Found, point: Point) -> list[str]:
     ]
 
 
-def _error(point: Point) -> str:
+def _error(point: TrialRecord) -> str:
     """The predictor's deviation with as many decimals as the prediction shows."""
     assert point.predicted_ms is not None
     decimals = len(units.three_digits(point.predicted_ms).partition(".")[2])

@@ -37,7 +37,7 @@ class Column:
         return all(cell == units.MISSING for cell in self.cells)
 
 
-def table(report: Report, width: int) -> Table:
+def render_table(report: Report, width: int) -> Table:
     """The rows of `report`, not wider than `width` columns."""
     styles = {"baseline": "dim", "teacher": "", "student": "bold"}
     rows = [(row.name, styles[row.role]) for row in report.rows]

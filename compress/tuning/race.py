@@ -16,6 +16,7 @@ from compress.benchmark.devices import Device
 from compress.config.limits import check_max_drop
 from compress.errors import ExportError
 from compress.exporters.artifact import FILES, Bundle, Precision
+from compress.exporters.evidence import keep as keep_evidence
 from compress.exporters.session import opset_of, read_model
 from compress.quantization.certify import carried, certify
 from compress.quantization.graph import left_in_float
@@ -23,7 +24,6 @@ from compress.quantization.learned import KEY as LEARNED
 from compress.records.certificate import Tried
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import NAME as REPORT
-from compress.records.run_report import keep as keep_evidence
 from compress.tuning.check import ROWS, Checked, check_exact, check_int8
 from compress.tuning.variants import fp32_variants, int8_variants
 

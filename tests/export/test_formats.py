@@ -23,12 +23,12 @@ from compress.exporters import formats
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.checkpoint import Shipped, source
 from compress.exporters.embeddings import Embeddings
+from compress.exporters.evidence import keep, report_of
 from compress.exporters.formats import export
 from compress.exporters.formats.subject import OPSETS
 from compress.exporters.session import read_model
 from compress.exporters.tokenizer import run_text
 from compress.records.certificate import Certificate
-from compress.records.run_report import keep, report_of
 from tests import command, generative, tiny
 
 SENTIMENT = Task("classification", ("sentence",), "label", ("negative", "positive"), "accuracy")

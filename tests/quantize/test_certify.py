@@ -9,7 +9,6 @@ import pytest
 
 from compress.benchmark.devices import Device, open_device
 from compress.evaluation.evaluator import Exam
-from compress.evaluation.metrics import ClassChange
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.session import CERTIFICATE_KEY as KEY
 from compress.exporters.session import metadata, read_model
@@ -17,6 +16,7 @@ from compress.io import sha256
 from compress.quantization.certify import carried, certify, verdict
 from compress.quantization.evaluator import Outcome
 from compress.records.certificate import Certificate
+from compress.records.class_scores import ClassChange
 from compress.records.run_report import Report
 from tests.quantize.test_mixed import TASK, bundle
 

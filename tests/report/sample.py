@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from compress.evaluation.metrics import ClassScore
+from compress.records.class_scores import ClassScore
 from compress.records.latency import Setting
 from compress.records.run_report import Latency, Report, Row
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from compress.errors import BundleError, CompressError
-from compress.evaluation.metrics import ClassChange
 from compress.evaluation.statistics import apart
 from compress.exporters.artifact import FILES, Precision
+from compress.records.class_scores import ClassChange
 from compress.reporting import compare, tables
-from compress.reporting import compare as verdict
 from compress.reporting import format as units
 from compress.reporting.candidates import OWN
 from compress.reporting.compare import Choice, Limits, Pick, View
@@ -27,7 +26,7 @@ LOAD = {"name": "good:int8", "setting": {}, "minutes": [1.0, 2.0], "temperatures
 def told(choice: Choice, limits: Limits = FREE) -> tuple[str, str]:
     """(headline, remarks) with plain spaces."""
     chosen = compare.pick(choice, limits, choice.view)
-    words = verdict.headline(choice, limits, chosen), " ".join(verdict.remarks(choice, chosen))
+    words = compare.choice_headline(choice, limits, chosen), " ".join(compare.choice_remarks(choice, chosen))
     return words[0].replace(units.GAP, " "), words[1].replace(units.GAP, " ")
 
 

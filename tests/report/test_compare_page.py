@@ -18,7 +18,8 @@ from compress.reporting import compare, compare_charts, evidence
 from compress.reporting import format as units
 from compress.reporting.compare import Choice, Limits
 from compress.reporting.compare_charts import Against
-from compress.reporting.compare_html import html
+from compress.reporting.compare_html import render_choice
+from compress.reporting.html import render_html
 from tests.report.sample import ROWS, report
 from tests.report.shelf import bench, bundle, certificate, proved, student
 from tests.report.test_page import HOSTILE, Elements, boxes
@@ -28,7 +29,7 @@ LOAD = {"setting": {"threads": 1, "batch": 1, "seq": 128}, "minutes": [3.0, 3.5,
 
 
 def page(choice: Choice, limits: Limits = FREE) -> str:
-    return html(choice, limits, compare.pick(choice, limits, choice.view))
+    return render_choice(choice, limits, compare.pick(choice, limits, choice.view))
 
 
 def text(whole: str) -> str:
@@ -129,7 +130,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
         assert tags.count("script") == 1 and not {"img", "b"} & set(tags)
         assert "49" not in re.findall(r"&#34;&#39;&amp;(\S*)", shown)
         assert shown.count("&lt;/script&gt;") > 20
-    single = Elements(told.html()).found
+    single = Elements(render_html(told)).found
     assert not {"script", "img"} & {tag for tag, _ in single}
 
 
@@ -188,7 +189,7 @@ def test_figures_of_the_pick_and_of_every_proof_are_on_the_page(choices: dict[st
 
 def test_the_page_of_one_run_shows_its_proofs_too() -> None:
     headings = ("Certificates", "Race of the variants", "Sensitivity by layer")
-    shown, without = text(proved().html()), text(report().html())
+    shown, without = text(render_html(proved())), text(render_html(report()))
     for said in (*headings, "the drop is within 0.005", "merged, int8 chosen", "pooler 0.0 %"):
         assert said in shown
     assert not [said for said in headings if said in without]

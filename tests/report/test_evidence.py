@@ -7,8 +7,9 @@ import pytest
 
 from compress.errors import BundleError
 from compress.exporters.artifact import Bundle
+from compress.exporters.evidence import keep, report_of
 from compress.records.certificate import Certificate, Sensitivity, Tried
-from compress.records.run_report import Report, keep, report_of
+from compress.records.run_report import Report
 from tests.export.test_bundle import write
 from tests.report import sample
 

@@ -7,12 +7,13 @@ import pytest
 from rich.console import Console
 
 from compress.records.run_report import Report
+from compress.reporting.tables import render_table
 from tests.report.sample import ROWS, latency, regression, report
 
 
 def printed(whole: Report, width: int) -> str:
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(whole.table(width))
+    console.print(render_table(whole, width))
     return console.export_text().replace("\N{NO-BREAK SPACE}", " ")
 
 

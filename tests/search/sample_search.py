@@ -4,7 +4,16 @@ import math
 import random
 from typing import Any
 
-from compress.records.search_report import Anchor, Found, Importance, Point, Prediction, Rung, State, Timing
+from compress.records.search_report import (
+    Anchor,
+    Importance,
+    Prediction,
+    Rung,
+    SearchReport,
+    State,
+    Timing,
+    TrialRecord,
+)
 
 AT = "1 thread, batch 1, 128 tokens"
 REASONS = {"pruned": "below the median of rung 0", "too slow": "predicted 6.1 ms", "failed": "out of memory"}
@@ -20,7 +29,7 @@ def shape(rng: random.Random) -> dict[str, int | float | str]:
     }
 
 
-def point(number: int, state: State = "complete", *, seed: int = 0) -> Point:
+def point(number: int, state: State = "complete", *, seed: int = 0) -> TrialRecord:
     """A shape whose score saturates with its size, and whose time grows with it."""
     rng = random.Random(1000 * seed + number)
     choice = shape(rng)
@@ -29,7 +38,7 @@ def point(number: int, state: State = "complete", *, seed: int = 0) -> Point:
     score = 0.91 - 0.9 * (body / 1000) ** -0.36 + rng.gauss(0, 0.003)
     ms = 0.25 + body / 2.1e6 + 0.02 * layers
     known = state in ("complete", "pruned")
-    return Point(
+    return TrialRecord(
         number=number,
         choice=choice,
         state=state,
@@ -46,7 +55,7 @@ def point(number: int, state: State = "complete", *, seed: int = 0) -> Point:
     )
 
 
-def trained(one: Point, gain: float, **changes: Any) -> Point:
+def trained(one: TrialRecord, gain: float, **changes: Any) -> TrialRecord:
     from dataclasses import replace
 
     assert one.score is not None and one.predicted_ms is not None
@@ -54,7 +63,7 @@ def trained(one: Point, gain: float, **changes: Any) -> Point:
     return replace(one, scores=scores, measured={AT: one.predicted_ms * (1 + 0.02 * math.sin(one.number))}, **changes)
 
 
-def points(count: int, *, finalists: int = 8, seed: int = 0) -> tuple[Point, ...]:
+def points(count: int, *, finalists: int = 8, seed: int = 0) -> tuple[TrialRecord, ...]:
     """The first is within budget; about a sixth were rejected, and the best have been trained."""
     states: tuple[State, ...] = ("complete",) * 14 + ("too slow", "too slow", "pruned", "duplicate", "failed")
     found = [point(n, states[(n * 7) % len(states)], seed=seed) for n in range(count)]
@@ -75,7 +84,7 @@ def ladder() -> tuple[Rung, ...]:
     return tuple(found)
 
 
-def search(count: int = 120, **changes: Any) -> Found:
+def search(count: int = 120, **changes: Any) -> SearchReport:
     from dataclasses import replace
 
     taken = points(count)
@@ -91,7 +100,7 @@ def search(count: int = 120, **changes: Any) -> Found:
         )
         for one in taken[:16] + tuple(one for one in taken[16:] if one.measured)
     )
-    whole = Found(
+    whole = SearchReport(
         title="a search",
         study="runs/sst2-4ms",
         teacher="minilm",

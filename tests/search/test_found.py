@@ -10,33 +10,35 @@ from typing import Any
 import pytest
 
 from compress.errors import SearchError
-from compress.records.search_report import Found, Objective, Point
+from compress.records.search_report import Objective, SearchReport, TrialRecord
 from tests.search.sample_search import AT, search
 
 
-def found(*points: Point, **changes: Any) -> Found:
+def found(*points: TrialRecord, **changes: Any) -> SearchReport:
     return search(points=points, **{"budgets": {}, "front": (), "winner": None, **changes})
 
 
-def made(number: int, score: float | None, ms: float | None, **changes: Any) -> Point:
+def made(number: int, score: float | None, ms: float | None, **changes: Any) -> TrialRecord:
     scores = {} if score is None else {"subnet": score}
-    return Point(number, {"layers": number + 1}, changes.pop("state", "complete"), scores, predicted_ms=ms, **changes)
+    return TrialRecord(
+        number, {"layers": number + 1}, changes.pop("state", "complete"), scores, predicted_ms=ms, **changes
+    )
 
 
 def test_json_both_ways_keeps_everything(tmp_path: Path) -> None:
     whole = search()
     (tmp_path / "search.json").write_text(whole.to_json())
-    assert Found.from_json(tmp_path / "search.json") == whole
-    assert Found.from_json(whole.to_json()) == whole
+    assert SearchReport.from_json(tmp_path / "search.json") == whole
+    assert SearchReport.from_json(whole.to_json()) == whole
     choice: dict[str, int | float | str] = {"layers": 4, "share": 0.5, "one": 1.0, "text": "4"}
-    kept = Found.from_json(found(Point(0, choice, "complete")).to_json()).points[0].choice
+    kept = SearchReport.from_json(found(TrialRecord(0, choice, "complete")).to_json()).points[0].choice
     assert [(name, type(value)) for name, value in kept.items()] == [(n, type(v)) for n, v in choice.items()]
 
 
 def test_what_is_not_finite_is_not_known() -> None:
-    one = Point(0, {}, "complete", {"subnet": 0.8, "short": math.nan})
+    one = TrialRecord(0, {}, "complete", {"subnet": 0.8, "short": math.nan})
     assert (one.stage, one.score) == ("subnet", 0.8)
-    back = Found.from_json(found(one, teacher_ms=math.inf).to_json())
+    back = SearchReport.from_json(found(one, teacher_ms=math.inf).to_json())
     assert back.teacher_ms is None and back.points[0].scores == {"subnet": 0.8, "short": None}
 
 
@@ -55,9 +57,9 @@ def test_what_is_not_finite_is_not_known() -> None:
 def test_another_file_is_refused_and_the_field_named(wrong: dict[str, Any], said: str) -> None:
     text = json.dumps({**json.loads(search(3).to_json()), **wrong})
     with pytest.raises(SearchError, match=said):
-        Found.from_json(text)
+        SearchReport.from_json(text)
     with pytest.raises(SearchError, match="not a search of this tool"):
-        Found.from_json("{")
+        SearchReport.from_json("{")
 
 
 def test_a_trial_is_listed_once() -> None:
@@ -85,11 +87,11 @@ def test_the_front_is_what_nothing_beats(objectives: tuple[Objective, ...]) -> N
     points = [made(n, rng.randint(0, 9), rng.randint(1, 9), parameters=rng.randint(1, 9)) for n in range(200)]
     whole = found(*points)
 
-    def worse_or_equal(one: Point, other: Point) -> bool:
+    def worse_or_equal(one: TrialRecord, other: TrialRecord) -> bool:
         pairs = [(whole.value(one, name), whole.value(other, name), name) for name in objectives]
         return all((a <= b if name == "score" else a >= b) for a, b, name in pairs)  # type: ignore[operator]
 
-    def same(one: Point, other: Point) -> bool:
+    def same(one: TrialRecord, other: TrialRecord) -> bool:
         return all(whole.value(one, name) == whole.value(other, name) for name in objectives)
 
     expected = {

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from compress.nas.importances import importances
-from compress.records.search_report import Found, Point
+from compress.records.search_report import SearchReport, TrialRecord
 from tests.search.sample_search import search
 
 
-def made(count: int, **changes: object) -> Found:
+def made(count: int, **changes: object) -> SearchReport:
     """Layers decide the score, heads nothing; half of the shapes have a bottleneck."""
     rng = random.Random(0)
     points = []
@@ -18,7 +18,7 @@ def made(count: int, **changes: object) -> Found:
         choice: dict[str, int | float | str] = {"layers": layers, "heads": heads, "act": rng.choice(["gelu", "relu"])}
         if number % 2:
             choice["share"] = rng.random()
-        points.append(Point(number, choice, "complete", {"subnet": 0.05 * layers}, predicted_ms=1.0 + heads))
+        points.append(TrialRecord(number, choice, "complete", {"subnet": 0.05 * layers}, predicted_ms=1.0 + heads))
     whole: dict[str, object] = {"points": tuple(points), "budgets": {}, "front": (), "winner": None, **changes}
     return search(**whole)  # type: ignore[arg-type]
 

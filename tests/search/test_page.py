@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
-from compress.records.search_report import Anchor, Found, Importance, Point, Prediction, Rung, Timing
+from compress.records.search_report import Anchor, Importance, Prediction, Rung, SearchReport, Timing, TrialRecord
 from compress.reporting import format as units
 from compress.reporting import search_charts, search_remarks
 from compress.reporting.growth import growth
 from compress.reporting.search_charts import Against
+from compress.reporting.search_html import render_search
 from tests.report.test_page import HOSTILE, Elements, boxes
 from tests.search.sample_search import AT, search
 
@@ -37,16 +38,16 @@ def text(whole: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", bare)).replace(units.GAP, " ").split())
 
 
-def bare(number: int, **changes: Any) -> Point:
-    return Point(**{"number": number, "choice": {"layers": 2}, "state": "complete", **changes})
+def bare(number: int, **changes: Any) -> TrialRecord:
+    return TrialRecord(**{"number": number, "choice": {"layers": 2}, "state": "complete", **changes})
 
 
-def only(*points: Point, **changes: Any) -> Found:
+def only(*points: TrialRecord, **changes: Any) -> SearchReport:
     """A search that knows these points and nothing else."""
     return search(**{**NOTHING, "points": points, **changes})
 
 
-CASES: dict[str, Callable[[], Found]] = {
+CASES: dict[str, Callable[[], SearchReport]] = {
     "whole": lambda: search(120),
     "nothing": only,
     "nothing complete": lambda: only(*(bare(n, state="failed", reason="x") for n in range(3))),
@@ -65,7 +66,7 @@ CASES: dict[str, Callable[[], Found]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_any_search_makes_a_whole_page(name: str) -> None:
-    page = CASES[name]().html()
+    page = render_search(CASES[name]())
     elements = Elements(page).found
     assert not re.search(r"\bnan\b|\binf\b|\bNone\b|undefined", text(page))
     identifiers = [attrs["id"] for _, attrs in elements if "id" in attrs]
@@ -77,7 +78,7 @@ def test_any_search_makes_a_whole_page(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_page_asks_for_nothing_and_runs_only_the_script_its_policy_names(name: str) -> None:
-    page = CASES[name]().html()
+    page = render_search(CASES[name]())
     assert not re.search(r"https?:(?!//www.w3.org/2000/svg)|@import|url\(", page)
     (script,) = re.findall(r"<script>(.*?)</script>", page, flags=re.S)
     named = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -104,7 +105,7 @@ def test_hostile_text_stays_text() -> None:
         importances=(Importance("score", HOSTILE, 1, {HOSTILE: 1.0}),), versions={HOSTILE: HOSTILE},
         ladder=tuple(replace(one, what=HOSTILE) for one in whole.ladder), machine={HOSTILE: HOSTILE}, notes=(HOSTILE,),
     )  # fmt: skip
-    page = told.html()
+    page = render_search(told)
     tags = [tag for tag, _ in Elements(page).found]
     assert tags.count("script") == 1 and not {"img", "b"} & set(tags)
     assert "49" not in re.findall(r"&#34;&#39;&amp;(\S*)", page)
@@ -113,7 +114,7 @@ def test_hostile_text_stays_text() -> None:
 
 def test_every_trial_is_listed_and_every_scored_one_drawn() -> None:
     whole = search(300)
-    page = whole.html()
+    page = render_search(whole)
     listed = re.findall(r'<tr data-n="(\d+)" data-v="([^"]+)"', page)
     assert [int(number) for number, _ in listed] == [point.number for point in whole.points]
     values = dict(listed)["0"].split()
@@ -131,7 +132,7 @@ def test_the_answer_is_said_with_its_numbers_and_its_command() -> None:
     whole = search(120)
     assert whole.winner is not None
     winner = whole.point(whole.winner)
-    shown = text(whole.html())
+    shown = text(render_search(whole))
     assert f"Within 4.00 ms, a student of {winner.choice['layers']} layers × {winner.choice['hidden']} reaches" in shown
     for said in (
         f"{units.score(winner.score)} against the teacher’s 0.905",
@@ -144,16 +145,16 @@ def test_the_answer_is_said_with_its_numbers_and_its_command() -> None:
 
 
 def test_the_first_trial_has_the_number_zero_in_every_table() -> None:
-    page = only(bare(0, scores={"subnet": 0.8}, predicted_ms=1.0), winner=0, front=(0,)).html()
+    page = render_search(only(bare(0, scores={"subnet": 0.8}, predicted_ms=1.0), winner=0, front=(0,)))
     assert '<span class="number-of">0</span>' in page and '<span class="of-number">0</span>' in page
 
 
 def test_what_an_impossible_budget_comes_closest_to_is_said() -> None:
     points = (bare(0, scores={"subnet": 0.9}, predicted_ms=5.0), bare(1, scores={"subnet": 0.8}, predicted_ms=3.0))
-    shown = text(only(*points, budgets={"latency": 1.0}).html())
+    shown = text(render_search(only(*points, budgets={"latency": 1.0})))
     assert "No shape was found with at most 1.00 ms; the closest is 2 layers with latency 3.00 ms." in shown
-    assert "No shape was found with at most 4.00 ms." in text(CASES["nothing complete"]().html())
-    assert "No shape was scored." in text(only(budgets={}).html())
+    assert "No shape was found with at most 4.00 ms." in text(render_search(CASES["nothing complete"]()))
+    assert "No shape was scored." in text(render_search(only(budgets={})))
 
 
 def test_what_was_not_trained_or_measured_is_said_of_the_answer() -> None:
@@ -170,7 +171,7 @@ def test_what_was_not_trained_or_measured_is_said_of_the_answer() -> None:
 
 
 def test_what_is_missing_leaves_no_heading() -> None:
-    headings = {name: set(re.findall(r"<h2 [^>]*>([^<]+)</h2>", CASES[name]().html())) for name in CASES}
+    headings = {name: set(re.findall(r"<h2 [^>]*>([^<]+)</h2>", render_search(CASES[name]()))) for name in CASES}
     always = {"What the search cost", "How it was measured"}
     asked = {
         "Accuracy against cost", "The front", "How small can it go, and what would more data buy?",
@@ -200,7 +201,7 @@ def test_the_stairs_of_the_front_never_fall_to_the_right() -> None:
 def test_five_thousand_trials_are_a_small_page() -> None:
     whole = search(5000)
     began = time.process_time()
-    page = whole.html()
+    page = render_search(whole)
     assert len(page.encode()) < 2_000_000
     assert time.process_time() - began < 20
 
@@ -304,7 +305,7 @@ def test_in_a_browser_pointing_tapping_and_the_budget_tell_a_trial(tmp_path: Pat
     assert scales is not None
     x, y = (_pixel(scale, value) for scale, value in zip(scales.groups(), (whole.ms(aim), aim.score), strict=True))
     driver = DRIVER.replace("AIM_X", str(x)).replace("AIM_Y", str(y))
-    wrapper = f'<pre></pre><iframe style="width:1280px;height:3000px" srcdoc="{escape(whole.html())}"></iframe>'
+    wrapper = f'<pre></pre><iframe style="width:1280px;height:3000px" srcdoc="{escape(render_search(whole))}"></iframe>'
     file = tmp_path / "wrapper.html"
     file.write_text(f"{wrapper}<script>addEventListener('load', () => {{ {driver} }});</script>", encoding="utf-8")
     words = (
@@ -325,7 +326,7 @@ def test_in_a_browser_pointing_tapping_and_the_budget_tell_a_trial(tmp_path: Pat
     assert found["smallest"] == _expected(whole, whole.compute_front(("score", "file_mb"))[0])
 
 
-def _expected(whole: Found, number: int) -> dict[str, str]:
+def _expected(whole: SearchReport, number: int) -> dict[str, str]:
     before, after = search_remarks.command(whole, number)
     shape = search_remarks.shape(whole.point(number).choice)
     return {"number": str(number), "shape": shape, "command": f"{before}{number}{after}"}

@@ -23,7 +23,7 @@ from compress.nas import record
 from compress.nas.config import Search
 from compress.nas.finalists import shortlist
 from compress.nas.study import join_study, open_study
-from compress.records.search_report import Found
+from compress.records.search_report import SearchReport
 from tests import command, tiny
 from tests.damage import damaged
 from tests.search.shelved import PLAIN, Searched, weighing
@@ -64,25 +64,25 @@ def searched(shelf: Searched, patched: pytest.MonkeyPatch, tmp_path_factory: pyt
 
 
 @pytest.fixture(scope="module")
-def found(searched: Path) -> Found:
+def found(searched: Path) -> SearchReport:
     return record.read(searched)
 
 
-def test_every_shape_is_judged_once(found: Found) -> None:
+def test_every_shape_is_judged_once(found: SearchReport) -> None:
     keys = [tuple(sorted(point.choice.items())) for point in found.points if point.state != "duplicate"]
     assert len(keys) == len(set(keys)) == 18
     assert found.counts()["too slow"] > 0, "some have too many parameters"
     assert all(point.parameters is None or point.parameters > 15000 for point in found.points if not point.scores)
 
 
-def test_the_front_is_of_points_within_the_budget(found: Found) -> None:
+def test_the_front_is_of_points_within_the_budget(found: SearchReport) -> None:
     assert found.front
     assert all((found.point(number).parameters or 0) <= 15000 for number in found.front)
     assert found.budgets == {"parameters": 15000}
     assert found.objectives == ("score", "latency")
 
 
-def test_the_record_has_what_the_page_and_the_laws_need(found: Found) -> None:
+def test_the_record_has_what_the_page_and_the_laws_need(found: SearchReport) -> None:
     assert found.prediction is not None
     assert len(found.prediction.timings) == 7
     assert {*found.costs} >= {"measuring", "supernet", "trials", "short distillations", "final", "timing finalists"}
@@ -96,7 +96,7 @@ def test_the_record_has_what_the_page_and_the_laws_need(found: Found) -> None:
     assert found.teacher_ms is not None
 
 
-def test_finalists_are_trained_and_measured_and_the_winner_ships(found: Found) -> None:
+def test_finalists_are_trained_and_measured_and_the_winner_ships(found: SearchReport) -> None:
     trained = [point for point in found.points if "short" in point.scores]
     assert len(trained) == 2
     assert all(found.measured_ms(point) for point in trained)
@@ -106,7 +106,7 @@ def test_finalists_are_trained_and_measured_and_the_winner_ships(found: Found) -
     assert winner.bundle is not None
 
 
-def test_the_winner_is_a_plain_checkpoint_of_its_shape(found: Found) -> None:
+def test_the_winner_is_a_plain_checkpoint_of_its_shape(found: SearchReport) -> None:
     winner = found.point(found.winner or 0)
     loaded = plainly(Path(str(winner.bundle)))
     config = loaded.config
@@ -133,7 +133,7 @@ def test_what_was_asked_was_written_down_in_full(searched: Path) -> None:
     assert yaml.safe_load(text)["space"]["supernet"]["schedule"] == "linear", "defaults too"
 
 
-def test_the_page_and_the_front_are_there(searched: Path, found: Found) -> None:
+def test_the_page_and_the_front_are_there(searched: Path, found: SearchReport) -> None:
     assert (searched / "search.html").read_text().startswith("<!doctype html>")
     told = command.run("search", "show", str(searched))
     assert told.code == 0
@@ -144,7 +144,7 @@ def test_the_page_and_the_front_are_there(searched: Path, found: Found) -> None:
     assert json.loads(command.run("search", "show", str(searched), "--json").out)["front"] == list(found.front)
 
 
-def test_where_no_trial_keeps_the_budgets_the_nearest_is_named(mine: Path, found: Found) -> None:
+def test_where_no_trial_keeps_the_budgets_the_nearest_is_named(mine: Path, found: SearchReport) -> None:
     none = replace(found, budgets={"parameters": 10}, front=())
     with pytest.raises(SearchError, match=r"no trial keeps the budgets; .* or for more --trials with --resume"):
         shortlist(none, 2)
@@ -171,7 +171,9 @@ def mine(searched: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_any_trial_becomes_a_bundle_that_says_what_it_was_trained_by(mine: Path, found: Found, tmp_path: Path) -> None:
+def test_any_trial_becomes_a_bundle_that_says_what_it_was_trained_by(
+    mine: Path, found: SearchReport, tmp_path: Path
+) -> None:
     other = next(point for point in found.points if point.state == "too slow")
     told = command.run("search", "show", str(mine), str(other.number), "--bundle", str(tmp_path / "b"))
     assert told.code == 0, told.err
@@ -184,7 +186,7 @@ def test_any_trial_becomes_a_bundle_that_says_what_it_was_trained_by(mine: Path,
 
 
 @pytest.mark.slow
-def test_any_trial_may_be_distilled_fully(mine: Path, found: Found, tmp_path: Path) -> None:
+def test_any_trial_may_be_distilled_fully(mine: Path, found: SearchReport, tmp_path: Path) -> None:
     other = next(point for point in found.points if "short" in point.scores and point.number != found.winner)
     told = command.run("search", "show", str(mine), str(other.number), "--bundle", str(tmp_path / "b"), "--train")
     assert told.code == 0, told.err
@@ -196,7 +198,7 @@ def test_any_trial_may_be_distilled_fully(mine: Path, found: Found, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_damaged_short_distillation_is_made_again(searched: Path, found: Found, tmp_path: Path) -> None:
+def test_a_damaged_short_distillation_is_made_again(searched: Path, found: SearchReport, tmp_path: Path) -> None:
     other = next(point for point in found.points if "short" in point.scores and point.number != found.winner)
     made = []
     for name in ("whole", "damaged"):
@@ -212,7 +214,7 @@ def test_a_damaged_short_distillation_is_made_again(searched: Path, found: Found
     assert made[0] == made[1]
 
 
-def test_the_winners_bundle_is_copied_not_made_again(searched: Path, found: Found, tmp_path: Path) -> None:
+def test_the_winners_bundle_is_copied_not_made_again(searched: Path, found: SearchReport, tmp_path: Path) -> None:
     told = command.run("search", "show", str(searched), str(found.winner), "--bundle", str(tmp_path / "b"))
     assert told.code == 0
     copied, made = (
@@ -305,7 +307,7 @@ def kept(out: Path) -> list[Path]:
     return [path for pattern in wanted for path in out.glob(pattern)]
 
 
-def test_a_finished_search_resumed_is_the_same(searched: Path, found: Found, shelf: Searched) -> None:
+def test_a_finished_search_resumed_is_the_same(searched: Path, found: SearchReport, shelf: Searched) -> None:
     told = command.run(*shelf.words(searched, *BUDGET, "--set", "short.evaluate=1", "--resume", trials="40"))
     assert told.code == 0, told.err
     after = record.read(searched)
@@ -341,7 +343,7 @@ def test_a_worker_needs_a_search_that_has_begun(tmp_path: Path) -> None:
 
 
 def test_a_stated_time_ends_workers_too_and_more_of_it_goes_on(
-    searched: Path, found: Found, shelf: Searched, tmp_path: Path
+    searched: Path, found: SearchReport, shelf: Searched, tmp_path: Path
 ) -> None:
     mine = Path(shutil.copytree(searched, tmp_path / searched.name))
     words = shelf.words(mine, *BUDGET, "--set", "short.evaluate=1", "--resume", "--minutes", "60")

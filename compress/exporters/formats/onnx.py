@@ -103,7 +103,8 @@ def _put(subject: Subject, bundle: Bundle, precisions: Sequence[str]) -> None:
 
 def _without_certificates(bundle: Bundle) -> Bundle:
     """The files they were of are not in this bundle."""
-    from compress.records.run_report import NAME, report_of
+    from compress.exporters.evidence import report_of
+    from compress.records.run_report import NAME
 
     if not (bundle.path / NAME).is_file():
         return bundle
