@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from compress.data.constants import IGNORE_INDEX
 from compress.errors import CompressError
-from compress.papers.bert import IGNORED
 from compress.papers.gpt2 import next_tokens
 from compress.training.generation import continued, packed, prompts, until
 from tests import generative
@@ -63,7 +63,7 @@ def test_rows_are_the_prompt_and_what_was_sampled_and_only_that_is_labelled(left
         assert 0 not in fresh[:-1]
         at = len(start) - 1
         assert labels[at : at + len(fresh)] == fresh
-        assert set(labels[:at] + labels[at + len(fresh) :]) <= {IGNORED}
+        assert set(labels[:at] + labels[at + len(fresh) :]) <= {IGNORE_INDEX}
 
 
 def test_where_the_padding_is_does_not_change_what_is_sampled() -> None:
@@ -109,8 +109,8 @@ def test_an_encoder_decoder_answers_its_source() -> None:
     rows = continued(generative.t5(), source, prompt=5, new_tokens=6, pad=0)
     assert torch.equal(rows["input_ids"], source["input_ids"])
     for labels, begun in zip(rows["labels"].tolist(), rows["decoder_input_ids"].tolist(), strict=True):
-        fresh = [label for label in labels if label != IGNORED]
+        fresh = [label for label in labels if label != IGNORE_INDEX]
         assert 1 not in fresh[:-1], "nothing after the end"
         assert len(fresh) == 6 or fresh[-1] == 1
-        assert labels == fresh + [IGNORED] * (len(labels) - len(fresh))
+        assert labels == fresh + [IGNORE_INDEX] * (len(labels) - len(fresh))
         assert begun[: len(fresh)] == [0, *fresh[:-1]]

@@ -10,11 +10,11 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassif
 
 from compress.data import TaskData, load_task
 from compress.data.collate import Collate
+from compress.data.constants import IGNORE_INDEX
 from compress.data.task import Task
 from compress.errors import CompressError
 from compress.evaluation import baselines, metrics
 from compress.evaluation.evaluator import Exam
-from compress.papers.bert import IGNORED
 from compress.training.teacher_cache import teacher_cache
 from tests import marked, tiny
 
@@ -46,7 +46,7 @@ def perfect(exam: Exam) -> np.ndarray:
             logits[first, 0] = logits[last, 1] = 5.0
         else:
             for at, label in enumerate(row["labels"]):
-                logits[at, max(label, 0)] = -5.0 if label == IGNORED else 5.0
+                logits[at, max(label, 0)] = -5.0 if label == IGNORE_INDEX else 5.0
         parts.append(logits)
     return np.concatenate(parts)
 

@@ -9,8 +9,8 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from compress import distill
-from compress.commands.objects import data_path, teacher_path
 from compress.data import load_task
+from compress.data.objects import data_path, teacher_path
 from compress.errors import DataError, RunError, TeacherError
 from compress.models import teacher as teachers
 from compress.prompting.texts import load_texts

@@ -11,13 +11,13 @@ from accelerate import PartialState
 from rich.console import Console
 
 from compress.commands import preflight
-from compress.commands.objects import data_path, teacher_path
 from compress.commands.ship import BUDGETED_LIMIT, INT8_LIMIT, ship
 from compress.config import user_code
 from compress.config.limits import check_max_drop
 from compress.config.recipe import AnyStage, Recipe, Stage
 from compress.console import warn
 from compress.data.augment import asks_language_model
+from compress.data.objects import data_path, teacher_path
 from compress.data.task import Kind
 from compress.errors import RecipeError
 from compress.exporters.artifact import Bundle
@@ -35,7 +35,7 @@ from compress.training.run import Run
 from compress.training.stage import shares
 
 if TYPE_CHECKING:
-    from compress.commands.objects import DataLike, TeacherLike
+    from compress.data.objects import DataLike, TeacherLike
 
 
 def distill(

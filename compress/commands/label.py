@@ -8,9 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from rich.console import Console
 
-from compress.commands.objects import DataLike
 from compress.config.limits import check_seed
 from compress.console import print_note
+from compress.data.objects import DataLike
 from compress.errors import DataError, TeacherError
 from compress.evaluation import metrics
 from compress.io import written

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from compress.commands import preflight
 from compress.commands.distill import check_lengths, on_cpu, with_code
-from compress.commands.objects import data_path, teacher_path
 from compress.config import user_code
 from compress.config.recipe import Recipe
 from compress.console import warn
 from compress.data import load_task
 from compress.data.collate import Collate
 from compress.data.corpus import load_corpus
+from compress.data.objects import data_path, teacher_path
 from compress.io import filled, usable
 from compress.models import checkpoints
 from compress.models import precision as precisions
@@ -29,7 +29,7 @@ from compress.training.run import Run
 from compress.training.stage import Material, taken
 
 if TYPE_CHECKING:
-    from compress.commands.objects import DataLike, TeacherLike
+    from compress.data.objects import DataLike, TeacherLike
 
 
 def pretrain(

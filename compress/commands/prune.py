@@ -13,17 +13,17 @@ from rich.console import Console
 from compress.benchmark.devices import open_device
 from compress.commands import preflight
 from compress.commands.distill import distill, on_cpu, with_code
-from compress.commands.objects import data_path, teacher_path
 from compress.config.loader import names
 from compress.config.recipe import BUDGETS, SIZES, Recipe, Stage, Target
 from compress.config.reference import options
+from compress.data.objects import data_path, teacher_path
 from compress.data.task import Kind
 from compress.errors import PruneError
 from compress.exporters.artifact import Bundle
 from compress.models import precision as precisions
 
 if TYPE_CHECKING:
-    from compress.commands.objects import DataLike, TeacherLike
+    from compress.data.objects import DataLike, TeacherLike
 
 
 def prune(

@@ -14,9 +14,9 @@ from rich.console import Console
 from compress import io
 from compress.benchmark.devices import Device, open_device
 from compress.commands.distill import distill
-from compress.commands.objects import DataLike, data_path
 from compress.config.limits import check_max_drop, check_seed
 from compress.data.cache import home
+from compress.data.objects import DataLike, data_path
 from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import FILES, Bundle, check_place, check_writable
 from compress.exporters.bundle_data import data_of, exam_of

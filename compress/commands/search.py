@@ -14,11 +14,11 @@ from rich.console import Console
 from compress.benchmark.devices import Device, open_device
 from compress.commands import preflight
 from compress.commands.distill import on_cpu
-from compress.commands.objects import data_path, teacher_path
 from compress.commands.ship import BUDGETED_LIMIT
 from compress.config import user_code
 from compress.config.recipe import Recipe, Stage
 from compress.console import print_note
+from compress.data.objects import data_path, teacher_path
 from compress.data.task import Kind
 from compress.errors import SearchError
 from compress.evaluation.evaluator import Exam
@@ -50,7 +50,7 @@ from compress.training.run import Run
 if TYPE_CHECKING:
     import optuna
 
-    from compress.commands.objects import DataLike, TeacherLike
+    from compress.data.objects import DataLike, TeacherLike
 
 TRIALS = {"supernet": 200, "plain": 24}
 """Shapes scored where neither their number nor a time is stated."""

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from compress.benchmark.local import machine
-from compress.commands.objects import DataLike
 from compress.config.limits import check_max_drop
 from compress.data import load_task
 from compress.data.corpus import Corpus, load_corpus
+from compress.data.objects import DataLike
 from compress.data.windows import plain
 from compress.errors import CompressError
 from compress.evaluation.evaluator import Exam, differing

@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import Sampler
 
 from compress.data import cache, windows
+from compress.data.constants import IGNORE_INDEX
 from compress.errors import DataError
-from compress.papers.bert import IGNORED
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -104,7 +104,7 @@ def _sentences(split: Dataset, tokenizer: Tokenizer, max_length: int) -> Iterato
     for part in split.iter(ROWS_PER_CALL):
         for found, tags in zip(windows.read(tokenizer, part["words"], max_length), part["tags"], strict=True):
             for window in found:
-                labels = [IGNORED if word < 0 else tags[word] for word in window.word]
+                labels = [IGNORE_INDEX if word < 0 else tags[word] for word in window.word]
                 yield {**_tokens(window.row), "labels": labels, "example": example, "word": window.word}
             example += 1
 
@@ -195,7 +195,7 @@ class Collate:
         self.padding = {
             "input_ids": tokenizer.pad_token_id,
             "token_type_ids": tokenizer.pad_token_type_id,
-            "labels": IGNORED,
+            "labels": IGNORE_INDEX,
         }
         self.left = tokenizer.padding_side == "left"
 
@@ -390,7 +390,7 @@ class Seq2SeqCollate:
             return batch
         targets = [row["labels"] for row in rows]
         lengths = np.array([len(target) for target in targets])
-        labels = np.full((len(rows), lengths.max()), IGNORED, np.int64)
+        labels = np.full((len(rows), lengths.max()), IGNORE_INDEX, np.int64)
         labels[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(targets)
         batch["labels"] = torch.from_numpy(labels)
         return batch | {"decoder_input_ids": self.begin(labels=batch["labels"])}

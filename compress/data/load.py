@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from compress.commands.objects import DataLike, data_path
 from compress.data import cache, conll, schema, sources, squad
 from compress.data import schema as columns
 from compress.data.audit import audited
+from compress.data.objects import DataLike, data_path
 from compress.data.paths import Role, local_files
 from compress.data.schema import Cells, Choice, Coding
 from compress.data.sources import Source

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from compress.data.constants import IGNORE_INDEX
 from compress.errors import DataError
 from compress.models.signals import has_lm_head, read
-from compress.papers.bert import IGNORED
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -74,7 +74,7 @@ def held_out(
 
 def _negative_log_likelihood(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[float, int]:
     """Summed over the labelled positions, and how many there are."""
-    predicted_BL = batch["labels"] != IGNORED
+    predicted_BL = batch["labels"] != IGNORE_INDEX
     labels_R = batch["labels"][predicted_BL]
     if not len(labels_R):
         return 0.0, 0

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from compress.commands.objects import DataLike
 from compress.data import load_task
+from compress.data.objects import DataLike
 from compress.data.task import Task, TaskData
 from compress.errors import BundleError
 from compress.evaluation.evaluator import Exam

@@ -26,21 +26,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
+from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
 from compress.data.sentences import Document, Frame
 from compress.errors import DataError
 from compress.training.reads import reads
-
-IGNORED = -100
-"""The label of a position that is not predicted (the convention of transformers and torch)."""
 
 
 @reads("logits", against="labels", per="label")
 def masked_lm(student_BLV: Tensor, labels_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
     """-log softmax(z)[label], mean over the positions whose label is not -100."""
     flat = student_BLV.float().flatten(0, -2)
-    total = cross_entropy(flat, labels_BL.flatten(), ignore_index=IGNORED, reduction="sum")
-    return total / (labels_BL != IGNORED).sum().clamp_min(1)
+    total = cross_entropy(flat, labels_BL.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+    return total / (labels_BL != IGNORE_INDEX).sum().clamp_min(1)
 
 
 @reads("pair", against="next_sentence", per="example")
@@ -93,7 +91,7 @@ def conceal(
     any_BL = torch.randint_like(ids_BL, words.size)
     hidden_BL = ids_BL.where(~(chosen_BL & (fate_BL < masked)), words.need_mask("masking"))
     hidden_BL = hidden_BL.where(~(chosen_BL & (fate_BL >= masked) & (fate_BL < masked + random)), any_BL)
-    return dict(batch) | {"input_ids": hidden_BL, "labels": ids_BL.where(chosen_BL, IGNORED)}
+    return dict(batch) | {"input_ids": hidden_BL, "labels": ids_BL.where(chosen_BL, IGNORE_INDEX)}
 
 
 def segment_pairs(

@@ -32,10 +32,11 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, mse_loss
 from transformers import DebertaV2ForMaskedLM, PreTrainedModel
 
+from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
 from compress.errors import ObjectiveError, StudentError
 from compress.models.signals import logits_of, read
-from compress.papers.bert import IGNORED, masked_lm
+from compress.papers.bert import masked_lm
 from compress.papers.hinton import mean_over
 from compress.training.objective import MASKED, Objective, count_items
 from compress.training.reads import reads
@@ -106,7 +107,7 @@ class MaskDecoder(nn.Module):
         decoded_BLD = enhanced_mask_decoder(
             model.base_model.encoder, below_BLD, self.positions.weight[:length], shown.mask_BL
         )
-        chosen_RD = decoded_BLD[batch["labels"] != IGNORED]
+        chosen_RD = decoded_BLD[batch["labels"] != IGNORE_INDEX]
         if hasattr(model, "cls"):
             logits_RV: Tensor = model.cls(chosen_RD)
         else:
@@ -137,7 +138,7 @@ class EnhancedMaskDecoder(nn.Module):
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         if "labels" not in batch:
             raise ObjectiveError("deberta.EnhancedMaskDecoder needs masked text: give the stage `corrupt: bert.mask`")
-        labels_R = batch["labels"][batch["labels"] != IGNORED]
+        labels_R = batch["labels"][batch["labels"] != IGNORE_INDEX]
         loss = masked_lm(self.decoder(batch), labels_R, None)
         if "items" in batch:
             loss = loss * len(labels_R) / batch["items"]["label"].clamp_min(1)

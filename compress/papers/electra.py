@@ -32,10 +32,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedModel
 
 from compress.config.term import Term
+from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
 from compress.errors import ObjectiveError, StudentError
 from compress.models.signals import read
-from compress.papers.bert import IGNORED, masked_lm
+from compress.papers.bert import masked_lm
 from compress.papers.hinton import mean_over
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
@@ -59,7 +60,7 @@ def mask(batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, maske
     hidden_BL = chosen_BL & (torch.rand(ids_BL.shape, device=ids_BL.device) < masked)
     return dict(batch) | {
         "input_ids": ids_BL.masked_fill(hidden_BL, words.need_mask("electra.mask")),
-        "labels": ids_BL.masked_fill(~chosen_BL, IGNORED),
+        "labels": ids_BL.masked_fill(~chosen_BL, IGNORE_INDEX),
     }
 
 
@@ -71,7 +72,7 @@ def replace(
 
     Each labelled position gets one token of softmax(z / temperature); a sample that is the original is no replacement.
     """
-    chosen_BL = labels_BL != IGNORED
+    chosen_BL = labels_BL != IGNORE_INDEX
     original_BL = torch.where(chosen_BL, labels_BL, ids_BL)
     probabilities_RV = (logits_RV.float() / temperature).softmax(-1)
     corrupt_BL = original_BL.masked_scatter(chosen_BL, torch.multinomial(probabilities_RV, 1).to(ids_BL.dtype))
@@ -112,7 +113,7 @@ def labelled(batch: Mapping[str, Any]) -> Tensor:
     """(B, L) true where the generator predicts. Raises ObjectiveError when the batch was not corrupted."""
     if "labels" not in batch:
         raise ObjectiveError("replaced token detection needs masked text: give the stage `corrupt: electra.mask`")
-    chosen_BL: Tensor = batch["labels"] != IGNORED
+    chosen_BL: Tensor = batch["labels"] != IGNORE_INDEX
     return chosen_BL
 
 
@@ -124,7 +125,7 @@ def losses(
     The samples carry no gradient: the generator is trained to be right, not to fool (Sec. 2).
     """
     labels_BL, items = batch["labels"], batch.get("items")
-    labels_R = labels_BL[labels_BL != IGNORED]
+    labels_R = labels_BL[labels_BL != IGNORE_INDEX]
     generator = masked_lm(logits_RV, labels_R, None)
     if items is not None:
         generator = generator * len(labels_R) / items["label"].clamp_min(1)

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
 from compress.data.sentences import Document, Frame
 from compress.errors import DataError
-from compress.papers.bert import IGNORED
 
 
 def next_tokens(batch: Mapping[str, Tensor], words: Words) -> dict[str, Tensor]:
@@ -34,8 +34,8 @@ def next_tokens(batch: Mapping[str, Tensor], words: Words) -> dict[str, Tensor]:
     if "prompt" in batch:
         position_BL = real_BL.long().cumsum(1) - 1
         predicted_BL = predicted_BL & (position_BL[:, 1:] >= batch["prompt"][:, None])
-    labels_BL = ids_BL.new_full(ids_BL.shape, IGNORED)
-    labels_BL[:, :-1] = ids_BL[:, 1:].where(predicted_BL, IGNORED)
+    labels_BL = ids_BL.new_full(ids_BL.shape, IGNORE_INDEX)
+    labels_BL[:, :-1] = ids_BL[:, 1:].where(predicted_BL, IGNORE_INDEX)
     return {**batch, "labels": labels_BL}
 
 

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, LogitsProcessor, PreTrainedModel
 
+from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
 from compress.errors import ObjectiveError
 from compress.evaluation.perplexity import logits_at
-from compress.papers.bert import IGNORED
 from compress.papers.hinton import kl_divergence, mean_over
 from compress.training.generation import continued
 from compress.training.objective import Objective
@@ -166,7 +166,7 @@ class PolicyGradient(nn.Module):
             pad=self.pad,
             processors=lambda mask_BL: [TeacherMixed(teacher, mask_BL, self.mix)] if self.mix else [],
         )
-        sampled_BL = rows["labels"] != IGNORED
+        sampled_BL = rows["labels"] != IGNORE_INDEX
         with torch.no_grad():
             teacher_RV = logits_at(teacher, rows, sampled_BL)
         single_R, long_R = policy_gradient(

@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
 from compress.data.task import Task
 from compress.errors import DataError
-from compress.papers.bert import IGNORED
 
 ROWS_PER_CALL = 1000
 STEP = 0.2
@@ -172,13 +172,13 @@ def corrupt_spans(
         sources.append([*source, end])
         targets.append([*target, end])
     device = batch["input_ids"].device
-    input_ids, labels_BM = _padded(sources, words.pad, device), _padded(targets, IGNORED, device)
+    input_ids, labels_BM = _padded(sources, words.pad, device), _padded(targets, IGNORE_INDEX, device)
     begun_BM = torch.cat([labels_BM.new_full((len(targets), 1), words.pad), labels_BM[:, :-1]], 1)
     return {
         "input_ids": input_ids,
         "attention_mask": _padded([[1] * len(source) for source in sources], 0, device),
         "labels": labels_BM,
-        "decoder_input_ids": begun_BM.where(begun_BM != IGNORED, words.pad),
+        "decoder_input_ids": begun_BM.where(begun_BM != IGNORE_INDEX, words.pad),
     }
 
 

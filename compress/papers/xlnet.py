@@ -23,8 +23,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
-from compress.papers.bert import IGNORED, predictable
+from compress.papers.bert import predictable
 
 
 def permute(batch: Mapping[str, Tensor], words: Words, *, context: int = 6, longest: int = 5) -> dict[str, Tensor]:
@@ -40,7 +41,7 @@ def permute(batch: Mapping[str, Tensor], words: Words, *, context: int = 6, long
     place_BP = target_BL.long().argsort(dim=-1, descending=True, stable=True)[:, :P]
     real_BP = torch.arange(P, device=place_BP.device) < count_B[:, None]
     mapping_BPL = torch.nn.functional.one_hot(place_BP, target_BL.shape[1]) * real_BP[:, :, None]
-    labels_BP = batch["input_ids"].gather(1, place_BP).where(real_BP, IGNORED)
+    labels_BP = batch["input_ids"].gather(1, place_BP).where(real_BP, IGNORE_INDEX)
     return dict(batch) | {
         "perm_mask": hidden_BLL.float(),
         "target_mapping": mapping_BPL.float(),

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from compress.commands.objects import DataLike, data_path
 from compress.data import load_task, paths, schema, sources
 from compress.data.corpus import load_corpus
+from compress.data.objects import DataLike, data_path
 from compress.data.paths import SUFFIXES
 from compress.data.task import Task, TaskData
 from compress.data.text_files import lines

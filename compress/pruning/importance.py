@@ -23,11 +23,11 @@ from compress import io
 from compress.config.reference import Call, checked
 from compress.data.cache import cached, home, is_whole
 from compress.data.collate import Batching
+from compress.data.constants import IGNORE_INDEX
 from compress.errors import PruneError, did_you_mean
 from compress.models.signals import Signals, read
 from compress.models.teacher import Teacher
 from compress.papers import bert, hinton
-from compress.papers.bert import IGNORED
 from compress.slicing import Group, Importance, Kept, SlicePlan, counts
 from compress.training.objective import MASKED
 
@@ -75,7 +75,7 @@ def _chosen(student: PreTrainedModel, shown: Signals, labels: Tensor | None) -> 
     labelled = labels is not None and shown.logits is not None and labels.shape == shown.logits.shape[:2]
     if labelled and _per_token(student, shown):
         assert labels is not None
-        return labels != IGNORED
+        return labels != IGNORE_INDEX
     return shown.mask_BL.bool()
 
 
@@ -94,7 +94,7 @@ def _flat(student: PreTrainedModel, shown: Signals, labels: Tensor) -> Tensor:
     """The labels of `_answers`."""
     if shown.logits is None or shown.logits.dim() == 2:
         return labels
-    return labels[labels != IGNORED] if _per_token(student, shown) else labels.flatten()
+    return labels[labels != IGNORE_INDEX] if _per_token(student, shown) else labels.flatten()
 
 
 def _against(student: PreTrainedModel, shown: Signals, mine_RV: Tensor, theirs_RV: Tensor) -> Tensor:

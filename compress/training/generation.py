@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from compress.data.constants import IGNORE_INDEX
 from compress.errors import CompressError
-from compress.papers.bert import IGNORED
 
 
 @torch.no_grad()
@@ -52,7 +52,7 @@ def continued(
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
         tokens_BL = generate(**inputs, generation_config=settings, logits_processor=_made(processors, inputs))
         sampled_BL = until(tokens_BL[:, 1:], ends)
-        labels_BL = tokens_BL[:, 1:].where(sampled_BL, IGNORED)
+        labels_BL = tokens_BL[:, 1:].where(sampled_BL, IGNORE_INDEX)
         return inputs | {"labels": labels_BL, "decoder_input_ids": tokens_BL[:, :-1]}
     inputs = prompts(batch, prompt, pad)
     start = inputs["input_ids"].shape[1]
@@ -68,7 +68,7 @@ def prompts(batch: Mapping[str, Tensor], prompt: int, pad: int) -> dict[str, Ten
     length_B1 = torch.full_like(position_BL[:, :1], prompt)
     labels_BL = batch.get("labels")
     if labels_BL is not None:
-        unlabelled_BL = (labels_BL == IGNORED) | ~real_BL
+        unlabelled_BL = (labels_BL == IGNORE_INDEX) | ~real_BL
         before_B1 = (unlabelled_BL.long().cumprod(1) * real_BL).sum(1, keepdim=True)
         length_B1 = length_B1.where(before_B1 == 0, before_B1 + 1)
     ids_BL, mask_BL = packed(batch["input_ids"], real_BL & (position_BL < length_B1), pad, left=True)
@@ -96,8 +96,8 @@ def _rows(tokens_BL: Tensor, prompt_BL: Tensor, sampled_BL: Tensor, pad: int) ->
     fresh_BL = torch.cat([torch.zeros_like(prompt_BL), sampled_BL.long()], 1)
     ids_BL, mask_BL = packed(tokens_BL, keep_BL, pad, left=False)
     fresh_BL, _ = packed(fresh_BL, keep_BL, 0, left=False)
-    labels_BL = torch.full_like(ids_BL, IGNORED)
-    labels_BL[:, :-1] = ids_BL[:, 1:].where(fresh_BL[:, 1:].bool(), IGNORED)
+    labels_BL = torch.full_like(ids_BL, IGNORE_INDEX)
+    labels_BL[:, :-1] = ids_BL[:, 1:].where(fresh_BL[:, 1:].bool(), IGNORE_INDEX)
     return {"input_ids": ids_BL, "attention_mask": mask_BL, "labels": labels_BL}
 
 

@@ -14,9 +14,9 @@ from torch.nn.functional import linear
 
 from compress.config.reference import find, misfits, options
 from compress.config.term import SETTINGS, Term
+from compress.data.constants import IGNORE_INDEX
 from compress.errors import ObjectiveError, did_you_mean
 from compress.models.signals import LAYERED, NAMES, Signals
-from compress.papers.bert import IGNORED
 from compress.slicing.shape import Shape
 from compress.training.reads import USUAL_ITEMS, Reading
 
@@ -315,7 +315,7 @@ class Objective(nn.Module):
         self._check_batch(i, student, targets)
         mask_BL, labels = student.mask_BL, targets.get("labels")
         if reading.mask == "labels" and labels is not None:
-            mask_BL = (labels != IGNORED).to(mask_BL.dtype)
+            mask_BL = (labels != IGNORE_INDEX).to(mask_BL.dtype)
         mine = getattr(student, reading.signal)
         theirs = targets[reading.against] if reading.against != "teacher" else getattr(teacher, reading.signal)
         if reading.signal == "logits":
@@ -348,9 +348,9 @@ class Objective(nn.Module):
         """
         chosen = None
         if reading.per == "label" and mine.dim() == 2 and labels is not None:
-            chosen = labels != IGNORED
+            chosen = labels != IGNORE_INDEX
         elif reading.per == "example" and self.kind == "tagging":
-            chosen = mask_BL.bool() if labels is None else labels != IGNORED
+            chosen = mask_BL.bool() if labels is None else labels != IGNORE_INDEX
         elif reading.per == "example" and self.kind == "qa":
             theirs = _over_positions(theirs, mask_BL) if reading.against == "teacher" else theirs.flatten()
             return _over_positions(mine, mask_BL), theirs, mask_BL
@@ -384,7 +384,7 @@ def _over_positions(logits_BL2: Tensor, mask_BL: Tensor) -> Tensor:
 def count_items(mask_BL: Tensor, labels: Tensor | None, *, per_token: bool = False) -> dict[str, Tensor]:
     """How many items of each kind (Reading.per) a batch holds, as float scalars; `per_token`: each label is one."""
     lengths_B = mask_BL.sum(-1).float()
-    labelled = lengths_B.new_zeros(()) if labels is None else (labels != IGNORED).sum().float()
+    labelled = lengths_B.new_zeros(()) if labels is None else (labels != IGNORE_INDEX).sum().float()
     return {
         "example": labelled if per_token else lengths_B.new_tensor(float(mask_BL.shape[0])),
         "token": lengths_B.sum(),

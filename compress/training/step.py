@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.config.term import Term
+from compress.data.constants import IGNORE_INDEX
 from compress.models.signals import ATTENTION, Signals, has_lm_head, open_attention, read
-from compress.papers.bert import IGNORED
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 
@@ -104,7 +104,7 @@ class Distillation(nn.Module):
         labels = batch.get("labels")
         if labels is None or not self.objective.reads_only_labelled or not has_lm_head(model):
             return None
-        return labels != IGNORED
+        return labels != IGNORE_INDEX
 
     @torch.no_grad()
     def shown(self, batch: Mapping[str, Tensor]) -> Signals | None:

@@ -5,10 +5,16 @@ from typing import Any
 
 import torch
 
+from compress.data.constants import IGNORE_INDEX
 from tests.papers.case import Case, prefix, random, softmax, squares
 
-IGNORED = -100
-TOKEN_LABELS = torch.tensor([[3, IGNORED, 0, 1, IGNORED], [IGNORED, 2, IGNORED, IGNORED, IGNORED], [IGNORED] * 5])
+TOKEN_LABELS = torch.tensor(
+    [
+        [3, IGNORE_INDEX, 0, 1, IGNORE_INDEX],
+        [IGNORE_INDEX, 2, IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX],
+        [IGNORE_INDEX] * 5,
+    ]
+)
 CLASSES = torch.tensor([1, 0, 2])
 NUMBERS = random(3, 1, seed=5)
 MEMBERSHIPS = torch.tensor([[1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 1.0]])
@@ -22,7 +28,7 @@ def masked_lm(student: Any, labels: Any, mask: Any) -> float:
         -math.log(softmax(logits)[label])
         for row, label_row in zip(student, labels, strict=True)
         for logits, label in zip(row, label_row, strict=True)
-        if label != IGNORED
+        if label != IGNORE_INDEX
     ]
     return sum(found) / len(found) if found else 0.0
 

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 import torch
 
+from compress.data.constants import IGNORE_INDEX
 from compress.papers.albert import mask, sentence_order
-from compress.papers.bert import IGNORED
 from tests.papers import rows
 from tests.papers.rows import CLS, FIRST, MASK, SEP, SIZE, document, frame, owner, rng, segments, words
 
@@ -54,7 +54,7 @@ INSIDE = range(500, SIZE)
 def chosen(ids: list[int], times: int, **options: float) -> list[list[int]]:
     """Which positions of the same row are predicted, that many times."""
     masked = mask(rows.batch(*[ids] * times), words(inside=INSIDE), **options)  # type: ignore[arg-type]
-    return [row.nonzero().flatten().tolist() for row in masked["labels"] != IGNORED]
+    return [row.nonzero().flatten().tolist() for row in masked["labels"] != IGNORE_INDEX]
 
 
 def test_whole_words_are_chosen_and_never_more_than_the_rate() -> None:
@@ -94,7 +94,7 @@ def test_eighty_ten_ten_and_nothing_else_changes() -> None:
     torch.manual_seed(0)
     batch = rows.batch(*[[CLS, *range(FIRST, FIRST + 254), SEP]] * 60, [CLS, 7, SEP])
     masked = mask(batch, words(inside=INSIDE))
-    chosen_BL = masked["labels"] != IGNORED
+    chosen_BL = masked["labels"] != IGNORE_INDEX
     assert chosen_BL.sum(-1).tolist() == [38] * 60 + [1]
     now, then = masked["input_ids"], batch["input_ids"]
     assert torch.equal(now[~chosen_BL], then[~chosen_BL])

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from compress.data.constants import IGNORE_INDEX
 from compress.data.sentences import Document
 from compress.errors import DataError
-from compress.papers.bert import IGNORED, mask, segment_pairs, shortened, with_others
+from compress.papers.bert import mask, segment_pairs, shortened, with_others
 from tests.papers import rows
 from tests.papers.rows import CLS, FIRST, MASK, SEP, SIZE, UNK, document, frame, owner, rng, segments, words
 
@@ -23,9 +24,9 @@ def long_row(tokens: int) -> list[int]:
 def test_fifteen_percent_of_each_rows_tokens_are_predicted_and_at_least_one() -> None:
     batch = rows.batch(long_row(200), long_row(100), long_row(10), long_row(4), [CLS, SEP])
     masked = mask(batch, words())
-    assert (masked["labels"] != IGNORED).sum(-1).tolist() == [30, 15, 2, 1, 0]  # round(1.5) is 2
+    assert (masked["labels"] != IGNORE_INDEX).sum(-1).tolist() == [30, 15, 2, 1, 0]  # round(1.5) is 2
     few = mask(batch, words(), rate=0.5, max_predictions=20)
-    assert (few["labels"] != IGNORED).sum(-1).tolist() == [20, 20, 5, 2, 0]
+    assert (few["labels"] != IGNORE_INDEX).sum(-1).tolist() == [20, 20, 5, 2, 0]
 
 
 def test_what_is_predicted_is_never_special_and_nothing_else_changes() -> None:
@@ -33,7 +34,7 @@ def test_what_is_predicted_is_never_special_and_nothing_else_changes() -> None:
     batch = rows.batch(ids, [CLS, 7, SEP])
     for _ in range(50):
         masked = mask(batch, words(), rate=0.9)
-        chosen_BL = masked["labels"] != IGNORED
+        chosen_BL = masked["labels"] != IGNORE_INDEX
         assert chosen_BL.tolist() == [[token in (7, 8, 9) for token in ids], [False, True] + 6 * [False]]
         assert torch.equal(masked["labels"][chosen_BL], batch["input_ids"][chosen_BL])
         assert torch.equal(masked["input_ids"][~chosen_BL], batch["input_ids"][~chosen_BL])
@@ -44,7 +45,7 @@ def test_eighty_ten_ten() -> None:
     torch.manual_seed(0)
     batch = rows.batch(*[long_row(512)] * 40)
     masked = mask(batch, words())
-    chosen_BL = masked["labels"] != IGNORED
+    chosen_BL = masked["labels"] != IGNORE_INDEX
     total = int(chosen_BL.sum())
     assert total == 40 * 77
     now, then = masked["input_ids"][chosen_BL], batch["input_ids"][chosen_BL]
@@ -60,7 +61,7 @@ def test_each_position_is_as_likely_and_each_draw_another() -> None:
     torch.manual_seed(0)
     batch = rows.batch(*[long_row(20)] * 4000)
     first, second = mask(batch, words()), mask(batch, words())
-    times_L = (first["labels"] != IGNORED).float().mean(0)
+    times_L = (first["labels"] != IGNORE_INDEX).float().mean(0)
     assert times_L[1:-1].sub(3 / 18).abs().max() < 4 * (3 / 18 * 15 / 18 / 4000) ** 0.5
     assert not torch.equal(first["labels"], second["labels"])
     torch.manual_seed(5)

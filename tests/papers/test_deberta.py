@@ -10,12 +10,13 @@ from transformers import AutoModelForMaskedLM
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from compress.config.term import Term
+from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
 from compress.data.task import Kind
 from compress.errors import ObjectiveError, StudentError
 from compress.models.heads import task_class
 from compress.papers import deberta, electra
-from compress.papers.bert import IGNORED, masked_lm
+from compress.papers.bert import masked_lm
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 from compress.training.step import Distillation
@@ -82,9 +83,9 @@ def test_gradients_of_the_decoder() -> None:
     seen: list[torch.Size] = []
     model.cls.register_forward_hook(lambda _, args, out: seen.append(out.shape))
     step(**batch)["loss"].backward()
-    assert seen == [(int((batch["labels"] != IGNORED).sum()), WORDS.size)]
+    assert seen == [(int((batch["labels"] != IGNORE_INDEX).sum()), WORDS.size)]
     used = step.decoder.positions.weight.grad.abs().sum(-1) > 0
-    assert torch.equal(used[:6], (batch["labels"] != IGNORED).any(0)), "a query is its own position's alone"
+    assert torch.equal(used[:6], (batch["labels"] != IGNORE_INDEX).any(0)), "a query is its own position's alone"
     assert used[:6].any() and not used[:6].all() and not used[6:].any()
     # key biases shift all scores of a query alike: rounding decides whether their gradient is exactly 0
     still = {name for name, _ in step.named_parameters()} - has_gradient(step)
@@ -187,7 +188,7 @@ def test_gradients_are_finite_for_every_kind_of_task(kind: Kind) -> None:
     labels = {
         "classification": torch.tensor([0, 2, 1]),
         "multilabel": torch.tensor([[1.0, 0.0, 1.0], [0.0] * 3, [0.0, 1.0, 1.0]]),
-        "tagging": tags.masked_fill(batch["attention_mask"] == 0, IGNORED),
+        "tagging": tags.masked_fill(batch["attention_mask"] == 0, IGNORE_INDEX),
         "qa": torch.tensor([[1, 2], [0, 3], [0, 0]]),
     }
     parts = sift(student, kind)(**batch, labels=labels[kind])

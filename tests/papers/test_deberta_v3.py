@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
 from transformers import AutoModel, DebertaV2Model
 
+from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
 from compress.errors import ObjectiveError, StudentError
 from compress.papers import deberta, deberta_v3, electra
-from compress.papers.bert import IGNORED, masked_lm
+from compress.papers.bert import masked_lm
 from tests import tiny
 
 WORDS = Words.of(tiny.tokenizer())
@@ -50,8 +51,8 @@ def trained(step: Any, batch: dict[str, Tensor], steps: int = 3) -> None:
 
 def detection(step: deberta_v3.ReplacedTokens, batch: dict[str, Tensor]) -> Tensor:
     """L_RTD alone, on a text where every masked token became token 9."""
-    ids = torch.where(batch["labels"] != IGNORED, 9, batch["input_ids"])
-    labels = ((batch["labels"] != IGNORED) & (batch["labels"] != 9)).long()
+    ids = torch.where(batch["labels"] != IGNORE_INDEX, 9, batch["input_ids"])
+    labels = ((batch["labels"] != IGNORE_INDEX) & (batch["labels"] != 9)).long()
     parts = step.discriminate(input_ids=ids, attention_mask=batch["attention_mask"], labels=labels)
     loss: Tensor = parts["loss"]
     return loss
@@ -78,7 +79,7 @@ def test_the_loss_by_hand() -> None:
     hidden = student(input_ids=ids, attention_mask=mask).last_hidden_state
     hidden = layer_norm(hidden + hidden[:, :1], (32,), head.norm.weight, head.norm.bias, head.norm.eps)
     found = gelu(hidden @ head.dense.weight.T + head.dense.bias) @ head.out.weight[0] + head.out.bias
-    expected = masked_lm(logits, batch["labels"][batch["labels"] != IGNORED], None)
+    expected = masked_lm(logits, batch["labels"][batch["labels"] != IGNORE_INDEX], None)
     expected = expected + 50 * electra.replaced_tokens(found, changed, mask)
     torch.manual_seed(7)
     torch.testing.assert_close(step(**batch)["loss"], expected)
@@ -97,7 +98,7 @@ def test_gdes_keeps_the_two_gradients_apart(positions: bool) -> None:
     word = generator(step).get_input_embeddings().weight
     from_both = word.grad.clone()
     step.zero_grad()
-    chosen = batch["labels"] != IGNORED
+    chosen = batch["labels"] != IGNORE_INDEX
     logits = step.generator(batch) if not positions else generator(step)(**batch).logits[chosen]
     masked_lm(logits, batch["labels"][chosen], None).backward()
     assert not {name for name in has_gradient(step) if not name.startswith("generator.")}

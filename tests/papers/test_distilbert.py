@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from compress.data.constants import IGNORE_INDEX
 from compress.errors import DataError
-from compress.papers.bert import IGNORED
 from compress.papers.distilbert import mask
 from tests.papers import rows
 from tests.papers.rows import CLS, MASK, PAD, SEP, SIZE, words
@@ -18,8 +18,8 @@ def test_of_the_batch_not_of_each_row_a_share_is_predicted() -> None:
     batch = rows.batch([CLS, *[7] * 98, SEP], [CLS, *[8] * 8, SEP], [CLS, SEP])
     for _ in range(20):
         masked = mask(batch, words(counts=COUNTS))
-        assert (masked["labels"] != IGNORED).sum() == 17  # ceil(0.15 * 112)
-        assert (masked["labels"][1] != IGNORED).sum() > 1  # rare
+        assert (masked["labels"] != IGNORE_INDEX).sum() == 17  # ceil(0.15 * 112)
+        assert (masked["labels"][1] != IGNORE_INDEX).sum() > 1  # rare
         assert not (masked["labels"] == PAD).any()
 
 
@@ -29,7 +29,7 @@ def test_tokens_are_drawn_by_their_counts_to_the_minus_0_7() -> None:
     frequent = total = 0
     for _ in range(4000):
         masked = mask(rows.batch([CLS, 7, 8, SEP]), words(counts=COUNTS))
-        chosen = masked["labels"][masked["labels"] != IGNORED]
+        chosen = masked["labels"][masked["labels"] != IGNORE_INDEX]
         assert len(chosen) == 1
         frequent += int(chosen == 7)
         total += 1
@@ -51,7 +51,7 @@ def test_eighty_ten_ten_and_special_tokens_never() -> None:
     torch.manual_seed(0)
     batch = rows.batch(*[[CLS, *range(5, 130), SEP, *range(5, 130), SEP]] * 40, [CLS, 7, SEP])
     masked = mask(batch, words(counts=COUNTS))
-    chosen_BL = masked["labels"] != IGNORED
+    chosen_BL = masked["labels"] != IGNORE_INDEX
     total = int(chosen_BL.sum())
     assert total == 1519  # ceil(0.15 * (40 * 253 + 3))
     now, then = masked["input_ids"], batch["input_ids"]
@@ -62,8 +62,8 @@ def test_eighty_ten_ten_and_special_tokens_never() -> None:
 
 def test_all_there_is_where_less_than_wanted() -> None:
     masked = mask(rows.batch([CLS, 8, SEP]), words(counts=COUNTS), rate=0.9)
-    assert masked["labels"].tolist() == [[IGNORED, 8, IGNORED]]
-    assert mask(rows.batch([CLS, SEP]), words(counts=COUNTS))["labels"].tolist() == [[IGNORED, IGNORED]]
+    assert masked["labels"].tolist() == [[IGNORE_INDEX, 8, IGNORE_INDEX]]
+    assert mask(rows.batch([CLS, SEP]), words(counts=COUNTS))["labels"].tolist() == [[IGNORE_INDEX, IGNORE_INDEX]]
 
 
 def test_without_counts_it_is_refused() -> None:

@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import AutoModelForPreTraining, ElectraForMaskedLM, ElectraForPreTraining
 
 from compress.config.term import Term
+from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
 from compress.errors import ObjectiveError, StudentError
 from compress.papers import electra
-from compress.papers.bert import IGNORED
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 from tests import tiny
@@ -59,7 +59,7 @@ def gradients(module: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:
 
 def test_only_real_words_are_chosen_and_their_labels_are_the_words() -> None:
     before, after = text(), corrupted()
-    chosen = after["labels"] != IGNORED
+    chosen = after["labels"] != IGNORE_INDEX
     assert chosen.any(-1).all()
     assert torch.equal(after["labels"][chosen], before["input_ids"][chosen])
     assert torch.equal(after["input_ids"][~chosen], before["input_ids"][~chosen])
@@ -73,7 +73,7 @@ def test_draws_are_with_replacement_and_85_percent_become_masks() -> None:
     """Of n draws from m places, m (1 - (1 - 1/m)^n) places are hit on average."""
     batch = text((102,) * 400)
     after = electra.mask(batch, WORDS)
-    chosen = after["labels"] != IGNORED
+    chosen = after["labels"] != IGNORE_INDEX
     expected = 100 * (1 - (1 - 1 / 100) ** round(0.15 * 102))
     assert chosen.sum(-1).float().mean().item() == pytest.approx(expected, abs=0.2)
     assert chosen.sum(-1).max() <= round(0.15 * 102)
@@ -81,13 +81,13 @@ def test_draws_are_with_replacement_and_85_percent_become_masks() -> None:
     assert share == pytest.approx(0.85, abs=0.02)
     assert chosen[:, 1:-1].float().mean(0).std() < 0.04, "every place is as likely"
     everything = electra.mask(batch, WORDS, masked=1.0)
-    assert (everything["input_ids"][everything["labels"] != IGNORED] == MASK).all()
+    assert (everything["input_ids"][everything["labels"] != IGNORE_INDEX] == MASK).all()
 
 
 def test_a_row_of_special_tokens_has_nothing_to_choose() -> None:
     ids = torch.tensor([[CLS, SEP, 0], [CLS, 9, SEP]])
     labels = electra.mask({"input_ids": ids, "attention_mask": (ids != 0).long()}, WORDS)["labels"]
-    assert labels.tolist() == [[IGNORED] * 3, [IGNORED, 9, IGNORED]]
+    assert labels.tolist() == [[IGNORE_INDEX] * 3, [IGNORE_INDEX, 9, IGNORE_INDEX]]
 
 
 def test_another_mask_each_time_the_same_from_the_same_seed() -> None:
@@ -102,7 +102,7 @@ def test_another_mask_each_time_the_same_from_the_same_seed() -> None:
 def test_a_sample_that_is_the_original_is_no_replacement() -> None:
     batch = corrupted()
     labels = batch["labels"]
-    chosen = labels != IGNORED
+    chosen = labels != IGNORE_INDEX
     right = 50 * torch.nn.functional.one_hot(labels[chosen], WORDS.size).float()
     ids, replaced = electra.replace(batch["input_ids"], labels, right)
     assert torch.equal(ids, text()["input_ids"])
@@ -130,7 +130,7 @@ def test_samples_follow_the_softened_distribution(temperature: float) -> None:
 def by_hand(made: electra.ReplacedTokens, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """L_MLM and L_Disc as transformers' own models compute them; the sample is drawn from the same seed."""
     generated = made.generator(**batch)
-    chosen = batch["labels"] != IGNORED
+    chosen = batch["labels"] != IGNORE_INDEX
     torch.manual_seed(7)
     ids, replaced = electra.replace(batch["input_ids"], batch["labels"], generated.logits[chosen])
     assert 0 < replaced.sum() <= chosen.sum()
@@ -172,7 +172,7 @@ def test_the_generator_answers_at_the_chosen_positions_only() -> None:
     seen: list[torch.Size] = []
     made.generator.generator_lm_head.register_forward_hook(lambda _, args, out: seen.append(out.shape))
     made(**batch)
-    assert seen == [(int((batch["labels"] != IGNORED).sum()), WORDS.size)]
+    assert seen == [(int((batch["labels"] != IGNORE_INDEX).sum()), WORDS.size)]
 
 
 def test_sizes_of_the_generator() -> None:
@@ -217,7 +217,7 @@ def test_a_teacher_that_discriminates_is_read_on_the_generators_text() -> None:
     masked, detected = by_hand(made, batch)
     torch.manual_seed(7)
     ids, _ = electra.replace(
-        batch["input_ids"], batch["labels"], made.generator(**batch).logits[batch["labels"] != IGNORED]
+        batch["input_ids"], batch["labels"], made.generator(**batch).logits[batch["labels"] != IGNORE_INDEX]
     )
     mask = batch["attention_mask"]
     soft = electra.soft_replaced_tokens(
@@ -243,7 +243,7 @@ def test_the_mean_over_parts_is_the_generators_loss_of_the_whole() -> None:
 
 def test_nothing_masked_is_nothing_replaced() -> None:
     made = step()
-    parts = made(**text(), labels=torch.full_like(text()["input_ids"], IGNORED))
+    parts = made(**text(), labels=torch.full_like(text()["input_ids"], IGNORE_INDEX))
     assert parts["generator"] == 0
     parts["loss"].backward()
     assert parts["loss"] > 0

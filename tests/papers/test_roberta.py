@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from compress.data.constants import IGNORE_INDEX
 from compress.data.sentences import Document, Frame, Template
 from compress.errors import DataError
 from compress.papers import bert, roberta
-from compress.papers.bert import IGNORED
 from tests.papers import rows
 from tests.papers.rows import CLS, MASK, SEP, document, frame, owner, rng, segments, words
 
@@ -136,10 +136,11 @@ def test_each_row_comes_ten_times_with_masks_of_its_own() -> None:
     for number, row in enumerate(found):
         ids = plain[number // 10]["input_ids"]
         restored = [
-            token if label == IGNORED else label for token, label in zip(row["input_ids"], row["labels"], strict=True)
+            token if label == IGNORE_INDEX else label
+            for token, label in zip(row["input_ids"], row["labels"], strict=True)
         ]
         assert restored == ids
-        assert sum(label != IGNORED for label in row["labels"]) == max(1, round(0.15 * len(ids)))
+        assert sum(label != IGNORE_INDEX for label in row["labels"]) == max(1, round(0.15 * len(ids)))
         assert all(label not in (CLS, SEP) for label in row["labels"])
     assert len({str(row["labels"]) for row in found[10:20]}) > 3
 
@@ -152,7 +153,7 @@ def test_fixed_masks_follow_the_rows_own_draws_and_leave_the_trainings_alone() -
     torch.manual_seed(4)
     assert made(roberta.static_mask) == first != made(roberta.static_mask, seed=1)
     masked = [token for row in first for token in row["input_ids"]].count(MASK)
-    labelled = sum(label != IGNORED for row in first for label in row["labels"])
+    labelled = sum(label != IGNORE_INDEX for row in first for label in row["labels"])
     assert 0.5 < masked / labelled < 1
 
 

@@ -8,8 +8,9 @@ from torch import Tensor
 from transformers import XLNetConfig, XLNetLMHeadModel
 
 from compress.config.recipe import StudentSpec
+from compress.data.constants import IGNORE_INDEX
 from compress.models.student import build, config_for
-from compress.papers.bert import IGNORED, masked_lm
+from compress.papers.bert import masked_lm
 from compress.papers.xlnet import permute
 from tests import tiny
 from tests.papers import rows
@@ -42,12 +43,12 @@ def test_each_target_has_its_row_and_its_token_as_label() -> None:
         assert labels_BP.shape == (3, P)
         assert permuted["perm_mask"].shape == (3, 62, 62)
         assert {each.dtype for each in (mapping_BPL, permuted["perm_mask"])} == {torch.float32}
-        assert torch.equal(mapping_BPL.sum(-1) == 1, labels_BP != IGNORED)
+        assert torch.equal(mapping_BPL.sum(-1) == 1, labels_BP != IGNORE_INDEX)
         assert torch.equal(permuted["input_ids"], given["input_ids"])
         found = (mapping_BPL @ given["input_ids"].float()[:, :, None])[..., 0].long()
-        assert torch.equal(found[labels_BP != IGNORED], labels_BP[labels_BP != IGNORED])
-        assert (labels_BP[labels_BP != IGNORED] >= FIRST).all()
-        assert (labels_BP != IGNORED).sum(-1).min() >= 1
+        assert torch.equal(found[labels_BP != IGNORE_INDEX], labels_BP[labels_BP != IGNORE_INDEX])
+        assert (labels_BP[labels_BP != IGNORE_INDEX] >= FIRST).all()
+        assert (labels_BP != IGNORE_INDEX).sum(-1).min() >= 1
 
 
 def test_a_sixth_of_the_tokens_are_targets_in_spans_of_up_to_five() -> None:
@@ -94,7 +95,7 @@ def test_no_target_sees_itself_or_later_ones_and_sees_all_others() -> None:
     logits_BPV = model(inputs_embeds=embedded_BLD, **inputs).logits
     real_BL, hidden_BLL = given["attention_mask"].bool(), permuted["perm_mask"].bool()
     for b in range(2):
-        for p in (permuted["labels"][b] != IGNORED).nonzero().flatten().tolist():
+        for p in (permuted["labels"][b] != IGNORE_INDEX).nonzero().flatten().tolist():
             at = int(permuted["target_mapping"][b, p].argmax())
             (gradient,) = torch.autograd.grad(logits_BPV[b, p].square().sum(), embedded_BLD, retain_graph=True)
             assert not gradient[1 - b].any()

@@ -1,0 +1,6 @@
+"""Constants that data, models and losses share."""
+
+from typing import Final
+
+IGNORE_INDEX: Final = -100
+"""The label of a token that no loss and no metric counts: torch's and transformers' own."""
