@@ -16,10 +16,10 @@ import compress
 from compress.config.reference import Call
 from compress.config.reference import check as check_call
 from compress.data import cache
-from compress.data.augment import augment, near_words, variants
-from compress.data.replacements import Asked, candidates, nearest
 from compress.errors import DataError
 from compress.models import precision
+from compress.training.augment import augment, near_words, variants
+from compress.training.replacements import Asked, candidates, nearest
 from tests import tiny
 
 TEXT = "the Actor is good , a film of 1984 badly slow"
@@ -88,9 +88,9 @@ def test_batches_change_nothing(lm: Any, tokenizer: Any, monkeypatch: pytest.Mon
     texts = pa.array([TEXT, "", "good film", "the", "slow sharp warm story"])
     asked = Asked(7)
     together = candidates(texts, lm, tokenizer, asked).to_pylist()
-    monkeypatch.setattr("compress.data.replacements.ENCODING", "another")
-    monkeypatch.setattr("compress.data.replacements.TOKENS_PER_BATCH", 1)
-    monkeypatch.setattr("compress.data.replacements.TEXTS_PER_WRITE", 2)
+    monkeypatch.setattr("compress.training.replacements.ENCODING", "another")
+    monkeypatch.setattr("compress.training.replacements.TOKENS_PER_BATCH", 1)
+    monkeypatch.setattr("compress.training.replacements.TEXTS_PER_WRITE", 2)
     assert candidates(texts, lm, tokenizer, asked).to_pylist() == together
     assert [len(row["starts"]) for row in together] == [5, 0, 2, 0, 4]
 
@@ -153,7 +153,7 @@ def test_byte_level_tokens_are_words_with_their_space_before_them() -> None:
 
 def test_candidates_are_kept(lm: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first = found(TEXT, lm, tokenizer)
-    monkeypatch.setattr("compress.data.replacements.read", None)
+    monkeypatch.setattr("compress.training.replacements.read", None)
     assert found(TEXT, lm, tokenizer) == first
     with pytest.raises(TypeError):
         found(TEXT, lm, tokenizer, most=3)
@@ -231,7 +231,7 @@ def test_the_same_generator_gives_the_same_rows_and_another_others(lm: Any, toke
 
 def test_many_rows_are_the_same_as_few(lm: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = rows(SINGLE, lm, tokenizer)
-    monkeypatch.setattr("compress.data.augment.ROWS_PER_READ", 2)
+    monkeypatch.setattr("compress.training.augment.ROWS_PER_READ", 2)
     assert rows(SINGLE, lm, tokenizer) == at_once
 
 

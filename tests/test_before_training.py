@@ -11,7 +11,7 @@ from compress.commands.distill import distill
 from compress.commands.pretrain import pretrain
 from compress.config.recipe import Recipe, Stage
 from compress.errors import RecipeError, TeacherError
-from compress.models.listing import larger
+from compress.models.flops import larger
 from compress.training.stage import planned_steps, repeated
 from tests import command, tiny
 

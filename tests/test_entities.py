@@ -6,8 +6,8 @@ import pytest
 from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
 
+from compress.data.tags import Entity, entities, iob2
 from compress.evaluation import metrics
-from compress.evaluation.metrics import Entity
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,11 @@ from compress.evaluation.metrics import Entity
     ],
 )
 def test_entities(tags: str, found: list[tuple[str, int, int]]) -> None:
-    assert metrics.entities(tags.split()) == [Entity(*each) for each in found]
+    assert entities(tags.split()) == [Entity(*each) for each in found]
 
 
 @pytest.mark.parametrize(
-    ("tags", "iob2"),
+    ("tags", "written"),
     [
         ("I-a I-a B-a O I-b", "B-a I-a B-a O B-b"),
         ("B-a I-a E-a S-b", "B-a I-a I-a B-b"),
@@ -41,8 +41,8 @@ def test_entities(tags: str, found: list[tuple[str, int, int]]) -> None:
         ("B-a I-a O", "B-a I-a O"),
     ],
 )
-def test_every_scheme_becomes_iob2(tags: str, iob2: str) -> None:
-    assert metrics.iob2(tags.split()) == iob2.split()
+def test_every_scheme_becomes_iob2(tags: str, written: str) -> None:
+    assert iob2(tags.split()) == written.split()
 
 
 def test_scores_by_hand() -> None:
@@ -70,7 +70,7 @@ def test_any_tags_are_read_and_scored_as_seqeval_does() -> None:
     every = [[[draw.choice(tags) for _ in range(draw.randint(1, 12))] for _ in range(200)] for _ in range(2)]
     said, truth = every[0], [(other * 12)[: len(one)] for one, other in zip(*every, strict=True)]
     for each in (*said, *truth):
-        assert metrics.entities(each) == [(label, first, last + 1) for label, first, last in get_entities(each)]
+        assert entities(each) == [(label, first, last + 1) for label, first, last in get_entities(each)]
     found = metrics.scored(said, truth)
     assert found["f1"] == pytest.approx(f1_score(truth, said))
     assert found["precision"] == pytest.approx(precision_score(truth, said))

@@ -4,8 +4,7 @@ import pytest
 import torch
 from transformers import AutoModel, GPT2Config, T5Config
 
-from compress.models.flops import flops_per_token, parameters
-from compress.models.listing import LOOKS_AT_VALUES
+from compress.models.flops import LOOKS_AT_VALUES, flops_per_token, parameters
 from tests import tiny
 
 

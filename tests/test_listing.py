@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig, GPT2Config, T5Config
 
+from compress.commands.students import Listing, students_of
 from compress.config.recipe import Recipe
 from compress.errors import TeacherError
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
-from compress.models.flops import flops_per_token, parameters
-from compress.models.listing import TOKENS, Listing, Size, measured, students_of
+from compress.models.flops import TOKENS, Size, flops_per_token, measured, parameters
 from tests import command, tiny
 
 PAPERS = ("tinybert", "hinton", "distilbert", "minilm", "minilm-v1")

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 import compress
+from compress.commands.students import students_of
 from compress.config.recipe import Recipe, StudentSpec
 from compress.data.masking import Words
 from compress.errors import StudentError
@@ -18,7 +19,6 @@ from compress.latency.costs import facts
 from compress.latency.features import Terms
 from compress.models import StaticConfig, StaticForSequenceClassification, StaticModel
 from compress.models.flops import flops_per_token, parameters
-from compress.models.listing import students_of
 from compress.models.signals import read
 from compress.models.student import build
 from compress.papers.model2vec import from_teacher

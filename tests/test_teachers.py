@@ -20,13 +20,13 @@ from compress.config.recipe import FINETUNE, Stage
 from compress.data import Task, TaskData, load_task
 from compress.data.collate import Collate, encode
 from compress.errors import TeacherError
-from compress.models import teacher as teachers
 from compress.models.checkpoints import resolve
-from compress.models.teacher import Gate, Teacher, judge, load
-from compress.training import finetune
+from compress.models.teacher import Teacher, load
+from compress.training import finetune, teacher_check
 from compress.training.finetune import with_head
 from compress.training.run import Run
 from compress.training.stage import Material
+from compress.training.teacher_check import TeacherCheck, check_logits
 from tests import tiny
 
 TASK = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
@@ -71,10 +71,10 @@ def copied(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "teacher"))
 
 
-def gated(folder: Path, data: TaskData, *, strict: bool = True) -> Gate:
+def gated(folder: Path, data: TaskData, *, strict: bool = True) -> TeacherCheck:
     teacher = load("tiny", folder, data.task)
     rows = encode(data.validation, teacher.tokenizer, 32)
-    return teachers.gate(teacher, data, rows, Collate(teacher.tokenizer), bf16=False, strict=strict)
+    return teacher_check.check_teacher(teacher, data, rows, Collate(teacher.tokenizer), bf16=False, strict=strict)
 
 
 def change_config(folder: Path, **values: Any) -> None:
@@ -267,7 +267,7 @@ def test_a_teacher_no_better_than_the_majority_is_refused_or_noted(copied: Path,
     assert "is no teacher for this task" in note
 
 
-def judged(right: int, *, rows: int, classes: int, kind: str = "classification") -> Gate:
+def judged(right: int, *, rows: int, classes: int, kind: str = "classification") -> TeacherCheck:
     """What the gate says of `right` right answers of `rows`, whose classes all come alike often."""
     task = Task("classification", ("text",), "label", tuple(map(str, range(classes))), "accuracy")
     labels = np.arange(rows) % classes
@@ -275,7 +275,7 @@ def judged(right: int, *, rows: int, classes: int, kind: str = "classification")
     order = np.random.default_rng(1).permutation(rows)
     wrong = (labels + 1 + np.arange(rows) // classes % (classes - 1)) % classes
     said = np.where(np.isin(np.arange(rows), order[:right]), labels, wrong)
-    return judge("weak", np.eye(classes)[said].astype(np.float32), TaskData("d", task, split, split, None, "x"))
+    return check_logits("weak", np.eye(classes)[said].astype(np.float32), TaskData("d", task, split, split, None, "x"))
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def students(
 ) -> None:
     """List the students a teacher allows, with size and cost, from its config alone, before anything is trained."""
     with told():
-        from compress.models import listing
+        from compress.commands import students as listing
 
         found = listing.students_of(teacher)
         if as_json:

@@ -16,7 +16,6 @@ from compress.config import user_code
 from compress.config.limits import check_max_drop
 from compress.config.recipe import AnyStage, Recipe, Stage
 from compress.console import warn
-from compress.data.augment import asks_language_model
 from compress.data.objects import data_path, teacher_path
 from compress.data.task import Kind
 from compress.errors import RecipeError
@@ -29,6 +28,7 @@ from compress.provenance import command_line
 from compress.pruning.budget import checked, settled
 from compress.slicing.shape import positions
 from compress.training import context
+from compress.training.augment import asks_language_model
 from compress.training.context import Lineage, opened, tutored
 from compress.training.objective import check
 from compress.training.run import Run

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from compress.data.tags import OUTSIDE, iob2, prefixed
 from compress.data.task import Examples
 from compress.data.text_files import head, lines, reading, refuse_large
 from compress.errors import DataError
-from compress.evaluation import metrics
 
 DOCUMENT = "-DOCSTART-"
 
@@ -37,11 +37,11 @@ def is_conll(path: Path) -> bool:
         if len(columns) < 2 or not is_tag(columns[-1]):
             return False
         tags.append(columns[-1])
-    return any(map(metrics.prefixed, tags))
+    return any(map(prefixed, tags))
 
 
 def is_tag(cell: str) -> bool:
-    return cell == metrics.OUTSIDE or metrics.prefixed(cell)
+    return cell == OUTSIDE or prefixed(cell)
 
 
 def read(path: Path) -> Examples:
@@ -54,7 +54,7 @@ def read(path: Path) -> Examples:
     words, tags = [words for words, _ in sentences], [tags for _, tags in sentences]
     notes = []
     if all(is_tag(tag) for each in tags for tag in each):
-        rewritten = [metrics.iob2(each) for each in tags]
+        rewritten = [iob2(each) for each in tags]
         if rewritten != tags:
             notes.append(f"{path.name}: its tags are rewritten in IOB2")
         tags = rewritten
@@ -66,8 +66,8 @@ def labels(tags: Sequence[Sequence[str]]) -> tuple[str, ...]:
     found = {tag for each in tags for tag in each}
     if not all(map(is_tag, found)):
         return tuple(sorted(found))
-    names = sorted({tag[2:] for tag in found if tag != metrics.OUTSIDE})
-    return (metrics.OUTSIDE, *(f"{prefix}-{name}" for name in names for prefix in "BI"))
+    names = sorted({tag[2:] for tag in found if tag != OUTSIDE})
+    return (OUTSIDE, *(f"{prefix}-{name}" for name in names for prefix in "BI"))
 
 
 def _sentences(path: Path) -> Iterator[Tagged]:

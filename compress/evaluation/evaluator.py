@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.data.collate import encode
+from compress.data.tags import OUTSIDE
 from compress.errors import CompressError
 from compress.evaluation import metrics, qa
 from compress.evaluation.metrics import not_finite
@@ -168,7 +169,7 @@ class Exam:
         sizes = np.array([len(words) for words in self.split["words"][:]], dtype=np.int64)
         begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         example_T, word_T = np.repeat(self._examples, self._lengths), self._column("word")
-        outside = self.task.labels.index(metrics.OUTSIDE) if metrics.OUTSIDE in self.task.labels else 0
+        outside = self.task.labels.index(OUTSIDE) if OUTSIDE in self.task.labels else 0
         said = np.full(int(sizes.sum()), outside)
         judged = word_T >= 0
         said[begins[example_T[judged]] + word_T[judged]] = chosen_T[judged]

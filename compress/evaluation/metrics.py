@@ -10,11 +10,12 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.tags import entities
 from compress.errors import CompressError, DataError
 from compress.records.class_scores import ClassScore
 
@@ -191,64 +192,6 @@ def _pearson(one: Array, other: Array) -> float:
 def _constant(values: Array) -> bool:
     """All values equal, up to the rounding of float64: where scipy would warn, or answer with noise."""
     return float(np.ptp(values)) <= 1e-12 * math.fabs(float(values[0]))
-
-
-OUTSIDE = "O"
-_BEGINS, _ENDS = "BSU", "ESLU"
-_PREFIXES = frozenset("BIESLU")
-
-
-class Entity(NamedTuple):
-    """Words `first` to `last` (exclusive) are one `label`."""
-
-    label: str
-    first: int
-    last: int
-
-
-def entities(tags: Sequence[str]) -> list[Entity]:
-    """The entities of one sentence, tagged in IOB1, IOB2, IOE, BIOES or BILOU; labels without a prefix are of one word.
-
-    As conlleval reads it, a tag that continues nothing, or another label, begins an entity: I-x after O or after B-y.
-    """
-    found: list[Entity] = []
-    open_label, first = None, 0
-    for at, tag in enumerate(tags):
-        prefix, label = split(tag)
-        if open_label is not None and (prefix in _BEGINS or label != open_label):
-            found.append(Entity(open_label, first, at))
-            open_label = None
-        if label is None:
-            continue
-        if open_label is None:
-            open_label, first = label, at
-        if prefix in _ENDS:
-            found.append(Entity(open_label, first, at + 1))
-            open_label = None
-    if open_label is not None:
-        found.append(Entity(open_label, first, len(tags)))
-    return found
-
-
-def split(tag: str) -> tuple[str, str | None]:
-    """`B-person` -> ("B", "person"); `O` -> ("O", None); a tag without prefix, `NOUN` -> ("S", "NOUN")."""
-    if tag == OUTSIDE:
-        return OUTSIDE, None
-    if prefixed(tag):
-        return tag[0], tag[2:]
-    return "S", tag
-
-
-def prefixed(tag: str) -> bool:
-    return len(tag) > 2 and tag[0] in _PREFIXES and tag[1] == "-"
-
-
-def iob2(tags: Sequence[str]) -> list[str]:
-    """The same entities in IOB2: B- on the first word of each, I- on its others."""
-    written = [OUTSIDE] * len(tags)
-    for label, first, last in entities(tags):
-        written[first:last] = [f"B-{label}", *[f"I-{label}"] * (last - first - 1)]
-    return written
 
 
 def by_label(answers: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> tuple[ClassScore, ...]:

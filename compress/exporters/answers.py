@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from compress.data import windows
+from compress.data.tags import OUTSIDE, entities
 from compress.errors import BundleError
-from compress.evaluation import metrics
 from compress.evaluation.qa import Windows, best_spans
 
 Logits = Callable[[Iterable[Mapping[str, Sequence[int]]]], NDArray[np.float32]]
@@ -106,7 +106,7 @@ def marked(
     values_TV = _finite(logits(_fed(window.row) for each in read for window in each))
     at, answers = 0, []
     for text, spans, each in zip(texts, words, read, strict=True):
-        tags, shares = [metrics.OUTSIDE] * len(spans), np.ones(len(spans))
+        tags, shares = [OUTSIDE] * len(spans), np.ones(len(spans))
         for window in each:
             for word, row_V in zip(window.word, values_TV[at : at + len(window.word)], strict=True):
                 if word >= 0:
@@ -114,7 +114,7 @@ def marked(
                     tags[word], shares[word] = labels[best], 1 / np.exp(row_V - row_V[best]).sum()
             at += len(window.word)
         marks = []
-        for label, first, last in metrics.entities(tags):
+        for label, first, last in entities(tags):
             start, end = spans[first][0], spans[last - 1][1]
             marks.append(Mark(text[start:end], label, float(shares[first:last].mean()), start, end))
         answers.append(Marked(tuple(marks)))

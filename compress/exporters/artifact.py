@@ -231,9 +231,9 @@ def _write_model(
     folder: Path, model: Any, tokenizer: Any, task: "Task", max_length: int, *, keep: Sequence[str]
 ) -> None:
     """Weights, config, tokenizer and both ONNX files."""
-    from compress.exporters.checkpoint import save
     from compress.exporters.int8 import quantize_dynamic
     from compress.exporters.onnx import as_float32, makes_segments, to_onnx
+    from compress.models.saving import save_checkpoint
     from compress.quantization.learned import learned_ranges, quantize_learned
 
     plain = as_float32(model)
@@ -241,7 +241,7 @@ def _write_model(
     plain.config.problem_type = PROBLEMS.get(task.kind)
     plain.config.id2label = dict(enumerate(labels))
     plain.config.label2id = {label: index for index, label in enumerate(labels)}
-    save(folder, plain, tokenizer, max_length)
+    save_checkpoint(folder, plain, tokenizer, max_length)
     to_onnx(plain, folder / FILES["fp32"], segments=makes_segments(tokenizer))
     if learned := learned_ranges(plain.config):
         quantize_learned(folder / FILES["fp32"], folder / FILES["int8"], learned, keep=keep)

@@ -218,13 +218,13 @@ def write(
     `texts`, of the corpus `data`: what int8 is compared with fp32 on; its certificate goes into the file. Where the
     reading knows no pooling, or there are no texts, nothing is certified. Raises ExportError as `to_onnx` does.
     """
-    from compress.exporters.checkpoint import save
     from compress.exporters.int8 import quantize_dynamic
     from compress.exporters.onnx import Pooled, as_float32, makes_segments, to_onnx
+    from compress.models.saving import save_checkpoint
 
     plain = as_float32(encoder)
     with contents.made(path, "embeddings", plain.config.model_type, max_length) as folder:
-        save(folder, plain, tokenizer, max_length)
+        save_checkpoint(folder, plain, tokenizer, max_length)
         if reading.pool is not None:
             reading.write(folder, plain.config.hidden_size, max_length)
         fp32, int8 = (folder / file for file in FILES.values())

@@ -163,9 +163,9 @@ def write(path: Path, *, model: Any, tokenizer: Any, max_length: int, name: str,
     model does.
     """
     from compress.exporters.card import escaped
-    from compress.exporters.checkpoint import save
     from compress.exporters.int8 import quantize_dynamic
     from compress.exporters.onnx import PROTOBUF_LIMIT, as_float32
+    from compress.models.saving import save_checkpoint
 
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
     if size >= PROTOBUF_LIMIT:
@@ -173,7 +173,7 @@ def write(path: Path, *, model: Any, tokenizer: Any, max_length: int, name: str,
     plain = as_float32(model)
     plain.set_attn_implementation("eager")
     with contents.made(path, "generative", plain.config.model_type, max_length) as folder:
-        save(folder, plain, tokenizer, max_length)
+        save_checkpoint(folder, plain, tokenizer, max_length)
         raw = folder / "raw"
         graphs = _traced(plain, raw, opset)
         _finished(raw, folder / "onnx", "")

@@ -1,14 +1,18 @@
-"""Floating-point operations of a forward pass, counted by torch on the real graph rather than by a formula."""
+"""Count parameters and floating-point operations of a model, by torch on the real graph rather than by a formula."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from compress.slicing.shape import positions
+from compress.models import heads
+from compress.slicing.shape import Shape, positions, spelling
 
 
 def flops_per_token(model: nn.Module, length: int = 128) -> float:
@@ -66,3 +70,95 @@ def _frozen(model: Any) -> Iterator[None]:
         model.config.pad_token_id = padding
         for parameter in trained:
             parameter.requires_grad_(True)
+
+
+def larger(stage: str, student: PreTrainedConfig, teacher: PreTrainedConfig) -> list[str]:
+    """Warn of a student that has more parameters, or takes more FLOPs, than its teacher, or as many of both."""
+    with torch.device("meta"):
+        mine, theirs = (measured(heads.create(copy.deepcopy(each), "encoder", None)) for each in (student, teacher))
+    sizes = [(mine.parameters, theirs.parameters), (mine.flops_per_token, theirs.flops_per_token)]
+    if all(one <= other for one, other in sizes) and any(one < other for one, other in sizes):
+        return []
+    compared = "larger than" if any(one > other for one, other in sizes) else "as large as"
+    described = (
+        f"{each.family} {each.layers}x{each.hidden}, {each.parameters / 1e6:.1f} M parameters, "
+        f"{each.flops_per_token / 1e6:.1f} MFLOP per token"
+        for each in (mine, theirs)
+    )
+    one, other = described
+    return [
+        f"stage {stage}: the student ({one}) is {compared} its teacher ({other}), so nothing is compressed; "
+        "`compress students TEACHER` lists smaller ones, --set student.layers=... makes one"
+    ]
+
+
+def _flops(config: PreTrainedConfig) -> float:
+    """Of the encoder: all of it where it is shallow, else from two layers, as every further one costs what they do."""
+    layers = Shape.of(config).layers
+    if layers <= 2:
+        return _counted(config, layers)
+    one, two = _counted(config, 1), _counted(config, 2)
+    return one + (layers - 1) * (two - one)
+
+
+def _counted(config: PreTrainedConfig, layers: int) -> float:
+    shallow, needs_values = copy.deepcopy(config), config.model_type in LOOKS_AT_VALUES
+    if layers:
+        setattr(shallow, spelling(shallow, "layers"), layers)
+    if needs_values:
+        shallow.vocab_size = FEW
+    with torch.device("cpu" if needs_values else "meta"):
+        model: Any = heads.create(shallow, "encoder", None)
+        return flops_per_token(model.get_encoder() if config.is_encoder_decoder else model, TOKENS)
+
+
+TOKENS = 128
+
+
+LOOKS_AT_VALUES = ("deberta", "xlm", "xlnet")
+"""Families whose forward pass cannot be followed without weights; they get the weights of FEW tokens."""
+
+
+FEW = 8
+
+
+@dataclass(frozen=True)
+class Size:
+    """Parameters and FLOPs (a multiply-add is two, over TOKENS tokens); megabytes of 10^6 bytes.
+
+    int8_mb: tables and matrices in one byte, vectors in four, as `quantize_dynamic` leaves them.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    embedding_parameters: int
+    encoder_parameters: int
+    flops_per_token: float
+    fp32_mb: float
+    int8_mb: float
+
+    @property
+    def parameters(self) -> int:
+        return self.embedding_parameters + self.encoder_parameters
+
+
+def measured(model: PreTrainedModel) -> Size:
+    """The sizes of a model without a head, which may be on the meta device."""
+    shape, total = Shape.of(model.config), parameters(model)
+    tables = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding)}
+    vectors = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() < 2)
+    return Size(
+        family=shape.family,
+        layers=shape.layers,
+        hidden=shape.hidden,
+        heads=shape.heads,
+        ffn=shape.ffn,
+        embedding_parameters=sum(tables.values()),
+        encoder_parameters=total - sum(tables.values()),
+        flops_per_token=_flops(model.config),
+        fp32_mb=4 * total / 1e6,
+        int8_mb=(total + 3 * vectors) / 1e6,
+    )

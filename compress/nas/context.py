@@ -13,10 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 from compress.console import warn
 from compress.errors import DamagedError
 from compress.evaluation.evaluator import Exam
-from compress.exporters.checkpoint import save_tokenizer
 from compress.io import filled, usable, written
 from compress.latency.costs import Costs
-from compress.models.teacher import Gate, Teacher
+from compress.models.saving import save_tokenizer
+from compress.models.teacher import Teacher
 from compress.nas.config import Search
 from compress.nas.evaluators import PlainJudge, SupernetJudge
 from compress.nas.schedule import Ledger
@@ -24,6 +24,7 @@ from compress.nas.space import Choice
 from compress.records.search_report import Stage
 from compress.training.run import Run
 from compress.training.stage import Material
+from compress.training.teacher_check import TeacherCheck
 
 FACTS, WINNERS = "student.json", "winners.json"
 
@@ -52,7 +53,7 @@ class Desk:
     run: Run
     given: Teacher
     tutor: Teacher
-    seen: Gate
+    seen: TeacherCheck
     material: Material
     exam: Exam
     costs: Costs

@@ -21,12 +21,12 @@ from compress.models.teacher import Teacher
 from compress.nas.schedule import Ledger, planned
 from compress.nas.space import Choice
 from compress.nas.supernet import Supernet
-from compress.papers.dynabert import inner_weights
 from compress.pruning import importance
 from compress.pruning.stage import calibration
 from compress.records.search_report import Rung
 from compress.slicing import Sizes, SlicePlan, order, sliced
 from compress.slicing.plan import HIDDEN
+from compress.slicing.sizes import inner_weights
 from compress.training.logging import curves
 from compress.training.run import Run
 from compress.training.stage import Material, run_stage

@@ -44,6 +44,7 @@ from compress.models.signals import Signals
 from compress.nas.supernet import Lookup, Supernet
 from compress.slicing import Importance, Sizes, SlicePlan, resized
 from compress.slicing.shape import Shape
+from compress.slicing.sizes import inner_weights
 from compress.training.objective import Objective, pairs_of_subnet
 from compress.training.step import Distillation, Shows
 
@@ -166,12 +167,6 @@ class Sandwich(nn.Module):
 
     def _weight(self, sizes: Sizes) -> float:
         return math.pow(inner_weights(sizes) / inner_weights(self.whole), self.power)
-
-
-def inner_weights(sizes: Sizes) -> int:
-    """The weights of the layers' products: queries, keys, values, what attention writes, and the two of the FFN."""
-    stream = sizes.bottleneck or sizes.hidden
-    return sizes.layers * stream * (4 * sizes.attention + 2 * sizes.ffn)
 
 
 def _combined(

@@ -22,9 +22,9 @@ Deviations from the authors' code, which these formulas reproduce up to the stat
 
 from torch import Tensor
 
-from compress.data.augment import augment, near_words
 from compress.papers import bert
 from compress.papers.hinton import mean_over
+from compress.training.augment import augment, near_words
 from compress.training.reads import Temperature, reads
 
 __all__ = ["attention", "augment", "embeddings", "hidden", "near_words", "prediction", "regression"]

@@ -8,7 +8,7 @@ from rich.console import Console
 from compress.config.recipe import Recipe, Stage
 from compress.data.task import TaskData
 from compress.errors import ObjectiveError, RecipeError
-from compress.models.teacher import Asked, Gate, Teacher, judge
+from compress.models.teacher import Asked, Teacher
 from compress.prompting.labels import (
     PromptedTeacher,
     SoftLabels,
@@ -19,6 +19,7 @@ from compress.prompting.labels import (
 )
 from compress.prompting.prompt import Prompt
 from compress.training.objective import find_loss
+from compress.training.teacher_check import TeacherCheck, check_logits
 
 REMEDY = (
     "Try other words for the labels, more examples, calibration or a larger model; --gate warn goes on all the same"
@@ -75,7 +76,7 @@ def instructed(
     strict: bool,
     allow_pickle: bool,
     console: Console,
-) -> tuple[Teacher, Gate]:
+) -> tuple[Teacher, TeacherCheck]:
     """`given` with the answers of the language model `name` in place of its own, and what the gate saw of them.
 
     The validation split is asked about first: a model that is no teacher costs no more than that. Labels in the
@@ -85,7 +86,7 @@ def instructed(
     speaker = open_speaker(name, allow_pickle=allow_pickle, bf16=bf16)
     tutor = PromptedTeacher(speaker, questions, console)
     soft = {"validation": tutor.label_split(data.validation)}
-    seen = judge(tutor.name, soft["validation"].log_p_NC, data, strict=strict, remedy=REMEDY)
+    seen = check_logits(tutor.name, soft["validation"].log_p_NC, data, strict=strict, remedy=REMEDY)
     soft["train"] = tutor.label_split(data.train)
     lazy = refuse_unanswered(soft["train"], tutor.name, "training", strict=strict)
     lazy += refuse_one_answer(soft["train"], tutor.name, "training", strict=strict)

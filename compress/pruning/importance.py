@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress import io
-from compress.config.reference import Call, checked
+from compress.config.reference import Call, checked, find
 from compress.data.cache import cached, home, is_whole
 from compress.data.collate import Batching
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import PruneError, did_you_mean
 from compress.models.signals import Signals, read
 from compress.models.teacher import Teacher
-from compress.papers import bert, hinton
 from compress.slicing import Group, Importance, Kept, SlicePlan, counts
 from compress.training.objective import MASKED
 
@@ -52,7 +51,7 @@ def summed(
     mine_RV = _answers(student, shown, chosen_BL)
     if targets == "labels":
         assert labels is not None
-        return bert.labels(mine_RV, _flat(student, shown, labels), None) * len(mine_RV)
+        return find("bert.labels")(mine_RV, _flat(student, shown, labels), None) * len(mine_RV)
     if targets == "drawn":
         return _of_drawn(student, shown, mine_RV, chosen_BL, batch["input_ids"])
     assert teacher is not None
@@ -99,10 +98,10 @@ def _flat(student: PreTrainedModel, shown: Signals, labels: Tensor) -> Tensor:
 
 def _against(student: PreTrainedModel, shown: Signals, mine_RV: Tensor, theirs_RV: Tensor) -> Tensor:
     if shown.logits is None or _is_number(student, mine_RV):
-        return hinton.matched_logits(mine_RV, theirs_RV, None)
+        return find("hinton.matched_logits")(mine_RV, theirs_RV, None)
     if _has_several(student):
-        return hinton.soft_labels(mine_RV, theirs_RV, None)
-    return hinton.soft_targets(mine_RV, theirs_RV, None)
+        return find("hinton.soft_labels")(mine_RV, theirs_RV, None)
+    return find("hinton.soft_targets")(mine_RV, theirs_RV, None)
 
 
 def _is_number(student: PreTrainedModel, answers_RV: Tensor) -> bool:
@@ -122,10 +121,10 @@ def _of_drawn(student: PreTrainedModel, shown: Signals, mine_RV: Tensor, chosen_
         return 0.5 * (mine_RV - said_RV - noise_RV).pow(2).sum()
     if _has_several(student):
         drawn_RV = (_random(torch.rand, ids_BL, shown.mask_BL, counts, width) < said_RV.sigmoid()).float()
-        return bert.labels(mine_RV, drawn_RV, None) * len(mine_RV)
+        return find("bert.labels")(mine_RV, drawn_RV, None) * len(mine_RV)
     level_R1 = _random(torch.rand, ids_BL, shown.mask_BL, counts, 1)
     drawn_R = (said_RV.softmax(-1).cumsum(-1) < level_R1).sum(-1).clamp_max(width - 1)
-    return bert.labels(mine_RV, drawn_R, None) * len(mine_RV)
+    return find("bert.labels")(mine_RV, drawn_R, None) * len(mine_RV)
 
 
 def _random(draw: Callable[..., Tensor], ids_BL: Tensor, mask_BL: Tensor, counts: Sequence[int], width: int) -> Tensor:

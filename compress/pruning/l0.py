@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compress.config.reference import find
 from compress.errors import PruneError, did_you_mean
 from compress.models.uneven import kept_layerwise
-from compress.papers import louizos
 from compress.slicing import Group, Kept, Sizes, SlicePlan, choose
 from compress.slicing.masking import norms
 from compress.slicing.plan import HIDDEN, LAYERS, Cut
@@ -263,14 +263,14 @@ class Gates(nn.Module):
 
     def active(self) -> dict[str, Tensor]:
         """P(z > 0) of each gate."""
-        return {axis: louizos.active(each) for axis, each in self.log_alpha.items()}
+        return {axis: find("louizos.active")(each) for axis, each in self.log_alpha.items()}
 
     def settled(self, kept: Kept) -> dict[str, Tensor]:
         """The gates without noise, 0 for what is not kept; those of kept layers, which nothing can absorb, are 1."""
         found = {}
         for axis, each in self.log_alpha.items():
             mask = self._mask(axis, kept).to(each)
-            found[axis] = mask if axis == "layers" else mask * louizos.settled(each.detach())
+            found[axis] = mask if axis == "layers" else mask * find("louizos.settled")(each.detach())
         return found
 
     def train(self, mode: bool = True) -> "Gates":
@@ -317,7 +317,7 @@ class Gates(nn.Module):
 
     def _begin(self, module: nn.Module, args: object) -> None:
         if self.training:
-            drawn = {} if self.waiting else {axis: louizos.drawn(each) for axis, each in self.log_alpha.items()}
+            drawn = {} if self.waiting else {axis: find("louizos.drawn")(each) for axis, each in self.log_alpha.items()}
             self.values = drawn
 
     def _rows(self, layer: int) -> Tensor | None:

@@ -30,8 +30,8 @@ from compress.console import print_note
 from compress.data.collate import encode
 from compress.data.corpus import encode_corpus
 from compress.errors import PruneError
-from compress.exporters.checkpoint import save_tokenizer
 from compress.io import filled
+from compress.models.saving import save_tokenizer
 from compress.models.teacher import Teacher
 from compress.models.uneven import CLASSES, CONFIGS, kept_layerwise, to_uneven
 from compress.pruning import importance

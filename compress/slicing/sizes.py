@@ -201,3 +201,9 @@ def copied_layers(rule: str | Sequence[int], students: int, teachers: int) -> li
     if rule == "uniform":
         return [(m + 1) * teachers // students - 1 for m in range(students)]
     return list(range(students)) if rule == "first" else list(range(teachers - students, teachers))
+
+
+def inner_weights(sizes: Sizes) -> int:
+    """The weights of the layers' products: queries, keys, values, what attention writes, and the two of the FFN."""
+    stream = sizes.bottleneck or sizes.hidden
+    return sizes.layers * stream * (4 * sizes.attention + 2 * sizes.ffn)

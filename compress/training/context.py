@@ -24,15 +24,17 @@ from compress.errors import RecipeError
 from compress.exporters.artifact import check_parts
 from compress.models import checkpoints, heads, teacher
 from compress.models import student as students
-from compress.models.listing import larger
+from compress.models.flops import larger
 from compress.models.precision import FLOAT32_ONLY
-from compress.models.teacher import Gate, Teacher
+from compress.models.teacher import Teacher
 from compress.pruning.stage import check_family, prune_stage, recorded, sizes_of
 from compress.slicing import resized
 from compress.slicing.shape import Shape
+from compress.training import teacher_check
 from compress.training.finetune import check_head, general, load_general, with_head
 from compress.training.run import Run
 from compress.training.stage import Material, run_stage
+from compress.training.teacher_check import TeacherCheck
 
 _GIVEN = {"rows": ("max_length", "rng"), "corrupt": (), "step": ("words", "shown"), "augment": ("rng",)}
 _GIVEN_TO_PRUNE: dict[str, tuple[str, ...]] = {"importance": ()}
@@ -266,7 +268,7 @@ def opened(
     return Opened(given, material)
 
 
-def tutored(found: Opened, recipe: Recipe, run: Run, *, strict: bool) -> tuple[Teacher, Gate]:
+def tutored(found: Opened, recipe: Recipe, run: Run, *, strict: bool) -> tuple[Teacher, TeacherCheck]:
     """The teacher with a head for the task, fine-tuned by `recipe.teacher` where it has none, and past the gate.
 
     Raises TeacherError where it is no better than the majority answer, and `strict`. What the gate notes is printed.
@@ -275,7 +277,7 @@ def tutored(found: Opened, recipe: Recipe, run: Run, *, strict: bool) -> tuple[T
     tutor.model.to(PartialState().device)
     material = found.material
     rows = encode(material.data.validation, tutor.tokenizer, recipe.stages[-1].max_length)
-    seen = teacher.gate(tutor, material.data, rows, material.collate, bf16=material.bf16, strict=strict)
+    seen = teacher_check.check_teacher(tutor, material.data, rows, material.collate, bf16=material.bf16, strict=strict)
     for note in seen.notes:
         warn(material.console, note)
     return tutor, seen

@@ -31,9 +31,8 @@ from transformers import (
 
 from compress import io
 from compress.config.recipe import Stage
-from compress.config.reference import Call, options
+from compress.config.reference import Call, find, options
 from compress.console import warn
-from compress.data.augment import asks_language_model, augmented, task_text
 from compress.data.cache import home
 from compress.data.collate import Batching, LengthGrouped, Seq2SeqCollate, TokenBudget, encode, encode_task
 from compress.data.corpus import Corpus, encode_corpus
@@ -44,13 +43,13 @@ from compress.errors import DamagedError, DataError, RecipeError
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import Exam
 from compress.evaluation.perplexity import held_out
-from compress.exporters.checkpoint import save_tokenizer
 from compress.io import filled, verify
 from compress.models.heads import LANGUAGE
 from compress.models.precision import cast_linear_layers
+from compress.models.saving import save_tokenizer
 from compress.models.teacher import Teacher
-from compress.papers.t5 import answers
 from compress.slicing.shape import Shape
+from compress.training.augment import asks_language_model, augmented, task_text
 from compress.training.embedding_rows import only_tokens_in_use
 from compress.training.logging import Journal, forget_after
 from compress.training.objective import Objective
@@ -476,7 +475,7 @@ def text_scorer(material: Material, stage: Stage) -> Score:
     labels = np.asarray(split["label"][:])
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
-        said = answers(student, split, task, material.tokenizer, max_length=stage.max_length, **options)
+        said = find("t5.answers")(student, split, task, material.tokenizer, max_length=stage.max_length, **options)
         values = metrics.scores(task, said, labels)
         return values | {"score": values[task.metric]}
 

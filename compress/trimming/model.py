@@ -28,11 +28,11 @@ from compress.data.windows import plain
 from compress.errors import BundleError, CompressError, ExportError
 from compress.exporters import manifest as manifests
 from compress.exporters.artifact import FILES, Bundle
-from compress.exporters.checkpoint import save
 from compress.exporters.predictor import rows_of as encoded
 from compress.exporters.session import read_model, save_changed
 from compress.io import filled
 from compress.models.heads import task_class
+from compress.models.saving import save_checkpoint
 from compress.provenance import versions
 from compress.trimming.vocabulary import Cut, cut, encoded_alike
 
@@ -236,7 +236,7 @@ def trimming(
     model = task_class(bundle.task.kind).from_pretrained(bundle.path)
     with _new(out) as folder:
         found, trimmed, tokenizer = _trim(bundle.path, model, texts, min_count, keep)
-        save(folder, model, tokenizer, bundle.manifest.max_length)
+        save_checkpoint(folder, model, tokenizer, bundle.manifest.max_length)
         for name in ("recipe.yaml", "prompt.yaml"):
             if name in bundle.manifest.files:
                 shutil.copyfile(bundle.path / name, folder / name)
@@ -270,7 +270,7 @@ def trim_checkpoint(
     with _new(out) as folder:
         found, trimmed, tokenizer = _trim(checkpoint, model, texts, min_count, keep)
         check_outputs(model, found, rows, expected)
-        save(folder, model, tokenizer, tokenizer.model_max_length)
+        save_checkpoint(folder, model, tokenizer, tokenizer.model_max_length)
         sizes = _sizes(checkpoint, folder)
     return replace(trimmed, path=out, bytes=sizes)
 

@@ -13,7 +13,7 @@ NAMES = (
     "compress.commands.trim",
     "compress.exporters.formats", "compress.exporters.predictor", "compress.reporting.compare",
     "compress.benchmark.devices",
-    "compress.models.listing", "compress.reporting.html",
+    "compress.commands.students", "compress.reporting.html",
     "transformers.models.bert.modeling_bert", "datasets", "optuna",
     "transformers.models.gpt2.modeling_gpt2", "onnxruntime", "sklearn.metrics", "sklearn.linear_model",
     "torch.utils.tensorboard", "torch.onnx", "jinja2",

@@ -11,11 +11,11 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassif
 
 from compress.data import load_task
 from compress.data.collate import Collate
+from compress.data.tags import entities
 from compress.data.task import Task
 from compress.errors import BundleError
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import Exam
-from compress.evaluation.metrics import entities
 from compress.exporters.answers import WORDS
 from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import parity, to_onnx

@@ -18,6 +18,7 @@ from compress.models.signals import read
 from compress.papers import dynabert, hinton, tinybert
 from compress.slicing import Sizes, SlicePlan, choose, order, ordered, prefix
 from compress.slicing.shape import Shape
+from compress.slicing.sizes import inner_weights
 from compress.training.objective import Objective
 from compress.training.stage import run_stage, train
 from compress.training.teacher_cache import teacher_cache
@@ -74,7 +75,7 @@ def test_the_loss_is_the_sum_over_separately_computed_models(power: float) -> No
         loss = loss + 0.3 * tinybert.embeddings(linear(mine.embeddings, first), theirs.embeddings, mask)
         for m, source in enumerate(layers):  # layer 0, 1, 2 of the whole learns from 1, 3, 5
             loss = loss + 0.2 * tinybert.hidden(linear(mine.layers[m], first), theirs.layers[2 * source + 1], mask)
-        total = total + loss * (dynabert.inner_weights(sizes) / dynabert.inner_weights(whole)) ** power
+        total = total + loss * (inner_weights(sizes) / inner_weights(whole)) ** power
     found = made(**inputs)
     torch.testing.assert_close(found["loss"], total, rtol=1e-5, atol=1e-5)
     if not power:

@@ -32,9 +32,9 @@ from compress.config.reference import Call
 from compress.data import cache
 from compress.data.collate import fingerprint
 from compress.data.corpus import Corpus
-from compress.data.replacements import Asked
-from compress.data.replacements import candidates as find
 from compress.errors import DataError, ObjectiveError
+from compress.training.replacements import Asked
+from compress.training.replacements import candidates as find
 
 if TYPE_CHECKING:
     from datasets import Dataset
