@@ -70,11 +70,11 @@ def test_the_wheel_is_the_package_and_the_recipes(wheel: Path) -> None:
         "compress/py.typed",
         "compress/recipes/tinybert.yaml",
         "compress/recipes/prompts/sentiment.yaml",
-        "compress/report/page.html.j2",
-        "compress/report/page.css",
-        "compress/report/compare.js",
-        "compress/export/card.md.jinja",
-        "compress/data/embedded/intents.yaml",
+        "compress/reporting/templates/page.html.j2",
+        "compress/reporting/templates/page.css",
+        "compress/reporting/templates/compare.js",
+        "compress/exporters/card.md.jinja",
+        "compress/data/resources/intents.yaml",
     } < found
 
 

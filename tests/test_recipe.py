@@ -297,7 +297,7 @@ def test_there_are_recipes_and_each_is_in_the_table() -> None:
 
 def test_reading_a_recipe_is_light() -> None:
     code = (
-        "import sys; from compress import recipe, recipe_file; recipe.Recipe.load(recipe_file.names()[0]);"
+        "import sys; from compress.config import loader, recipe; recipe.Recipe.load(loader.names()[0]);"
         "print([name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

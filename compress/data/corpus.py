@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from compress.data import cache, documents, paths
-from compress.data import documents as parallel
 from compress.data.resources import pydoc
 from compress.data.sentences import Template, tokenised
 from compress.data.text_files import reading
@@ -89,8 +88,8 @@ def load_corpus(source: str) -> Corpus:
         case "pydoc":
             corpus = Corpus("pydoc", pydoc.fingerprint(), pydoc.documents)
         case "parallel":
-            pair = parallel.find(path)
-            corpus = Corpus(path.name, _contents(path, pair), partial(parallel.read, pair), parallel=True)
+            pair = documents.find_parallel(path)
+            corpus = Corpus(path.name, _contents(path, pair), partial(documents.read_parallel, pair), parallel=True)
         case "local":
             corpus = _local(path)
         case "hub":

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final, Literal
 
 from compress.data import documents
-from compress.data import documents as parallel
 from compress.data.text_files import reading, refuse_special
 from compress.errors import DataError, did_you_mean
 
@@ -71,7 +70,7 @@ def corpus_kind(source: str) -> CorpusKind:
         return "pydoc"
     path = local(source)
     with reading(source):
-        if parallel.find(path):
+        if documents.find_parallel(path):
             return "parallel"
         if path.exists():
             return "local"

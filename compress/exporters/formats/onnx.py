@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.exporters import manifest
-from compress.exporters import manifest as contents
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.formats.outcome import Made, Outcome
 from compress.exporters.formats.subject import OPSET, Subject, name_of
@@ -67,12 +66,12 @@ def add(folder: Path, name: str, text: str) -> None:
         Bundle.load(folder).attach(name, text)
         return
     (folder / name).write_text(text, encoding="utf-8")
-    if (folder / contents.NAME).is_file():
+    if (folder / manifest.CONTENTS_NAME).is_file():
         files = manifest.stamps(folder)
-        del files[contents.NAME]
-        kind = json.loads((folder / contents.NAME).read_text(encoding="utf-8"))["kind"]
+        del files[manifest.CONTENTS_NAME]
+        kind = json.loads((folder / manifest.CONTENTS_NAME).read_text(encoding="utf-8"))["kind"]
         found = replace(Contents.read(folder, kind), files=files)
-        (folder / contents.NAME).write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
+        (folder / manifest.CONTENTS_NAME).write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
 
 
 def _made(subject: Subject, precisions: Sequence[str]) -> Outcome:
