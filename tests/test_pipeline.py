@@ -24,9 +24,9 @@ from compress.models import teacher as teachers
 from compress.records.run_report import Report
 from compress.reporting import compare
 from compress.reporting.candidates import Basis
+from compress.stages import StageModels
 from compress.training import finetune
 from compress.training import stage as stages
-from compress.training.context import Lineage
 from compress.training.run import Run
 from tests import learning, tiny
 from tests.damage import damaged
@@ -232,7 +232,7 @@ def test_a_new_head_is_the_same_whether_the_stage_before_it_ran_just_now(tmp_pat
     text = tiny.RECIPE.replace("  - distill: intermediate\n", "  - distill: intermediate\n    head: encoder\n")
     recipe = Recipe.load(tiny.recipe(tmp_path, text))
     material: Any = SimpleNamespace(kind="classification")
-    line = Lineage(recipe, None, None, material, Run(tmp_path, 0, main=True))  # type: ignore[arg-type]
+    line = StageModels(recipe, None, None, material, Run(tmp_path, 0, main=True))  # type: ignore[arg-type]
     drawn = []
     for seed in (1, 2):
         before = tiny.model("bert", head=AutoModel)

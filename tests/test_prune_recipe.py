@@ -11,7 +11,7 @@ from compress.config.recipe import Prune, Recipe
 from compress.errors import PruneError, RecipeError
 from compress.pruning.stage import on_the_way
 from compress.slicing import Sizes
-from compress.training.context import check
+from compress.stages import check_functions
 from tests import tiny
 from tests.pruning_given import RECIPE
 
@@ -114,7 +114,7 @@ def test_a_stage_with_a_student_of_its_own_cannot_follow(tmp_path: Path) -> None
     ],
 )
 def test_importance_is_looked_up_before_anything_runs(tmp_path: Path, line: str, said: str) -> None:
-    (found,) = check(recipe(tmp_path, f"stages.all.importance={line}"))
+    (found,) = check_functions(recipe(tmp_path, f"stages.all.importance={line}"))
     assert found.startswith("tiny: stages[2].importance: ")
     assert said in found
 

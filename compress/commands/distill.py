@@ -27,9 +27,9 @@ from compress.prompting.teacher import beginning, instructed
 from compress.provenance import command_line
 from compress.pruning.budget import checked, settled
 from compress.slicing.shape import positions
-from compress.training import context
+from compress.stages import StageModels, check_functions
 from compress.training.augment import asks_language_model
-from compress.training.context import Lineage, opened, tutored
+from compress.training.context import opened, tutored
 from compress.training.objective import check
 from compress.training.run import Run
 from compress.training.stage import shares
@@ -108,7 +108,7 @@ def distill(
         )  # fmt: skip
         given, material, strict = room.given, room.material, gate == "refuse"
         check_lengths(recipe, given, tuned=prompt is None)
-        notes = Lineage(recipe, given, None, material, run).check()
+        notes = StageModels(recipe, given, None, material, run).check()
         for note in notes:
             warn(console, note)
         if prompt is None:
@@ -121,7 +121,7 @@ def distill(
                 )  # fmt: skip
             run.confirm(teacher=tutor.digest)
         sized = settled(recipe, tutor, material, run)
-        student = Lineage(sized, given, tutor, material, run).train(sized.stages, teacher_logits=seen.logits)
+        student = StageModels(sized, given, tutor, material, run).train(sized.stages, teacher_logits=seen.logits)
         if run.main:
             timed = recipe.target.speedup is not None or recipe.target.max_latency_ms is not None
             usual = BUDGETED_LIMIT if timed else INT8_LIMIT
@@ -153,7 +153,7 @@ def with_code(recipe: Recipe, processes: int, allow_code: str | Path | None) -> 
 def check_recipe(recipe: Recipe, processes: int) -> None:
     """Raise RecipeError for what only shows with papers and machine at hand: unknown losses and options, batches that
     do not split. The user's own functions are passed over until they have been imported."""
-    problems = context.check(recipe, absent=True)
+    problems = check_functions(recipe, absent=True)
     for where, stage in _stages(recipe):
         if not isinstance(stage, Stage):
             continue

@@ -23,8 +23,9 @@ from compress.io import filled, usable
 from compress.models import checkpoints
 from compress.models import precision as precisions
 from compress.provenance import command_line
+from compress.stages import StageModels
 from compress.training import finetune
-from compress.training.context import Lineage, in_bf16
+from compress.training.context import in_bf16
 from compress.training.run import Run
 from compress.training.stage import Material, taken
 
@@ -87,7 +88,7 @@ def pretrain(
         material = Material(
             task_data, text, given.tokenizer, collate, in_bf16(number_format, recipe, given, console), console
         )
-        models = Lineage(recipe, given, None, material, run)
+        models = StageModels(recipe, given, None, material, run)
         for note in models.check():
             warn(console, note)
         models.train(recipe.stages)

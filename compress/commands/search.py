@@ -44,7 +44,8 @@ from compress.nas.study import close_study, make_sampler, open_study, run_trials
 from compress.nas.worker import leave
 from compress.provenance import command_line, redact
 from compress.records.search_report import SearchReport, TrialRecord
-from compress.training.context import Lineage, opened, tutored
+from compress.stages import StageModels
+from compress.training.context import opened, tutored
 from compress.training.run import Run
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def judge(desk: Desk) -> SupernetJudge | PlainJudge:
 
     def train(stage: Stage, scratch: Run) -> None:
         recipe = desk.search.space.recipe("timing", [stage], desk.costs.shapes.spec(largest))
-        Lineage(recipe, desk.given, desk.tutor, desk.material, scratch).train(recipe.stages)
+        StageModels(recipe, desk.given, desk.tutor, desk.material, scratch).train(recipe.stages)
 
     with desk.ledger.part("trials"):
         short = desk.search.space.short

@@ -473,3 +473,21 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def spec_of(recipe: Recipe, stage: AnyStage) -> StudentSpec | None:
+    """What this stage builds anew: its own student, the recipe's in the first stage, else nothing."""
+    if isinstance(stage, Stage) and stage.student is not None:
+        return stage.student
+    return recipe.student if stage is recipe.stages[0] else None
+
+
+def ancestor(stages: Sequence[AnyStage], stage: Stage) -> AnyStage:
+    """The stage that left what `teacher: previous` means: the one before the latest that began with a new student."""
+    until = stages[: stages.index(stage) + 1]
+    new = max((at for at, each in enumerate(until) if isinstance(each, Stage) and each.student is not None), default=0)
+    if new == 0:
+        raise RecipeError(
+            [f"stage {stage.name}: `teacher: previous` needs a stage with `student:` after another stage"]
+        )
+    return stages[new - 1]

@@ -23,7 +23,7 @@ from compress.nas.space import Choice, architecture_key
 from compress.nas.space_file import Space
 from compress.nas.supernet import Supernet
 from compress.slicing import SlicePlan
-from compress.training.context import Lineage
+from compress.stages import StageModels
 from compress.training.run import Run
 from compress.training.stage import Material
 
@@ -90,7 +90,7 @@ class PlainJudge:
         run = Run(self.folder / key, self.costs.search.seed, main=True)
         run.path.mkdir(parents=True, exist_ok=True)
         recipe = space.recipe(f"trial {key}", self.legs, self.costs.shapes.spec(choice))
-        student = Lineage(recipe, self.given, self.tutor, self.material, run).train(recipe.stages[: rung + 1])
+        student = StageModels(recipe, self.given, self.tutor, self.material, run).train(recipe.stages[: rung + 1])
         if rung:
             shutil.rmtree(run.stage(self.legs[rung - 1].name), ignore_errors=True)
         return scored(student, self.exam, self.material)
@@ -124,7 +124,7 @@ def scored(student: PreTrainedModel, exam: Exam, material: Material) -> float:
 def checked(space: Space, recipe: Recipe, given: Teacher, material: Material, run: Run) -> None:
     """Raise what would end the recipe, of all the space's stages, in the middle, in the words of the space.
 
-    See `pipeline.check_recipe` and `Lineage.check`.
+    See `pipeline.check_recipe` and `StageModels.check`.
     """
     from compress.commands.distill import check_lengths, check_recipe
 
@@ -134,7 +134,7 @@ def checked(space: Space, recipe: Recipe, given: Teacher, material: Material, ru
     try:
         check_recipe(recipe, 1)
         check_lengths(recipe, given)
-        Lineage(recipe, given, None, material, run).check()
+        StageModels(recipe, given, None, material, run).check()
     except RecipeError as error:
         problems = error.problems
         for stage, where in places.items():

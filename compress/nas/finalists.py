@@ -25,7 +25,7 @@ from compress.nas.evaluators import PlainJudge, scored
 from compress.nas.record import unmet
 from compress.records.latency import Latency
 from compress.records.search_report import SearchReport, TrialRecord
-from compress.training.context import Lineage
+from compress.stages import StageModels
 from compress.training.run import Run
 
 KEEP = 0.97
@@ -92,7 +92,7 @@ def trained(
     """The student after `stages`, from the checkpoint in `begin`, kept in its directory, or in `run`."""
     spec = StudentSpec.model_validate({"init": str(begin)})
     recipe = desk.search.space.recipe(f"trial {point.number}", stages, spec)
-    lineage = Lineage(recipe, desk.given, desk.tutor, desk.material, run or desk.place(point.number))
+    lineage = StageModels(recipe, desk.given, desk.tutor, desk.material, run or desk.place(point.number))
     return lineage.train(recipe.stages, teacher_logits=desk.seen.logits)
 
 
