@@ -3,9 +3,9 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -25,10 +25,19 @@ from compress.quantization.calibration import Method as Calibration
 from compress.quantization.certify import carried, certify
 from compress.quantization.evaluator import Judge
 from compress.quantization.graph import products
-from compress.quantization.select import CALIBRATION_ROWS, PERCENTILE, Attempt, Calibrated, Name, as_written, dynamic
-from compress.quantization.sensitivity import Mixed, mix, priced, raced
+from compress.quantization.select import (
+    BEFORE,
+    CALIBRATION_ROWS,
+    PERCENTILE,
+    Attempt,
+    Calibrated,
+    Name,
+    Quantized,
+    as_written,
+    dynamic,
+)
+from compress.quantization.sensitivity import mix, priced, raced
 from compress.quantization.static import Form
-from compress.records.certificate import Certificate
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import NAME as REPORT
 
@@ -68,25 +77,10 @@ def trained_for_int8(
     shutil.rmtree(run)
 
 
-BEFORE = "int8 before"
 TOKENS, ROUNDS, RUNS = 64, 6, 10
 """Of the race of the files before and after."""
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """The bundle with its new int8 file, the proof, and how products were chosen.
-
-    times, sizes   of fp32, the int8 file until now, and int8: latency on the device, 10^6 bytes
-    """
-
-    bundle: Bundle
-    proof: Certificate
-    mixed: Mixed
-    times: tuple[Latency, ...]
-    sizes: Mapping[str, float]
 
 
 def quantize(

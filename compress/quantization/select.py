@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,6 +24,8 @@ from compress.quantization.learned import quantize_learned
 from compress.quantization.sensitivity import Make, Mixed, by_size, mix, priced
 from compress.quantization.smoothquant import channels, smooth
 from compress.quantization.static import Form, Ranges, quantize_static
+from compress.records.certificate import Certificate
+from compress.records.latency import Latency
 
 Name = Literal["auto", "dynamic", "static", "smoothquant", "qat"]
 """auto: static where that is near enough, else smoothquant."""
@@ -183,3 +185,20 @@ def _nearer(one: Attempt, other: Attempt, judge: Judge, scratch: Path) -> Attemp
     for attempt, file in zip((one, other), files, strict=True):
         attempt.make(file, ())
     return (one, other)[judge.nearest(files)]
+
+
+BEFORE = "int8 before"
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """The bundle with its new int8 file, the proof, and how products were chosen.
+
+    times, sizes   of fp32, the int8 file until now, and int8: latency on the device, 10^6 bytes
+    """
+
+    bundle: Bundle
+    proof: Certificate
+    mixed: Mixed
+    times: tuple[Latency, ...]
+    sizes: Mapping[str, float]

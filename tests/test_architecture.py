@@ -1,0 +1,90 @@
+"""The direction of imports: every package imports only what lies below it, and no two import each other."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import compress
+
+ROOT = Path(compress.__file__).parent
+LAYERS = (
+    "errors io console provenance", "records", "config", "data", "slicing", "models", "evaluation", "training",
+    "exporters", "benchmark", "quantization trimming", "reporting", "latency", "tuning", "pruning", "stages", "nas",
+    "prompting", "papers", "commands", "cli", "__main__",
+)  # fmt: skip
+"""From the ground up. Packages in one entry do not import each other, but for those of the first."""
+RANK = {package: height for height, layer in enumerate(LAYERS) for package in layer.split()}
+PLUGINS = {"config.reference": "papers"}
+"""Papers are found by name, here alone."""
+
+
+def modules() -> dict[str, Path]:
+    """Return every module by its name below `compress`."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+        found[name] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Yield the modules of ours that a file imports, and whether only inside a function or for type checks."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {
+        id(node) for each in ast.walk(tree)
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        or (isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING")
+        for node in ast.walk(each)
+    }  # fmt: skip
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{each.name}" for each in node.names]
+        for name in names:
+            package, _, below = name.partition(".")
+            if package == "compress" and below != "__version__":
+                while below and below not in MODULES:
+                    below = below.rpartition(".")[0]
+                yield below, id(node) in inside
+
+
+def test_every_package_has_its_place() -> None:
+    assert {name.partition(".")[0] for name in MODULES if name} == set(RANK)
+
+
+def test_nothing_is_imported_from_above() -> None:
+    upwards = [
+        f"{name} imports {target}"
+        for name, path in MODULES.items() if name
+        for target, _ in imports(path)
+        if target and RANK[target.partition(".")[0]] > RANK[name.partition(".")[0]]
+        and PLUGINS.get(name) != target
+    ]  # fmt: skip
+    assert upwards == []
+
+
+def test_packages_beside_each_other_do_not_import_each_other() -> None:
+    beside = [
+        f"{name} imports {target}"
+        for name, path in MODULES.items() if name
+        for target, _ in imports(path)
+        if RANK.get(target.partition(".")[0]) == RANK[name.partition(".")[0]] > 0
+        and target.partition(".")[0] != name.partition(".")[0]
+    ]  # fmt: skip
+    assert beside == []
+
+
+def test_no_module_imports_itself_by_a_circle() -> None:
+    graph = {
+        name: {target for target, lazy in imports(path) if not lazy and target != name}
+        for name, path in MODULES.items()
+    }
+    while graph:
+        free = {name for name, targets in graph.items() if not targets & graph.keys()}
+        assert free, f"in or above a circle: {', '.join(sorted(graph))}"
+        graph = {name: targets for name, targets in graph.items() if name not in free}
