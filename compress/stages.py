@@ -51,23 +51,31 @@ class StageModels:
     material: Material
     run: Run
 
-    def train(self, stages: Sequence[AnyStage], *, teacher_logits: Any = None) -> PreTrainedModel:
-        """Run what is left of `stages`, and return the model that the last one leaves."""
+    def resume(self, stages: Sequence[AnyStage]) -> tuple[PreTrainedModel | None, list[AnyStage]]:
+        """Load the model of the last of `stages` that the run has finished (None: of none); list those still to run."""
         done, remaining = self.run.remaining(stages, self.material.console)
-        student = None
-        if done is not None:
-            last = stages[len(stages) - len(remaining) - 1]
-            student = heads.load(done, last.head, self.material.kind)
+        if done is None:
+            return None, remaining
+        return heads.load(done, stages[-len(remaining) - 1].head, self.material.kind), remaining
+
+    def run_stage(
+        self, stage: AnyStage, student: PreTrainedModel | None, *, teacher_logits: Any = None
+    ) -> PreTrainedModel:
+        """Run one stage on the model that the stage before left (None: a first stage builds its own)."""
+        if isinstance(stage, Prune):
+            return self._pruned(stage, self._student(stage, None, student))
+        teacher = self.teacher(stage)
+        student = self._student(stage, teacher, student)
+        return run_stage(
+            stage, student, teacher, self.material, self.run,
+            teacher_logits=teacher_logits, origin_D=self._origin(stage, student),
+        )  # fmt: skip
+
+    def run_stages(self, stages: Sequence[AnyStage], *, teacher_logits: Any = None) -> PreTrainedModel:
+        """Run what is left of `stages`, and return the model that the last one leaves."""
+        student, remaining = self.resume(stages)
         for stage in remaining:
-            if isinstance(stage, Prune):
-                student = self._pruned(stage, self._student(stage, None, student))
-                continue
-            teacher = self.teacher(stage)
-            student = self._student(stage, teacher, student)
-            student = run_stage(
-                stage, student, teacher, self.material, self.run,
-                teacher_logits=teacher_logits, origin_D=self._origin(stage, student),
-            )  # fmt: skip
+            student = self.run_stage(stage, student, teacher_logits=teacher_logits)
         assert student is not None, "a recipe has a stage"
         return student
 
@@ -118,7 +126,7 @@ class StageModels:
     def _result(self, stage: AnyStage) -> Path:
         """Find the folder that an earlier stage left; where it is damaged, or gone, the stage makes it again."""
         if not self.run.done(stage.name, self.material.console):
-            self.train(self.recipe.stages[: self.recipe.stages.index(stage) + 1])
+            self.run_stages(self.recipe.stages[: self.recipe.stages.index(stage) + 1])
         return self.run.result(stage.name)
 
     def _student(self, stage: AnyStage, teacher: Teacher | None, before: PreTrainedModel | None) -> PreTrainedModel:

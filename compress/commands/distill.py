@@ -121,7 +121,11 @@ def distill(
                 )  # fmt: skip
             run.confirm(teacher=tutor.digest)
         sized = settled(recipe, tutor, material, run)
-        student = StageModels(sized, given, tutor, material, run).train(sized.stages, teacher_logits=seen.logits)
+        models = StageModels(sized, given, tutor, material, run)
+        student, remaining = models.resume(sized.stages)
+        for stage in remaining:
+            student = models.run_stage(stage, student, teacher_logits=seen.logits)
+        assert student is not None, "a recipe has a stage"
         if run.main:
             timed = recipe.target.speedup is not None or recipe.target.max_latency_ms is not None
             usual = BUDGETED_LIMIT if timed else INT8_LIMIT

@@ -91,7 +91,7 @@ def pretrain(
         models = StageModels(recipe, given, None, material, run)
         for note in models.check():
             warn(console, note)
-        models.train(recipe.stages)
+        models.run_stages(recipe.stages)
         result = run.path / "student"
         if run.main and not usable(result, partial(warn, console)):
             with filled(result, sealed=True) as folder:

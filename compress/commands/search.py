@@ -205,7 +205,7 @@ def judge(desk: Desk) -> SupernetJudge | PlainJudge:
 
     def train(stage: Stage, scratch: Run) -> None:
         recipe = desk.search.space.recipe("timing", [stage], desk.costs.shapes.spec(largest))
-        StageModels(recipe, desk.given, desk.tutor, desk.material, scratch).train(recipe.stages)
+        StageModels(recipe, desk.given, desk.tutor, desk.material, scratch).run_stages(recipe.stages)
 
     with desk.ledger.part("trials"):
         short = desk.search.space.short

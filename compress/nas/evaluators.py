@@ -90,7 +90,7 @@ class PlainJudge:
         run = Run(self.folder / key, self.costs.search.seed, main=True)
         run.path.mkdir(parents=True, exist_ok=True)
         recipe = space.recipe(f"trial {key}", self.legs, self.costs.shapes.spec(choice))
-        student = StageModels(recipe, self.given, self.tutor, self.material, run).train(recipe.stages[: rung + 1])
+        student = StageModels(recipe, self.given, self.tutor, self.material, run).run_stages(recipe.stages[: rung + 1])
         if rung:
             shutil.rmtree(run.stage(self.legs[rung - 1].name), ignore_errors=True)
         return scored(student, self.exam, self.material)

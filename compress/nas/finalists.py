@@ -93,7 +93,7 @@ def trained(
     spec = StudentSpec.model_validate({"init": str(begin)})
     recipe = desk.search.space.recipe(f"trial {point.number}", stages, spec)
     lineage = StageModels(recipe, desk.given, desk.tutor, desk.material, run or desk.place(point.number))
-    return lineage.train(recipe.stages, teacher_logits=desk.seen.logits)
+    return lineage.run_stages(recipe.stages, teacher_logits=desk.seen.logits)
 
 
 def clock(desk: Desk, points: Sequence[TrialRecord], device: Device) -> float | None:
