@@ -30,11 +30,10 @@ from typing import Any
 import numpy as np
 
 from compress.benchmark.local import local, machine
-from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.int8 import quantize_dynamic, quantize_static
 from compress.exporters.rewrite import Form, rewritten
 from compress.exporters.session import read_model
 from compress.quantization.calibration import ranges
-from compress.quantization.static import quantize_static
 from compress.records.latency import Latency, Setting
 
 PEER = "optimum-onnx int8"

@@ -22,7 +22,7 @@ from compress.benchmark.devices import open_device
 from compress.commands.quantize import quantize
 from compress.exporters.artifact import Bundle
 from compress.exporters.manifest import versions
-from compress.quantization.graph import layer
+from compress.exporters.rewrite.products import layer
 from compress.records.latency import Latency, Setting
 
 ALL = 1.0

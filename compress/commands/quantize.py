@@ -20,11 +20,12 @@ from compress.data.objects import DataLike, data_path
 from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import FILES, Bundle, check_place, check_writable
 from compress.exporters.bundle_data import data_of, exam_of
+from compress.exporters.int8 import Form
+from compress.exporters.rewrite.products import products
 from compress.exporters.session import read_model
 from compress.quantization.calibration import Method as Calibration
 from compress.quantization.certify import carried, certify
 from compress.quantization.evaluator import Judge
-from compress.quantization.graph import products
 from compress.quantization.select import (
     BEFORE,
     CALIBRATION_ROWS,
@@ -37,7 +38,6 @@ from compress.quantization.select import (
     dynamic,
 )
 from compress.quantization.sensitivity import mix, priced, raced
-from compress.quantization.static import Form
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import NAME as REPORT
 

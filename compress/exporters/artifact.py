@@ -231,10 +231,9 @@ def _write_model(
     folder: Path, model: Any, tokenizer: Any, task: "Task", max_length: int, *, keep: Sequence[str]
 ) -> None:
     """Weights, config, tokenizer and both ONNX files."""
-    from compress.exporters.int8 import quantize_dynamic
+    from compress.exporters.int8 import learned_ranges, quantize_dynamic, quantize_learned
     from compress.exporters.onnx import as_float32, makes_segments, to_onnx
     from compress.models.saving import save_checkpoint
-    from compress.quantization.learned import learned_ranges, quantize_learned
 
     plain = as_float32(model)
     labels = (task.label,) if task.kind == "regression" else output_names(task)

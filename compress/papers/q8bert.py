@@ -8,7 +8,7 @@ Sec. 2    QuantizationAware   fine-tuning in which every linear layer computes w
 Shapes: B examples, L tokens, D a layer's inputs, O its outputs.
 
 Deviations:
-- as in the int8 file that ships (compress.quantization.static): one scale for each output of a layer instead of one for
+- as in the int8 file that ships (compress.exporters.int8): one scale for each output of a layer instead of one for
   its matrix, activations and tables from 0 to 255 between two ends instead of symmetric ones.
 - layers that read one vector per example (pooler, classifier) stay float: they cost no time.
 - the gradient is 1 inside an activation's range and 0 outside (torch's straight-through estimator); theirs is 1.

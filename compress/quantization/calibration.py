@@ -16,8 +16,8 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from compress.errors import ExportError
+from compress.exporters.rewrite.products import products
 from compress.exporters.session import UNOPENED, read_model, session_options
-from compress.quantization.graph import products
 
 if TYPE_CHECKING:
     from compress.exporters.predictor import Row

@@ -13,17 +13,14 @@ from compress.benchmark.devices import open_device
 from compress.errors import ExportError
 from compress.evaluation.evaluator import Exam
 from compress.exporters.artifact import Bundle
-from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.int8 import LEARNED_KEY, Form, Ranges, quantize_dynamic, quantize_learned, quantize_static
+from compress.exporters.rewrite.products import products
 from compress.exporters.session import read_model
 from compress.quantization import calibration as calibrate
 from compress.quantization.calibration import Method as Calibration
 from compress.quantization.evaluator import Judge
-from compress.quantization.graph import products
-from compress.quantization.learned import KEY as LEARNED
-from compress.quantization.learned import quantize_learned
 from compress.quantization.sensitivity import Make, Mixed, by_size, mix, priced
 from compress.quantization.smoothquant import channels, smooth
-from compress.quantization.static import Form, Ranges, quantize_static
 from compress.records.certificate import Certificate
 from compress.records.latency import Latency
 
@@ -138,7 +135,7 @@ def as_written(bundle: Bundle) -> Attempt:
     """How `Bundle.write` makes int8: dynamic, or with the ranges that the model learned in training."""
     source = bundle.files()["fp32"]
     config = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
-    if not (ranges := config.get(LEARNED)):
+    if not (ranges := config.get(LEARNED_KEY)):
         return dynamic(source)
 
     def make(target: Path, keep: Sequence[str]) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import onnx
 
 from compress.benchmark.devices import Device
+from compress.exporters.rewrite.products import Product, layer
 from compress.quantization.evaluator import Judge, Outcome
-from compress.quantization.graph import Product, layer
 from compress.records.certificate import Sensitivity
 from compress.records.latency import Setting
 

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from compress.errors import ExportError
+from compress.exporters.rewrite.products import Product, initializers, products, readers_of
 from compress.exporters.session import read_model, save_changed
 from compress.quantization.calibration import watch
-from compress.quantization.graph import Product, initializers, products, readers_of
 
 if TYPE_CHECKING:
     from compress.exporters.predictor import Row

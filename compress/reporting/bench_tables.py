@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from compress.quantization.graph import layer
+from compress.exporters.rewrite.products import layer
 from compress.quantization.select import BEFORE, Quantized
 from compress.records.bench_result import Result
 from compress.records.latency import NOISE_FACTOR, Latency

@@ -17,10 +17,10 @@ from compress.config.limits import check_max_drop
 from compress.errors import ExportError
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.evidence import keep as keep_evidence
+from compress.exporters.int8 import LEARNED_KEY
+from compress.exporters.rewrite.products import left_in_float
 from compress.exporters.session import opset_of, read_model
 from compress.quantization.certify import carried, certify
-from compress.quantization.graph import left_in_float
-from compress.quantization.learned import KEY as LEARNED
 from compress.records.certificate import Tried
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import NAME as REPORT
@@ -198,7 +198,7 @@ def _fastest(able: Sequence[Checked], ratios: Mapping[str, Mapping[str, float]])
 
 def _learned(bundle: Bundle) -> Mapping[str, Sequence[float]]:
     found: Mapping[str, Sequence[float]] = json.loads((bundle.path / "config.json").read_text(encoding="utf-8")).get(
-        LEARNED, {}
+        LEARNED_KEY, {}
     )
     return found
 

@@ -16,10 +16,11 @@ import onnx
 import onnxruntime
 from onnx import ModelProto, numpy_helper
 
-from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.int8 import quantize_dynamic, quantize_learned, quantize_static
 from compress.exporters.rewrite import PLAIN, Form, rewritten
 from compress.exporters.rewrite.attention import collapse
 from compress.exporters.rewrite.graph import Net
+from compress.exporters.rewrite.products import products
 from compress.exporters.session import (
     SESSION_KEY,
     SESSION_WHY_KEY,
@@ -32,9 +33,6 @@ from compress.exporters.session import (
     session_options,
 )
 from compress.quantization.calibration import cut, observe
-from compress.quantization.graph import products
-from compress.quantization.learned import quantize_learned
-from compress.quantization.static import quantize_static
 
 if TYPE_CHECKING:
     from compress.exporters.predictor import Row

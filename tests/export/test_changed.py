@@ -10,11 +10,10 @@ import onnx
 import pytest
 
 from compress.exporters.fp16 import to_float16
-from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.int8 import quantize_dynamic, quantize_static
 from compress.exporters.session import CERTIFICATE_KEY, certificate, certified, metadata, read_model
 from compress.exporters.weight_only import quantize_weights
 from compress.quantization import calibration
-from compress.quantization.static import quantize_static
 from compress.records.certificate import Certificate
 from compress.trimming.model import cut_file
 

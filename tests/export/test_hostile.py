@@ -17,12 +17,11 @@ from compress.data.task import Task
 from compress.errors import BundleError, ExportError
 from compress.exporters.artifact import Bundle
 from compress.exporters.fp16 import to_float16
-from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.int8 import quantize_dynamic, quantize_static
 from compress.exporters.manifest import Stamp
 from compress.exporters.session import SESSION_KEY, open_session, read_model, session_entries, weights_elsewhere
 from compress.exporters.weight_only import quantize_weights
 from compress.quantization.calibration import ranges
-from compress.quantization.static import quantize_static
 from tests import command, tiny
 
 ROWS, WIDTH = 9, 4

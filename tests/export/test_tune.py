@@ -16,9 +16,9 @@ from compress.evaluation.evaluator import Exam
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import FORM_KEY, SHIPPED
+from compress.exporters.rewrite.products import products
 from compress.exporters.session import CERTIFICATE_KEY as CERTIFICATE
 from compress.exporters.session import SESSION_KEY, metadata, open_session, opset_of, read_model
-from compress.quantization.graph import products
 from compress.records.certificate import Tried
 from compress.records.latency import DeviceError, Latency, Setting, Sustained, summarise
 from compress.records.run_report import Report

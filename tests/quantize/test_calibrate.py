@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 from compress.errors import ExportError
+from compress.exporters.rewrite.products import products
 from compress.quantization import calibration
-from compress.quantization.graph import products
 from tests.quantize import graphs
 
 

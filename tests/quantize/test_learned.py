@@ -13,9 +13,9 @@ from torch import Tensor
 from compress.config.term import Term
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle
+from compress.exporters.int8 import module_of, quantize_learned
+from compress.exporters.rewrite.products import products
 from compress.papers.q8bert import QuantizationAware
-from compress.quantization.graph import products
-from compress.quantization.learned import module, quantize_learned
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 from tests import tiny
@@ -48,7 +48,7 @@ def test_the_int8_file_answers_as_the_student_did_in_training(family: str, tmp_p
     assert "MatMulIntegerToFloat" in operators
     assert "DynamicQuantizeLinear" not in operators
     ranges = json.loads((bundle.path / "config.json").read_text())["activation_ranges"]
-    read = {module(product.name) for product in products(onnx.load_model(bundle.files()["fp32"]).graph)}
+    read = {module_of(product.name) for product in products(onnx.load_model(bundle.files()["fp32"]).graph)}
     assert ranges.keys() <= read, "every layer that was trained for it is in the file, by its name"
 
 

@@ -11,9 +11,9 @@ from datasets import Dataset
 from compress.data.task import Task
 from compress.evaluation.evaluator import Exam
 from compress.exporters.artifact import Bundle
+from compress.exporters.rewrite.products import Product, layer, products
 from compress.exporters.session import read_model
 from compress.quantization.evaluator import Judge, Outcome
-from compress.quantization.graph import Product, layer, products
 from compress.quantization.select import as_written, keep_score
 from compress.quantization.sensitivity import by_size, mix, raced
 from tests import learning, tiny

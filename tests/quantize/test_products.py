@@ -8,7 +8,7 @@ import pytest
 
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
-from compress.quantization.graph import initializers, layer, left_in_float, products, table_lookups
+from compress.exporters.rewrite.products import initializers, layer, left_in_float, products, table_lookups
 from tests import tiny
 from tests.quantize import graphs
 

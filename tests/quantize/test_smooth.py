@@ -9,13 +9,13 @@ import pytest
 import torch
 from onnx import numpy_helper
 
+from compress.exporters.int8 import quantize_static
 from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import Form, rewritten
+from compress.exporters.rewrite.products import initializers, layer, products
 from compress.exporters.session import read_model
 from compress.quantization.calibration import ranges
-from compress.quantization.graph import initializers, layer, products
 from compress.quantization.smoothquant import Channels, channels, producers, smooth
-from compress.quantization.static import quantize_static
 from tests import tiny
 from tests.quantize import graphs
 

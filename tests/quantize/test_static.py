@@ -9,10 +9,10 @@ import onnxruntime
 import pytest
 
 from compress.errors import ExportError
+from compress.exporters.int8 import Form, quantised, quantize_static, scale_and_zero
+from compress.exporters.rewrite.products import products
 from compress.exporters.session import metadata, read_model
 from compress.quantization.calibration import ranges
-from compress.quantization.graph import products
-from compress.quantization.static import Form, quantised, quantize_static, scale_and_zero
 from tests.quantize import graphs
 
 FORMS: tuple[Form, ...] = ("fused", "qdq")

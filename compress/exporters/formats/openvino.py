@@ -71,8 +71,8 @@ def _source(subject: Subject, precision: str) -> Path:
             "--for openvino --precision int8: is calibrated on real rows of a bundle's task; expected --data with "
             "them. w8 needs none"
         )
+    from compress.exporters.int8 import quantize_static
     from compress.quantization.calibration import ranges
-    from compress.quantization.static import quantize_static
 
     target = subject.scratch / "qdq.onnx"
     source = subject.as_written()

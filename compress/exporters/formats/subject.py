@@ -181,7 +181,7 @@ class Subject:
     def _at(self, opset: int) -> "Subject":
         """With fp32 and int8 exported from the weights anew; what the int8 file left in float32 stays so."""
         from compress.exporters.int8 import quantize_dynamic
-        from compress.quantization.graph import left_in_float
+        from compress.exporters.rewrite.products import left_in_float
 
         fp32, int8 = (self.scratch / f"opset{opset}" / name for name in ("model.onnx", "model_quantized.onnx"))
         self._export(fp32, opset)
