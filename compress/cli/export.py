@@ -63,19 +63,16 @@ def export(
     """Write a model for another runtime, compare its answers there with ours, and say where it will run well."""
     with told():
         from compress.benchmark import options
-        from compress.exporters import formats
-        from compress.exporters.checkpoint import source
+        from compress.commands.export import Race
+        from compress.commands.export import export as run
+        from compress.exporters.formats import NAME
         from compress.exporters.formats.outcome import show
-        from compress.exporters.formats.tuned import Race, RealRows
         from compress.provenance import command_line
 
         if not tune:
             _raced_only(device != "local", lan, threads != "1", batch != "1", seq != "32")
-        found = source(
-            model, pair=pair, pool=pool, normalise=normalise, max_length=max_length, allow_pickle=allow_pickle
-        )
-        made = formats.export(
-            found,
+        made = run(
+            model,
             out,
             to=to,
             precisions=[each.strip() for each in precision.split(",")] if precision else [],
@@ -83,12 +80,19 @@ def export(
             race=Race(device, options.settings(threads, batch, seq), max_drop / 100, lan, timeout, python)
             if tune
             else None,
-            rows=RealRows(data, text, label) if data is not None else None,
+            data=data,
+            text=text,
+            label=label,
+            pair=pair,
+            pool=pool,
+            normalise=normalise,
+            max_length=max_length,
+            allow_pickle=allow_pickle,
             command=command_line(),
             say=lambda line: console(as_json).print(line, markup=False, highlight=False, soft_wrap=True),
         )
         if as_json:
-            print_result((made.path / formats.NAME).read_text(encoding="utf-8"))
+            print_result((made.path / NAME).read_text(encoding="utf-8"))
         else:
             show(made, console())
 

@@ -19,7 +19,6 @@ from compress.data.cache import home
 from compress.data.objects import DataLike, data_path
 from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import FILES, Bundle, check_place, check_writable
-from compress.exporters.bundle_data import data_of, exam_of
 from compress.exporters.int8 import Form
 from compress.exporters.rewrite.products import products
 from compress.exporters.session import read_model
@@ -64,7 +63,7 @@ def trained_for_int8(
     not.
     """
     data = data_path(data)
-    task = data_of(bundle, data, text=text, label=label, seed=seed).task
+    task = bundle.load_data(data, text=text, label=label, seed=seed).task
     length = f"stages.0.max_length={bundle.manifest.max_length}"
     asked = [asdict(stamp) for stamp in bundle.manifest.files.values()]
     key = io.of_value([asked, data, recipe, list(overrides), text, label, seed])
@@ -131,7 +130,7 @@ def quantize(
         check_place(out)
     elif method != "qat":  # which says that it needs one
         check_writable(bundle.path)
-    found = data_of(bundle, data, text=text, label=label, seed=seed)
+    found = bundle.load_data(data, text=text, label=label, seed=seed)
     given = bundle
     threads = os.cpu_count() or 1
     reach = partial(open_device, device, lan=lan, timeout=timeout, python=python)
@@ -144,9 +143,9 @@ def quantize(
         source = bundle.files()["fp32"]
         graph = read_model(source).graph
         parts = products(graph)
-        judge = Judge.of(bundle, exam_of(bundle, found.validation), threads=threads, products=len(parts))
+        judge = Judge.of(bundle, bundle.evaluator(found.validation), threads=threads, products=len(parts))
         settings = Calibrated(
-            exam_of(bundle, found.train).spread(rows).rows,
+            bundle.evaluator(found.train).spread(rows).rows,
             judge,
             scratch,
             calibration,
@@ -164,7 +163,7 @@ def quantize(
         mixed = priced(mixed, attempt.make, there, max_length=length)
         attempt.make(scratch / "int8.onnx", mixed.keep)
         split = "validation" if found.test is None else "test"
-        exam = exam_of(bundle, found.validation if found.test is None else found.test)
+        exam = bundle.evaluator(found.validation if found.test is None else found.test)
         say(f"certifying on {len(exam):,} {split} rows, {there.name}")
         candidate = bundle.copied(scratch / "candidate" / bundle.path.name)
         candidate = candidate.put("int8", scratch / "int8.onnx")

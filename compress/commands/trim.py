@@ -22,7 +22,6 @@ from compress.errors import CompressError
 from compress.evaluation.evaluator import Exam, differing
 from compress.exporters import manifest
 from compress.exporters.artifact import FILES, Bundle, Precision
-from compress.exporters.bundle_data import data_of, exam_of
 from compress.exporters.evidence import report_of
 from compress.models.checkpoints import resolve
 from compress.quantization.certify import carried, verdict
@@ -95,7 +94,7 @@ def trim_measured(
         if bundle is None:
             found = load_task(data, text=text, label=label)
         else:
-            found = data_of(bundle, data, text=text, label=label)
+            found = bundle.load_data(data, text=text, label=label)
         sources.append(partial(texts_of, found.train))
     if corpus is not None:
         sources.append(partial(_lines, load_corpus(corpus)))
@@ -148,7 +147,7 @@ def certified(
 
     `name` is the split's; method and data are as the certificate tells them.
     """
-    exams = [exam_of(each, split) for each in (before, after)]
+    exams = [each.evaluator(split) for each in (before, after)]
     facts, proofs = machine(), {}
     for precision in FILES:
         if precision not in after.files():

@@ -29,8 +29,12 @@ from compress.slicing.shape import positions
 
 if TYPE_CHECKING:
     import numpy as np
+    from datasets import Dataset
     from numpy.typing import NDArray
 
+    from compress.data.objects import DataLike
+    from compress.data.task import TaskData
+    from compress.evaluation.evaluator import Exam
     from compress.exporters.answers import Answer, Marked
     from compress.exporters.predictor import Prediction, Predictor, Row, Text
 
@@ -148,6 +152,31 @@ class Bundle:
         """Logits of encoded rows, in their order: see `Predictor.logits`."""
         return self.open(precision, threads=threads).logits(rows)
 
+    def load_data(
+        self, data: "DataLike", *, text: Sequence[str] | None = None, label: str | None = None, seed: int = 0
+    ) -> "TaskData":
+        """Load `data`, named as for `distill`, as the bundle's task. Raises BundleError where it holds another task,
+        DataError where it cannot be read."""
+        from compress.data import load_task  # datasets and pyarrow, without which a bundle predicts
+
+        mine = self.task
+        found = load_task(data, text=text, label=label, kind=mine.kind, metric=mine.metric, seed=seed)
+        theirs = found.task
+        if (theirs.kind, theirs.labels, len(theirs.text)) != (mine.kind, mine.labels, len(mine.text)):
+            raise BundleError(
+                f"{found.name}: {_described(theirs)}; {self.path} does {_described(mine)}. Give the data that the "
+                "bundle was made from"
+            )
+        return found
+
+    def evaluator(self, split: "Dataset") -> "Exam":
+        """Encode a split with the bundle's tokenizer, to score logits on it."""
+        from transformers import AutoTokenizer  # seconds to import, and not needed to predict
+
+        from compress.evaluation.evaluator import Exam
+
+        return Exam.of(self.task, split, AutoTokenizer.from_pretrained(self.path), self.manifest.max_length)
+
     def with_threshold(self, threshold: float) -> "Bundle":
         """qa: the bundle that gives no answer where none scores better than the best span by this much; infinite: an
         answer is always given."""
@@ -207,6 +236,12 @@ class Bundle:
         complete = replace(self.manifest, files=dict(sorted({**others, **stamps}.items())))
         complete.write(self.path)
         return replace(self, manifest=complete)
+
+
+def _described(task: Task) -> str:
+    labels = task.labels
+    of = f" of {len(labels)} labels ({', '.join(labels[:4])}{', ...' if len(labels) > 4 else ''})" if labels else ""
+    return f"{task.kind}{of} over {'pairs of texts' if task.pair else 'single texts'}"
 
 
 def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None:

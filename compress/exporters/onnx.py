@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compress import __version__
 from compress.errors import ExportError
 from compress.exporters.embeddings import Pool, Reading
 from compress.exporters.rewrite import SHIPPED, Form, rewritten
 from compress.exporters.session import SESSION_KEY, SESSION_WHY_KEY, UNFUSED_SKIP, UNFUSED_SKIP_WHY, open_session
 from compress.io import written
+from compress.provenance import versions
 
 PROTOBUF_LIMIT = 2**31
 MASKED = -1e4
@@ -76,7 +76,7 @@ def to_onnx(
         _trace(plain, probes[0], partial, opset)
         file = onnx.load_model(partial)
         _read_shared_weights(file.graph)
-        file.producer_name, file.producer_version = "compress", __version__
+        file.producer_name, file.producer_version = "compress", versions(["compress"])["compress"]
         onnx.helper.set_model_props(file, _metadata(plain.config))
         if form is not None:
             file = rewritten(file, form).model
@@ -234,7 +234,7 @@ def _read_shared_weights(graph: onnx.GraphProto) -> None:
 
 def _metadata(config: Any) -> dict[str, str]:
     return {
-        "compress.version": __version__,
+        "compress.version": versions(["compress"])["compress"],
         "compress.model_type": config.model_type,
         "compress.task": config.problem_type or "",
         "compress.labels": json.dumps([config.id2label[index] for index in range(config.num_labels)]),

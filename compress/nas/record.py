@@ -165,9 +165,7 @@ def anchored(desk: Desk) -> list[Anchor]:
 
 def _asked(bundle: Bundle, data: TaskData, precision: Any) -> float:
     """The bundle's score on the validation rows, as its own tokenizer reads them."""
-    from compress.exporters.bundle_data import exam_of
-
-    exam = exam_of(bundle, data.validation)
+    exam = bundle.evaluator(data.validation)
     return float(exam.scores(bundle.logits(exam.rows, precision=precision))[bundle.task.metric])
 
 

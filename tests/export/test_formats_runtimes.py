@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
+from compress.commands import export as commands
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Shipped
 from compress.exporters.formats import Exported, export
-from compress.exporters.formats.tuned import RealRows
 from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import FORM_KEY, SHIPPED, Form
 from compress.exporters.session import metadata, read_model
@@ -85,8 +85,8 @@ def test_openvino_starts_from_rows_first_whatever_form_the_bundle_was_tuned_to(
         return convert(source)
 
     monkeypatch.setattr(openvino, "convert_model", converted)
-    data = RealRows(tiny.reviews(tmp_path / "reviews"))
-    made = export(given(tuned.path), tmp_path / "out", to="openvino", precisions=("fp32", "int8"), rows=data)
+    data = tiny.reviews(tmp_path / "reviews")
+    made = commands.export(str(tuned.path), tmp_path / "out", to="openvino", precisions=("fp32", "int8"), data=data)
     assert seen == [str(SHIPPED)] * 2
     assert near(made, fp32=1e-4, int8=0.4)
 

@@ -69,7 +69,7 @@ def test_the_interpreter_of_a_far_machine_reaches_the_device(made: Bundle, monke
         seen.update(options, name=name)
         raise BundleError("seen")
 
-    monkeypatch.setattr(pipeline, "data_of", lambda *_, **__: None)
+    monkeypatch.setattr(Bundle, "load_data", lambda *_, **__: None)
     monkeypatch.setattr(pipeline, "open_device", opened)
     words = ("--device", "ssh:pi", "--python", "/venv/bin/python", "--timeout", "5")
     assert command.run("quantize", str(made.path), "--data", "absent", *words).code == 2

@@ -10,25 +10,26 @@ and this, which gives all of them the same frame: the folder is whole or not the
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from compress.errors import ExportError, did_you_mean
 from compress.exporters import manifest
-from compress.exporters import manifest as manifests
 from compress.exporters.artifact import check_writable
 from compress.exporters.checkpoint import Shipped, Source, Writer
 from compress.exporters.formats import onnx
 from compress.exporters.formats.outcome import Made, Outcome, far_off
 from compress.exporters.formats.subject import Subject, copy_tokenizer
-from compress.exporters.formats.tuned import Race, RealRows, tuned
 from compress.exporters.manifest import Stamp
 from compress.io import filled
 from compress.provenance import versions
 
 if TYPE_CHECKING:
+    from compress.data.task import TaskData
+    from compress.exporters.artifact import Bundle
+    from compress.exporters.int8 import Ranges
     from compress.records.certificate import Tried
 
 Format = Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert"]
@@ -65,41 +66,22 @@ def export(
     to: Format = "onnx",
     precisions: Sequence[str] = (),
     opset: int | None = None,
-    race: Race | None = None,
-    rows: RealRows | None = None,
+    load_data: "Callable[[Bundle], TaskData] | None" = None,
+    calibrate: "Callable[[Bundle, Path], Ranges] | None" = None,
     command: str = "",
-    say: Callable[[str], None] = lambda _: None,
 ) -> Exported:
-    """Writes what `source` holds for another runtime into the folder `out`, or, for `onnx`, into the bundle itself.
+    """Write what `source` holds for another runtime into the folder `out`, or, for `onnx`, into the bundle itself.
 
     precisions   what the weights are held in; the format's own choice where none is given
     opset        ONNX anew from the weights, at this opset; none: the bundle's own files
-    race         a bundle's files are first raced, and the fastest taken: see `tuned`
-    rows         examples of the task: int8 is calibrated on them, and judged in a race
+    load_data    loads examples of a bundle's task, whose texts a text file is checked on
+    calibrate    finds the ranges of a bundle's fp32 file, for static int8
     command      what is written down as the command that did it
-    say          is told what is being done
 
     Raises ExportError for a precision or opset that cannot be, a missing extra, a model that this format cannot hold,
     or a file whose answers are not the model's; nothing is left then.
     """
-    if to not in FORMATS:
-        raise ExportError(f"--for {to}: no such format.{did_you_mean(to, FORMATS)}")
-    writer = importlib.import_module(f"{__name__}.{to}")
-    chosen = _chosen(precisions or writer.DEFAULT, writer.PRECISIONS, to)
-    if out is None and not (to == "onnx" and opset is None and isinstance(source, Shipped)):
-        raise ExportError("expected --out with the folder to write: only new precisions go into a bundle itself")
-    if out is not None:
-        _free(out, to, source)
-    elif isinstance(source, Shipped):
-        check_writable(source.bundle.path)
-    if race is not None:
-        if opset is not None:
-            raise ExportError(
-                "--tune and --opset: the race is between graphs at our own opset; expected one of the two"
-            )
-        with tuned(source, race, rows, in_place=out is None, say=say) as (fastest, tried):
-            made = export(fastest, out, to=to, precisions=precisions, rows=rows, command=command, say=say)
-            return replace(made, tried=tuple(tried))
+    writer, chosen = check(source, out, to=to, precisions=precisions, opset=opset)
     if isinstance(source, Writer):
         if to != "onnx" or precisions or out is None:
             raise ExportError(
@@ -107,7 +89,7 @@ def export(
                 "--out and no --precision"
             )
         return _generative(source, out, opset, command)
-    with Subject.opened(source, opset=opset, rows=rows) as subject:
+    with Subject.opened(source, opset=opset, load_data=load_data, calibrate=calibrate) as subject:
         if out is None:
             return _in_place(subject, chosen, command)
         with filled(out) as folder:
@@ -117,6 +99,27 @@ def export(
             exported = _exported(out, folder, to, outcome, subject.warnings)
             onnx.add(folder, NAME, _as_json(exported, outcome, folder, subject, command))
     return exported
+
+
+def check(
+    source: Source, out: Path | None, *, to: Format, precisions: Sequence[str], opset: int | None
+) -> tuple[Any, list[str]]:
+    """Raise ExportError for a format, precision or folder that cannot be; return the format's module, and the
+    precisions that it is to write."""
+    if to not in FORMATS:
+        raise ExportError(f"--for {to}: no such format.{did_you_mean(to, FORMATS)}")
+    writer = importlib.import_module(f"{__name__}.{to}")
+    chosen = list(dict.fromkeys(precisions or writer.DEFAULT))
+    for precision in chosen:
+        if precision not in writer.PRECISIONS:
+            raise ExportError(f"--precision {precision}: --for {to} writes {', '.join(writer.PRECISIONS)}")
+    if out is not None:
+        _check_free(out, to, source)
+    elif to == "onnx" and opset is None and isinstance(source, Shipped):
+        check_writable(source.bundle.path)
+    else:
+        raise ExportError("expected --out with the folder to write: only new precisions go into a bundle itself")
+    return writer, chosen
 
 
 def _generative(source: Writer, out: Path, opset: int | None, command: str) -> Exported:
@@ -135,23 +138,16 @@ def _in_place(subject: Subject, precisions: Sequence[str], command: str) -> Expo
     return exported
 
 
-def _chosen(precisions: Sequence[str], known: Sequence[str], to: str) -> list[str]:
-    for precision in precisions:
-        if precision not in known:
-            raise ExportError(f"--precision {precision}: --for {to} writes {', '.join(known)}")
-    return list(dict.fromkeys(precisions))
-
-
-def _free(out: Path, to: Format, source: Source) -> None:
+def _check_free(out: Path, to: Format, source: Source) -> None:
     """Raises ExportError where something is that is no export, and that the export would take the place of."""
     origin = source.bundle.path if isinstance(source, Shipped) else Path(source.name)
     if origin.exists() and origin.resolve().is_relative_to(out.resolve()):
         raise ExportError(
             f"--out {out}: holds the model itself, which the export would replace; expected another folder"
         )
-    if to != "onnx" and (out / manifests.NAME).is_file():
+    if to != "onnx" and (out / manifest.NAME).is_file():
         raise ExportError(f"--out {out}: is a bundle, and --for {to} writes none; expected a new folder")
-    ours = any((out / name).is_file() for name in (NAME, manifests.NAME, manifest.CONTENTS_NAME))
+    ours = any((out / name).is_file() for name in (NAME, manifest.NAME, manifest.CONTENTS_NAME))
     if (out.exists() and not out.is_dir()) or (out.is_dir() and any(out.iterdir()) and not ours):
         raise ExportError(f"{out}: exists and is no export; expected a new folder, or an export to replace")
 

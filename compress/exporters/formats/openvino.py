@@ -19,6 +19,7 @@ import numpy as np
 from compress.errors import ExportError
 from compress.exporters.formats.outcome import Made, Outcome, required
 from compress.exporters.formats.subject import Subject
+from compress.exporters.int8 import quantize_static
 from compress.exporters.parity import Run
 from compress.exporters.weight_only import SMALL
 
@@ -65,18 +66,14 @@ def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
 def _source(subject: Subject, precision: str) -> Path:
     if precision != "int8":
         return subject.as_written()
-    rows = subject.rows()
-    if not rows:
+    if subject.bundle is None or subject.calibrate is None:
         raise ExportError(
             "--for openvino --precision int8: is calibrated on real rows of a bundle's task; expected --data with "
             "them. w8 needs none"
         )
-    from compress.exporters.int8 import quantize_static
-    from compress.quantization.calibration import ranges
-
     target = subject.scratch / "qdq.onnx"
     source = subject.as_written()
-    quantize_static(source, target, ranges(source, rows), form="qdq")
+    quantize_static(source, target, subject.calibrate(subject.bundle, source), form="qdq")
     return target
 
 

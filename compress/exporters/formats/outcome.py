@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from compress.exporters.formats import Exported
+    from compress.records.certificate import Tried
 
 FAR = 0.1
 """A largest difference beyond this share of the largest logit is warned of."""
@@ -92,16 +93,31 @@ def converting(name: str, model_type: str, runtime: str) -> Iterator[None]:
 
 def show(exported: "Exported", console: "Console") -> None:
     """What was raced and the files as tables, then the verdicts and warnings, each a line of its own."""
-    from compress.exporters.formats.tuned import table as raced
-
     if exported.tried:
-        console.print(raced(exported.tried))
+        console.print(race_table(exported.tried))
     console.print(table(exported))
     for verdict in exported.verdicts:
         console.print(verdict, markup=False, highlight=False)
     for warning in exported.warnings:
         console.print(f"warning: {warning}", markup=False, highlight=False, style="yellow")
     console.print(f"{exported.path}: export.json says what is in it", markup=False, highlight=False)
+
+
+def race_table(tried: "Sequence[Tried]") -> "Table":
+    """Build a table of every variant: its time at each setting, and what became of it."""
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False)
+    settings = list(dict.fromkeys(name for each in tried for name in each.p50_ms))
+    shown.add_column("variant")
+    for name in settings:
+        shown.add_column(f"ms, {name}", justify="right")
+    shown.add_column("")
+    for each in tried:
+        times = [f"{each.p50_ms[name]:.2f}" if name in each.p50_ms else "" for name in settings]
+        became = "kept" if each.chosen else ("" if each.passed else "refused")
+        shown.add_row(each.variant, *times, ": ".join(filter(None, (became, each.reason))))
+    return shown
 
 
 def table(exported: "Exported") -> "Table":

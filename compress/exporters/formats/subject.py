@@ -16,9 +16,9 @@ from compress.exporters.rewrite import FORM_KEY, SHIPPED
 from compress.exporters.session import metadata, read_model
 
 if TYPE_CHECKING:
+    from compress.data.task import TaskData
     from compress.exporters.checkpoint import Encoder, Headed, Shipped
-    from compress.exporters.formats.tuned import RealRows
-    from compress.exporters.predictor import Row as Tokens
+    from compress.exporters.int8 import Ranges
 
 BESIDE = ("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER = ("tokenizer*.json", "tokenizer.model", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "spm.model")
@@ -38,7 +38,7 @@ class Subject:
     bundle     the folder as a bundle; none of embeddings
     files      its ONNX files by precision
     load       the torch model
-    real       examples of the task, where there are data
+    load_data  loads examples of the task; calibrate: finds the ranges of an fp32 file; none where there are no data
     scratch    a folder for files on the way, gone afterwards
     remade     ONNX files that take the place of all of the folder's: another opset
     warnings   what there is to say of it already
@@ -52,7 +52,8 @@ class Subject:
     model_type: str
     load: Callable[[], Any]
     scratch: Path
-    real: "RealRows | None" = None
+    load_data: "Callable[[Bundle], TaskData] | None" = None
+    calibrate: "Callable[[Bundle, Path], Ranges] | None" = None
     remade: Mapping[str, Path] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -63,7 +64,8 @@ class Subject:
         source: "Shipped | Headed | Encoder",
         *,
         opset: int | None,
-        rows: "RealRows | None" = None,
+        load_data: "Callable[[Bundle], TaskData] | None" = None,
+        calibrate: "Callable[[Bundle, Path], Ranges] | None" = None,
     ) -> Iterator["Subject"]:
         """A checkpoint is first written as what it becomes. Raises ExportError for an opset that cannot be."""
         from compress.exporters.checkpoint import Encoder, Shipped
@@ -95,7 +97,8 @@ class Subject:
                 made.model_type,
                 load,
                 scratch,
-                rows,
+                load_data,
+                calibrate,
             )
             yield subject if opset is None else subject._at(opset)
 
@@ -156,10 +159,6 @@ class Subject:
         model = as_float32(self.load())
         model.set_attn_implementation("eager")
         return model
-
-    def rows(self) -> "Sequence[Tokens]":
-        """Encoded examples to calibrate on; none where there are no data."""
-        return () if self.real is None or self.bundle is None else self.real.calibration(self.bundle)
 
     def as_written(self) -> Path:
         """The fp32 ONNX file in the form that `to_onnx` writes: exported from the weights anew where tuning, or an

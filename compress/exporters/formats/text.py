@@ -5,13 +5,18 @@ See `compress.exporters.tokenizer`: it reads every hard text, and all of `--data
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from compress.data.task import TaskData
 from compress.errors import ExportError
 from compress.exporters.artifact import FILES, Precision
 from compress.exporters.formats.outcome import Made, Outcome
 from compress.exporters.formats.subject import Subject
 from compress.exporters.session import certificate
 from compress.exporters.tokenizer import text_file
+
+if TYPE_CHECKING:
+    from compress.exporters.predictor import Text
 
 PRECISIONS = tuple(FILES)
 DEFAULT = ("int8",)
@@ -26,7 +31,7 @@ def write(subject: Subject, folder: Path, precisions: Sequence[Precision]) -> Ou
     if subject.remade:
         raise ExportError("--opset: a text file has its bundle's own; expected no --opset")
     bundle = subject.bundle
-    texts = [] if subject.real is None else subject.real.texts(bundle)
+    texts = [] if subject.load_data is None else all_texts(subject.load_data(bundle))
     made, verdicts = [], []
     for precision in precisions:
         name = "model_text.onnx" if precision == "int8" else f"model_text_{precision}.onnx"
@@ -38,3 +43,11 @@ def write(subject: Subject, folder: Path, precisions: Sequence[Precision]) -> Ou
             "build of onnxruntime runs it, for Python, mobile or the web"
         )
     return Outcome(tuple(made), tuple(verdicts))
+
+
+def all_texts(data: TaskData) -> "list[Text]":
+    """Return the different texts, or pairs, of every split, in their order."""
+    columns = ("text", "text_pair") if data.task.pair else ("text",)
+    splits = [split for split in (data.train, data.validation, data.test) if split is not None]
+    rows = dict.fromkeys(row for split in splits for row in zip(*(split[name][:] for name in columns), strict=True))
+    return [row if data.task.pair else row[0] for row in rows]

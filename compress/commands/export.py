@@ -1,0 +1,152 @@
+"""`compress export`: from a bundle, a run or a checkpoint to files for another runtime."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compress.benchmark.devices import open_device
+from compress.errors import ExportError
+from compress.exporters import formats
+from compress.exporters.checkpoint import Encoder, Shipped, Source, Writer, source
+from compress.exporters.formats import Exported, Format
+from compress.quantization.calibration import ranges
+from compress.tuning.race import tune
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from compress.data.objects import DataLike
+    from compress.data.task import TaskData
+    from compress.exporters.artifact import Bundle
+    from compress.exporters.embeddings import Pool
+    from compress.exporters.int8 import Ranges
+    from compress.records.certificate import Tried
+    from compress.records.latency import Setting
+
+CALIBRATION_ROWS = 256
+"""That ranges are taken from, spread evenly over the training split."""
+
+LoadData = Callable[["Bundle"], "TaskData"]
+
+
+@dataclass(frozen=True)
+class Race:
+    """Where and at what a bundle's files are raced; `max_drop`: of the score, that int8 may lose; `lan`, `timeout`,
+    `python`: of the device, as in `open_device`."""
+
+    device: str
+    settings: "Sequence[Setting]"
+    max_drop: float = 0.005
+    lan: bool = False
+    timeout: float = 60.0
+    python: str = "python3"
+
+
+def export(
+    model: str,
+    out: Path | None = None,
+    *,
+    to: Format = "onnx",
+    precisions: Sequence[str] = (),
+    opset: int | None = None,
+    race: Race | None = None,
+    data: "DataLike | None" = None,
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    pair: bool = False,
+    pool: "Pool | None" = None,
+    normalise: bool = False,
+    max_length: int | None = None,
+    allow_pickle: bool = False,
+    command: str = "",
+    say: Callable[[str], None] = lambda _: None,
+) -> Exported:
+    """Write `model` for another runtime into the folder `out`, or, for `onnx`, into the bundle itself.
+
+    model        a bundle's or a run's folder, or a checkpoint: alias, folder, hub id
+    precisions   what the weights are held in; the format's own choice where none is given
+    opset        ONNX anew from the weights, at this opset; none: the bundle's own files
+    race         race a bundle's files first, and export the fastest: see `compress.tuning.race`
+    data         examples of the task, as for `distill`: int8 is calibrated on them, and judged in a race
+    text, label  columns of the data, where they are not found by themselves
+    pair, pool, normalise, max_length   of a checkpoint: see `compress.exporters.checkpoint.source`
+    command      what is written down as the command that did it
+    say          is told what is being done
+
+    Raises ExportError for options that do not go together, a missing extra, a model that this format cannot hold, or a
+    file whose answers are not the model's; nothing is left then. Raises DeviceError where the device fails.
+    """
+    given = source(model, pair=pair, pool=pool, normalise=normalise, max_length=max_length, allow_pickle=allow_pickle)
+    formats.check(given, out, to=to, precisions=precisions, opset=opset)
+    if race is not None and opset is not None:
+        raise ExportError("--tune and --opset: the race is between graphs at our own opset; expected one of the two")
+
+    def load(bundle: "Bundle") -> "TaskData":
+        assert data is not None, "only called where there are data"
+        return bundle.load_data(data, text=text, label=label)
+
+    load_data = None if data is None else load
+    tried: Sequence[Tried] = ()
+    with ExitStack() as stack:
+        if race is not None:
+            given, tried = stack.enter_context(tuned(given, race, load_data, in_place=out is None, say=say))
+        made = formats.export(
+            given,
+            out,
+            to=to,
+            precisions=precisions,
+            opset=opset,
+            load_data=load_data,
+            calibrate=None if load_data is None else partial(calibrate, load_data),
+            command=command,
+        )
+    return replace(made, tried=tuple(tried))
+
+
+@contextmanager
+def tuned(
+    given: Source, race: Race, load_data: LoadData | None, *, in_place: bool, say: Callable[[str], None]
+) -> Iterator[tuple[Shipped, "Sequence[Tried]"]]:
+    """Yield the bundle with the files that are fastest on the device, and all that were tried.
+
+    Of the data the validation split decides, the test split certifies where it has labels. `in_place`: the tuned bundle
+    takes the place of the given one; else it is removed afterwards. Raises ExportError for what is no bundle and cannot
+    become one, DeviceError where the device fails.
+    """
+    if isinstance(given, Encoder | Writer):
+        raise ExportError(f"{given.name}: --tune races files of a model with a head for a task; this one has none")
+    with (
+        tempfile.TemporaryDirectory(prefix="compress-export.") as scratch,
+        open_device(race.device, lan=race.lan, timeout=race.timeout, python=race.python, say=say) as device,
+    ):
+        bundle = given.bundle if isinstance(given, Shipped) else given.write(Path(scratch) / "bundle")
+        found = None if load_data is None else load_data(bundle)
+        test = None if found is None else found.test
+        made = tune(
+            bundle,
+            device=device,
+            settings=race.settings,
+            exam=None if found is None else bundle.evaluator(found.validation),
+            calibration=() if found is None else calibration_rows(bundle, found),
+            proof=None if test is None else bundle.evaluator(test),
+            split="validation" if test is None else "test",
+            data="" if found is None else found.name,
+            max_drop=race.max_drop,
+            out=None if in_place else Path(scratch) / "tuned" / bundle.path.name,
+            say=say,
+        )
+        yield Shipped(given.name, made.bundle), made.tried
+
+
+def calibrate(load_data: LoadData, bundle: "Bundle", file: Path) -> "Ranges":
+    """Calibrate an fp32 file of the bundle on its data."""
+    return ranges(file, calibration_rows(bundle, load_data(bundle)))
+
+
+def calibration_rows(bundle: "Bundle", data: "TaskData") -> "Dataset":
+    """Encode examples of the training split."""
+    return bundle.evaluator(data.train).spread(CALIBRATION_ROWS).rows
