@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from compress.errors import ExportError, did_you_mean
-from compress.exporters.rewrite.products import Product, initializers, products, table_lookups
+from compress.exporters.rewrite.graph import Graph
+from compress.exporters.rewrite.products import Product, products
 from compress.exporters.session import MICROSOFT, declare_microsoft, inherited, read_model, save_changed
 from compress.io import naming, written
 
@@ -118,9 +119,12 @@ def quantize_static(
     Raises ExportError for a file without products, a name in `keep` that is none, and tensors without range.
     """
     model = read_model(source)
-    chosen = _chosen(model.graph, source, ranges, keep)
-    writer = _Static(model, ranges, per_channel=per_channel, bits=7 if reduce_range else 8, form=form)
+    graph = Graph(model.graph)
+    chosen = _chosen(graph, source, ranges, keep)
+    writer = _Static(graph, ranges, per_channel=per_channel, bits=7 if reduce_range else 8, form=form)
     writer.rewrite(chosen)
+    if form == "fused":
+        declare_microsoft(model)
     save_changed(model, target, {PRECISION_KEY: "int8"})
 
 
@@ -141,7 +145,7 @@ def quantised(
     return np.clip(np.rint(matrix / scales), -most, most).astype(np.int8), np.asarray(scales)
 
 
-def _chosen(graph: onnx.GraphProto, source: Path, ranges: Ranges, keep: Sequence[str]) -> list[Product]:
+def _chosen(graph: Graph, source: Path, ranges: Ranges, keep: Sequence[str]) -> list[Product]:
     found = products(graph)
     names = [product.name for product in found]
     if not found:
@@ -158,21 +162,19 @@ def _chosen(graph: onnx.GraphProto, source: Path, ranges: Ranges, keep: Sequence
 
 
 class _Static:
-    """A model being rewritten: nodes and initializers are gathered, and put into the graph at the end."""
+    """A graph being rewritten."""
 
-    def __init__(self, model: onnx.ModelProto, ranges: Ranges, *, per_channel: bool, bits: int, form: Form) -> None:
-        self.model, self.ranges, self.per_channel, self.bits, self.form = model, ranges, per_channel, bits, form
-        self.weights = initializers(model.graph)
-        self.constants: dict[str, onnx.TensorProto] = {}
+    def __init__(self, graph: Graph, ranges: Ranges, *, per_channel: bool, bits: int, form: Form) -> None:
+        self.graph, self.ranges, self.per_channel, self.bits, self.form = graph, ranges, per_channel, bits, form
         self.made: set[str] = set()
 
     def rewrite(self, chosen: Sequence[Product]) -> None:
-        graph = self.model.graph
+        graph = self.graph
         ending = {product.ends[-1]: product for product in chosen}
         gone = {end for product in chosen for end in product.ends}
-        lookups = {node.output[0] for node in table_lookups(graph)}
+        lookups = {node.output[0] for node in graph.lookups()}
         nodes: list[onnx.NodeProto] = []
-        for node in graph.node:
+        for node in graph.nodes:
             made = node.output[0]
             if made in ending:
                 nodes += self._product(ending[made])
@@ -180,13 +182,8 @@ class _Static:
                 nodes += self._lookup(node)
             elif made not in gone:
                 nodes.append(node)
-        used = {name for node in nodes for name in node.input}
-        kept = [tensor for name, tensor in self.weights.items() if name in used]
-        del graph.node[:], graph.initializer[:], graph.value_info[:]
-        graph.node.extend(nodes)
-        graph.initializer.extend([*kept, *self.constants.values()])
-        if self.form == "fused":
-            declare_microsoft(self.model)
+        graph.nodes = nodes
+        graph.store()
 
     def _product(self, product: Product) -> list[onnx.NodeProto]:
         before, eight = self._activations(product.reads)
@@ -220,19 +217,19 @@ class _Static:
     def _bias(self, product: Product, scales: str, made: str) -> list[onnx.NodeProto]:
         """int32, in units of what the integer product is in."""
         assert product.bias is not None
-        unit = scale_and_zero(*self.ranges[product.reads])[0] * numpy_helper.to_array(self.constants[scales])
+        unit = scale_and_zero(*self.ranges[product.reads])[0] * numpy_helper.to_array(self.graph.tensors[scales])
         codes, step = f"{product.name}_bias_int32", f"{product.name}_bias_scale"
-        values = np.rint(numpy_helper.to_array(self.weights[product.bias]).astype(np.float64) / unit)
+        values = np.rint(numpy_helper.to_array(self.graph.tensors[product.bias]).astype(np.float64) / unit)
         most = np.iinfo(np.int32)
-        self._constant(codes, np.clip(values, most.min, most.max).astype(np.int32))
-        self._constant(step, np.asarray(unit, np.float32))
+        self.graph.put(codes, np.clip(values, most.min, most.max).astype(np.int32))
+        self.graph.put(step, np.asarray(unit, np.float32))
         return self._dequantised(codes, step, self._zeros(step, onnx.TensorProto.INT32), made, axis=0)
 
     def _dequantised(self, codes: str, scales: str, zeros: str, made: str, *, axis: int) -> list[onnx.NodeProto]:
         if made in self.made:
             return []
         self.made.add(made)
-        asked: dict[str, Any] = {"axis": axis} if self.constants[scales].dims else {}
+        asked: dict[str, Any] = {"axis": axis} if self.graph.tensors[scales].dims else {}
         return [helper.make_node("DequantizeLinear", [codes, scales, zeros], [made], name=f"{made}_made", **asked)]
 
     def _activations(self, name: str) -> tuple[list[onnx.NodeProto], str]:
@@ -242,7 +239,7 @@ class _Static:
             return [], eight
         self.made.add(eight)
         for key, value in zip((scale, zero), scale_and_zero(*self.ranges[name]), strict=True):
-            self._constant(key, np.asarray(value))
+            self.graph.put(key, np.asarray(value))
         nodes = [helper.make_node("QuantizeLinear", [name, scale, zero], [eight], name=f"{name}_quantize")]
         if self.form == "qdq":
             nodes.append(
@@ -253,32 +250,29 @@ class _Static:
     def _weight(self, product: Product) -> tuple[str, str]:
         """The names of the int8 matrix and of its scales; layers that share a weight share these."""
         matrix, scales = f"{product.weight}_int8", f"{product.weight}_scale"
-        if matrix not in self.constants:
-            values = quantised(product.matrix(self.weights), per_channel=self.per_channel, bits=self.bits)
-            self._constant(matrix, values[0])
-            self._constant(scales, values[1])
+        if matrix not in self.graph.tensors:
+            values = quantised(product.matrix(self.graph.tensors), per_channel=self.per_channel, bits=self.bits)
+            self.graph.put(matrix, values[0])
+            self.graph.put(scales, values[1])
         return matrix, scales
 
     def _zeros(self, scales: str, kind: int) -> str:
         key = f"{scales}_zero"
-        if key not in self.constants:
-            shape = tuple(self.constants[scales].dims)
-            self._constant(key, np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind)))
+        if key not in self.graph.tensors:
+            shape = tuple(self.graph.tensors[scales].dims)
+            self.graph.put(key, np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind)))
         return key
-
-    def _constant(self, name: str, value: NDArray[Any]) -> None:
-        self.constants[name] = numpy_helper.from_array(value, name)
 
     def _lookup(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """The table's rows are looked up as bytes, and only those become floats."""
         table, (made, *_) = node.input[0], node.output
         eight, scale, zero = (f"{table}_{part}" for part in ("uint8", "scale", "zero"))
-        if eight not in self.constants:
-            values = numpy_helper.to_array(self.weights[table])
+        if eight not in self.graph.tensors:
+            values = numpy_helper.to_array(self.graph.tensors[table])
             step, middle = scale_and_zero(float(values.min()), float(values.max()))
             codes = np.clip(np.rint(values / step) + middle, 0, 255).astype(np.uint8)
             for key, value in zip((eight, scale, zero), (codes, step, middle), strict=True):
-                self._constant(key, np.asarray(value))
+                self.graph.put(key, np.asarray(value))
         found = helper.make_node("Gather", [eight, node.input[1]], [f"{made}_uint8"], name=node.name)
         back = helper.make_node("DequantizeLinear", [f"{made}_uint8", scale, zero], [made], name=f"{node.name}_float")
         return [found, back]

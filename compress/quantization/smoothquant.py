@@ -27,14 +27,15 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from compress.errors import ExportError
-from compress.exporters.rewrite.products import Product, initializers, products, readers_of
+from compress.exporters.rewrite.graph import Graph, attribute, written_by
+from compress.exporters.rewrite.products import Product, products
 from compress.exporters.session import read_model, save_changed
 from compress.quantization.calibration import watch
 
 if TYPE_CHECKING:
     from compress.exporters.predictor import Row
 
-SWAPS = ((0, 2, 1, 3), (1, 0, 2))
+SWAPS = ([0, 2, 1, 3], [1, 0, 2])
 """Transpositions that bring heads before tokens, and back: (rows, tokens, heads, size), or (tokens, rows x heads, size)
 where tokens come first."""
 
@@ -50,103 +51,65 @@ class Producer:
     product: Product | None = None
 
 
-@dataclass(frozen=True)
-class _Graph:
-    makers: Mapping[str, onnx.NodeProto]
-    readers: Mapping[str, list[onnx.NodeProto]]
-    weights: Mapping[str, onnx.TensorProto]
-    linear: Mapping[str, Product]
-    shown: frozenset[str]
+def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
+    """Find the tensors read by products alone into whose making a scale per channel folds exactly, and how."""
+    graph = source if isinstance(source, Graph) else Graph(source)
+    found, writers, readers = products(graph), graph.writers(), graph.readers()
+    linear = {product.output: product for product in found}
+    starts = {product.ends[0] for product in found}
 
-    def alone(self, name: str) -> bool:
-        """Whether one node reads the tensor, and nobody outside."""
-        return sum(node.op_type != "Shape" for node in self.readers.get(name, [])) == 1 and name not in self.shown
+    def reading(name: str) -> list[onnx.NodeProto]:
+        return [node for node in readers.get(name, ()) if node.op_type != "Shape"]
 
-    def maker(self, name: str, operator: str) -> onnx.NodeProto | None:
-        """The node that makes the tensor, if it is of this kind."""
-        found = self.makers.get(name)
-        return found if found is not None and found.op_type == operator else None
-
-    def zero(self, name: str) -> bool:
-        """Whether the tensor is a constant of zeros, as the bias of a LayerNorm that has none."""
-        node = self.maker(name, "Constant")
+    def is_zero(name: str) -> bool:
+        """Check for a constant of zeros, as the bias of a LayerNorm that has none."""
+        node = written_by(writers, name, "Constant")
         return node is not None and not any(numpy_helper.to_array(each.t).any() for each in node.attribute)
 
+    def columns(product: Product | None) -> Producer | None:
+        """The output columns of a weight and its bias; a bias that another layer reads too cannot be changed."""
+        if product is None or (product.bias and len(readers[product.bias]) > len(readers[product.weight])):
+            return None
+        bias = () if product.bias is None else ((product.bias, 0),)
+        return Producer(((product.weight, 0 if product.transposed else 1), *bias), product)
 
-def producers(graph: onnx.GraphProto) -> dict[str, Producer]:
-    """The tensors read by products alone into whose making a scale per channel folds exactly, and how."""
-    found = products(graph)
-    readers = readers_of(graph)
-    whole = _Graph(
-        makers={node.output[0]: node for node in graph.node},
-        readers=readers,
-        weights=initializers(graph),
-        linear={product.output: product for product in found},
-        shown=frozenset(value.name for value in graph.output),
-    )
-    starts = {product.ends[0] for product in found}
+    def norm(name: str) -> Producer | None:
+        node = written_by(writers, name, "LayerNormalization")
+        affine = [] if node is None else [each for each in node.input[1:] if each and not is_zero(each)]
+        own = all(
+            each in graph.tensors and len(readers[each]) == 1 and len(graph.tensors[each].dims) == 1 for each in affine
+        )
+        return Producer(tuple((each, 0) for each in affine)) if node is not None and own else None
+
+    def activated(name: str) -> Producer | None:
+        """A linear layer, or its ReLU: s > 0 passes through that."""
+        relu = written_by(writers, name, "Relu")
+        made = name if relu is None else relu.input[0]
+        return columns(linear.get(made)) if relu is None or len(reading(made)) == 1 else None
+
+    def turned(name: str) -> onnx.NodeProto | None:
+        node = written_by(writers, name, "Transpose")
+        return node if node is not None and attribute(node, "perm") in SWAPS else None
+
+    def attended(name: str) -> Producer | None:
+        """Probabilities x values, head by head: a channel of the result is a mean of that channel of the values."""
+        joined = written_by(writers, name, "Reshape")
+        back = joined and turned(joined.input[0])
+        mixed = back and written_by(writers, back.input[0], "MatMul")
+        values = mixed and turned(mixed.input[1])
+        split = values and written_by(writers, values.input[0], "Reshape")
+        if not (joined and back and mixed and values and split):
+            return None
+        chain = (joined.input[0], back.input[0], mixed.input[1], values.input[0], split.input[0])
+        return columns(linear.get(split.input[0])) if all(len(reading(each)) == 1 for each in chain) else None
+
     made = {}
     for name in dict.fromkeys(product.reads for product in found):
-        values = [node for node in readers[name] if node.op_type != "Shape"]
-        if name in whole.shown or any(node.output[0] not in starts for node in values):
-            continue
-        producer = _norm(whole, name) or _linear(whole, name) or _attended(whole, name)
-        if producer is not None:
-            made[name] = producer
+        if all(node.output and node.output[0] in starts for node in reading(name)):
+            producer = norm(name) or activated(name) or attended(name)
+            if producer is not None:
+                made[name] = producer
     return made
-
-
-def _norm(graph: _Graph, name: str) -> Producer | None:
-    node = graph.maker(name, "LayerNormalization")
-    if node is None:
-        return None
-    affine = [each for each in node.input[1:] if each and not graph.zero(each)]
-    if any(each not in graph.weights for each in affine):
-        return None
-    own = all(len(graph.readers[each]) == 1 and len(graph.weights[each].dims) == 1 for each in affine)
-    return Producer(tuple((each, 0) for each in affine)) if own else None
-
-
-def _linear(graph: _Graph, name: str) -> Producer | None:
-    """A linear layer, or its ReLU: s > 0 passes through that."""
-    relu = graph.maker(name, "Relu")
-    made = name if relu is None else relu.input[0]
-    product = graph.linear.get(made)
-    if product is None or (relu is not None and not graph.alone(made)):
-        return None
-    return _columns(graph, product)
-
-
-def _attended(graph: _Graph, name: str) -> Producer | None:
-    """Probabilities x values, head by head: a channel of the result is a mean of that channel of the values."""
-    joined = graph.maker(name, "Reshape")
-    turned = joined and _turned(graph, joined.input[0])
-    mixed = turned and graph.maker(turned.input[0], "MatMul")
-    turned_values = mixed and _turned(graph, mixed.input[1])
-    split = turned_values and graph.maker(turned_values.input[0], "Reshape")
-    if not (joined and turned and mixed and turned_values and split):
-        return None
-    chain = (joined.input[0], turned.input[0], mixed.input[1], turned_values.input[0], split.input[0])
-    product = graph.linear.get(split.input[0])
-    if product is None or not all(graph.alone(each) for each in chain):
-        return None
-    return _columns(graph, product)
-
-
-def _turned(graph: _Graph, name: str) -> onnx.NodeProto | None:
-    node = graph.maker(name, "Transpose")
-    if node is None:
-        return None
-    perm = next((tuple(each.ints) for each in node.attribute if each.name == "perm"), ())
-    return node if perm in SWAPS else None
-
-
-def _columns(graph: _Graph, product: Product) -> Producer | None:
-    """The output columns of a weight and its bias; a bias that another layer reads too cannot be changed."""
-    if product.bias is not None and len(graph.readers[product.bias]) > len(graph.readers[product.weight]):
-        return None
-    bias = () if product.bias is None else ((product.bias, 0),)
-    return Producer(((product.weight, 0 if product.transposed else 1), *bias), product)
 
 
 Array = NDArray[np.float32]
@@ -203,16 +166,17 @@ def smooth(
               One that only a head's layers read, a single row, never is: there is little to win
     """
     model = read_model(source)
-    found = products(model.graph)
+    graph = Graph(model.graph)
+    found = products(graph)
     if unknown := sorted({product.reads for product in found} - seen.keys()):
         raise ExportError(f"{source}: no channels of {', '.join(unknown)}; watch this very file")
-    smoother = _Smoother(model)
-    made_by = producers(model.graph)
+    smoother = _Smoother(graph)
+    made_by = producers(graph)
     scales: dict[str, Array] = {}
     for group in _groups(found):
         if not smoother.owns(group):
             continue
-        scale_C = _scale(group, seen, smoother.weights, alpha)
+        scale_C = _scale(group, seen, graph.tensors, alpha)
         sources = [made_by.get(name) for name in group.tensors]
         foldable = _whole([each for each in sources if each is not None], found) if None not in sources else []
         if foldable:
@@ -270,17 +234,16 @@ def _whole(sources: Sequence[Producer], found: Sequence[Product]) -> list[Produc
 class _Smoother:
     """A model being smoothed: new initializers under new names, nodes changed to read them."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self.graph = model.graph
-        self.weights = initializers(model.graph)
-        self.by_output = {node.output[0]: node for node in model.graph.node}
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.by_output = graph.writers()
         self.reads: dict[str, str] = {}
         self.before: dict[str, onnx.NodeProto] = {}
 
     def owns(self, group: _Group) -> bool:
         """Whether nothing else reads the group's weights, as a lookup of tied embeddings would."""
         weights, starts = ({each.weight for each in group.products}, {each.ends[0] for each in group.products})
-        return all(node.output[0] in starts for node in self.graph.node if weights & set(node.input))
+        return all(node.output[0] in starts for node in self.graph.nodes if weights & set(node.input))
 
     def fold(self, sources: Sequence[Producer], scale_C: Array) -> None:
         """Divides what makes the tensors; a weight that several of them share once."""
@@ -288,14 +251,14 @@ class _Smoother:
         for each in sources:
             for name, axis in each.divided:
                 if name not in done:
-                    value = numpy_helper.to_array(self.weights[name])
+                    value = numpy_helper.to_array(self.graph.tensors[name])
                     shape = [-1 if at == axis else 1 for at in range(value.ndim)]
-                    self._replace(name, value / scale_C.reshape(shape))
+                    self._put(name, value / scale_C.reshape(shape))
                     done.add(name)
 
     def multiply(self, group: _Group, scale_C: Array) -> None:
         factor = f"{group.tensors[0]}_unscale"
-        self._add(factor, 1 / scale_C)
+        self._put(factor, 1 / scale_C)
         for name in group.tensors:
             self.reads[name] = f"{name}_smooth"
             self.before[name] = helper.make_node("Mul", [name, factor], [self.reads[name]], name=f"{name}_smooth")
@@ -305,21 +268,18 @@ class _Smoother:
 
     def weigh(self, group: _Group, scale_C: Array) -> None:
         for product in {each.weight: each for each in group.products}.values():
-            value = numpy_helper.to_array(self.weights[product.weight])
-            self._replace(product.weight, value * (scale_C if product.transposed else scale_C[:, None]))
+            value = numpy_helper.to_array(self.graph.tensors[product.weight])
+            self._put(product.weight, value * (scale_C if product.transposed else scale_C[:, None]))
 
     def finish(self) -> None:
         """Puts the multiplications before their first reader."""
         nodes: list[onnx.NodeProto] = []
         wanted = {made: self.before[name] for name, made in self.reads.items()}
-        for node in self.graph.node:
+        for node in self.graph.nodes:
             nodes += [wanted.pop(name) for name in dict.fromkeys(node.input) if name in wanted]
             nodes.append(node)
-        del self.graph.node[:]
-        self.graph.node.extend(nodes)
+        self.graph.nodes = nodes
+        self.graph.store()
 
-    def _replace(self, name: str, value: NDArray[Any]) -> None:
-        self.weights[name].CopyFrom(numpy_helper.from_array(value.astype(np.float32), name))
-
-    def _add(self, name: str, value: NDArray[Any]) -> None:
-        self.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    def _put(self, name: str, value: NDArray[Any]) -> None:
+        self.graph.put(name, value.astype(np.float32))

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 
 from compress.exporters.int8 import quantize_dynamic, quantize_learned, quantize_static
 from compress.exporters.rewrite import PLAIN, Form, rewritten
 from compress.exporters.rewrite.attention import collapse
-from compress.exporters.rewrite.graph import Net
+from compress.exporters.rewrite.graph import Graph, written_by
 from compress.exporters.rewrite.products import products
 from compress.exporters.session import (
     SESSION_KEY,
@@ -43,7 +43,7 @@ MICROSOFT = "com.microsoft"
 def attention_fused(model: ModelProto, *, norms: bool) -> ModelProto | None:
     """The float32 model after `onnxruntime.transformers.optimizer`, with its SkipLayerNormalization where `norms`. None
     where no attention is of the form that can be fused."""
-    cores = collapse(Net(model))
+    cores = collapse(Graph.copy_of(model))
     if not cores:
         return None
     from onnxruntime.transformers.fusion_options import FusionOptions
@@ -72,20 +72,19 @@ def _divided(model: ModelProto) -> ModelProto:
     """Scores divided by the root of the size instead of multiplied by its inverse: the one form the optimiser knows."""
     made = ModelProto()
     made.CopyFrom(model)
-    graph = made.graph
-    writers = {name: node for node in graph.node for name in node.output}
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    constants |= {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
-    for node in [node for node in graph.node if node.op_type == "Softmax"]:
+    graph, constants = Graph(made.graph), Graph.copy_of(model)
+    writers = graph.writers()
+    for node in [node for node in graph.nodes if node.op_type == "Softmax"]:
         added = writers.get(node.input[0])
-        scaled = added and writers.get(added.input[0])
-        if scaled is None or scaled.op_type != "Mul" or scaled.input[1] not in constants:
+        scaled = added and written_by(writers, added.input[0], "Mul")
+        factor = None if scaled is None else constants.value(scaled.input[1])
+        if scaled is None or factor is None:
             continue
-        inverse = 1.0 / numpy_helper.to_array(constants[scaled.input[1]])
         name = f"{scaled.name}/inverse"
-        graph.initializer.append(numpy_helper.from_array(np.asarray(inverse, np.float32), name))
+        graph.put(name, np.asarray(1.0 / factor, np.float32))
         scaled.op_type = "Div"
         scaled.input[1] = name
+    graph.store()
     return made
 
 

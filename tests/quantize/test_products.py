@@ -8,7 +8,8 @@ import pytest
 
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
-from compress.exporters.rewrite.products import initializers, layer, left_in_float, products, table_lookups
+from compress.exporters.rewrite.graph import Graph
+from compress.exporters.rewrite.products import layer, left_in_float, products
 from tests import tiny
 from tests.quantize import graphs
 
@@ -31,8 +32,8 @@ def test_every_linear_of_a_bert_is_one_and_no_product_of_activations(tmp_path: P
     query, key, value = found[:3]
     assert query.reads == key.reads == value.reads
     assert [product.gemm for product in found[-2:]] == [True, True]
-    assert found[-1].matrix(initializers(graph)).shape == (32, 3)
-    assert len(table_lookups(graph)) == 3
+    assert found[-1].matrix(Graph(graph).tensors).shape == (32, 3)
+    assert len(Graph(graph).lookups()) == 3
 
 
 def test_a_shared_weight_is_a_product_at_each_use_under_its_own_name(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from onnx import numpy_helper
 from compress.exporters.int8 import quantize_static
 from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import Form, rewritten
-from compress.exporters.rewrite.products import initializers, layer, products
+from compress.exporters.rewrite.graph import Graph
+from compress.exporters.rewrite.products import layer, products
 from compress.exporters.session import read_model
 from compress.quantization.calibration import ranges
 from compress.quantization.smoothquant import Channels, channels, producers, smooth
@@ -68,7 +69,7 @@ def test_a_scale_is_equation_4(tmp_path: Path) -> None:
     model = onnx.load_model(source)
     low, high = -draw.uniform(0.1, 9, 6).astype(np.float32), draw.uniform(0.1, 9, 6).astype(np.float32)
     smooth(source, tmp_path / "smooth.onnx", {"x": Channels(low, high)}, alpha=0.3)
-    weights = initializers(onnx.load_model(tmp_path / "smooth.onnx").graph)
+    weights = Graph(onnx.load_model(tmp_path / "smooth.onnx").graph).tensors
     scaled, factor = numpy_helper.to_array(weights["w"]), numpy_helper.to_array(weights["x_unscale"])
     for j in range(6):
         s = max(abs(low[j]), abs(high[j])) ** 0.3 / max(abs(float(w)) for w in matrix[j]) ** 0.7

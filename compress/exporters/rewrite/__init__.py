@@ -1,6 +1,6 @@
 """The graph of an encoder written so that it runs faster and computes the same: `rewritten(model, Form())`.
 
-    net         the graph while it is rewritten
+    graph       the graph while it is rewritten
     attention   attention, found by its structure; one node meanwhile
     rows        only what the answer reads
     layout      tokens on the first axis
@@ -15,7 +15,7 @@ import onnx
 from onnx import ModelProto
 
 from compress.exporters.rewrite.attention import collapse, write_out
-from compress.exporters.rewrite.graph import Net
+from compress.exporters.rewrite.graph import Graph
 from compress.exporters.rewrite.layout import fold_scales, mask_keys, merge, one_token, tokens_first
 from compress.exporters.session import metadata, opset_of
 
@@ -81,17 +81,17 @@ def rewritten(model: ModelProto, form: Form = PLAIN) -> Rewritten:
     into the keys. What is not recognised stays as it is. Weights that layers share stay shared. Computes what the model
     computes, up to float32 rounding. A model of an opset below OLDEST stays whole as it is, without a FORM_KEY.
     """
-    net = Net(model)
-    softmaxes = sum(node.op_type == "Softmax" for node in net.nodes)
+    graph = Graph.copy_of(model)
+    softmaxes = sum(node.op_type == "Softmax" for node in graph.nodes)
     if opset_of(model) < OLDEST:
         return Rewritten(model, 0, softmaxes, 0, 0, 0)
-    cores = collapse(net)
-    rows = one_token(net) if form.one_token else 0
-    turned = tokens_first(net) if form.tokens_first else 0
-    fold_scales(net, cores)
-    mask_keys(net, cores)
-    merged = merge(net) if form.merged else 0
-    write_out(net)
-    made = net.model()
+    cores = collapse(graph)
+    rows = one_token(graph) if form.one_token else 0
+    turned = tokens_first(graph) if form.tokens_first else 0
+    fold_scales(graph, cores)
+    mask_keys(graph, cores)
+    merged = merge(graph) if form.merged else 0
+    write_out(graph)
+    made = graph.model(model)
     onnx.helper.set_model_props(made, {**metadata(made), FORM_KEY: str(form)})
     return Rewritten(made, len(cores), softmaxes, rows, turned, merged)

@@ -5,15 +5,11 @@ keys for it. It writes (rows, tokens, heads x value_size). With `tokens_first` t
 the other way round.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from compress.exporters.rewrite.graph import ATTENTION, OURS, Array, Net, attribute
-
-Writers = Mapping[str, NodeProto]
-Readers = Mapping[str, list[NodeProto]]
+from compress.exporters.rewrite.graph import ATTENTION, OURS, Array, Graph, Readers, Writers, attribute, written_by
 
 BY_HEAD = [0, 2, 1, 3]
 KEYS_BY_HEAD = [0, 2, 3, 1]
@@ -22,7 +18,7 @@ KEYS_TURNED = [1, 2, 0]
 
 
 @dataclass(frozen=True)
-class Product:
+class Linear:
     """A product with a constant weight and its constant bias, that nothing else reads."""
 
     product: NodeProto
@@ -54,23 +50,23 @@ class Core:
     joined: NodeProto
 
     @staticmethod
-    def around(net: Net, softmax: NodeProto, writers: Writers, readers: Readers) -> "Core | None":
+    def around(graph: Graph, softmax: NodeProto, writers: Writers, readers: Readers) -> "Core | None":
         """The attention this softmax belongs to; None for one of another form."""
         context = only_reader(readers, softmax.output[0], "MatMul")
         turned = context and only_reader(readers, context.output[0], "Transpose", BY_HEAD)
         joined = turned and only_reader(readers, turned.output[0], "Reshape")
-        scores, mask = _unmasked(net, softmax.input[0], writers)
-        scores, scale = _unscaled(net, scores, writers)
-        multiplied = _writer(writers, scores, "MatMul")
+        scores, mask = _unmasked(graph, softmax.input[0], writers)
+        scores, scale = _unscaled(graph, scores, writers)
+        multiplied = written_by(writers, scores, "MatMul")
         if context is None or joined is None or multiplied is None or attribute(softmax, "axis", -1) not in (-1, 3):
             return None
         parts = [
-            _by_head(net, multiplied.input[0], BY_HEAD, writers, readers),
-            _by_head(net, multiplied.input[1], KEYS_BY_HEAD, writers, readers),
-            _by_head(net, context.input[1], BY_HEAD, writers, readers),
+            _by_head(graph, multiplied.input[0], BY_HEAD, writers, readers),
+            _by_head(graph, multiplied.input[1], KEYS_BY_HEAD, writers, readers),
+            _by_head(graph, context.input[1], BY_HEAD, writers, readers),
         ]
         found = [part for part in parts if part is not None]
-        if len(found) < 3 or len({part.heads for part in found}) > 1 or (mask and not masks_keys(net, mask, writers)):
+        if len(found) < 3 or len({part.heads for part in found}) > 1 or (mask and not masks_keys(graph, mask, writers)):
             return None
         queries, keys, values = found
         name = softmax.name.removesuffix("/Softmax")
@@ -87,13 +83,13 @@ class _ByHead:
     size: int
 
 
-def collapse(net: Net) -> list[Core]:
+def collapse(graph: Graph) -> list[Core]:
     """Makes one node of every attention that is of the known form; the others stay as they are."""
-    writers, readers = net.writers(), net.readers()
-    softmaxes = [node for node in net.nodes if node.op_type == "Softmax"]
-    cores = [core for node in softmaxes if (core := Core.around(net, node, writers, readers)) is not None]
+    writers, readers = graph.writers(), graph.readers()
+    softmaxes = [node for node in graph.nodes if node.op_type == "Softmax"]
+    cores = [core for node in softmaxes if (core := Core.around(graph, node, writers, readers)) is not None]
     for core in cores:
-        net.replace(
+        graph.replace(
             core.joined,
             ATTENTION,
             [core.queries, core.keys, core.values],
@@ -104,52 +100,52 @@ def collapse(net: Net) -> list[Core]:
             value_size=core.value_size,
             tokens_first=0,
         )
-    net.kept |= {core.mask for core in cores if core.mask}
-    net.prune()
+    graph.kept |= {core.mask for core in cores if core.mask}
+    graph.prune()
     return cores
 
 
-def product(net: Net, name: str, writers: Writers, readers: Readers) -> Product | None:
+def linear(graph: Graph, name: str, writers: Writers, readers: Readers) -> Linear | None:
     """The product whose sum with a bias is `name`."""
-    total = _writer(writers, name, "Add")
+    total = written_by(writers, name, "Add")
     if total is None or len(readers[name]) != 1:
         return None
     for bias, inner in (tuple(total.input), tuple(reversed(total.input))):
-        node = _writer(writers, inner, "MatMul")
-        if node is not None and len(readers[inner]) == 1 and net.tokenwise(node) and _rank(net.value(bias)) == 1:
-            return Product(node, total, node.input[1], bias)
+        node = written_by(writers, inner, "MatMul")
+        if node is not None and len(readers[inner]) == 1 and graph.tokenwise(node) and _rank(graph.value(bias)) == 1:
+            return Linear(node, total, node.input[1], bias)
     return None
 
 
-def write_out(net: Net) -> None:
+def write_out(graph: Graph) -> None:
     """Every attention node in ONNX's own operators."""
-    for node in net.attentions():
+    for node in graph.attentions():
         at = node.name
         queries, keys, values, *added = node.input
         if added:
-            keys = net.add("Add", [keys, added[0]], f"{at}/masked_keys")
-        scores = net.add(
-            "MatMul", [_shown(net, node, queries, "queries"), _shown(net, node, keys, "keys")], f"{at}/scores"
+            keys = graph.add("Add", [keys, added[0]], f"{at}/masked_keys")
+        scores = graph.add(
+            "MatMul", [_shown(graph, node, queries, "queries"), _shown(graph, node, keys, "keys")], f"{at}/scores"
         )
-        chances = net.add("Softmax", [scores], f"{at}/Softmax", axis=-1)
-        context = net.add("MatMul", [chances, _shown(net, node, values, "values")], f"{at}/context")
+        chances = graph.add("Softmax", [scores], f"{at}/Softmax", axis=-1)
+        context = graph.add("MatMul", [chances, _shown(graph, node, values, "values")], f"{at}/context")
         first = attribute(node, "tokens_first")
-        turned = net.add("Transpose", [context], f"{at}/turned", perm=TURNED if first else BY_HEAD)
+        turned = graph.add("Transpose", [context], f"{at}/turned", perm=TURNED if first else BY_HEAD)
         width = attribute(node, "heads") * attribute(node, "value_size")
-        shape = net.integers(0, -1, width) if first else net.integers(0, 0, width)
-        net.replace(node, "Reshape", [turned, shape], f"{at}/joined")
+        shape = graph.integers(0, -1, width) if first else graph.integers(0, 0, width)
+        graph.replace(node, "Reshape", [turned, shape], f"{at}/joined")
 
 
-def _shown(net: Net, node: NodeProto, name: str, part: str) -> str:
+def _shown(graph: Graph, node: NodeProto, name: str, part: str) -> str:
     """Queries, keys or values by head: (rows, heads, tokens, size), keys (rows, heads, size, tokens). With tokens first
     rows and heads are one axis: onnxruntime's product then reads the turned tensor where it is, and nothing is copied.
     """
     heads, size = attribute(node, "heads"), attribute(node, "value_size" if part == "values" else "size")
     first = attribute(node, "tokens_first")
-    shape = net.integers(0, -1, size) if first else net.integers(0, 0, heads, size)
-    split = net.add("Reshape", [name, shape], f"{node.name}/{part}")
+    shape = graph.integers(0, -1, size) if first else graph.integers(0, 0, heads, size)
+    split = graph.add("Reshape", [name, shape], f"{node.name}/{part}")
     turns = (TURNED, KEYS_TURNED) if first else (BY_HEAD, KEYS_BY_HEAD)
-    return net.add("Transpose", [split], f"{node.name}/{part}_by_head", perm=turns[part == "keys"])
+    return graph.add("Transpose", [split], f"{node.name}/{part}_by_head", perm=turns[part == "keys"])
 
 
 def only_reader(readers: Readers, name: str, operator: str, perm: list[int] | None = None) -> NodeProto | None:
@@ -160,7 +156,7 @@ def only_reader(readers: Readers, name: str, operator: str, perm: list[int] | No
     return found[0] if perm is None or attribute(found[0], "perm") == perm else None
 
 
-def masks_keys(net: Net, name: str, writers: Writers) -> bool:
+def masks_keys(graph: Graph, name: str, writers: Writers) -> bool:
     """Whether a tensor is made of `attention_mask` (rows, tokens) alone, and is of (rows, 1, 1, tokens)."""
     axes: list[int] = []
     while name in writers:
@@ -168,12 +164,12 @@ def masks_keys(net: Net, name: str, writers: Writers) -> bool:
         if node.op_type == "Unsqueeze":
             if len(node.input) < 2:  # an opset below 13
                 return False
-            value = net.value(node.input[1])
+            value = graph.value(node.input[1])
             axes = [*([-1] if value is None else value.reshape(-1).tolist()), *axes]
         elif node.op_type not in ("Add", "Cast", "Mul", "Sub"):
             return False
-        varying = net.varying(node)
-        if len(varying) != 1 or any(_rank(net.value(each)) for each in node.input if each not in varying) != (
+        varying = graph.varying(node)
+        if len(varying) != 1 or any(_rank(graph.value(each)) for each in node.input if each not in varying) != (
             node.op_type == "Unsqueeze"
         ):
             return False
@@ -181,41 +177,36 @@ def masks_keys(net: Net, name: str, writers: Writers) -> bool:
     return name == "attention_mask" and axes == [1, 2]
 
 
-def _unmasked(net: Net, name: str, writers: Writers) -> tuple[str, str]:
+def _unmasked(graph: Graph, name: str, writers: Writers) -> tuple[str, str]:
     """The scores before a mask is added, and the mask."""
-    added = _writer(writers, name, "Add")
+    added = written_by(writers, name, "Add")
     if added is None:
         return name, ""
     first, second = added.input
-    return (second, first) if masks_keys(net, first, writers) else (first, second)
+    return (second, first) if masks_keys(graph, first, writers) else (first, second)
 
 
-def _unscaled(net: Net, name: str, writers: Writers) -> tuple[str, float]:
+def _unscaled(graph: Graph, name: str, writers: Writers) -> tuple[str, float]:
     """The scores before they are scaled by a constant, and the factor."""
     node = writers.get(name)
-    factor = net.scalar(node.input[1]) if node is not None and node.op_type in ("Mul", "Div") else None
+    factor = graph.scalar(node.input[1]) if node is not None and node.op_type in ("Mul", "Div") else None
     if node is None or not factor:
         return name, 1.0
     return node.input[0], factor if node.op_type == "Mul" else 1.0 / factor
 
 
-def _by_head(net: Net, name: str, perm: list[int], writers: Writers, readers: Readers) -> _ByHead | None:
-    turned = _writer(writers, name, "Transpose")
-    split = turned and _writer(writers, turned.input[0], "Reshape")
-    made = split and product(net, split.input[0], writers, readers)
+def _by_head(graph: Graph, name: str, perm: list[int], writers: Writers, readers: Readers) -> _ByHead | None:
+    turned = written_by(writers, name, "Transpose")
+    split = turned and written_by(writers, turned.input[0], "Reshape")
+    made = split and linear(graph, split.input[0], writers, readers)
     if turned is None or split is None or made is None or attribute(turned, "perm") != perm:
         return None
-    sizes = _writer(writers, split.input[1], "Concat")  # rows, tokens, heads, size, the first two computed
-    last = None if sizes is None or len(sizes.input) != 4 else net.scalar(sizes.input[3])
-    bias = net.value(made.bias)
+    sizes = written_by(writers, split.input[1], "Concat")  # rows, tokens, heads, size, the first two computed
+    last = None if sizes is None or len(sizes.input) != 4 else graph.scalar(sizes.input[3])
+    bias = graph.value(made.bias)
     if not last or bias is None or last < 1 or bias.size % last:
         return None
     return _ByHead(split.input[0], int(bias.size // last), int(last))
-
-
-def _writer(writers: Writers, name: str, operator: str) -> NodeProto | None:
-    node = writers.get(name)
-    return node if node is not None and node.op_type == operator else None
 
 
 def _rank(value: Array | None) -> int:

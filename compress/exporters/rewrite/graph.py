@@ -1,14 +1,16 @@
-"""A graph while it is rewritten: nodes found by what they write and by what they read, constants by value."""
+"""The one index of a graph: nodes found by what they write and by what they read, constants by value."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 Array = NDArray[Any]
+Writers = Mapping[str, NodeProto]
+Readers = Mapping[str, list[NodeProto]]
 
 ATTENTION = "Attention"
 OURS = "compress.rewriting"
@@ -19,32 +21,51 @@ _ACTIVATIONS = ("Elu", "Erf", "Gelu", "HardSigmoid", "Relu", "Selu", "Sigmoid", 
 ELEMENTWISE = frozenset((*_ARITHMETIC, *_ACTIVATIONS))
 
 
-class Net:
-    """A model's graph, copied; `model()` gives it back without what nothing reads, in an order that runs."""
+class Graph:
+    """The nodes and constants (initializers) of a graph, to be looked at and changed.
 
-    def __init__(self, model: ModelProto) -> None:
-        self._source = model
-        graph = model.graph
-        self.tensors = {tensor.name: tensor for tensor in graph.initializer}
-        self.nodes: list[NodeProto] = []
-        for original in graph.node:
+    Graph(model.graph)     the graph itself: `store` puts the changed nodes and constants back into it
+    Graph.copy_of(model)   a copy of its nodes, in which constants are no nodes: `model` makes a model of it
+    """
+
+    def __init__(self, source: GraphProto) -> None:
+        self._source = source
+        self.nodes = list(source.node)
+        self.tensors = {tensor.name: tensor for tensor in source.initializer}
+        self.outputs = tuple(each.name for each in source.output)
+        self.kept: set[str] = set()
+        inputs = (each.name for each in source.input)
+        self._named = {node.name for node in self.nodes}
+        self._taken = {*self.tensors, *inputs, *(name for node in self.nodes for name in node.output)}
+
+    @classmethod
+    def copy_of(cls, model: ModelProto) -> "Graph":
+        """Copy the nodes of a model; those of constants become tensors."""
+        graph = cls(model.graph)
+        graph.nodes = []
+        for original in model.graph.node:
             node = NodeProto()
             node.CopyFrom(original)
             value = next((each.t for each in node.attribute if each.name == "value"), None)
             if node.op_type == "Constant" and value is not None:
                 value.name = node.output[0]
-                self.tensors[value.name] = value
+                graph.tensors[value.name] = value
             else:
-                self.nodes.append(node)
-        self.outputs = tuple(each.name for each in graph.output)
-        self.kept: set[str] = set()
-        inputs = (each.name for each in graph.input)
-        self._named = {node.name for node in self.nodes}
-        self._taken = {*self.tensors, *inputs, *(name for node in self.nodes for name in node.output)}
+                graph.nodes.append(node)
+        graph._named = {node.name for node in graph.nodes}
+        return graph
 
-    def model(self) -> ModelProto:
-        """The rewritten model, with the metadata it had."""
-        source, nodes = self._source, self._living(self.outputs)
+    def store(self) -> None:
+        """Put nodes and constants back into the graph they came from, without constants that nothing reads."""
+        used = {name for node in self.nodes for name in node.input} | set(self.outputs)
+        tensors = [tensor for name, tensor in self.tensors.items() if name in used]
+        del self._source.node[:], self._source.initializer[:], self._source.value_info[:]
+        self._source.node.extend(self.nodes)
+        self._source.initializer.extend(tensors)
+
+    def model(self, source: ModelProto) -> ModelProto:
+        """Make a model like `source` of this graph, without what nothing reads, in an order that runs."""
+        nodes = self._living(self.outputs)
         used = {name for node in nodes for name in node.input} | set(self.outputs)
         kept = [tensor for name, tensor in self.tensors.items() if name in used]
         graph = onnx.helper.make_graph(nodes, source.graph.name, source.graph.input, source.graph.output, kept)
@@ -63,10 +84,12 @@ class Net:
         self.nodes = self._living([*sorted(self.kept), *self.outputs])
 
     def writers(self) -> dict[str, NodeProto]:
+        """Map each tensor to the node that writes it."""
         return {name: node for node in self.nodes for name in node.output}
 
     def readers(self) -> dict[str, list[NodeProto]]:
-        """Tensor -> the nodes that read it, once for each time they do; a graph's output has one more, nameless."""
+        """Map each tensor to the nodes that read it, once for each time they do; an output of the graph has one
+        more, which is empty."""
         found: dict[str, list[NodeProto]] = {name: [NodeProto()] for name in self.outputs}
         for node in self.nodes:
             for name in node.input:
@@ -74,12 +97,26 @@ class Net:
         return found
 
     def value(self, name: str) -> Array | None:
-        """A constant's value; None for what is computed."""
+        """Return the value of a constant; None for what is computed."""
         return numpy_helper.to_array(self.tensors[name]) if name in self.tensors else None
 
     def scalar(self, name: str) -> float | None:
         value = self.value(name)
         return float(value.item()) if value is not None and value.size == 1 else None
+
+    def is_matrix(self, name: str) -> bool:
+        """Check for a constant float32 matrix."""
+        found = self.tensors.get(name)
+        return found is not None and len(found.dims) == 2 and found.data_type == TensorProto.FLOAT
+
+    def lookups(self) -> list[NodeProto]:
+        """Find the Gathers of rows of constant float32 tables: embeddings."""
+        gathers = (node for node in self.nodes if node.op_type == "Gather" and self.is_matrix(node.input[0]))
+        return [node for node in gathers if attribute(node, "axis", 0) == 0]
+
+    def put(self, name: str, value: Array) -> None:
+        """Add a constant, or replace the one of this name in its place."""
+        self.tensors[name] = numpy_helper.from_array(value, name)
 
     def constant(self, value: Array, name: str) -> str:
         """The name of a constant of this value: `name`, or another if that is taken by another value."""
@@ -160,6 +197,18 @@ def _unlike(name: str, taken: set[str]) -> str:
         chosen = f"{name}.{count}"
     taken.add(chosen)
     return chosen
+
+
+def written_by(writers: Writers, name: str, operator: str) -> NodeProto | None:
+    """Return the node that writes a tensor, if it is of this kind."""
+    node = writers.get(name)
+    return node if node is not None and node.op_type == operator else None
+
+
+def is_plain_gemm(node: NodeProto) -> bool:
+    """Check that a Gemm does no more than x @ W (+ b), or x @ W.T (+ b)."""
+    scaled = attribute(node, "alpha", 1.0) != 1.0 or attribute(node, "beta", 1.0) != 1.0
+    return not scaled and not attribute(node, "transA", 0)
 
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:

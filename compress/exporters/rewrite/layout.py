@@ -8,145 +8,145 @@ import numpy as np
 import onnx
 from onnx import NodeProto
 
-from compress.exporters.rewrite.attention import TURNED, Core, Product, product
-from compress.exporters.rewrite.graph import OURS, Array, Net, attribute, set_attribute
+from compress.exporters.rewrite.attention import TURNED, Core, Linear, linear
+from compress.exporters.rewrite.graph import OURS, Array, Graph, attribute, set_attribute
 
 
-def tokens_first(net: Net) -> int:
+def tokens_first(graph: Graph) -> int:
     """Turns everything from the last tensor that all of the first attention comes from; how many attentions are."""
-    net.prune()
-    attentions = net.attentions()
-    start = _start(net, attentions[0]) if attentions else None
+    graph.prune()
+    attentions = graph.attentions()
+    start = _start(graph, attentions[0]) if attentions else None
     if start is None:
         return 0
-    nodes, before = list(net.nodes), _before(net, start)
+    nodes, before = list(graph.nodes), _before(graph, start)
     turned: dict[str, str] = {}
     back: dict[str, str] = {}
-    _turn_tensor(net, start, turned)
+    _turn_tensor(graph, start, turned)
     for node in nodes:
-        read = net.varying(node)
+        read = graph.varying(node)
         if not any(name in turned for name in read):
             continue
-        if node.domain == OURS or net.tokenwise(node):
+        if node.domain == OURS or graph.tokenwise(node):
             if all(name in turned or name in before for name in read):
                 for name in read:
-                    _turn_tensor(net, name, turned)
-                _turn(net, node, turned)
+                    _turn_tensor(graph, name, turned)
+                _turn(graph, node, turned)
                 continue
-        elif _takes_tokens(net, node, turned):
+        elif _takes_tokens(graph, node, turned):
             continue
         for name in read:  # what knows no other order gets the old one
             if name in turned and name not in back and name not in before:
-                back[name] = net.add("Transpose", [turned[name]], f"{node.name}/rows_first", perm=TURNED)
+                back[name] = graph.add("Transpose", [turned[name]], f"{node.name}/rows_first", perm=TURNED)
         node.input[:] = [back.get(name, name) for name in node.input]
-    for name in net.outputs:
+    for name in graph.outputs:
         if name in turned:
-            net.add("Transpose", [turned[name]], f"{name}/rows_first", output=name, perm=TURNED)
+            graph.add("Transpose", [turned[name]], f"{name}/rows_first", output=name, perm=TURNED)
     return sum(attribute(node, "tokens_first") for node in attentions)
 
 
-def _turn_tensor(net: Net, name: str, turned: dict[str, str]) -> None:
+def _turn_tensor(graph: Graph, name: str, turned: dict[str, str]) -> None:
     if name not in turned:
-        turned[name] = net.add("Transpose", [name], f"{name}/tokens_first", perm=TURNED)
+        turned[name] = graph.add("Transpose", [name], f"{name}/tokens_first", perm=TURNED)
 
 
-def _before(net: Net, start: str) -> set[str]:
+def _before(graph: Graph, start: str) -> set[str]:
     """`start`, and the tensors that it comes from token by token: residuals begin there."""
-    writers, found, open_ = net.writers(), set[str](), [start]
+    writers, found, open_ = graph.writers(), set[str](), [start]
     while open_:
         name = open_.pop()
         found.add(name)
         node = writers.get(name)
-        if node is not None and net.tokenwise(node):
-            open_ += [each for each in net.varying(node) if each not in found]
+        if node is not None and graph.tokenwise(node):
+            open_ += [each for each in graph.varying(node) if each not in found]
     return found
 
 
-def _turn(net: Net, node: NodeProto, turned: dict[str, str]) -> None:
+def _turn(graph: Graph, node: NodeProto, turned: dict[str, str]) -> None:
     node.input[:] = [turned.get(name, name) for name in node.input]
-    _rename(net, node, turned)
+    _rename(graph, node, turned)
     if node.domain == OURS:
         set_attribute(node, "tokens_first", 1)
 
 
-def _rename(net: Net, node: NodeProto, turned: dict[str, str]) -> None:
+def _rename(graph: Graph, node: NodeProto, turned: dict[str, str]) -> None:
     before = node.output[0]
-    turned[before] = net.renamed(node, f"{before}.tokens_first")
+    turned[before] = graph.renamed(node, f"{before}.tokens_first")
 
 
-def _takes_tokens(net: Net, node: NodeProto, turned: dict[str, str]) -> bool:
+def _takes_tokens(graph: Graph, node: NodeProto, turned: dict[str, str]) -> bool:
     """A node that takes some tokens, or drops the axis of the only one: on the other axis."""
-    if node.op_type == "Gather" and attribute(node, "axis", 0) == 1 and net.value(node.input[1]) is not None:
+    if node.op_type == "Gather" and attribute(node, "axis", 0) == 1 and graph.value(node.input[1]) is not None:
         node.input[0] = turned[node.input[0]]
         set_attribute(node, "axis", 0)
-        index = net.value(node.input[1])
+        index = graph.value(node.input[1])
         if index is not None and index.ndim == 1:
-            _rename(net, node, turned)
+            _rename(graph, node, turned)
         return True
     if node.op_type == "Squeeze" and len(node.input) == 2:
-        axes = net.value(node.input[1])
+        axes = graph.value(node.input[1])
         if axes is not None and axes.reshape(-1).tolist() == [1]:
-            node.input[:] = [turned[node.input[0]], net.integers(0)]
+            node.input[:] = [turned[node.input[0]], graph.integers(0)]
             return True
     return False
 
 
-def _start(net: Net, attention: NodeProto) -> str | None:
+def _start(graph: Graph, attention: NodeProto) -> str | None:
     """The last tensor that queries, keys and values all come from, token by token."""
-    writers = net.writers()
-    order = {name: place for place, node in enumerate(net.nodes) for name in node.output}
+    writers = graph.writers()
+    order = {name: place for place, node in enumerate(graph.nodes) for name in node.output}
     frontier = set(attention.input[:3])
     while len(frontier) > 1:
         latest = max(frontier, key=lambda name: order.get(name, -1))
         node = writers.get(latest)
-        if node is None or not (net.tokenwise(node) or _takes_one(net, node)):
+        if node is None or not (graph.tokenwise(node) or _takes_one(graph, node)):
             return None
-        frontier = (frontier - {latest}) | set(net.varying(node))
+        frontier = (frontier - {latest}) | set(graph.varying(node))
     return frontier.pop()
 
 
-def _takes_one(net: Net, node: NodeProto) -> bool:
+def _takes_one(graph: Graph, node: NodeProto) -> bool:
     """A node that takes tokens and keeps their axis."""
     if node.op_type != "Gather" or attribute(node, "axis", 0) != 1:
         return False
-    index = net.value(node.input[1])
+    index = graph.value(node.input[1])
     return index is not None and index.ndim == 1
 
 
-def one_token(net: Net) -> int:
+def one_token(graph: Graph) -> int:
     """Rewrites the graph so that what is taken of one token is computed for that one alone; the number of nodes that
     became a row each. Expects tokens on axis 1, and attention as one node."""
-    taken = [node for node in net.nodes if node.op_type == "Gather" and attribute(node, "axis", 0) == 1]
-    return sum(_pushed_back(net, node) for node in taken)
+    taken = [node for node in graph.nodes if node.op_type == "Gather" and attribute(node, "axis", 0) == 1]
+    return sum(_pushed_back(graph, node) for node in taken)
 
 
-def _pushed_back(net: Net, last: NodeProto) -> int:
-    index = net.value(last.input[1])
+def _pushed_back(graph: Graph, last: NodeProto) -> int:
+    index = graph.value(last.input[1])
     if index is None or index.ndim != 0:
         return 0
-    narrow = _narrow(net, last)
+    narrow = _narrow(graph, last)
     if not any(last.input[0] in node.output for node in narrow):  # others read it whole
         return 0
-    chosen = net.integers(int(index))
+    chosen = graph.integers(int(index))
     inside = {name for node in narrow for name in node.output}
     rows: dict[str, str] = {}
     for node in narrow:
-        read = [node.input[0]] if node.domain == OURS else net.varying(node)
+        read = [node.input[0]] if node.domain == OURS else graph.varying(node)
         for name in read:
             if name not in inside and name not in rows:
-                rows[name] = net.add("Gather", [name, chosen], f"{node.name}/one_token", axis=1)
+                rows[name] = graph.add("Gather", [name, chosen], f"{node.name}/one_token", axis=1)
         node.input[:] = [rows.get(name, name) if name in read else name for name in node.input]
-    net.replace(last, "Squeeze", [last.input[0], net.integers(1)], last.name)
+    graph.replace(last, "Squeeze", [last.input[0], graph.integers(1)], last.name)
     return len(narrow)
 
 
-def _narrow(net: Net, last: NodeProto) -> list[NodeProto]:
+def _narrow(graph: Graph, last: NodeProto) -> list[NodeProto]:
     """The nodes all of whose results end, token by token, in `last`."""
-    net.prune()
-    readers = net.readers()
+    graph.prune()
+    readers = graph.readers()
     narrow: dict[str, NodeProto] = {}
-    for node in reversed(net.nodes):
-        if not (node.domain == OURS or net.tokenwise(node)) or len(node.output) != 1:
+    for node in reversed(graph.nodes):
+        if not (node.domain == OURS or graph.tokenwise(node)) or len(node.output) != 1:
             continue
         if all(_by_row(reader, node.output[0], last, narrow) for reader in readers.get(node.output[0], [])):
             narrow[node.output[0]] = node
@@ -162,62 +162,62 @@ def _by_row(reader: NodeProto, name: str, last: NodeProto, narrow: dict[str, Nod
     return reader.output[0] in narrow and only_as_queries
 
 
-def fold_scales(net: Net, cores: list[Core]) -> None:
+def fold_scales(graph: Graph, cores: list[Core]) -> None:
     """The scale of the scores goes into the weights of the queries."""
-    for core, node in _nodes(net, cores):
+    for core, node in _nodes(graph, cores):
         if core.scale != 1.0:
-            made = _product(net, node.input[0])
-            _reweigh(net, made, "scaled", partial(_scaled, factor=core.scale))
+            made = _product(graph, node.input[0])
+            _reweigh(graph, made, "scaled", partial(_scaled, factor=core.scale))
 
 
-def mask_keys(net: Net, cores: list[Core]) -> None:
+def mask_keys(graph: Graph, cores: list[Core]) -> None:
     """The mask is added to the keys (rows x tokens x width numbers) instead of to the scores (rows x heads x tokens x
     tokens): every head gets one feature more, 1 in all queries and the mask's value in the keys."""
     spread: dict[tuple[str, int, int, int], str] = {}
-    for core, node in _nodes(net, cores):
+    for core, node in _nodes(graph, cores):
         if not core.mask:
             continue
         heads, size, first = core.heads, core.size, attribute(node, "tokens_first")
         for name, bias in ((node.input[0], 1.0), (node.input[1], 0.0)):
-            made = _product(net, name)
-            _reweigh(net, made, "masked", partial(_widened, heads=heads, bias=bias))
+            made = _product(graph, name)
+            _reweigh(graph, made, "masked", partial(_widened, heads=heads, bias=bias))
         key = core.mask, heads, size, first
         if key not in spread:
-            spread[key] = _spread(net, *key)
+            spread[key] = _spread(graph, *key)
         node.input.append(spread[key])
         set_attribute(node, "size", size + 1)
 
 
-def merge(net: Net) -> int:
+def merge(graph: Graph) -> int:
     """Makes one product of the queries', keys' and values' products that read the same tensor; how many became one."""
     merged = 0
-    for node in net.attentions():
-        made = [_product(net, name) for name in node.input[:3]]
+    for node in graph.attentions():
+        made = [_product(graph, name) for name in node.input[:3]]
         for source in dict.fromkeys(each.source for each in made):
             alike = [each for each in made if each.source == source]
             if len(alike) > 1:
-                _join(net, alike)
+                _join(graph, alike)
                 merged += len(alike)
     return merged
 
 
-def _nodes(net: Net, cores: list[Core]) -> list[tuple[Core, NodeProto]]:
-    by_name = {node.name: node for node in net.attentions()}
+def _nodes(graph: Graph, cores: list[Core]) -> list[tuple[Core, NodeProto]]:
+    by_name = {node.name: node for node in graph.attentions()}
     return [(core, by_name[core.name]) for core in cores]
 
 
-def _product(net: Net, name: str) -> Product:
-    found = product(net, name, net.writers(), net.readers())
+def _product(graph: Graph, name: str) -> Linear:
+    found = linear(graph, name, graph.writers(), graph.readers())
     assert found is not None, "an attention's products are checked when it is found"
     return found
 
 
-def _reweigh(net: Net, made: Product, suffix: str, change: Callable[[Array], Array]) -> None:
+def _reweigh(graph: Graph, made: Linear, suffix: str, change: Callable[[Array], Array]) -> None:
     """Other weight and bias; of a weight that several layers share, one other for all of them."""
     for node, name in ((made.product, made.weight), (made.sum, made.bias)):
-        value = net.value(name)
+        value = graph.value(name)
         assert value is not None
-        changed = net.constant(change(value), f"{name}.{suffix}")
+        changed = graph.constant(change(value), f"{name}.{suffix}")
         node.input[:] = [changed if each == name else each for each in node.input]
 
 
@@ -232,26 +232,26 @@ def _widened(value: Array, heads: int, bias: float) -> Array:
     return np.concatenate([by_head, new], axis=-1).reshape(*value.shape[:-1], -1)
 
 
-def _spread(net: Net, mask: str, heads: int, size: int, first: int) -> str:
+def _spread(graph: Graph, mask: str, heads: int, size: int, first: int) -> str:
     """The mask (rows, 1, 1, tokens) as (rows, tokens, heads x (size + 1)), 0 but in the last place of every head."""
-    column = net.add("Reshape", [mask, net.integers(0, -1, 1)], f"{mask}/column")
+    column = graph.add("Reshape", [mask, graph.integers(0, -1, 1)], f"{mask}/column")
     if first:
-        column = net.add("Transpose", [column], f"{mask}/tokens_first", perm=[1, 0, 2])
+        column = graph.add("Transpose", [column], f"{mask}/tokens_first", perm=[1, 0, 2])
     places = np.zeros((heads, size + 1), np.float32)
     places[:, -1] = 1.0
-    return net.add("Mul", [column, net.constant(places.reshape(-1), "mask_places")], f"{mask}/in_keys")
+    return graph.add("Mul", [column, graph.constant(places.reshape(-1), "mask_places")], f"{mask}/in_keys")
 
 
-def _join(net: Net, alike: list[Product]) -> None:
-    values = [(net.value(each.weight), net.value(each.bias)) for each in alike]
+def _join(graph: Graph, alike: list[Linear]) -> None:
+    values = [(graph.value(each.weight), graph.value(each.bias)) for each in alike]
     weights, biases = ([value for value in group if value is not None] for group in zip(*values, strict=True))
     name = alike[0].product.name + ".merged"
-    weight = net.constant(np.concatenate(weights, axis=1), f"{alike[0].weight}.merged")
-    bias = net.constant(np.concatenate(biases), f"{alike[0].bias}.merged")
-    whole = net.add("MatMul", [alike[0].source, weight], name)
-    summed = net.add("Add", [bias, whole], alike[0].sum.name + ".merged")
-    sizes = net.integers(*(len(each) for each in biases))
+    weight = graph.constant(np.concatenate(weights, axis=1), f"{alike[0].weight}.merged")
+    bias = graph.constant(np.concatenate(biases), f"{alike[0].bias}.merged")
+    whole = graph.add("MatMul", [alike[0].source, weight], name)
+    summed = graph.add("Add", [bias, whole], alike[0].sum.name + ".merged")
+    sizes = graph.integers(*(len(each) for each in biases))
     parts = [each.sum.output[0] for each in alike]
     for each in alike:
-        net.remove(each.sum)
-    net.nodes.append(onnx.helper.make_node("Split", [summed, sizes], parts, name=f"{name}/Split", axis=-1))
+        graph.remove(each.sum)
+    graph.nodes.append(onnx.helper.make_node("Split", [summed, sizes], parts, name=f"{name}/Split", axis=-1))

@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from compress.exporters.rewrite.graph import Graph, Readers, attribute, is_plain_gemm
 from compress.exporters.session import read_model
 
 LAYER = re.compile(r"(?:\w*layers?|h|blocks?)\.(\d+)")
@@ -53,30 +54,16 @@ class Product:
         return np.asarray(found.T if self.transposed else found, np.float32)
 
 
-def initializers(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    return {tensor.name: tensor for tensor in graph.initializer}
-
-
-def readers_of(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
-    """Tensor -> the nodes that read it, once for each time they do."""
-    readers: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
-    return readers
-
-
-def products(graph: onnx.GraphProto) -> list[Product]:
-    """The graph's products, in its order."""
-    weights = initializers(graph)
-    readers = readers_of(graph)
-    shown = {value.name for value in graph.output}
+def products(source: onnx.GraphProto | Graph) -> list[Product]:
+    """Find the graph's products, in its order."""
+    graph = source if isinstance(source, Graph) else Graph(source)
+    readers = graph.readers()
     found = []
-    for node in graph.node:
-        if node.op_type == "MatMul" and _is_matrix(weights, node.input[1]):
-            found.append(_with_bias(node, weights, readers, shown))
-        elif node.op_type == "Gemm" and _is_matrix(weights, node.input[1]) and (given := _gemm(node, weights)):
-            found.append(given)
+    for node in graph.nodes:
+        if node.op_type == "MatMul" and graph.is_matrix(node.input[1]):
+            found.append(_with_bias(graph, node, readers))
+        elif node.op_type == "Gemm" and graph.is_matrix(node.input[1]) and (product := _gemm(graph, node)):
+            found.append(product)
     return found
 
 
@@ -85,16 +72,6 @@ def left_in_float(fp32: Path, int8: Path) -> tuple[str, ...]:
     exact = {each.name for each in products(read_model(int8).graph)}
     names = [each.name for each in products(read_model(fp32).graph)]
     return tuple(name for name in names if name in exact or f"{name}{OF_GEMM}" in exact)
-
-
-def table_lookups(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The Gathers of rows of constant float32 tables: embeddings."""
-    weights = initializers(graph)
-    return [
-        node
-        for node in graph.node
-        if node.op_type == "Gather" and _is_matrix(weights, node.input[0]) and _attributes(node).get("axis", 0) == 0
-    ]
 
 
 def layer(name: str) -> str:
@@ -112,38 +89,24 @@ def layer(name: str) -> str:
     return (" ".join(parts[2:] if len(parts) > 2 else parts[1:] or parts) or name) + use
 
 
-def _with_bias(
-    node: onnx.NodeProto,
-    weights: Mapping[str, onnx.TensorProto],
-    readers: Mapping[str, list[onnx.NodeProto]],
-    shown: set[str],
-) -> Product:
+def _with_bias(graph: Graph, node: onnx.NodeProto, readers: Readers) -> Product:
     made, weight = node.output[0], node.input[1]
-    width = weights[weight].dims[1]
+    width = graph.tensors[weight].dims[1]
     bias, output = None, made
     after = readers.get(made, [])
-    if len(after) == 1 and after[0].op_type == "Add" and made not in shown:
+    if len(after) == 1 and after[0].op_type == "Add":
         other = next((name for name in after[0].input if name != made), made)
-        if other in weights and list(weights[other].dims) == [width]:
+        if other in graph.tensors and list(graph.tensors[other].dims) == [width]:
             bias, output = other, after[0].output[0]
     return Product(node.name or made, node.input[0], weight, False, bias, output, tuple(dict.fromkeys((made, output))))
 
 
-def _gemm(node: onnx.NodeProto, weights: Mapping[str, onnx.TensorProto]) -> Product | None:
+def _gemm(graph: Graph, node: onnx.NodeProto) -> Product | None:
     """None where it does more than x @ W (+ b)."""
-    asked = _attributes(node)
     bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
-    plain = asked.get("alpha", 1.0) == asked.get("beta", 1.0) == 1.0 and not asked.get("transA", 0)
-    if not plain or (bias is not None and (bias not in weights or len(weights[bias].dims) != 1)):
+    constant = bias is None or (bias in graph.tensors and len(graph.tensors[bias].dims) == 1)
+    if not constant or not is_plain_gemm(node):
         return None
     made = node.output[0]
-    across = bool(asked.get("transB", 0))
+    across = bool(attribute(node, "transB", 0))
     return Product(node.name or made, node.input[0], node.input[1], across, bias, made, (made,), gemm=True)
-
-
-def _is_matrix(weights: Mapping[str, onnx.TensorProto], name: str) -> bool:
-    return name in weights and len(weights[name].dims) == 2 and weights[name].data_type == onnx.TensorProto.FLOAT
-
-
-def _attributes(node: onnx.NodeProto) -> dict[str, float]:
-    return {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
