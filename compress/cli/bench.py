@@ -95,7 +95,7 @@ def report(
         talk = console(as_json)
         if html is not None:
             from compress.io import written
-            from compress.reporting.compare_html import render_choice
+            from compress.reporting.html import render_choice
 
             with written(html) as partial:
                 partial.write_text(render_choice(choice, limits, chosen), encoding="utf-8")

@@ -78,7 +78,7 @@ def found(
 
 def keep(record: SearchReport, folder: Path) -> None:
     """Write both files, each whole or not at all."""
-    from compress.reporting.search_html import render_search
+    from compress.reporting.html import render_search
 
     for name, content in ((RECORD, record.to_json()), (PAGE, render_search(record))):
         with written(folder / name) as partial:

@@ -1,4 +1,7 @@
-"""The pictures of the comparison: score against latency, and bars. Drawn for the width they are shown at."""
+"""Charts as inline SVG: scatter with a front, bars, dots and lines, drawn for the width they are shown at.
+
+Many points are one path of dots, so that thousands stay a small file; a script finds each by the scale on the picture.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,11 +10,22 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from compress.records.run_report import Report, Row
+from compress.records.run_report import Point, series
 from compress.reporting import format as units
 
 # Average advance of a sans-serif letter, in ems: wide enough that a label never outgrows the box reserved for it.
 ADVANCE = 0.58
+COLOURS = 8
+MOST_POINTS = 400
+SMOOTHED_FROM = 60
+MANY = 1000
+# What a trainer logs beside the loss and its parts.
+ASIDE = frozenset({"step", "epoch", "grad_norm", "learning_rate", "total_flos", "num_input_tokens_seen"})
+OTHERS = ("eval_", "train_")
+
+Pixel = tuple[float, float]
+Line = list[Pixel]
+Lines = Mapping[str, Line]
 
 
 @dataclass(frozen=True)
@@ -34,7 +48,7 @@ class Box:
         return (self.right - self.left) * (self.bottom - self.top)
 
 
-def canvas(key: str, size: tuple[float, float], words: tuple[str, str], marks: Iterable[Markup]) -> Markup:
+def canvas(key: str, size: Pixel, words: tuple[str, str], marks: Iterable[Markup]) -> Markup:
     """One picture; `key` is unique on the page, `words` are its title and its description for those who cannot see."""
     return Markup(
         '<svg class="picture" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" '
@@ -49,7 +63,7 @@ def draw_text(x: float, y: float, content: str, style: str = "", anchor: str = "
     )
 
 
-def draw_line(start: tuple[float, float], end: tuple[float, float], style: str) -> Markup:
+def draw_line(start: Pixel, end: Pixel, style: str) -> Markup:
     return Markup('<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" class="{}"/>').format(*start, *end, style)
 
 
@@ -59,7 +73,7 @@ def bar(box: Box, style: str) -> Markup:
     )
 
 
-def path(points: Sequence[tuple[float, float]], style: str) -> Markup:
+def path(points: Sequence[Pixel], style: str) -> Markup:
     """A line through the points; a single one is drawn as a dot by the round cap."""
     drawn = points if len(points) > 1 else [*points, *points]
     return Markup('<path d="M{}" class="{}"/>').format(" ".join(f"{x:.1f},{y:.1f}" for x, y in drawn), style)
@@ -91,7 +105,7 @@ def shortened(content: str, letters: int) -> str:
     return content if len(content) <= letters else content[: letters - 1].rstrip() + "…"
 
 
-def place(point: tuple[float, float], size: tuple[float, float], taken: Sequence[Box], inside: Box) -> Box:
+def place(point: Pixel, size: Pixel, taken: Sequence[Box], inside: Box) -> Box:
     """Where a label of `size` stands near `point`: inside, on nothing that is taken, as near as possible."""
     wide, high = size
     x, y = point
@@ -299,7 +313,7 @@ def level(name: str, score: float, y: Axis, plot: Box, taken: Sequence[Box]) -> 
     return [box, Box(plot.left, at_pixel - 2, plot.right, at_pixel + 2)], [line, *marks]
 
 
-def stairs(points: Sequence[tuple[float, float]], plot: Box) -> list[tuple[float, float]]:
+def stairs(points: Sequence[Pixel], plot: Box) -> list[Pixel]:
     """The best score that each cost buys: from the cheapest level to the next, up to it, and level to the end."""
     ordered = sorted(points)
     found = ordered[:1]
@@ -308,14 +322,44 @@ def stairs(points: Sequence[tuple[float, float]], plot: Box) -> list[tuple[float
     return [*found, (plot.right, ordered[-1][1])]
 
 
-def room(start: tuple[float, float], end: tuple[float, float]) -> Box:
-    """What names keep off: a line that is level or upright."""
+def line_box(start: Pixel, end: Pixel) -> Box:
+    """Return the room of a line that is level or upright, which names keep off."""
     return Box(min(start[0], end[0]), min(start[1], end[1]) - 2, max(start[0], end[0]) + 2, max(start[1], end[1]) + 2)
 
 
-HEIGHT = 400
-# From so many points on, the names alone find room beside them.
-CROWD = 5
+def scatter(
+    plot: Box,
+    axes: tuple[Axis, Axis],
+    names_of: tuple[str, str],
+    spots: Sequence[Spot],
+    key: str,
+    *,
+    levels: Iterable[tuple[str, float]] = (),
+    steps: Sequence[Pixel] = (),
+    behind: Iterable[Markup] = (),
+    under: Iterable[Markup] = (),
+    over: tuple[Sequence[Box], Sequence[Markup]] = ((), ()),
+    better: str = "left costs less",
+) -> Markup:
+    """Draw scores against a cost: points with their names, levels of what has no cost, and the front as stairs.
+
+    names_of  of the cost and of the score; levels: (name, score); steps: the corners of the stairs
+    behind    lies under the grid, under over it, over (with the room it takes) over the stairs
+    """
+    x, y = axes
+    marks = [*behind, *grid(x, y, plot), *titles(plot, *names_of), *under]
+    taken = [*(box for spot in spots for box in spot.boxes), *(line_box(*pair) for pair in pairwise(steps))]
+    for name, score in levels:
+        boxes, drawn = level(name, score, y, plot, taken)
+        taken, marks = [*taken, *boxes], [*marks, *drawn]
+    if steps:
+        marks.append(path(steps, "edge"))
+    marks += over[1]
+    marks += names(sorted(spots, key=lambda spot: "front" not in spot.style), [*taken, *over[0]], plot)
+    marks += [spot.drawn() for spot in spots]
+    told = f"{'; '.join(spot.hint for spot in spots)}. Up is better, {better}."
+    size = plot.right + 14, plot.bottom + 48
+    return canvas(key, size, (f"{names_of[1]} against {names_of[0]}", told), marks)
 
 
 @dataclass(frozen=True)
@@ -328,68 +372,151 @@ class Bar:
     text: str = ""
 
 
-def placeable(report: Report) -> tuple[Row, ...]:
-    """The rows that have a score and a latency: the points of `trade_off`."""
-    return tuple(row for row in report.rows if report.latency(row) and report.score(row) is not None)
-
-
-def trade_off(report: Report, key: str, width: float) -> Markup:
-    """Score against median latency: a point per placeable row, a line per baseline, in words where off the scale."""
-    plot = Box(52, 34, width - 14, HEIGHT - 48)
-    found = [latency for row in placeable(report) if (latency := report.latency(row))]
-    x = cost_axis([one["p50_ms"] for one in found], [one["p95_ms"] for one in found], plot)
-    scores = [score for row in placeable(report) if (score := report.score(row)) is not None]
-    levels = [score for row in report.of_role("baseline") if (score := report.score(row)) is not None]
-    y = score_axis(scores, levels, plot)
-    crowded = len(found) > CROWD
-    spots = [_spot(report, row, x, y, crowded=crowded) for row in placeable(report)]
-    marks = [*grid(x, y, plot), *titles(plot, "median latency, ms", units.metric(report.metric))]
-    taken = [box for spot in spots for box in spot.boxes]
-    for row in report.of_role("baseline"):
-        score = report.score(row)
-        if score is not None and report.latency(row) is None:
-            room, drawn = level(row.name, score, y, plot, taken)
-            taken += room
-            marks += drawn
-    marks += names(spots, taken, plot)
-    marks += [spot.drawn() for spot in spots]
-    title = f"{units.metric(report.metric)} against latency"
-    told = "; ".join(spot.hint for spot in spots)
-    return canvas(key, (width, HEIGHT), (title, f"{told}. Up is better, left is faster."), marks)
-
-
-def bars(items: Sequence[Bar], key: str, width: float, words: tuple[str, str]) -> Markup:
-    """One bar per item from zero; `words`: what is measured, and its unit."""
-    title, unit = words
+def bars(items: Sequence[Bar], title: str, unit: str, key: str, width: float) -> Markup:
+    """Draw one bar per item, from zero."""
     longest = max(item.value for item in items) or 1.0
+    numbers = [item.text or units.measure(item.value, unit) for item in items]
     marks = []
-    for index, item in enumerate(items):
+    for index, (item, number) in enumerate(zip(items, numbers, strict=True)):
         top = index * 38.0
-        number = item.text or units.measure(item.value, unit)
         room = int((width - text_width(number, 13) - 16) / (13 * ADVANCE))
         marks.append(draw_text(0, top + 13, shortened(item.name, room), "name"))
         marks.append(draw_text(width, top + 13, number, "number", "end"))
         marks.append(bar(Box(0, top + 20, width, top + 28), "track"))
         marks.append(bar(Box(0, top + 20, max(1.5, width * item.value / longest), top + 28), f"bar {item.style}"))
-    told = "; ".join(f"{item.name} {item.text or units.measure(item.value, unit)}" for item in items)
+    told = "; ".join(f"{item.name} {number}" for item, number in zip(items, numbers, strict=True))
     return canvas(key, (width, 38 * len(items) - 6), (title, told), marks)
 
 
-def _spot(report: Report, row: Row, x: Axis, y: Axis, *, crowded: bool) -> Spot:
-    latency, score = report.latency(row), report.score(row)
-    assert latency is not None and score is not None
-    facts = f"{units.score(score)} · {units.measure(latency['p50_ms'], 'ms')}"
-    slow = units.measure(latency["p95_ms"], "ms")
-    return Spot(
-        name=row.name,
-        facts="" if crowded else facts,
-        hint=f"{row.name}: {units.metric(report.metric)} {facts}, 95th percentile {slow}",
-        x=x.at(latency["p50_ms"]),
-        y=y.at(score),
-        reach=x.at(min(latency["p95_ms"], x.high)),
-        style=row.role,
-        square=row.role == "teacher",
+def dots(places: Iterable[Pixel], style: str) -> Markup:
+    """Draw dots as one path; those at the same place are one. Many are placed to the pixel."""
+    known = list(places)
+    digits = 0 if len(known) > MANY else 1
+    different = dict.fromkeys((round(x, digits), round(y, digits)) for x, y in known)
+    drawn = "".join(f"M{x:g},{y:g}h0" for x, y in different)
+    return Markup('<path d="{}" class="{}"/>').format(drawn, style) if drawn else Markup("")
+
+
+def line_chart(
+    lines: Lines,
+    title: str,
+    names_of: tuple[str, str],
+    key: str,
+    width: float,
+    *,
+    tight: bool = False,
+    smooth: bool = False,
+    level: float | None = None,
+) -> Markup:
+    """Draw values over steps; on a log scale where they span more than a factor of 20.
+
+    names_of  of the steps and of the values; tight: the scale shows only the range of the values; smooth: many values
+    are drawn as their running mean over a faint line, and few without dots; level: a dashed line
+    """
+    values = [value for line in lines.values() for _, value in line] + ([] if level is None else [level])
+    steps = [step for line in lines.values() for step, _ in line]
+    top = 34 if names_of[1] else 14
+    plot = Box(52, top, width - 14, top + 232)
+    x = Axis(min(0.0, *steps), max(*steps, 1.0), plot.left, plot.right)
+    y = padded(min(values), max(values), plot) if tight else _value_axis(values, plot)
+    faint, strong = [], []
+    for index, line in enumerate(lines.values()):
+        style, thin = line_style(index, list(lines)), thinned(line)
+        even = smoothed(thin) if smooth else thin
+        at, raw = ([(x.at(step), y.at(value)) for step, value in points] for points in (even, thin))
+        faint += [path(raw, f"raw {style}")] if even is not thin else []
+        strong.append(path(at, f"curve {style}"))
+        strong += [path([one], f"knot {style}") for one in at if len(at) <= 40 and not smooth]
+    marks = [*grid(x, y, plot), *titles(plot, *names_of)]
+    if level is not None:
+        marks.append(draw_line((plot.left, y.at(level)), (plot.right, y.at(level)), "reference"))
+    digits = units.three_digits
+    ends = ", ".join(f"{name} from {digits(line[0][1])} to {digits(line[-1][1])}" for name, line in lines.items())
+    return canvas(key, (width, plot.bottom + 44), (title, ends), [*marks, *faint, *strong])
+
+
+def loss_lines(points: Sequence[Point]) -> Lines:
+    """Choose the parts of the loss among the names of a curve, the total first, unless it is its one part again."""
+    shown = {name for point in points for name in point if name not in ASIDE and not name.startswith(OTHERS)}
+    found = {name: line for name, line in series(points) if name == "eval_loss" or name in shown}
+    parts = [line for name, line in found.items() if name not in ("loss", "eval_loss")]
+    if len(parts) == 1 and "loss" in found and _same(found["loss"], parts[0]):
+        del found["loss"]
+    return dict(sorted(found.items(), key=lambda item: item[0] != "loss"))
+
+
+def score_lines(points: Sequence[Point], metric: str) -> Lines:
+    """Choose the evaluation of the report's metric, and the agreement with the teacher."""
+    found = dict(series(points))
+    names = {f"eval_{metric}": units.metric(metric), "eval_agreement": "agreement"}
+    return {shown: found[name] for name, shown in names.items() if name in found}
+
+
+def legend(lines: Lines, unit: str = "") -> tuple[tuple[str, str, str], ...]:
+    """Return (class of the line, name, value at its end as drawn) of each line."""
+    ends = [units.three_digits(smoothed(thinned(line))[-1][1]) for line in lines.values()]
+    return tuple((line_style(at, list(lines)), name, f"{ends[at]}{unit}") for at, name in enumerate(lines))
+
+
+def reading(lines: Lines) -> str:
+    """Say how the picture of these losses is to be read."""
+    longest = max(len(line) for line in lines.values())
+    said = []
+    if longest >= SMOOTHED_FROM:
+        said.append("Strong lines are running means, faint ones the values as logged.")
+    if longest > MOST_POINTS:
+        said.append(f"Of {longest:,} logged values, neighbours are averaged.")
+    if _spans_decades([value for line in lines.values() for _, value in line]):
+        said.append("The vertical scale is logarithmic.")
+    return " ".join(said)
+
+
+def line_style(index: int, names: Sequence[str]) -> str:
+    """Return the class of a line's colour: ink for the total, else one of eight; dashed from the ninth on."""
+    if names[index] == "loss":
+        return "total"
+    place = index - ("loss" in names)
+    return f"s{place % COLOURS}" + (" dashed" if place >= COLOURS else "")
+
+
+def thinned(line: Line) -> Line:
+    """Average equal runs of neighbours, so that at most MOST_POINTS points are left."""
+    run = -(-len(line) // MOST_POINTS)
+    parts = [line[start : start + run] for start in range(0, len(line), run)] if run > 1 else []
+    return [(_mean([step for step, _ in part]), _mean([value for _, value in part])) for part in parts] or line
+
+
+def smoothed(line: Line) -> Line:
+    """Take the running mean over a twentieth of the line, centred; a line of few points is returned as it is."""
+    if len(line) < SMOOTHED_FROM:
+        return line
+    half = max(1, len(line) // 40)
+    values = [value for _, value in line]
+    return [(step, _mean(values[max(0, at - half) : at + half + 1])) for at, (step, _) in enumerate(line)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _same(one: Line, other: Line) -> bool:
+    """Equal but for the rounding of a mean."""
+    return len(one) == len(other) and all(
+        a == b and math.isclose(x, y, rel_tol=1e-4) for (a, x), (b, y) in zip(one, other, strict=True)
     )
+
+
+def _value_axis(values: Sequence[float], plot: Box) -> Axis:
+    low, high = min(values), max(values)
+    if _spans_decades(values):
+        return Axis(low / 1.15, high * 1.15, plot.bottom, plot.top, log=True)
+    if low >= 0:
+        return Axis(0, (high or 1.0) * 1.06, plot.bottom, plot.top)
+    return padded(low, high, plot)
+
+
+def _spans_decades(values: Sequence[float]) -> bool:
+    return 0 < 20 * min(values) < max(values)
 
 
 # Widths in pixels of the page's columns: the wider and the narrower of two, both together, and a phone's only one.
@@ -407,6 +534,14 @@ class Figure:
     legend: tuple[tuple[str, str, str], ...] = ()
 
 
-def drawn(draw: Callable[[str, float], Markup], key: str, width: float) -> tuple[Markup, Markup]:
-    """The same picture for a wide window and for a phone; the style sheet shows one of them."""
-    return draw(f"{key}-wide", width), draw(f"{key}-phone", PHONE)
+def draw_figure(
+    heading: str,
+    draw: Callable[[str, float], Markup],
+    key: str,
+    width: float,
+    *,
+    caption: str = "",
+    legend: tuple[tuple[str, str, str], ...] = (),
+) -> Figure:
+    """Draw the same picture for a wide window and for a phone; the style sheet shows one of them."""
+    return Figure(heading, draw(f"{key}-wide", width), draw(f"{key}-phone", PHONE), caption, legend)

@@ -1,15 +1,14 @@
 """What was proved of files, as tables and pictures: certificates, the race of the variants, what each layer costs."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from markupsafe import Markup
+from functools import partial
 
 from compress.records.certificate import Certificate, Sensitivity, Tried
 from compress.reporting import format as units
 from compress.reporting.cells import Cell, Column, Line, Sheet, verdict_cell
-from compress.reporting.charts import MAIN, Bar, Figure, bars, drawn
+from compress.reporting.charts import MAIN, Bar, Figure, bars, draw_figure
 
 LEVELS = 8
 """Steps of the heat."""
@@ -81,8 +80,8 @@ def races(tried: Sequence[Tried], key: str, of: str = "") -> list[Race]:
         setting, items = race_bars(group)
         figure = None
         if items:
-            pictures = drawn(_bars(items), f"{key}-{index}", MAIN)
-            figure = Figure(f"Time beside the first variant’s: {setting}", *pictures)
+            draw = partial(bars, items, "Time beside the first variant’s", "×")
+            figure = draw_figure(f"Time beside the first variant’s: {setting}", draw, f"{key}-{index}", MAIN)
         found.append(Race(", ".join(part for part in (of, device) if part), figure, race(group)))
     return found
 
@@ -136,10 +135,6 @@ def _heat(one: Sensitivity, strongest: float) -> Heat:
     strength = round(LEVELS * max(0.0, one.share) / strongest) if strongest > 0 and units.known(one.share) else 0
     hint = f"{one.layer}: {units.share(one.share)} of the error; alone {units.small(one.error)}; {one.product}"
     return Heat(units.share(one.share), strength, one.kept, hint)
-
-
-def _bars(items: Sequence[Bar]) -> Callable[[str, float], Markup]:
-    return lambda key, width: bars(items, key, width, ("Time beside the first variant’s", "×"))
 
 
 def _device(one: Certificate) -> Cell:

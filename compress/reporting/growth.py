@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from markupsafe import Markup
 
 from compress.records.search_report import Rung, SearchReport
-from compress.reporting import charts, search_charts, search_remarks
+from compress.reporting import charts, search_remarks
 from compress.reporting import format as units
 from compress.reporting.cells import Small
-from compress.reporting.charts import SIDE, Axis, Box, Figure, drawn, grid, padded, titles
+from compress.reporting.charts import SIDE, Axis, Box, Figure, draw_figure, grid, padded, titles
+from compress.reporting.remarks import capitalised
 from compress.reporting.scaling import FAR, Fit, Interval, Law, fit, floor_shown
 
 MOST_POINTS = 400
@@ -189,10 +191,10 @@ def _beyond(law: Law, at: Mapping[str, float]) -> str:
 
 def _figure(found: SearchReport, curve: Curve) -> Figure:
     heading = f"{units.metric(found.metric)} against {curve.cause}"
-    pictures = drawn(lambda key, width: _picture(found, curve, key, width), f"growth-{curve.cause}", SIDE)
     slope = curve.law.exponent(curve.cause)
     caption = f"Exponent {slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}]."
-    return Figure(heading[0].upper() + heading[1:], *pictures, caption)
+    draw = partial(_picture, found, curve)
+    return draw_figure(capitalised(heading), draw, f"growth-{curve.cause}", SIDE, caption=caption)
 
 
 def _picture(found: SearchReport, curve: Curve, key: str, width: float) -> Markup:
@@ -222,7 +224,7 @@ def _picture(found: SearchReport, curve: Curve, key: str, width: float) -> Marku
             marks.append(charts.path(shown_part, "curve s0 far"))
     for style, mine in (("crowd", False), ("crowd own", True)):
         at = [(x.at(at[curve.cause]), y.at(score)) for at, score in curve.points if curve.own(at) is mine]
-        marks.append(search_charts.dots([one for one in at if plot.top - 8 <= one[1] <= plot.bottom], style))
+        marks.append(charts.dots([one for one in at if plot.top - 8 <= one[1] <= plot.bottom], style))
     marks.append(charts.path([at for at in line[first:last] if at[1] < plot.bottom], "curve s0"))
     told = f"from {_said(bands[solid[0]])} to {_said(bands[solid[-1]])}"
     return charts.canvas(key, (width, 348), (f"{units.metric(found.metric)} against {curve.cause}", told), marks)

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from compress.reporting import compare, compare_charts, evidence
+from compress.reporting import compare, evidence
 from compress.reporting import format as units
 from compress.reporting.compare import Choice, Limits
-from compress.reporting.compare_charts import Against
-from compress.reporting.compare_html import render_choice
-from compress.reporting.html import render_html
+from compress.reporting.html import render_choice, render_html
+from compress.reporting.pictures import CandidatePlot
 from tests.report.sample import ROWS, report
 from tests.report.shelf import bench, bundle, certificate, proved, student
 from tests.report.test_page import HOSTILE, Elements, boxes
@@ -199,8 +198,8 @@ def test_the_page_of_one_run_shows_its_proofs_too() -> None:
 @pytest.mark.parametrize("count", [1, 3, 8, 15])
 def test_names_in_a_picture_do_not_overlap(tmp_path: Path, width: float, count: int) -> None:
     choice = many(tmp_path, count)
-    against = Against(choice, choice.view, None)
-    placed = boxes(str(compare_charts.pareto(against, "key", width)))
+    against = CandidatePlot(choice, choice.view, None)
+    placed = boxes(str(against.draw("key", width)))
     assert len(placed) == 2 * count + 1
     assert max((one.overlap(other) for one, other in combinations(placed, 2)), default=0.0) < 20, "at most they graze"
     assert all(box.left >= 0 and box.right <= width for box in placed)
@@ -208,7 +207,7 @@ def test_names_in_a_picture_do_not_overlap(tmp_path: Path, width: float, count: 
 
 def test_the_front_is_drawn_as_stairs_that_never_fall_to_the_right(choices: dict[str, Choice]) -> None:
     choice = choices["thirty"]
-    drawn = str(compare_charts.pareto(Against(choice, choice.view, None), "key", 690))
+    drawn = str(CandidatePlot(choice, choice.view, None).draw("key", 690))
     (path,) = re.findall(r'<path d="M([^"]+)" class="edge"/>', drawn)
     corners = [tuple(map(float, point.split(","))) for point in path.split()]
     assert len(corners) == 2 * len(choice.front(lambda one: compare.median_ms(one, choice.view)))
@@ -218,8 +217,11 @@ def test_the_front_is_drawn_as_stairs_that_never_fall_to_the_right(choices: dict
 def test_a_score_far_below_is_off_the_scale_and_said(tmp_path: Path) -> None:
     paths = [bundle(tmp_path / f"s{n}", student(0.88 + 0.005 * n, 3.0 + n)) for n in range(4)]
     choice = compare.compare([*paths, bundle(tmp_path / "hopeless", student(0.55, 4.0))])
-    against = Against(choice, choice.view, None)
-    assert {one.name for one in against.off()} == {"hopeless int8", "hopeless fp32"}
+    against = CandidatePlot(choice, choice.view, None)
+    assert {one.name for one, (_, score) in against.placed if score < against.lowest} == {
+        "hopeless int8",
+        "hopeless fp32",
+    }
     assert "Below this scale: hopeless fp32 0.560, hopeless int8 0.550." in text(page(choice))
 
 

@@ -9,10 +9,11 @@ from itertools import combinations, pairwise
 import pytest
 
 from compress.records.run_report import Report, Row
-from compress.reporting import charts, training_charts
+from compress.reporting import charts
 from compress.reporting import charts as svg
 from compress.reporting.charts import Axis, Bar, label
 from compress.reporting.html import render_html
+from compress.reporting.pictures import trade_off
 from tests.report.sample import ROWS, curve, latency, regression, report, with_classes
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}"
@@ -138,19 +139,19 @@ def test_one_point_per_row_with_latency_in_each_of_two_widths() -> None:
 
 
 def test_bars_are_as_long_as_the_values() -> None:
-    drawn = str(charts.bars([Bar("a", 90.0, "teacher"), Bar("b", 22.5, "student")], "key", 360, ("File size", "MB")))
+    drawn = str(charts.bars([Bar("a", 90.0, "teacher"), Bar("b", 22.5, "student")], "File size", "MB", "key", 360))
     assert re.findall(r'width="([\d.]+)" height="8.0" rx="2" class="bar', drawn) == ["360.0", "90.0"]
 
 
 def test_baselines_are_lines_or_named_off_the_scale() -> None:
-    drawn = str(charts.trade_off(report(), "key", 690))
+    drawn = str(trade_off(report(), "key", 690))
     assert drawn.count('class="reference"') == 1
     assert "bag of words 0.800" in drawn and "↓ majority 0.500, off this scale" in drawn
 
 
 def test_a_better_and_faster_row_is_higher_and_further_left() -> None:
     rows = (ROWS[2], replace(ROWS[4], score={"accuracy": 0.95}))
-    drawn = str(charts.trade_off(report(rows=rows), "key", 690))
+    drawn = str(trade_off(report(rows=rows), "key", 690))
     teacher = re.search(r'<path d="M([\d.]+),([\d.]+) l7,7 [^>]*class="point teacher"', drawn)
     student = re.search(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="6" class="point student"', drawn)
     assert teacher and student
@@ -172,7 +173,7 @@ def boxes(drawn: str) -> list[svg.Box]:
 @pytest.mark.parametrize("width", [342, 690])
 @pytest.mark.parametrize("students", [1, 2, 3, 6, 9])
 def test_names_in_the_picture_do_not_overlap(width: float, students: int) -> None:
-    placed = boxes(str(charts.trade_off(crowd(students), "key", width)))
+    placed = boxes(str(trade_off(crowd(students), "key", width)))
     assert len(placed) == students + 1
     assert all(one.overlap(other) < 1 for one, other in combinations(placed, 2))
     assert all(box.left >= 0 and box.right <= width for box in placed)
@@ -187,47 +188,47 @@ def test_every_loss_part_is_drawn_and_named() -> None:
 
 
 def test_bookkeeping_is_no_loss() -> None:
-    assert list(training_charts.loss_lines(curve(10))) == ["loss", "part.large", "part.small"]
+    assert list(charts.loss_lines(curve(10))) == ["loss", "part.large", "part.small"]
     aside = [{"step": 1, "learning_rate": 1.0, "grad_norm": 2.0, "train_runtime": 3.0, "eval_f1": 0.1}]
-    assert training_charts.loss_lines(aside) == {}
+    assert charts.loss_lines(aside) == {}
 
 
 def test_a_loss_of_one_part_is_drawn_once() -> None:
-    assert list(training_charts.loss_lines([{"step": 1, "loss": 0.5, "hinton.soft_targets": 0.5000001}])) == [
+    assert list(charts.loss_lines([{"step": 1, "loss": 0.5, "hinton.soft_targets": 0.5000001}])) == [
         "hinton.soft_targets"
     ]
-    assert list(training_charts.loss_lines([{"step": 1, "loss": 0.5, "hinton.soft_targets": 1.0}])) == [
+    assert list(charts.loss_lines([{"step": 1, "loss": 0.5, "hinton.soft_targets": 1.0}])) == [
         "loss",
         "hinton.soft_targets",
     ]
 
 
 def test_gaps_are_left_out_of_a_curve() -> None:
-    found = training_charts.loss_lines([{"step": 1, "loss": 1.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 2.0}])
+    found = charts.loss_lines([{"step": 1, "loss": 1.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 2.0}])
     assert found == {"loss": [(1, 1.0), (3, 2.0)]}
 
 
 def test_thinning_keeps_the_mean() -> None:
     line = [(float(step), step % 7 + 0.5) for step in range(5000)]
-    thin = training_charts.thinned(line)
-    assert len(thin) <= training_charts.MOST_POINTS
+    thin = charts.thinned(line)
+    assert len(thin) <= charts.MOST_POINTS
     weights = [min(13, 5000 - 13 * index) for index in range(len(thin))]
     mean = sum(value * weight for (_, value), weight in zip(thin, weights, strict=True)) / 5000
     assert mean == pytest.approx(sum(value for _, value in line) / 5000)
-    assert "averaged" in training_charts.reading({"loss": line})
+    assert "averaged" in charts.reading({"loss": line})
 
 
 def test_smoothing_is_a_centred_mean_and_leaves_short_lines() -> None:
     straight = [(float(step), 2.0 * step) for step in range(100)]
-    middle = [value for _, value in training_charts.smoothed(straight)[10:90]]
+    middle = [value for _, value in charts.smoothed(straight)[10:90]]
     assert middle == pytest.approx([value for _, value in straight[10:90]])
-    assert training_charts.smoothed(straight[:20]) == straight[:20]
+    assert charts.smoothed(straight[:20]) == straight[:20]
 
 
 def test_log_scale_only_where_values_span_decades() -> None:
-    assert "logarithmic" in training_charts.reading(training_charts.loss_lines(curve(100)))
-    assert "logarithmic" not in training_charts.reading({"loss": [(0.0, 1.0), (1.0, 0.2)]})
-    assert "logarithmic" not in training_charts.reading({"loss": [(0.0, 1.0), (1.0, 0.0)]})
+    assert "logarithmic" in charts.reading(charts.loss_lines(curve(100)))
+    assert "logarithmic" not in charts.reading({"loss": [(0.0, 1.0), (1.0, 0.2)]})
+    assert "logarithmic" not in charts.reading({"loss": [(0.0, 1.0), (1.0, 0.0)]})
 
 
 def test_the_teacher_stands_beside_curves_of_its_own_split_only() -> None:

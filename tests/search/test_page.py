@@ -19,10 +19,10 @@ import pytest
 
 from compress.records.search_report import Anchor, Importance, Prediction, Rung, SearchReport, Timing, TrialRecord
 from compress.reporting import format as units
-from compress.reporting import search_charts, search_remarks
+from compress.reporting import search_remarks
 from compress.reporting.growth import growth
-from compress.reporting.search_charts import Against
-from compress.reporting.search_html import render_search
+from compress.reporting.html import render_search
+from compress.reporting.pictures import TrialPlot
 from tests.report.test_page import HOSTILE, Elements, boxes
 from tests.search.sample_search import AT, search
 
@@ -120,8 +120,8 @@ def test_every_trial_is_listed_and_every_scored_one_drawn() -> None:
     values = dict(listed)["0"].split()
     expected = [whole.points[0].score, whole.ms(whole.points[0]), whole.points[0].file_mb, whole.points[0].parameters]
     assert [float(value) for value in values] == pytest.approx(expected, rel=1e-5)
-    against = Against(whole, "latency")
-    drawn = str(search_charts.pareto(against, "key", 690))
+    against = TrialPlot(whole, "latency")
+    drawn = str(against.draw("key", 690))
     crowd = sum(len(re.findall("M", path)) for path in re.findall(r'<path d="([^"]+)" class="crowd"', drawn))
     points = len(re.findall(r'class="point (?:front|behind)', drawn))
     scored = sum(point.score is not None for point in whole.points)
@@ -186,13 +186,13 @@ def test_what_is_missing_leaves_no_heading() -> None:
 @pytest.mark.parametrize("width", [342, 690])
 @pytest.mark.parametrize("count", [10, 60, 300])
 def test_names_in_the_picture_do_not_overlap(width: float, count: int) -> None:
-    placed = boxes(str(search_charts.pareto(Against(search(count), "latency"), "key", width)))
+    placed = boxes(str(TrialPlot(search(count), "latency").draw("key", width)))
     assert max((one.overlap(other) for one, other in combinations(placed, 2)), default=0.0) < 20, "at most they graze"
     assert all(box.left >= 0 and box.right <= width for box in placed)
 
 
 def test_the_stairs_of_the_front_never_fall_to_the_right() -> None:
-    drawn = str(search_charts.pareto(Against(search(300), "file_mb"), "key", 690))
+    drawn = str(TrialPlot(search(300), "file_mb").draw("key", 690))
     (path,) = re.findall(r'<path d="M([^"]+)" class="edge"/>', drawn)
     corners = [tuple(map(float, point.split(","))) for point in path.split()]
     assert all(a[0] <= b[0] and a[1] >= b[1] and (a[0] == b[0] or a[1] == b[1]) for a, b in pairwise(corners))
@@ -300,7 +300,7 @@ def test_in_a_browser_pointing_tapping_and_the_budget_tell_a_trial(tmp_path: Pat
     whole = search(80)
     assert whole.winner is not None
     aim = next(one for one in whole.points if one.stage == "subnet" and one.number not in whole.front)
-    drawn = str(search_charts.pareto(Against(whole, "latency"), "key", 690))
+    drawn = str(TrialPlot(whole, "latency").draw("key", 690))
     scales = re.search(r'data-x="([^"]+)" data-y="([^"]+)"', drawn)
     assert scales is not None
     x, y = (_pixel(scale, value) for scale, value in zip(scales.groups(), (whole.ms(aim), aim.score), strict=True))
