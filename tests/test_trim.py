@@ -31,7 +31,7 @@ from compress.exporters.fp16 import to_float16
 from compress.exporters.session import certificate
 from compress.exporters.tokenizer import text_model
 from compress.exporters.weight_only import quantize_weights
-from compress.quantization.evaluator import Outcome
+from compress.quantization.evaluator import ScoreDrop
 from compress.records.run_report import Report
 from compress.trimming import model as tables
 from compress.trimming import model as trim
@@ -314,7 +314,7 @@ def test_a_loss_of_score_is_told_and_the_bundle_kept_and_marked(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, out = tiny.reviews(tmp_path / "reviews"), tmp_path / "out"
-    outcome = Outcome(0.96, 0.25, 0.3, 9.0, changed=28)
+    outcome = ScoreDrop(0.96, 0.25, 0.3, 9.0, changed=28)
     monkeypatch.setattr("compress.commands.trim._outcome", lambda *_: outcome)
     told = command.run("trim", str(bundle.path), "--data", data, "--out", str(out), "--min-count", "10000", "--json")
     assert told.code == 3

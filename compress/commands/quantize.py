@@ -24,7 +24,7 @@ from compress.exporters.rewrite.products import products
 from compress.exporters.session import read_model
 from compress.quantization.calibration import Method as Calibration
 from compress.quantization.certify import carried, certify
-from compress.quantization.evaluator import Judge
+from compress.quantization.evaluator import QuantizationEvaluator
 from compress.quantization.select import (
     BEFORE,
     CALIBRATION_ROWS,
@@ -110,9 +110,9 @@ def quantize(
                  model again, so it needs `out`
     calibration  static, smoothquant: minmax, percentile (with `percentile`) or entropy, of `rows` rows of the train
                  split; the one that comes nearest where none is given (of smoothquant: minmax)
-    max_drop     of the score, in its own unit, but never finer than the rows resolve (`judge.RESOLVED`). Products stay
-                 in float32 until the validation split says that it is met; the certificate is of the test split, or of
-                 the validation split where there is none with labels, and holds int8 against the fp32 file of the
+    max_drop     of the score, in its own unit, but never finer than the rows resolve (`evaluator.RESOLVED`). Products
+                 stay in float32 until the validation split says that it is met; the certificate is of the test split,
+                 or of the validation split where there is none with labels, and holds int8 against the fp32 file of the
                  bundle that was given, before any training
     form         fused for onnxruntime on CPUs, qdq for other runtimes
     lan, timeout, python   of the device, as in `open_device`
@@ -143,10 +143,12 @@ def quantize(
         source = bundle.files()["fp32"]
         graph = read_model(source).graph
         parts = products(graph)
-        judge = Judge.of(bundle, bundle.evaluator(found.validation), threads=threads, products=len(parts))
+        evaluator = QuantizationEvaluator.from_bundle(
+            bundle, bundle.evaluator(found.validation), threads=threads, products=len(parts)
+        )
         settings = Calibrated(
             bundle.evaluator(found.train).spread(rows).rows,
-            judge,
+            evaluator,
             scratch,
             calibration,
             percentile,
@@ -154,10 +156,10 @@ def quantize(
             reduce_range,
         )
         attempt = _attempt(method, bundle, settings, max_drop, say)
-        say(f"{attempt.method}: judged on {len(judge.exam):,} validation rows")
+        say(f"{attempt.method}: judged on {len(evaluator.exam):,} validation rows")
         length = bundle.manifest.max_length
         mixed = mix(
-            attempt.make, parts, judge, limit=max_drop, say=say,
+            attempt.make, parts, evaluator, limit=max_drop, say=say,
             costs=lambda: raced(attempt.make, parts, graph, there, max_length=length),
         )  # fmt: skip
         mixed = priced(mixed, attempt.make, there, max_length=length)

@@ -25,7 +25,7 @@ from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.evidence import report_of
 from compress.models.checkpoints import resolve
 from compress.quantization.certify import carried, verdict
-from compress.quantization.evaluator import Outcome
+from compress.quantization.evaluator import ScoreDrop
 from compress.records.certificate import Certificate
 from compress.records.class_scores import changes
 from compress.records.latency import identity
@@ -181,7 +181,7 @@ def certified(
     return proofs
 
 
-def _outcome(bundle: Bundle, exams: Sequence[Exam], logits: Sequence[Logits]) -> Outcome:
+def _outcome(bundle: Bundle, exams: Sequence[Exam], logits: Sequence[Logits]) -> ScoreDrop:
     """Two bundles that cut texts differently have answers for the same examples, but not for the same tokens."""
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
     scored = zip(exams, logits, strict=True)
@@ -189,11 +189,11 @@ def _outcome(bundle: Bundle, exams: Sequence[Exam], logits: Sequence[Logits]) ->
     recalls = changes(*(exam.by_class(each) for exam, each in zip(exams, logits, strict=True)))
     if not bundle.task.tokenwise:
         agreement, changed = exams[0].agreement(logits[1], logits[0]), exams[0].changed(logits[1], logits[0])
-        return Outcome(before, after, agreement, float(np.abs(logits[1] - logits[0]).max()), recalls, changed)
+        return ScoreDrop(before, after, agreement, float(np.abs(logits[1] - logits[0]).max()), recalls, changed)
     one, other = (_answers(exam, each, threshold) for exam, each in zip(exams, logits, strict=True))
     same = [a == b for a, b in zip(_flat(one), _flat(other), strict=True)]
     changed = differing(one, other)
-    return Outcome(before, after, float(np.mean(same)), _of_equal_rows(exams, logits), recalls, changed)
+    return ScoreDrop(before, after, float(np.mean(same)), _of_equal_rows(exams, logits), recalls, changed)
 
 
 def _answers(exam: Exam, logits: Logits, threshold: float | None) -> list[Any]:

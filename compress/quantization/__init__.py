@@ -1,8 +1,9 @@
-"""From fp32 to int8: calibration, static and smoothed forms, what stays in float32, and the proof of what was lost.
+"""From fp32 to int8: calibration, smoothed graphs, what stays in float32, and the proof of what was lost.
 
-products, histogram, calibrate    what a graph multiplies, and the ranges of what it reads on real rows
-static, smooth, learned           int8 with ranges known beforehand; easier to quantise; learned in training
-judge, mixed, costs               which products stay in float32
+The files themselves are written by `compress.exporters.int8`.
+
+calibration                       the ranges of what a graph's products read on real rows
+smoothquant                       graphs that are easier to quantise
+evaluator, sensitivity, select    how near int8 is to fp32; which products stay in float32; which way to int8
 certify                           what was lost, on the device, in the file
-pipeline                          `compress quantize`
 """

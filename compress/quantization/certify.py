@@ -15,7 +15,7 @@ from compress.exporters import evidence
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.session import certified, read_model
 from compress.io import sha256
-from compress.quantization.evaluator import ROUNDING, Outcome, compared
+from compress.quantization.evaluator import ROUNDING, ScoreDrop, compared
 from compress.quantization.sensitivity import FloatCost
 from compress.records.certificate import Certificate, Sensitivity
 from compress.records.class_scores import describe, fallen
@@ -75,7 +75,7 @@ def certify(
     )
 
 
-def verdict(outcome: Outcome, max_drop: float) -> tuple[bool, str]:
+def verdict(outcome: ScoreDrop, max_drop: float) -> tuple[bool, str]:
     """Decide whether the drop is within the limit and no class has collapsed by more, and say why in a sentence."""
     lost, limit = 100 * outcome.drop, 100 * max_drop
     change = f"gains {-lost:.2f}" if lost < 0 else f"loses {lost:.2f}"

@@ -30,7 +30,7 @@ Logits = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScoreDrop:
     """Score of fp32 and of the other file, the share of answers that are alike (Pearson's r of a regression), the
     largest |logit difference|, the recalls of each class, and how many examples are answered otherwise (None: of a
     regression, all are)."""
@@ -66,11 +66,11 @@ class Outcome:
         return self.unresolved or self.least_limit <= limit + ROUNDING
 
 
-def compared(exam: Exam, exact: Logits, other: Logits, *, threshold: float | None = None) -> Outcome:
+def compared(exam: Exam, exact: Logits, other: Logits, *, threshold: float | None = None) -> ScoreDrop:
     """Compare `other` with `exact`, logits of the exam's rows. `threshold`: qa, see `Exam.scores`."""
     before, after = (exam.scores(each, threshold=threshold)[exam.task.metric] for each in (exact, other))
     thresholds = (threshold, threshold)
-    return Outcome(
+    return ScoreDrop(
         before,
         after,
         exam.agreement(other, exact, thresholds=thresholds),
@@ -81,7 +81,7 @@ def compared(exam: Exam, exact: Logits, other: Logits, *, threshold: float | Non
 
 
 @dataclass(frozen=True)
-class Judge:
+class QuantizationEvaluator:
     """An exam for many files of one bundle, run here; `probe`: a few of its rows, `expected`: fp32's logits of them."""
 
     bundle: Bundle
@@ -92,12 +92,12 @@ class Judge:
     threads: int
 
     @staticmethod
-    def of(bundle: Bundle, exam: Exam, *, threads: int, products: int = MANY) -> "Judge":
+    def from_bundle(bundle: Bundle, exam: Exam, *, threads: int, products: int = MANY) -> "QuantizationEvaluator":
         """`products`: how many there are to be tried; the more there are, the fewer rows the probe has."""
         exam = exam.spread(ROWS)
         probe = exam.spread(max(FEWEST, min(PROBE, PROBE * MANY // max(1, products)))).rows
         exact, expected = (bundle.logits(rows, precision="fp32", threads=threads) for rows in (exam.rows, probe))
-        return Judge(bundle, exam, exact, probe, expected, threads)
+        return QuantizationEvaluator(bundle, exam, exact, probe, expected, threads)
 
     def error(self, file: Path) -> float:
         """Mean squared difference of the logits from fp32's, on the probe."""
@@ -107,7 +107,7 @@ class Judge:
         """The place of the file with the least error."""
         return int(np.argmin([self.error(file) for file in files]))
 
-    def outcome(self, file: Path) -> Outcome:
+    def outcome(self, file: Path) -> ScoreDrop:
         return compared(self.exam, self.exact, self._logits(file, self.exam.rows))
 
     def _logits(self, file: Path, rows: Dataset) -> Logits:

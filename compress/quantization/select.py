@@ -18,7 +18,7 @@ from compress.exporters.rewrite.products import products
 from compress.exporters.session import read_model
 from compress.quantization import calibration as calibrate
 from compress.quantization.calibration import Method as Calibration
-from compress.quantization.evaluator import Judge
+from compress.quantization.evaluator import QuantizationEvaluator
 from compress.quantization.sensitivity import Make, Mixed, by_size, mix, priced
 from compress.quantization.smoothquant import channels, smooth
 from compress.records.certificate import Certificate
@@ -55,10 +55,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What the methods with calibration need: rows to calibrate on, judge, a folder that outlives the attempt."""
+    """What the methods with calibration need: rows to calibrate on, evaluator, a folder that outlives the attempt."""
 
     rows: Dataset
-    judge: Judge
+    evaluator: QuantizationEvaluator
     scratch: Path
     calibration: Calibration | None = None
     percentile: float = PERCENTILE
@@ -67,21 +67,21 @@ class Calibrated:
 
     def static(self, source: Path, say: Say) -> Attempt:
         """Static int8 with the calibration asked for, or the one that brings the logits nearest to fp32's."""
-        seen = calibrate.observe(source, self.rows, threads=self.judge.threads)
+        seen = calibrate.observe(source, self.rows, threads=self.evaluator.threads)
         asked = CALIBRATIONS if self.calibration is None else ((self.calibration, self.percentile),)
         return self._nearest([(told(*each), source, calibrate.cut(seen, *each)) for each in asked], "static int8", say)
 
     def smoothquant(self, source: Path, say: Say) -> Attempt:
         """Static int8 of the smoothed graph, with the alpha that brings the logits nearest to fp32's; min-max unless
         another calibration is asked for."""
-        seen = channels(source, self.rows, threads=self.judge.threads)
+        seen = channels(source, self.rows, threads=self.evaluator.threads)
         found = []
         for alpha in ALPHAS:
             file = self.scratch / f"smooth-{alpha}.onnx"
             ranges: Ranges = smooth(source, file, seen, alpha=alpha)
             self._exact(file)
             if self.calibration not in (None, "minmax"):
-                watched = calibrate.observe(file, self.rows, threads=self.judge.threads)
+                watched = calibrate.observe(file, self.rows, threads=self.evaluator.threads)
                 ranges = calibrate.cut(watched, self.calibration, self.percentile)
             found.append((f"alpha {alpha:g}, {told(self.calibration or 'minmax', self.percentile)}", file, ranges))
         return self._nearest(found, "SmoothQuant static int8", say)
@@ -90,14 +90,14 @@ class Calibrated:
         """Static where all of it is near enough at `limit`; else smoothquant, whose multiplications cost a little."""
         attempt, file = self.static(source, say), self.scratch / "auto.onnx"
         attempt.make(file, ())
-        return attempt if self.judge.outcome(file).near(limit) else self.smoothquant(source, say)
+        return attempt if self.evaluator.outcome(file).near(limit) else self.smoothquant(source, say)
 
     def _nearest(self, ways: Sequence[tuple[str, Path, Ranges]], name: str, say: Say) -> Attempt:
         errors = []
         for at, (way, source, ranges) in enumerate(ways):
             file = self.scratch / f"way-{at}.onnx"
             self._make(source, ranges)(file, ())
-            errors.append(self.judge.error(file))
+            errors.append(self.evaluator.error(file))
             say(f"  {name}, {way}: mean squared error of the logits {errors[-1]:.5f}")
         way, source, ranges = ways[min(range(len(ways)), key=errors.__getitem__)]
         bits = ", 7-bit weights" if self.reduce_range else ""
@@ -112,8 +112,8 @@ class Calibrated:
 
     def _exact(self, smoothed: Path) -> None:
         """Smoothing must not change what the float graph computes; a graph it misread would."""
-        error = self.judge.error(smoothed)
-        if not error <= 1e-6 * max(1.0, float((self.judge.expected**2).mean())):
+        error = self.evaluator.error(smoothed)
+        if not error <= 1e-6 * max(1.0, float((self.evaluator.expected**2).mean())):
             raise ExportError(
                 f"{smoothed.name}: the smoothed float graph answers differently (mean squared error {error:.2g}); "
                 "use --method static, and please report this model's config.json"
@@ -149,22 +149,22 @@ def keep_score(
 ) -> tuple[Bundle, Mixed, str]:
     """The bundle with an int8 file that is near enough to fp32 on the exam's rows, how near, and how it was made.
 
-    The file it was written with, where that is near enough at `limit` (`Outcome.near`); else SmoothQuant of `rows`, as
-    fast, where they are given and the ranges are not learned ones; else the nearer of the two with the products left in
-    float32 that it takes: see `mix`. For a bundle just written: what carries little of the error is not worth its time
-    in float32, so where those that do carry it do not suffice, int8 stays as near as it is.
+    The file it was written with, where that is near enough at `limit` (`ScoreDrop.near`); else SmoothQuant of `rows`,
+    as fast, where they are given and the ranges are not learned ones; else the nearer of the two with the products left
+    in float32 that it takes: see `mix`. For a bundle just written: what carries little of the error is not worth its
+    time in float32, so where those that do carry it do not suffice, int8 stays as near as it is.
     """
     source = bundle.files()["fp32"]
     graph = read_model(source).graph
     parts, attempt = products(graph), as_written(bundle)
     written_as = attempt.method
-    judge = Judge.of(bundle, exam, threads=threads, products=len(parts))
+    evaluator = QuantizationEvaluator.from_bundle(bundle, exam, threads=threads, products=len(parts))
     with tempfile.TemporaryDirectory() as scratch:
-        if rows is not None and attempt.method == DYNAMIC and not judge.outcome(bundle.files()["int8"]).near(limit):
-            settings = Calibrated(rows(), judge, Path(scratch))
-            attempt = _nearer(attempt, settings.smoothquant(source, lambda _: None), judge, Path(scratch))
+        if rows is not None and attempt.method == DYNAMIC and not evaluator.outcome(bundle.files()["int8"]).near(limit):
+            settings = Calibrated(rows(), evaluator, Path(scratch))
+            attempt = _nearer(attempt, settings.smoothquant(source, lambda _: None), evaluator, Path(scratch))
         mixed = mix(
-            attempt.make, parts, judge, limit=limit, worth=SHIPPED_WORTH, whatever_it_takes=False,
+            attempt.make, parts, evaluator, limit=limit, worth=SHIPPED_WORTH, whatever_it_takes=False,
             costs=lambda: by_size(parts, graph),
         )  # fmt: skip
         if mixed.keep:
@@ -176,12 +176,12 @@ def keep_score(
     return bundle, mixed, attempt.method
 
 
-def _nearer(one: Attempt, other: Attempt, judge: Judge, scratch: Path) -> Attempt:
+def _nearer(one: Attempt, other: Attempt, evaluator: QuantizationEvaluator, scratch: Path) -> Attempt:
     """The way whose file, all of it in int8, has the least error."""
     files = [scratch / name for name in ("one.onnx", "other.onnx")]
     for attempt, file in zip((one, other), files, strict=True):
         attempt.make(file, ())
-    return (one, other)[judge.nearest(files)]
+    return (one, other)[evaluator.nearest(files)]
 
 
 BEFORE = "int8 before"

@@ -15,7 +15,7 @@ import onnx
 
 from compress.benchmark.devices import Device
 from compress.exporters.rewrite.products import Product, layer
-from compress.quantization.evaluator import Judge, Outcome
+from compress.quantization.evaluator import QuantizationEvaluator, ScoreDrop
 from compress.records.certificate import Sensitivity
 from compress.records.latency import Setting
 
@@ -54,10 +54,10 @@ class Mixed:
     (none where all-int8 was near enough), how all-int8 does, and what float32 costs, where that was measured."""
 
     keep: tuple[str, ...]
-    outcome: Outcome
+    outcome: ScoreDrop
     near: bool
     products: int
-    whole: Outcome
+    whole: ScoreDrop
     sensitivity: tuple[Sensitivity, ...] = ()
     cost: FloatCost | None = None
 
@@ -78,7 +78,7 @@ class Mixed:
 def mix(
     make: Make,
     products: Sequence[Product],
-    judge: Judge,
+    evaluator: QuantizationEvaluator,
     *,
     limit: float,
     costs: Costs,
@@ -86,7 +86,7 @@ def mix(
     whatever_it_takes: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Mixed:
-    """The cheapest choice of products to leave in float32 that brings int8 near enough to fp32 (see `Outcome.near`).
+    """The cheapest choice of products to leave in float32 that brings int8 near enough to fp32 (see `ScoreDrop.near`).
 
     Nothing, where all-int8 is near enough. Otherwise those that carry at least `worth` of the error, most error per
     cost first, as many as it takes, less those that turn out not to be needed. Where these do not bring the score
@@ -94,7 +94,7 @@ def mix(
     drop wins.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        trials = _Trials(make, judge, Path(scratch) / "trial.onnx")
+        trials = _Trials(make, evaluator, Path(scratch) / "trial.onnx")
         whole = trials.outcome(())
         if whole.near(limit):
             return Mixed((), whole, True, len(products), whole)
@@ -125,19 +125,19 @@ def by_size(products: Sequence[Product], graph: onnx.GraphProto) -> dict[str, fl
 class _Trials:
     """Files made and judged one after another, in one place; outcomes are remembered."""
 
-    def __init__(self, make: Make, judge: Judge, file: Path) -> None:
-        self.make, self.judge, self.file = make, judge, file
-        self.known: dict[tuple[str, ...], Outcome] = {}
+    def __init__(self, make: Make, evaluator: QuantizationEvaluator, file: Path) -> None:
+        self.make, self.evaluator, self.file = make, evaluator, file
+        self.known: dict[tuple[str, ...], ScoreDrop] = {}
 
-    def outcome(self, keep: tuple[str, ...]) -> Outcome:
+    def outcome(self, keep: tuple[str, ...]) -> ScoreDrop:
         if keep not in self.known:
             self.make(self.file, keep)
-            self.known[keep] = self.judge.outcome(self.file)
+            self.known[keep] = self.evaluator.outcome(self.file)
         return self.known[keep]
 
     def error(self, keep: Sequence[str]) -> float:
         self.make(self.file, keep)
-        return self.judge.error(self.file)
+        return self.evaluator.error(self.file)
 
 
 def _sensitivities(trials: _Trials, products: Sequence[Product], say: Callable[[str], None]) -> list[Sensitivity]:
@@ -154,10 +154,10 @@ def _sensitivities(trials: _Trials, products: Sequence[Product], say: Callable[[
 
 
 def _chosen(trials: _Trials, worthy: tuple[str, ...], others: tuple[str, ...], limit: float) -> tuple[str, ...]:
-    def near(outcome: Outcome) -> bool:
+    def near(outcome: ScoreDrop) -> bool:
         return outcome.near(limit)
 
-    def met(outcome: Outcome) -> bool:
+    def met(outcome: ScoreDrop) -> bool:
         return outcome.keeps_score(limit)
 
     if (keep := _fewest(trials, (), worthy, near)) is not None:
@@ -170,7 +170,7 @@ def _chosen(trials: _Trials, worthy: tuple[str, ...], others: tuple[str, ...], l
 
 
 def _fewest(
-    trials: _Trials, before: tuple[str, ...], order: tuple[str, ...], enough: Callable[[Outcome], bool]
+    trials: _Trials, before: tuple[str, ...], order: tuple[str, ...], enough: Callable[[ScoreDrop], bool]
 ) -> tuple[str, ...] | None:
     """`before` and as few of `order`, from its front, as are enough; None where all of them are not. By bisection: what
     is enough with some is taken to be enough with more."""
@@ -186,7 +186,7 @@ def _fewest(
     return before + order[:plenty]
 
 
-def _needed(trials: _Trials, keep: tuple[str, ...], enough: Callable[[Outcome], bool]) -> tuple[str, ...]:
+def _needed(trials: _Trials, keep: tuple[str, ...], enough: Callable[[ScoreDrop], bool]) -> tuple[str, ...]:
     """`keep` without those that it is enough without, the least worth first."""
     for name in reversed(keep):
         fewer = tuple(each for each in keep if each != name)

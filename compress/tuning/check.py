@@ -14,7 +14,7 @@ from compress.errors import CompressError
 from compress.exporters.artifact import Bundle
 from compress.exporters.parity import difference, onnx_run, rows_for
 from compress.exporters.session import read_model
-from compress.quantization.evaluator import Outcome, compared
+from compress.quantization.evaluator import ScoreDrop, compared
 from compress.records.latency import DeviceError
 from compress.tuning.variants import Variant
 
@@ -93,7 +93,7 @@ def check_int8(
     return found
 
 
-def _loss(outcome: Outcome, own: Outcome, max_drop: float) -> str:
+def _loss(outcome: ScoreDrop, own: ScoreDrop, max_drop: float) -> str:
     """Why an int8 file is not near enough to fp32; '' when it is, or no worse than the one that is there."""
     no_worse = outcome.drop <= own.drop and outcome.agreement >= own.agreement
     if outcome.near(max_drop) or no_worse:

@@ -14,7 +14,7 @@ from compress.exporters.session import CERTIFICATE_KEY as KEY
 from compress.exporters.session import metadata, read_model
 from compress.io import sha256
 from compress.quantization.certify import carried, certify, verdict
-from compress.quantization.evaluator import Outcome
+from compress.quantization.evaluator import ScoreDrop
 from compress.records.certificate import Certificate
 from compress.records.class_scores import ClassChange
 from compress.records.run_report import Report
@@ -62,13 +62,18 @@ def test_the_verdict_is_about_the_drop(shipped: tuple[Bundle, Exam], here: Devic
 
 
 def test_a_gain_is_certified_and_told() -> None:
-    assert verdict(Outcome(0.9, 0.91, 0.99, 0.1), 0.0) == (True, "gains 1.00 points where 0 are allowed")
-    assert verdict(Outcome(0.9, 0.89, 0.99, 0.1), 0.005) == (False, "loses 1.00 points, 0.50 more than the 0.5 allowed")
-    assert verdict(Outcome(0.9, 0.9 - 0.1, 0.99, 0.1), 0.1)[0], "what is allowed may be used up"
+    assert verdict(ScoreDrop(0.9, 0.91, 0.99, 0.1), 0.0) == (True, "gains 1.00 points where 0 are allowed")
+    assert verdict(ScoreDrop(0.9, 0.89, 0.99, 0.1), 0.005) == (
+        False,
+        "loses 1.00 points, 0.50 more than the 0.5 allowed",
+    )
+    assert verdict(ScoreDrop(0.9, 0.9 - 0.1, 0.99, 0.1), 0.1)[0], "what is allowed may be used up"
 
 
 def test_a_class_that_collapses_is_no_certificate_though_the_score_is_kept() -> None:
-    outcome = Outcome(0.95, 0.949, 0.99, 0.1, (ClassChange("rare", 6 / 9, 0.0, 9), ClassChange("often", 0.9, 0.9, 500)))
+    outcome = ScoreDrop(
+        0.95, 0.949, 0.99, 0.1, (ClassChange("rare", 6 / 9, 0.0, 9), ClassChange("often", 0.9, 0.9, 500))
+    )
     kept, reason = verdict(outcome, 0.005)
     assert not kept
     assert "rare" in reason and "often" not in reason

@@ -13,7 +13,7 @@ from compress.evaluation.evaluator import Exam
 from compress.exporters.artifact import Bundle
 from compress.exporters.rewrite.products import Product, layer, products
 from compress.exporters.session import read_model
-from compress.quantization.evaluator import Judge, Outcome
+from compress.quantization.evaluator import QuantizationEvaluator, ScoreDrop
 from compress.quantization.select import as_written, keep_score
 from compress.quantization.sensitivity import by_size, mix, raced
 from tests import learning, tiny
@@ -132,7 +132,7 @@ def test_nothing_is_kept_nor_measured_where_nothing_is_lost(tmp_path: Path) -> N
 def test_a_limit_that_cannot_be_met_keeps_only_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0,))
     for name in ("near", "keeps_score"):
-        monkeypatch.setattr(Outcome, name, lambda *_: False)
+        monkeypatch.setattr(ScoreDrop, name, lambda *_: False)
     _, mixed, _ = keep_score(shipped, exam, limit=0.0, threads=1)
     assert mixed.keep == (outputs(shipped)[0],)
     assert not mixed.near
@@ -140,15 +140,17 @@ def test_a_limit_that_cannot_be_met_keeps_only_what_matters(tmp_path: Path, monk
 
 def test_of_two_that_hurt_alike_the_cheaper_is_tried_first(tmp_path: Path) -> None:
     shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0, 1))
-    judge, attempt = Judge.of(shipped, exam, threads=1), as_written(shipped)
+    evaluator, attempt = QuantizationEvaluator.from_bundle(shipped, exam, threads=1), as_written(shipped)
     names = outputs(shipped)
     for dear in names:
         costs = {each.name: 1e6 if each.name == dear else 1.0 for each in parts(shipped)}
         said: list[str] = []
-        mixed = mix(attempt.make, parts(shipped), judge, limit=0.6, costs=lambda: costs, say=said.append)  # noqa: B023
+        mixed = mix(attempt.make, parts(shipped), evaluator, limit=0.6, costs=lambda: costs, say=said.append)  # noqa: B023
         assert dear not in mixed.keep
         assert mixed.outcome.near(0.6)
-    both = mix(attempt.make, parts(shipped), judge, limit=0.05, costs=lambda: by_size(parts(shipped), graph(shipped)))
+    both = mix(
+        attempt.make, parts(shipped), evaluator, limit=0.05, costs=lambda: by_size(parts(shipped), graph(shipped))
+    )
     assert set(both.keep) >= set(names)
 
 

@@ -18,7 +18,7 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.session import CERTIFICATE_KEY as KEY
 from compress.exporters.session import metadata, read_model
 from compress.quantization import select
-from compress.quantization.evaluator import Outcome
+from compress.quantization.evaluator import ScoreDrop
 from compress.records.run_report import Report
 from tests import command, tiny
 
@@ -133,7 +133,7 @@ def test_in_place_by_every_method(reviews: tuple[Bundle, str], words: str, said:
 def test_auto_smooths_where_static_alone_is_not_near(
     reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Outcome, "near", lambda *_: False)
+    monkeypatch.setattr(ScoreDrop, "near", lambda *_: False)
     made = reviews[0].copied(tmp_path / "bundle")
     told = command.run("quantize", str(made.path), "--data", reviews[1], "--json")
     assert json.loads(told.out)["certificate"]["method"].startswith("SmoothQuant")

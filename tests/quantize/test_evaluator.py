@@ -7,12 +7,12 @@ from datasets import Dataset
 from compress.data.task import Task
 from compress.evaluation.evaluator import Exam
 from compress.quantization.certify import verdict
-from compress.quantization.evaluator import Outcome, compared
+from compress.quantization.evaluator import ScoreDrop, compared
 
 TASK = Task("classification", ("text",), "label", ("a", "b"), "accuracy")
 
 
-def changed(rows: int, wrong: int) -> Outcome:
+def changed(rows: int, wrong: int) -> ScoreDrop:
     """fp32 answers everything right, the other file `wrong` of the rows wrong."""
     labels = np.arange(rows) % 2
     exam = Exam(TASK, Dataset.from_dict({"label": labels}), Dataset.from_dict({"length": [1] * rows}))
