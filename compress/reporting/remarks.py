@@ -206,13 +206,16 @@ def _busy(report: Report) -> str:
 
 
 def _uncertainty(report: Report) -> str:
-    """The interval that the number of rows leaves around the shipped student's accuracy."""
     student = shipped(report)
-    own = report.score(student) if student else None
-    if own is None or report.metric != "accuracy" or not 0 <= own <= 1 or report.split_rows < 1:
+    return uncertainty(report.metric, report.score(student) if student else None, report.split_rows)
+
+
+def uncertainty(metric: str, score: float | None, rows: int | None) -> str:
+    """Say which interval the number of rows leaves around an accuracy; '' for another metric."""
+    if metric != "accuracy" or not rows or rows < 1 or score is None or not 0 <= score <= 1:
         return ""
-    low, high = wilson(own, report.split_rows)
+    low, high = wilson(score, rows)
     return (
-        f"{report.split_rows:,} rows leave an accuracy of {units.score(own)} uncertain: "
+        f"{rows:,} rows leave an accuracy of {units.score(score)} uncertain: "
         f"95{units.GAP}% interval {units.score(low)} to {units.score(high)}."
     )

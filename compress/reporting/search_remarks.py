@@ -4,10 +4,9 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from compress.evaluation.statistics import wilson
 from compress.records.search_report import STAGES, Anchor, Objective, SearchReport, TrialRecord
 from compress.reporting import format as units
-from compress.reporting.remarks import capitalised
+from compress.reporting.remarks import capitalised, uncertainty
 
 OBJECTIVES: Mapping[Objective, tuple[str, str]] = {
     "latency": ("latency", "ms"),
@@ -202,15 +201,10 @@ def _quality(found: SearchReport, point: TrialRecord) -> str:
 
 def _uncertainty(found: SearchReport, point: TrialRecord) -> list[str]:
     """What the number of rows, and choosing by them, leave unsure."""
+    interval = uncertainty(found.metric, point.score, found.split_rows)
     scored = sum(one.score is not None for one in found.points)
-    if found.metric != "accuracy" or not found.split_rows or point.score is None or not 0 <= point.score <= 1:
-        return []
-    low, high = wilson(point.score, found.split_rows)
-    return [
-        f"{found.split_rows:,} rows leave an accuracy of {units.score(point.score)} uncertain: 95{units.GAP}% interval "
-        f"{units.score(low)} to {units.score(high)}. The best of {scored:,} shapes was chosen by these same rows, so "
-        "it may be a little lucky."
-    ]
+    lucky = f"The best of {scored:,} shapes was chosen by these same rows, so it may be a little lucky."
+    return [f"{interval} {lucky}"] if interval else []
 
 
 def _error(point: TrialRecord) -> str:
