@@ -1,4 +1,4 @@
-"""What a runner is told of a file."""
+"""Build a runner's job: the file, its runtime and session options, and checks of what is to be measured."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -41,7 +41,7 @@ def export(
         bool, typer.Option("--tune", help="First race all forms of the graph, and keep the fastest.")
     ] = False,
     device: Annotated[str, typer.Option(help="Where they race: as for bench.")] = "local",
-    lan: Annotated[bool, typer.Option("--lan", help="A browser of another machine may be that device.")] = False,
+    lan: Annotated[bool, typer.Option("--lan", help="Allow a browser on another machine to connect.")] = False,
     timeout: DeviceTimeout = 60.0,
     python: DevicePython = "python3",
     threads: Annotated[str, typer.Option(help="Thread counts to race at, comma-separated.")] = "1",

@@ -77,10 +77,10 @@ class Bundle:
         card: Mapping[str, Any],
         keep: Sequence[str] = (),
     ) -> "Bundle":
-        """Ships the model: weights in float32, tokenizer, ONNX in fp32 and int8 (`graphs.SHIPPED`), card and recipe.
+        """Ships the model: weights in float32, tokenizer, ONNX in fp32 and int8 (`rewrite.SHIPPED`), card and recipe.
 
         The folder is built beside and renamed as a whole; a bundle already there is replaced, anything else there is
-        refused. Model and tokenizer stay as they were. `recipe` is YAML text, `card` the fields of `card.Card`, `keep`
+        refused. Model and tokenizer stay as they were. `recipe` is YAML text, `card` the fields of `Card`, `keep`
         the graph's nodes that the int8 file leaves in float32.
         Raises BundleError when model, tokenizer and task do not belong together, ExportError from the export.
         """

@@ -59,8 +59,8 @@ def to_onnx(
     makes `segments`), each (batch_size, sequence_length) int64 -> logits float32 (batch_size, outputs), or (batch_size,
     sequence_length, outputs) of a head that answers per token; start_logits and end_logits (batch_size,
     sequence_length) of one that answers with spans; of an encoder last_hidden_state (batch_size, sequence_length,
-    hidden), and sentence_embedding (batch_size, hidden) where it is `pooled.Pooled`. The graph is rewritten in this
-    `form` (`graphs.rewritten`, which needs opset 13); None: it stays as it was traced.
+    hidden), and sentence_embedding (batch_size, hidden) where it is `Pooled`. The graph is rewritten in this
+    `form` (`rewrite.rewritten`, which needs opset 13); None: it stays as it was traced.
 
     The model stays as it was: mode, attention implementation, dtype, device. Raises ExportError when the model cannot
     be exported, is over 2 GB, or when the file's logits are not the model's (checked here at other shapes than
@@ -265,7 +265,7 @@ class Pooled(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Any, token_type_ids: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """`attention_mask`: 0 or 1 per token, or what `onnx.prepared` makes of it."""
+        """`attention_mask`: 0 or 1 per token, or what `prepared` makes of it."""
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         found = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **segments).last_hidden_state
         if self.reading.pool is None:

@@ -1,10 +1,9 @@
 """The graph of an encoder written so that it runs faster and computes the same: `rewritten(model, Form())`.
 
-    graph       the graph while it is rewritten
+    graph       the index of a graph, for all that reads or changes one
+    products    matrix products with constant weights
     attention   attention, found by its structure; one node meanwhile
-    rows        only what the answer reads
-    layout      tokens on the first axis
-    weights     scale and mask in the weights; merged products
+    layout      tokens on the first axis; only what the answer reads; scale and mask in the weights; merged products
 
 All of it is plain ONNX, so every quantiser and runtime reads it; measured in docs/export-speed.md.
 """
