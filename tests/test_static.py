@@ -15,7 +15,7 @@ from compress.config.recipe import Recipe, StudentSpec
 from compress.data.masking import Words
 from compress.errors import StudentError
 from compress.exporters.onnx import parity, to_onnx
-from compress.latency.costs import facts
+from compress.latency.costs import model_cost
 from compress.latency.features import Terms
 from compress.models import StaticConfig, StaticForSequenceClassification, StaticModel
 from compress.models.flops import flops_per_token, parameters
@@ -112,7 +112,7 @@ def test_its_file_computes_the_same_and_its_cost_is_known(tmp_path: Path) -> Non
     terms = Terms.of(model.config, Setting(seq=16))
     assert terms.flops == pytest.approx(flops_per_token(model, 16) * 16) == 2 * WIDTH * 3
     assert "layers" not in terms.counts
-    assert facts(model.config).parameters == parameters(model)
+    assert model_cost(model.config).parameters == parameters(model)
 
 
 def test_vectors_are_the_teachers_states_of_each_token_alone() -> None:

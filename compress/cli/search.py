@@ -74,14 +74,15 @@ def search(
     finalists: Annotated[int, typer.Option(help="How many are ranked again after a short distillation.")] = 8,
     winners: Annotated[int, typer.Option(help="How many are distilled fully.")] = 1,
     storage: Annotated[
-        str | None, typer.Option(help="Of the study: a path, postgresql://... or grpc://...; default: in --out.")
+        str | None,
+        typer.Option(help="Database of the study: path of an SQLite file or postgresql://...; default: in --out."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Of the study in its storage; default: the directory's.")] = None,
     worker: Annotated[
-        bool, typer.Option("--worker", help="Join the search in --storage, and judge shapes beside it.")
+        bool, typer.Option("--worker", help="Join the search in --storage and evaluate shapes for it.")
     ] = False,
     weights: Annotated[
-        Path | None, typer.Option(help="--worker: where the search's weights are on this machine.")
+        Path | None, typer.Option(help="With --worker: folder of the search's weights on this machine.")
     ] = None,
     text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
     label: Annotated[str | None, typer.Option(help="Label column.")] = None,
@@ -107,11 +108,11 @@ def search(
         from compress.errors import SearchError
 
         if worker:
-            from compress.nas.worker import join
+            from compress.commands.search import work
 
             if storage is None:
                 raise SearchError("--worker: joins a search in its storage; give --storage, as that search was given")
-            join(storage, name=name, weights=weights, minutes=minutes, allow_code=allow_code, console=shown)
+            work(storage, name=name, weights=weights, minutes=minutes, allow_code=allow_code, console=shown)
             return
         missing = [
             f"--{each}" for each, given in {"teacher": teacher, "data": data, "out": out}.items() if given is None

@@ -1,5 +1,6 @@
 """The straight line of a search: teacher, data and a space in; a measured front, and its best student shipped, out."""
 
+import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -13,40 +14,42 @@ from rich.console import Console
 
 from compress.benchmark.devices import Device, open_device
 from compress.commands import preflight
-from compress.commands.distill import on_cpu
-from compress.commands.ship import BUDGETED_LIMIT
+from compress.commands.distill import check_lengths, check_recipe, on_cpu
+from compress.commands.ship import BUDGETED_LIMIT, ship
 from compress.config import user_code
 from compress.config.recipe import Recipe, Stage
 from compress.console import print_note
 from compress.data.objects import data_path, teacher_path
 from compress.data.task import Kind
-from compress.errors import SearchError
+from compress.errors import RecipeError, SearchError
 from compress.evaluation.evaluator import Exam
 from compress.exporters.artifact import Bundle, check_place
 from compress.exporters.onnx import makes_segments
 from compress.io import load_json
-from compress.latency import costs as clocks
-from compress.latency.costs import Clocks, Costs
+from compress.latency.costs import LatencyTable
 from compress.models import heads
 from compress.models import precision as precisions
+from compress.models.teacher import Teacher
+from compress.nas import costs as clocks
 from compress.nas import record, schedule, space_file, train_supernet
 from compress.nas.budget import Budget
-from compress.nas.config import NAME, Columns, Search
-from compress.nas.context import Desk, kept
-from compress.nas.evaluators import PlainJudge, SupernetJudge, checked
+from compress.nas.config import NAME, Columns, SearchConfig
+from compress.nas.context import SearchContext, kept
+from compress.nas.costs import CostModel
+from compress.nas.evaluators import ScratchEvaluator, SupernetEvaluator
 from compress.nas.finalists import begun, clock, finish, shipped, shorten, shortlist, winner
-from compress.nas.outcomes import counted, front_table
-from compress.nas.schedule import Ledger
+from compress.nas.schedule import TimeBudget
 from compress.nas.space import Shapes
 from compress.nas.space_file import Space
-from compress.nas.storage import close_storage, open_storage
-from compress.nas.study import close_study, make_sampler, open_study, run_trials
-from compress.nas.worker import leave
+from compress.nas.study import close_storage, close_study, make_sampler, open_storage, open_study, run_trials
+from compress.nas.worker import join, write_inputs
 from compress.provenance import command_line, redact
 from compress.records.search_report import SearchReport, TrialRecord
+from compress.slicing import SlicePlan
 from compress.stages import StageModels
 from compress.training.context import opened, tutored
 from compress.training.run import Run
+from compress.training.stage import Material
 
 if TYPE_CHECKING:
     import optuna
@@ -58,7 +61,8 @@ TRIALS = {"supernet": 200, "plain": 24}
 FINALISTS, WINNERS = 8, 1
 LEAST_TRIALS = 8
 """Of students that are each trained, where a time is stated: so many are to fit."""
-JOURNAL = "journal.log"
+STUDY = "study.db"
+"""The file of the study in the search's folder."""
 SHOWN = 30.0
 """Seconds between two looks at the front while trials run."""
 
@@ -119,7 +123,8 @@ def search(
     anchors     bundles of the same task to compare with
     trials      shapes that are scored; minutes: for all of it, in shares (`pace.SUPERNET`, `pace.PLAIN`)
     finalists, winners    how many are trained for a short while, and how many fully
-    storage     of the study: a path, or a database's URL that workers reach; name: the study's, the folder's by default
+    storage     of the study: the path of an SQLite file, or a database's URL that workers reach
+    name        of the study, the folder's by default
     out         the search's folder; `resume` continues one that was interrupted, in whatever phase
 
     Raises a CompressError that says what to do for anything wrong with these; what was found until then is kept.
@@ -133,7 +138,7 @@ def search(
     )  # fmt: skip
     if PartialState(cpu=on_cpu()).num_processes > 1:
         raise SearchError("a search is one process: start more with `compress search --storage URL --worker`")
-    asked = Search.of(
+    asked = SearchConfig.of(
         teacher=teacher, data=data, space=chosen, columns=Columns(text=text, label=label, kind=kind, metric=metric),
         budget=Budget(max_latency_ms=max_latency_ms, speedup=speedup, max_params=max_params, max_file_mb=max_file_mb,
                       min_score=min_score),
@@ -147,19 +152,26 @@ def search(
     asked = asked.with_code(allow_code)
     run = Run.open(Path(out), asked, _identity(asked, sampler, storage), resume=resume, name=NAME)
     with closing(run), open_as(asked.device) as place:
-        ledger = Ledger(run.path, parts(chosen), None if minutes is None else 60 * minutes)
+        ledger = TimeBudget(run.path, parts(chosen), None if minutes is None else 60 * minutes)
         desk = prepared(asked, run, ledger, place, strict=gate == "refuse", allow_pickle=allow_pickle, console=console)
-        with begin_study(desk, storage or run.path / JOURNAL, name or run.path.resolve().name, sampler) as study:
+        with begin_study(desk, storage or run.path / STUDY, name or run.path.resolve().name, sampler) as study:
             desk = desk.judged_by(judge(desk))
-            leave(study, desk)
+            write_inputs(study, desk)
             limit = TRIALS[chosen.mode] if trials is None and minutes is None else trials
             found = tried(desk, study, trials=limit)
             return finished(desk, study, found, place, finalists=finalists, winners=winners)
 
 
 def prepared(
-    asked: Search, run: Run, ledger: Ledger, place: Device | None, *, strict: bool, allow_pickle: bool, console: Console
-) -> Desk:
+    asked: SearchConfig,
+    run: Run,
+    ledger: TimeBudget,
+    place: Device | None,
+    *,
+    strict: bool,
+    allow_pickle: bool,
+    console: Console,
+) -> SearchContext:
     """Teacher, data and measured shapes, of now or of an earlier session: all that a judge is made of.
 
     place: the device, which may be left out once shapes were measured. Raises SearchError where no shape keeps the
@@ -174,10 +186,10 @@ def prepared(
         shapes = Shapes.of(asked.space, room.given.model.config)
         for line in shapes.dropped:
             print_note(console, line)
-        checked(asked.space, recipe, room.given, room.material, run)
+        _check_stages(asked.space, recipe, room.given, room.material, run)
         tutor, seen = tutored(room, recipe, run, strict=strict)
     task = room.material.data.task
-    known = Clocks.load(run.path / "clocks", asked.precisions)
+    known = LatencyTable.load(run.path / "clocks", asked.precisions)
     if known is None:
         if place is None:
             raise SearchError(f"{run.path}: has not measured its shapes yet; continue it with --resume")
@@ -186,13 +198,13 @@ def prepared(
             segments = makes_segments(tutor.tokenizer)
             known = clocks.measure(asked, shapes, place, kind=task.kind, segments=segments, say=say)
             known.save(run.path / "clocks")
-    costs = Costs(asked, shapes, known, task.kind)
+    costs = CostModel(asked, shapes, known, task.kind)
     exam = Exam.of(task, room.material.data.validation, tutor.tokenizer, asked.max_length)
     among = tuple(clocks.within(costs, train_supernet.DRAWN))
-    return Desk(asked, run, room.given, tutor, seen, room.material, exam, costs, among, ledger)
+    return SearchContext(asked, run, room.given, tutor, seen, room.material, exam, costs, among, ledger, ship)
 
 
-def judge(desk: Desk) -> SupernetJudge | PlainJudge:
+def judge(desk: SearchContext) -> SupernetEvaluator | ScratchEvaluator:
     """The supernet, trained now or in an earlier session; or what trains each choice."""
     among = desk.among
     if desk.search.space.mode == "supernet":
@@ -200,7 +212,7 @@ def judge(desk: Desk) -> SupernetJudge | PlainJudge:
             net = train_supernet.trained(
                 desk.costs, among, tutor=desk.tutor, material=desk.material, run=desk.run, ledger=desk.ledger
             )
-        return SupernetJudge.of(desk.costs, net, desk.exam, desk.material)
+        return SupernetEvaluator.of(desk.costs, net, desk.exam, desk.material)
     largest = max(among, key=lambda choice: desk.costs.whole(choice).flops_per_token)
 
     def train(stage: Stage, scratch: Run) -> None:
@@ -210,18 +222,19 @@ def judge(desk: Desk) -> SupernetJudge | PlainJudge:
     with desk.ledger.part("trials"):
         short = desk.search.space.short
         (stage,) = desk.ledger.fit("trials", [short], desk.material.data, train, share=1 / LEAST_TRIALS)
-    return PlainJudge(
+    return ScratchEvaluator(
         desk.costs, desk.given, desk.tutor, desk.material, desk.exam, desk.run.path / "trials", stage
     )  # fmt: skip
 
 
 @contextmanager
-def begin_study(desk: Desk, storage: str | Path, name: str, sampler: str) -> "Iterator[optuna.Study]":
+def begin_study(desk: SearchContext, storage: str | Path, name: str, sampler: str) -> "Iterator[optuna.Study]":
     """The study of this search, begun or continued, and closed at the end."""
     study = open_study(
         storage, name, desk.search.identity(),
         objectives=desk.search.objectives, limits={str(limited): most for limited, most in desk.costs.limits().items()},
         sampler=sampler, seed=desk.search.seed, say=desk.say,
+        owner=f"{platform.node()}:{desk.run.path.resolve()}",  # which this process has locked
     )  # fmt: skip
     try:
         yield study
@@ -229,7 +242,7 @@ def begin_study(desk: Desk, storage: str | Path, name: str, sampler: str) -> "It
         close_study(study)
 
 
-def tried(desk: Desk, study: "optuna.Study", *, trials: int | None) -> SearchReport:
+def tried(desk: SearchContext, study: "optuna.Study", *, trials: int | None) -> SearchReport:
     """The trials; the record and its page now and then, and at their end."""
     looked = [time.monotonic()]
     anchors = record.anchored(desk)
@@ -237,19 +250,15 @@ def tried(desk: Desk, study: "optuna.Study", *, trials: int | None) -> SearchRep
     def look(now: "optuna.Study") -> None:
         if time.monotonic() - looked[-1] > SHOWN:
             record.keep(record.found(desk, now, anchors=anchors), desk.run.path)
-            desk.material.console.print(front_table(now))
+            desk.material.console.print(record.front_table(now))
             looked[:] = [time.monotonic()]
 
     try:
-        if trials is None:
-            study.set_user_attr("trials", None)  # as many as there is time for, also for workers
         with desk.ledger.part("trials"):
             run_trials(
-                study, desk.costs.shapes, desk.judge,
+                study, desk.judge,
                 trials=trials, seconds=desk.ledger.left("trials"), say=desk.say, watch=look,
             )  # fmt: skip
-        if trials is None:
-            study.set_user_attr("trials", counted(study.get_trials(deepcopy=False)))  # which ends the workers
     finally:  # an interruption, or a space without a shape that fits, leaves what was found
         found = record.found(desk, study, anchors=anchors)
         record.keep(found, desk.run.path)
@@ -257,7 +266,7 @@ def tried(desk: Desk, study: "optuna.Study", *, trials: int | None) -> SearchRep
 
 
 def finished(
-    desk: Desk, study: "optuna.Study", found: SearchReport, place: Device, *, finalists: int, winners: int
+    desk: SearchContext, study: "optuna.Study", found: SearchReport, place: Device, *, finalists: int, winners: int
 ) -> SearchReport:
     """The best trained for a short while, measured, and the winners of these distilled fully, shipped and measured."""
 
@@ -301,7 +310,27 @@ def parts(space: Space) -> schedule.Parts:
     return schedule.SUPERNET if space.mode == "supernet" else schedule.PLAIN
 
 
-def _identity(asked: Search, sampler: str, storage: str | None) -> dict[str, Any]:
+def _check_stages(space: Space, recipe: Recipe, given: Teacher, material: Material, run: Run) -> None:
+    """Raise what would end the recipe, of all the space's stages, in the middle, in the words of the space.
+
+    See `pipeline.check_recipe` and `StageModels.check`.
+    """
+    if space.mode == "supernet":
+        SlicePlan.of(given.model)
+    places = {f"stages[{at}]": where for at, where in enumerate(where for where in space.stages if where != "teacher")}
+    try:
+        check_recipe(recipe, 1)
+        check_lengths(recipe, given)
+        StageModels(recipe, given, None, material, run).check()
+    except RecipeError as error:
+        problems = error.problems
+        for stage, where in places.items():
+            dotted = (stage.replace("[", ".").rstrip("]"), where.replace("[", ".").rstrip("]"))
+            problems = [problem.replace(stage, where).replace(*dotted) for problem in problems]
+        raise RecipeError(problems) from error
+
+
+def _identity(asked: SearchConfig, sampler: str, storage: str | None) -> dict[str, Any]:
     return {
         "teacher": asked.teacher, "data": asked.data, "seed": asked.seed, "precision": asked.training,
         "columns": list(asked.columns.model_dump(mode="json").values()), "sampler": sampler,
@@ -323,6 +352,20 @@ def _check_counts(*, trials: int | None, minutes: float | None, finalists: int, 
             raise SearchError(f"--{option} {value:g}: expected a number above 0")
 
 
+def work(
+    storage: str,
+    *,
+    name: str | None = None,
+    weights: Path | None = None,
+    minutes: float | None = None,
+    allow_code: str | Path | None = None,
+    console: Console | None = None,
+) -> None:
+    """Join the search in this storage and evaluate shapes for it: see `nas.worker.join`."""
+    PartialState(cpu=on_cpu())
+    join(storage, name=name, weights=weights, minutes=minutes, allow_code=allow_code, console=console)
+
+
 def show(
     study: Path,
     number: int,
@@ -340,7 +383,7 @@ def show(
     trial or its shape could not be judged.
     """
     console = console or Console(quiet=True)
-    asked, found = Search.read(study), record.read(study)
+    asked, found = SearchConfig.read(study), record.read(study)
     point = found.point(number)
     if not point.choice or point.state == "failed":
         raise SearchError(
@@ -353,7 +396,7 @@ def show(
         run = Run.open(study, asked, facts, resume=True, name=NAME)
         try:
             asked = asked.with_code(allow_code)
-            ledger = Ledger(study / "students" / str(number), parts(asked.space), None)  # not the search's own time
+            ledger = TimeBudget(study / "students" / str(number), parts(asked.space), None)  # not the search's own time
             ledger.folder.mkdir(parents=True, exist_ok=True)
             desk = prepared(asked, run, ledger, None, strict=False, allow_pickle=False, console=console)
             desk = desk.judged_by(judge(desk))
@@ -366,7 +409,7 @@ def show(
     return bundle.copied(out)
 
 
-def _as_it_is(desk: Desk, point: TrialRecord) -> Bundle:
+def _as_it_is(desk: SearchContext, point: TrialRecord) -> Bundle:
     """Of the training that it had in the search."""
     space, short = desk.search.space, "short" in desk.kept(point.number).scores
     student = heads.load(begun(desk, point), "task", desk.material.kind)

@@ -17,7 +17,7 @@ from compress.errors import SearchError
 from compress.records.search_report import Objective
 
 if TYPE_CHECKING:
-    from compress.nas.study import Predicted
+    from compress.latency.predictor import Estimate
 
 SURE = 2.0
 """Standard deviations of its prediction by which a shape must be within the latency asked for."""
@@ -95,7 +95,7 @@ class Budget:
         }
         return {name: value for name, value in named.items() if value is not None}
 
-    def fits(self, estimate: "Predicted | None", facts: Mapping[str, float]) -> str | None:
+    def fits(self, estimate: "Estimate | None", facts: Mapping[str, float]) -> str | None:
         """Why a shape is outside, in words; None where it is not. Its score is not asked for."""
         why = [
             f"{name} {value:.4g}{more}, limit {limit:g}"
@@ -108,12 +108,12 @@ class Budget:
             why.append(f"parameters {facts['parameters']:,.0f}, fewer than {self.min_params:,.0f}")
         return "; ".join(why) or None
 
-    def excess(self, estimate: "Predicted | None", facts: Mapping[str, float]) -> float:
+    def excess(self, estimate: "Estimate | None", facts: Mapping[str, float]) -> float:
         """The factor by which a shape is over the limit that it is most over; at most 1 where it keeps all."""
         return max((value / limit for _, value, _, limit in self._costs(estimate, facts)), default=0.0)
 
     def _costs(
-        self, estimate: "Predicted | None", facts: Mapping[str, float]
+        self, estimate: "Estimate | None", facts: Mapping[str, float]
     ) -> list[tuple[Objective, float, str, float]]:
         """Objective, what the shape is taken to cost, how that is made up, the limit."""
         found: list[tuple[Objective, float, str, float]] = []
@@ -131,7 +131,7 @@ class Priced:
     """A shape and what it is predicted to cost."""
 
     name: str
-    estimate: "Predicted | None"
+    estimate: "Estimate | None"
     facts: Mapping[str, float]
 
 
@@ -173,7 +173,7 @@ def _advice(budget: Budget, closest: Priced, fixed_ms: float | None) -> str:
     return f"{'; '.join(said)}. Ask for {', '.join(ask)}, or let the space have fewer layers or narrower ones"
 
 
-def _taken(estimate: "Predicted | None") -> "Predicted":
+def _taken(estimate: "Estimate | None") -> "Estimate":
     if estimate is None:
         raise SearchError("a latency is limited, but that of a shape is not known; measure some shapes first")
     return estimate

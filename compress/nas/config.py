@@ -3,17 +3,13 @@
 This module does not import torch.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import optuna
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-import compress
 from compress import io
 from compress.config import user_code
 from compress.config.loader import parsed
@@ -38,73 +34,6 @@ OBJECTIVES: Mapping[str, Literal["maximize", "minimize"]] = {
 """What a study can be over, and what may be limited: the score from below, the others from above."""
 
 
-@cache
-def code_version() -> str:
-    """The version of this package and a digest of its Python files: workers of a study must have the same."""
-    folder = Path(compress.__file__).parent
-    total = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py"), key=lambda each: each.relative_to(folder).as_posix()):
-        total.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return f"{compress.__version__}+{total.hexdigest()[:12]}"
-
-
-def record(identity: Mapping[str, str], objectives: Sequence[str], limits: Mapping[str, float]) -> dict[str, Any]:
-    """What is kept in the study. Raises SearchError for objectives or limits that are none of `OBJECTIVES`."""
-    if not objectives or len(set(objectives)) < len(objectives):
-        raise SearchError(f"objectives {list(objectives)}: expected one or more, each once, of {', '.join(OBJECTIVES)}")
-    for name in [*objectives, *limits]:
-        if name not in OBJECTIVES:
-            raise SearchError(f"no objective {name!r}.{did_you_mean(name, OBJECTIVES)}")
-    if "score" not in objectives:
-        raise SearchError(f"objectives {', '.join(objectives)}: the score must be one, or the smallest shape is best")
-    return {
-        "of": dict(identity),
-        "objectives": list(objectives),
-        "limits": {name: float(limit) for name, limit in limits.items()},
-        "code": code_version(),
-    }
-
-
-def same(study: optuna.Study, wanted: Mapping[str, Any], where: str) -> None:
-    """Raise SearchError, naming every difference, unless the study is of what is `wanted`."""
-    kept = kept_by(study, where)
-    before, now = _flat(kept), _flat(wanted)
-    differences = [
-        f"{name}: was {before.get(name, 'not there')!s}, now {now.get(name, 'not there')!s}"
-        for name in {**before, **now}
-        if before.get(name) != now.get(name)
-    ]
-    if differences:
-        raise SearchError(
-            f"{where}: study {study.study_name!r} is another search. {'; '.join(differences)}. Repeat what it was "
-            f"started with, or give the new search a name or a storage of its own"
-        )
-    same_code(study, where)
-
-
-def same_code(study: optuna.Study, where: str) -> None:
-    """Raise SearchError unless the study was begun by the code that runs here."""
-    begun = kept_by(study, where)["code"]
-    if begun != code_version():
-        raise SearchError(
-            f"{where}: study {study.study_name!r} was begun by compress {begun}, this is {code_version()}: the same "
-            f"shape could score differently. Install here what the study was begun with, or begin a new study"
-        )
-
-
-def kept_by(study: optuna.Study, where: str) -> dict[str, Any]:
-    """What `record` wrote into the study. Raises SearchError where there is no such record."""
-    kept = study.user_attrs.get("identity")
-    if not isinstance(kept, dict) or not {"of", "objectives", "limits", "code"} <= kept.keys():
-        raise SearchError(f"{where}: study {study.study_name!r} was not begun by `compress search`; give another")
-    return kept
-
-
-def _flat(kept: Mapping[str, Any]) -> dict[str, str]:
-    limits = {f"limit of {name}": f"{limit:g}" for name, limit in kept["limits"].items()}
-    return {**kept["of"], "objectives": ", ".join(kept["objectives"]), **limits}
-
-
 NAME = "search.yaml"
 FEWEST = 5
 """Shapes that a prediction needs at least (`latency.FEWEST`)."""
@@ -119,7 +48,7 @@ class Columns(Frozen):
     metric: str | None = None
 
 
-class Search(Frozen):
+class SearchConfig(Frozen):
     """A search: the same one is resumed, joined by workers, and shown.
 
     budget      what a student may cost; a latency is of the file of `precision` on `device`, in one forward of `batch`
@@ -187,7 +116,7 @@ class Search(Frozen):
             "search": io.of_value(tree)[:16],
         }  # fmt: skip
 
-    def with_code(self, allow_code: str | Path | None) -> "Search":
+    def with_code(self, allow_code: str | Path | None) -> "SearchConfig":
         """Return the search with the user's own functions that its space names. Raises RecipeError."""
         return self.model_copy(update={"space": user_code.load(self.space, allow_code)})
 
@@ -200,28 +129,28 @@ class Search(Frozen):
         return yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True, width=120)
 
     @staticmethod
-    def of(**given: Any) -> "Search":
+    def of(**given: Any) -> "SearchConfig":
         """Raises SearchError with every problem, in the words of the command line."""
         try:
-            return Search.model_validate(given)
+            return SearchConfig.model_validate(given)
         except ValidationError as error:
             raise SearchError("\n".join(map(_said, error.errors()))) from error
 
     @staticmethod
-    def from_yaml(text: str, source: str) -> "Search":
+    def from_yaml(text: str, source: str) -> "SearchConfig":
         """What `to_yaml` wrote. Raises SearchError."""
         tree = parsed(text, source)
         if not isinstance(tree, dict) or not isinstance(tree.get("space"), dict):
             raise SearchError(f"{source}: is not a search of this tool")
-        return Search.of(**tree | {"space": space_file.of_tree(tree["space"], source)})
+        return SearchConfig.of(**tree | {"space": space_file.of_tree(tree["space"], source)})
 
     @staticmethod
-    def read(study: Path) -> "Search":
+    def read(study: Path) -> "SearchConfig":
         """Of the study in this folder. Raises SearchError where there is none."""
         file = study / NAME
         if not file.is_file():
             raise SearchError(f"{study}: holds no search; expected the folder that `compress search --out` made")
-        return Search.from_yaml(file.read_text(encoding="utf-8"), str(file))
+        return SearchConfig.from_yaml(file.read_text(encoding="utf-8"), str(file))
 
 
 def _said(error: Mapping[str, Any]) -> str:

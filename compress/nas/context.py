@@ -13,13 +13,14 @@ from pydantic import TypeAdapter, ValidationError
 from compress.console import warn
 from compress.errors import DamagedError
 from compress.evaluation.evaluator import Exam
+from compress.exporters.artifact import Bundle
 from compress.io import filled, usable, written
-from compress.latency.costs import Costs
 from compress.models.saving import save_tokenizer
 from compress.models.teacher import Teacher
-from compress.nas.config import Search
-from compress.nas.evaluators import PlainJudge, SupernetJudge
-from compress.nas.schedule import Ledger
+from compress.nas.config import SearchConfig
+from compress.nas.costs import CostModel
+from compress.nas.evaluators import ScratchEvaluator, SupernetEvaluator
+from compress.nas.schedule import TimeBudget
 from compress.nas.space import Choice
 from compress.records.search_report import Stage
 from compress.training.run import Run
@@ -43,31 +44,32 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Desk:
+class SearchContext:
     """The search, its folder, and all that trains and judges its students.
 
-    exam: the validation rows; among: shapes that keep the budget
+    exam: the validation rows; among: shapes that keep the budget; ship: `commands.ship.ship`
     """
 
-    search: Search
+    search: SearchConfig
     run: Run
     given: Teacher
     tutor: Teacher
     seen: TeacherCheck
     material: Material
     exam: Exam
-    costs: Costs
+    costs: CostModel
     among: tuple[Choice, ...]
-    ledger: Ledger
-    _judge: SupernetJudge | PlainJudge | None = None
+    ledger: TimeBudget
+    ship: Callable[..., Bundle]
+    _judge: SupernetEvaluator | ScratchEvaluator | None = None
 
     @property
-    def judge(self) -> SupernetJudge | PlainJudge:
+    def judge(self) -> SupernetEvaluator | ScratchEvaluator:
         """There is one once the supernet is trained."""
         assert self._judge is not None, "the desk was given its judge"
         return self._judge
 
-    def judged_by(self, judge: SupernetJudge | PlainJudge) -> "Desk":
+    def judged_by(self, judge: SupernetEvaluator | ScratchEvaluator) -> "SearchContext":
         return replace(self, _judge=judge)
 
     def say(self, line: str) -> None:
@@ -122,7 +124,7 @@ class Desk:
 
         Where a worker elsewhere trained those, they are trained again here.
         """
-        if isinstance(self.judge, PlainJudge):
+        if isinstance(self.judge, ScratchEvaluator):
             found = self.judge.trained(choice)
             if found is None:
                 self.material.console.print(f"trial {number} was trained elsewhere: training it again here")

@@ -1,7 +1,7 @@
 """Who judges a search's choices: a supernet of which each is a part, or a short training of each by itself."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -9,65 +9,55 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from compress.config.recipe import Recipe, Stage
+from compress.config.recipe import Stage
 from compress.data.task import TaskData
-from compress.errors import RecipeError
 from compress.evaluation import metrics
 from compress.evaluation.batches import Sheets
 from compress.evaluation.evaluator import Exam
-from compress.latency.costs import Costs
-from compress.latency.predictor import Estimate
 from compress.models.teacher import Teacher
+from compress.nas.costs import CostModel
 from compress.nas.schedule import planned
 from compress.nas.space import Choice, architecture_key
-from compress.nas.space_file import Space
 from compress.nas.supernet import Supernet
-from compress.slicing import SlicePlan
 from compress.stages import StageModels
 from compress.training.run import Run
 from compress.training.stage import Material
 
 
 @dataclass(frozen=True)
-class SupernetJudge:
+class SupernetEvaluator:
     """Scores the part of a trained supernet that a choice is, on growing shares of the validation rows."""
 
-    costs: Costs
+    costs: CostModel
     net: Supernet
     sheets: Sequence[Sheets]
     bf16: bool
 
     @staticmethod
-    def of(costs: Costs, whole: PreTrainedModel, exam: Exam, material: Material) -> "SupernetJudge":
+    def of(costs: CostModel, whole: PreTrainedModel, exam: Exam, material: Material) -> "SupernetEvaluator":
         """`exam`: the validation rows, `whole`: the supernet as its training left it."""
         counts = [ceil(share * len(exam)) for share in costs.search.space.rungs]
         device = next(whole.parameters()).device
         sheets = [Sheets.of(exam.spread(count), material.collate, device=device) for count in counts]
-        return SupernetJudge(costs, Supernet(whole.eval()), sheets, material.bf16)
+        return SupernetEvaluator(costs, Supernet(whole.eval()), sheets, material.bf16)
 
     @property
     def rungs(self) -> int:
         return len(self.sheets)
-
-    def latency(self, choice: Choice) -> Estimate:
-        return self.costs.latency(choice)
-
-    def facts(self, choice: Choice) -> Mapping[str, float]:
-        return self.costs.facts(choice)
 
     def score(self, choice: Choice, rung: int) -> float:
         return self.net.score(self.costs.shapes.sizes(choice), self.sheets[rung], bf16=self.bf16)
 
 
 @dataclass(frozen=True)
-class PlainJudge:
+class ScratchEvaluator:
     """Builds a choice, trains it in as many legs as there are rungs, and scores it on the validation rows after each.
 
     Each leg has the stage's schedule for itself, warm-up and decay. What is trained is kept in `folder`, by shape: a
     trial that was interrupted goes on with the leg it was in, where the folder is the same.
     """
 
-    costs: Costs
+    costs: CostModel
     given: Teacher
     tutor: Teacher
     material: Material
@@ -78,12 +68,6 @@ class PlainJudge:
     @property
     def rungs(self) -> int:
         return len(self.legs)
-
-    def latency(self, choice: Choice) -> Estimate:
-        return self.costs.latency(choice)
-
-    def facts(self, choice: Choice) -> Mapping[str, float]:
-        return self.costs.facts(choice)
 
     def score(self, choice: Choice, rung: int) -> float:
         key, space = architecture_key(choice), self.costs.search.space
@@ -105,6 +89,10 @@ class PlainJudge:
         return legs(self.stage, self.costs.search.space.rungs, self.material.data)
 
 
+Evaluator = ScratchEvaluator | SupernetEvaluator
+"""Scores a choice: `rungs` times, on more rows or after more training each time; the last one is its score."""
+
+
 def legs(stage: Stage, rungs: Sequence[float], data: TaskData) -> tuple[Stage, ...]:
     """The stage's steps in parts that end at these shares of them."""
     ends = [max(at + 1, round(share * planned(stage, data))) for at, share in enumerate(rungs)]
@@ -119,25 +107,3 @@ def scored(student: PreTrainedModel, exam: Exam, material: Material) -> float:
     """The task's metric."""
     logits = metrics.logits(student, exam.rows, material.collate, bf16=material.bf16)
     return float(exam.scores(logits)[exam.task.metric])
-
-
-def checked(space: Space, recipe: Recipe, given: Teacher, material: Material, run: Run) -> None:
-    """Raise what would end the recipe, of all the space's stages, in the middle, in the words of the space.
-
-    See `pipeline.check_recipe` and `StageModels.check`.
-    """
-    from compress.commands.distill import check_lengths, check_recipe
-
-    if space.mode == "supernet":
-        SlicePlan.of(given.model)
-    places = {f"stages[{at}]": where for at, where in enumerate(where for where in space.stages if where != "teacher")}
-    try:
-        check_recipe(recipe, 1)
-        check_lengths(recipe, given)
-        StageModels(recipe, given, None, material, run).check()
-    except RecipeError as error:
-        problems = error.problems
-        for stage, where in places.items():
-            dotted = (stage.replace("[", ".").rstrip("]"), where.replace("[", ".").rstrip("]"))
-            problems = [problem.replace(stage, where).replace(*dotted) for problem in problems]
-        raise RecipeError(problems) from error

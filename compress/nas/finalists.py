@@ -13,15 +13,14 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from compress.benchmark.devices import Device
-from compress.commands.ship import ship
 from compress.config.recipe import Stage, StudentSpec
 from compress.errors import SearchError
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.onnx import makes_segments
-from compress.latency.costs import named
 from compress.latency.measure import exported, race
-from compress.nas.context import Desk
-from compress.nas.evaluators import PlainJudge, scored
+from compress.nas.context import SearchContext
+from compress.nas.costs import named
+from compress.nas.evaluators import ScratchEvaluator, scored
 from compress.nas.record import unmet
 from compress.records.latency import Latency
 from compress.records.search_report import SearchReport, TrialRecord
@@ -52,7 +51,7 @@ def shortlist(found: SearchReport, count: int) -> list[TrialRecord]:
     return [found.point(point.number) for point in feasible[:count]]
 
 
-def shorten(desk: Desk, points: Sequence[TrialRecord]) -> None:
+def shorten(desk: SearchContext, points: Sequence[TrialRecord]) -> None:
     """A short distillation of each, from what the supernet made of it, as far as the time stated for them goes.
 
     Those that had theirs are left alone.
@@ -74,7 +73,7 @@ def shorten(desk: Desk, points: Sequence[TrialRecord]) -> None:
         desk.keep(point.number, scores={"short": scored(student, desk.exam, desk.material)})
 
 
-def begun(desk: Desk, point: TrialRecord) -> Path:
+def begun(desk: SearchContext, point: TrialRecord) -> Path:
     """Find the student as its short distillation left it, which is made again where it is damaged; without one, as its
     trial knew it."""
     short, place = desk.search.space.short, desk.place(point.number)
@@ -87,7 +86,7 @@ def begun(desk: Desk, point: TrialRecord) -> Path:
 
 
 def trained(
-    desk: Desk, point: TrialRecord, stages: Sequence[Stage], begin: Path, run: Run | None = None
+    desk: SearchContext, point: TrialRecord, stages: Sequence[Stage], begin: Path, run: Run | None = None
 ) -> PreTrainedModel:
     """The student after `stages`, from the checkpoint in `begin`, kept in its directory, or in `run`."""
     spec = StudentSpec.model_validate({"init": str(begin)})
@@ -96,7 +95,7 @@ def trained(
     return lineage.run_stages(recipe.stages, teacher_logits=desk.seen.logits)
 
 
-def clock(desk: Desk, points: Sequence[TrialRecord], device: Device) -> float | None:
+def clock(desk: SearchContext, points: Sequence[TrialRecord], device: Device) -> float | None:
     """Time the points on the device in one race with the teacher: shipped files as they are, other shapes with random
     weights. What the teacher took, in ms."""
     search, files = desk.search, dict[str, Path]()
@@ -142,7 +141,7 @@ def winner(found: SearchReport, points: Sequence[TrialRecord], besides: Sequence
     return max(within, key=lambda point: (point.score or 0.0, -(found.ms(point) or 0.0), -point.number)).number
 
 
-def finish(desk: Desk, point: TrialRecord, *, share: float = 1.0) -> Bundle:
+def finish(desk: SearchContext, point: TrialRecord, *, share: float = 1.0) -> Bundle:
     """Distil the student by the final stages, ship it as a bundle in its directory, and score the shipped file.
 
     share: of the time for the last part.
@@ -158,14 +157,20 @@ def finish(desk: Desk, point: TrialRecord, *, share: float = 1.0) -> Bundle:
 
 
 def shipped(
-    desk: Desk, point: TrialRecord, student: PreTrainedModel, stages: Sequence[Stage], *, began: float, note: str = ""
+    desk: SearchContext,
+    point: TrialRecord,
+    student: PreTrainedModel,
+    stages: Sequence[Stage],
+    *,
+    began: float,
+    note: str = "",
 ) -> Bundle:
     """The bundle of a student that had these stages, in its directory, with what it was part of in its notes."""
     search, place = desk.search, desk.place(point.number)
     recipe = search.space.recipe(f"{search.space.name}-{point.number}", stages)
     found = f"Trial {point.number} of the search in {desk.run.path.name}: {named(point.choice)}."
     notes = [*desk.seen.notes, found, *([note] if note else [])]
-    bundle = ship(
+    bundle = desk.ship(
         student, desk.tutor, desk.material, recipe=recipe, run=place, notes=notes, started=began,
         int8_limit=search.max_drop,
     )  # fmt: skip
@@ -179,17 +184,19 @@ def shipped(
     return bundle
 
 
-def _before(desk: Desk, point: TrialRecord) -> list[Stage]:
+def _before(desk: SearchContext, point: TrialRecord) -> list[Stage]:
     """What trained the student before the final stages."""
     space = desk.search.space
-    if isinstance(desk.judge, PlainJudge):
+    if isinstance(desk.judge, ScratchEvaluator):
         return list(desk.judge.legs)
     assert space.supernet is not None, "a space of a supernet has its stage"
     short = [space.short] if "short" in desk.kept(point.number).scores else []
     return [space.supernet, *short]
 
 
-def _fitted(desk: Desk, part: str, stages: Sequence[Stage], point: TrialRecord, *, share: float) -> list[Stage]:
+def _fitted(
+    desk: SearchContext, part: str, stages: Sequence[Stage], point: TrialRecord, *, share: float
+) -> list[Stage]:
     """The stages with as many steps as there is time for, timed with this student."""
 
     def train(stage: Stage, run: Run) -> None:
@@ -198,7 +205,7 @@ def _fitted(desk: Desk, part: str, stages: Sequence[Stage], point: TrialRecord, 
     return desk.ledger.fit(part, stages, desk.material.data, train, share=share)
 
 
-def _mention(desk: Desk, found: Mapping[str, Latency]) -> None:
+def _mention(desk: SearchContext, found: Mapping[str, Latency]) -> None:
     for name, each in found.items():
         if each.noisy:
             desk.say(f"timing of {name}: {each.noise}")

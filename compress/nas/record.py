@@ -1,12 +1,15 @@
 """search.json and search.html: what a search has found so far, put together from its folder and its study."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial
 from rich.console import Console
 from rich.table import Table
 
@@ -15,25 +18,23 @@ from compress.data.task import TaskData
 from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
 from compress.io import written
-from compress.latency.costs import named
-from compress.nas.context import Desk, kept
-from compress.nas.importances import importances
-from compress.nas.outcomes import points
+from compress.nas.context import SearchContext, kept
+from compress.nas.costs import named
+from compress.nas.study import quiet
 from compress.nas.train_supernet import climbed
+from compress.nas.trial import describe_shape, outcome, pareto_front
 from compress.provenance import command_line, versions
-from compress.records.search_report import Anchor, Rung, SearchReport, TrialRecord
+from compress.records.run_report import finite
+from compress.records.search_report import Anchor, Importance, Objective, Rung, SearchReport, Stage, TrialRecord
 from compress.reporting.format import metric as metric_name
 from compress.training.stage import taken
-
-if TYPE_CHECKING:
-    import optuna
 
 RECORD, PAGE = "search.json", "search.html"
 LIBRARIES = ("compress", "optuna", "torch", "transformers", "datasets", "onnxruntime", "onnx", "numpy")
 
 
 def found(
-    desk: Desk, study: "optuna.Study", *, teacher_ms: float | None = None, winner: int | None = None,
+    desk: SearchContext, study: optuna.Study, *, teacher_ms: float | None = None, winner: int | None = None,
     anchors: Sequence[Anchor] = (), notes: Sequence[str] = (),
 ) -> SearchReport:  # fmt: skip
     """All that is known now. teacher_ms: of the latest race; left out, that of the measuring phase."""
@@ -73,7 +74,44 @@ def found(
         notes=(*desk.seen.notes, *costs.shapes.dropped, *notes),
     )
     now = replace(now, front=now.compute_front())
-    return replace(now, importances=importances(now))
+    return replace(now, importances=compute_importances(now))
+
+
+def points(study: optuna.Study, stage: Stage = "subnet") -> tuple[TrialRecord, ...]:
+    """Read every finished trial, with its last score as that of `stage`. Times count from the study's first trial."""
+    trials = study.get_trials(deepcopy=False)
+    begin = min((trial.datetime_start for trial in trials if trial.datetime_start), default=None)
+    return tuple(_read_point(trial, stage, begin) for trial in trials if trial.state.is_finished())
+
+
+def _read_point(trial: FrozenTrial, stage: Stage, begin: datetime.datetime | None) -> TrialRecord:
+    attributes, state = trial.user_attrs, outcome(trial)
+    latency, facts, scores = (attributes.get(name, {}) for name in ("latency", "facts", "scores"))
+    started = trial.datetime_start - begin if trial.datetime_start and begin else None
+    return TrialRecord(
+        number=trial.number,
+        choice=attributes.get("choice", {}),
+        state=state or "failed",
+        scores={stage: scores[-1]} if scores else {},
+        parameters=int(facts["parameters"]) if "parameters" in facts else None,
+        body_parameters=int(facts["body_parameters"]) if "body_parameters" in facts else None,
+        flops_per_token=facts.get("flops_per_token"),
+        file_mb=facts.get("file_mb"),
+        predicted_ms=latency.get("ms"),
+        predicted_error_ms=latency.get("error_ms"),
+        reason=attributes.get("reason", "") if state else "its worker was stopped before it was judged",
+        started=started.total_seconds() if started is not None else None,
+        seconds=attributes.get("seconds"),
+    )
+
+
+def front_table(study: optuna.Study) -> Table:
+    """Lay out the front as it stands, for the terminal."""
+    table = Table("trial", *study.user_attrs["identity"]["objectives"], "choice", box=None, pad_edge=False)
+    for trial in pareto_front(study):
+        row = [f"{value:.4g}" for value in trial.values]
+        table.add_row(str(trial.number), *row, describe_shape(trial.user_attrs))
+    return table
 
 
 def keep(record: SearchReport, folder: Path) -> None:
@@ -145,7 +183,7 @@ def _cells(found: SearchReport, point: TrialRecord) -> tuple[str, ...]:
     )
 
 
-def anchored(desk: Desk) -> list[Anchor]:
+def anchored(desk: SearchContext) -> list[Anchor]:
     """The teacher's own files, and the anchors scored on the same rows, with what they took in the measuring race."""
     search, score = desk.search, desk.seen.scores[desk.exam.task.metric]
     beside = desk.costs.clocks.beside
@@ -181,7 +219,7 @@ def further(study: Path, point: TrialRecord) -> TrialRecord:
     )
 
 
-def _trained(desk: Desk, known: Sequence[TrialRecord]) -> list[Rung]:
+def _trained(desk: SearchContext, known: Sequence[TrialRecord]) -> list[Rung]:
     """What students scored after a stage of their own, with what that stage cost."""
     rungs = []
     stages = {"short": desk.search.space.short, "final": desk.search.space.final[-1]}
@@ -197,3 +235,72 @@ def _trained(desk: Desk, known: Sequence[TrialRecord]) -> list[Rung]:
             flops = 3.0 * (point.flops_per_token or 0.0) * desk.tokens * examples
             rungs.append(Rung(which, point.body_parameters, examples, flops, score))
     return rungs
+
+
+LEAST_TRIALS = 20
+"""Of fewer, the best tenth is one trial."""
+
+
+def compute_importances(found: SearchReport) -> tuple[Importance, ...]:
+    """Compute which choices decide each objective, the greatest first; none where too few trials have a value of it.
+
+    PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255): how differently a choice is distributed among the best tenth of
+    the trials than among all. It says what sets the best apart, not how a shape's score comes about.
+
+    Scores are those of the first stage that all trials went through, so that trained shapes stand beside the others as
+    they stood before. An objective in which all are equal has none either.
+    """
+    complete = [point for point in found.points if point.state == "complete"]
+    told = []
+    for objective in found.objectives:
+        values = {point.number: _value(found, point, objective) for point in complete}
+        known = [point for point in complete if values[point.number] is not None]
+        if len(known) >= LEAST_TRIALS and len({values[point.number] for point in known}) > 1:
+            shares = _shares(known, [values[point.number] or 0.0 for point in known], objective == "score")
+            told.append(Importance(objective, "PED-ANOVA", len(known), shares))
+    return tuple(told)
+
+
+def _value(found: SearchReport, point: TrialRecord, objective: Objective) -> float | None:
+    """The value before any training on top and before any measurement: what all trials are compared by."""
+    if objective == "score":
+        return point.first
+    if objective == "latency":
+        return finite(point.predicted_ms) if point.predicted_ms is not None else found.ms(point)
+    return found.value(point, objective)
+
+
+def _shares(points: Sequence[TrialRecord], values: Sequence[float], maximise: bool) -> dict[str, float]:
+    known: dict[str, list[int | float | str]] = {}
+    for point in points:
+        for name, value in point.choice.items():
+            known.setdefault(name, []).append(value)
+    spaces = {name: _distribution(found) for name, found in known.items()}
+    trials = [
+        optuna.trial.create_trial(
+            params={name: _as_parameter(point.choice[name], spaces[name]) for name in point.choice},
+            distributions={name: spaces[name] for name in point.choice},
+            value=value,
+        )
+        for point, value in zip(points, values, strict=True)
+    ]
+    with quiet():
+        study = optuna.create_study(direction="maximize" if maximise else "minimize")
+        study.add_trials(trials)
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        shares: Mapping[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {name: float(share) for name, share in shares.items()}
+
+
+def _distribution(values: Sequence[int | float | str]) -> BaseDistribution:
+    """The range of the numbers seen; of words, which they are."""
+    numbers = [value for value in values if not isinstance(value, str | bool)]
+    if len(numbers) < len(values):
+        return CategoricalDistribution(sorted({str(value) for value in values}))
+    if all(isinstance(value, int) for value in numbers):
+        return IntDistribution(int(min(numbers)), int(max(numbers)))
+    return FloatDistribution(min(numbers), max(numbers))
+
+
+def _as_parameter(value: int | float | str, space: BaseDistribution) -> int | float | str:
+    return str(value) if isinstance(space, CategoricalDistribution) else value

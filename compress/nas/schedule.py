@@ -36,7 +36,7 @@ PLAIN: Parts = {"measuring": 0.08, "trials": 0.66, "timing finalists": 0.04, "fi
 
 
 @dataclass(frozen=True)
-class Ledger:
+class TimeBudget:
     """What the parts of a search have taken so far, and may still take; kept in its folder.
 
     total   seconds for all of it, of all its sessions; None: each part takes what its stages say

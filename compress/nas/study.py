@@ -1,378 +1,219 @@
-"""A study: begun, continued or joined, and run.
+"""The study of a search in Optuna: open its database, begin, continue or join the study, and run its trials.
 
-    study = open_study(folder / "journal.log", "sst2", {"teacher": ..., "data": ...}, objectives=("score", "latency"))
-    run_trials(study, space, judge, trials=200)
+    study = open_study(folder / "study.db", "sst2", {"teacher": ..., "data": ...}, objectives=("score", "latency"))
+    run_trials(study, evaluator, trials=200)
 
-A process is killed, a disk is full, a database restarts: the study is continued by the same two lines.
+The storage is Optuna's RDBStorage: an SQLite file for the processes of one machine, PostgreSQL for several machines.
+Its heartbeats find the trials of killed processes, which are queued again with the same parameters. After a kill, a
+full disk or a restart of the database, the same two lines continue the study.
 """
 
-import math
+import hashlib
+import random
+import secrets
+import sqlite3
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from math import ceil
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
-from zlib import crc32
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 import optuna
-from optuna.exceptions import UpdateFinishedTrialError
+from optuna.exceptions import ExperimentalWarning, StorageInternalError, TrialPruned, UpdateFinishedTrialError
 from optuna.pruners import NopPruner
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
-from optuna.storages import BaseStorage
+from optuna.storages import BaseStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, ProgrammingError, SQLAlchemyError
 
-from compress.errors import CompressError, SearchError, did_you_mean
-from compress.nas.budget import SURE
-from compress.nas.config import OBJECTIVES, record, same, same_code
-from compress.nas.outcomes import cost, costs, counted, fits, front, outcome, recorded, shape_of
-from compress.nas.storage import (
-    STEADY,
-    Pulse,
-    Say,
-    StorageError,
-    beating,
-    close_storage,
-    me,
-    open_storage,
-    quiet,
-    reaching,
-    run_again,
-    sweep,
+import compress
+from compress.errors import SearchError, did_you_mean
+from compress.nas.config import OBJECTIVES
+from compress.nas.trial import (
+    Verdict,
+    count_scored,
+    describe_shape,
+    evaluate_trial,
+    is_within_limits,
+    outcome,
+    pareto_front,
 )
-from compress.provenance import redact
-from compress.records.search_report import State
+from compress.provenance import install_command, redact, redact_in
 
-Choice = Mapping[str, int | float | str]
-"""One shape asked of a space: `layers`, `hidden`, `config.hidden_act`, `precision` ..."""
+if TYPE_CHECKING:
+    from compress.nas.evaluators import Evaluator
 
-
-class Predicted(Protocol):
-    """A latency in ms, and one standard deviation of it."""
-
-    @property
-    def ms(self) -> float: ...
-    @property
-    def error_ms(self) -> float: ...
+Say = Callable[[str], None]
+"""Prints one line."""
 
 
-class Space(Protocol):
-    """space.Shapes is one."""
-
-    def suggest(self, trial: optuna.Trial) -> Choice: ...
-
-    def key(self, choice: Choice) -> str:
-        """The same for the same shape, in whatever order it is written."""
-
-    def size(self) -> int | None:
-        """How many shapes there are, if that is known."""
+class StorageError(SearchError):
+    """A study's storage that cannot be reached, read or written."""
 
 
-class Judge(Protocol):
-    """Evaluates choices. A CompressError of any of these ends that trial, not the study.
+# ---- the storage
 
-    rungs   how often a shape is scored, each time on more rows or after more training
+HEARTBEAT, GRACE = 10, 60
+"""Seconds between the heartbeats of a trial, and after its last one until its process counts as dead."""
+RETRIES = 2
+"""How often the shape of a killed process is tried again: one that runs out of memory kills every worker."""
+LOCK_SECONDS, CONNECT_SECONDS = 60, 10
+"""How long to wait for another process to release an SQLite file, and for a server to answer."""
+
+
+class HeartbeatStorage(RDBStorage):
+    """RDBStorage whose heartbeat thread survives a failed write.
+
+    Optuna's thread dies with a traceback instead. The thread that runs the trial meets the same failure and reports it.
     """
 
-    @property
-    def rungs(self) -> int: ...
-
-    def latency(self, choice: Choice) -> Predicted | None:
-        """None where nothing is known of it; then it can be neither an objective nor limited."""
-
-    def facts(self, choice: Choice) -> Mapping[str, float]:
-        """parameters, flops_per_token, file_mb: objectives and limits other than the score and the latency."""
-
-    def score(self, choice: Choice, rung: int) -> float:
-        """More is better. Asked of a shape for rung 0, 1 ... in order, in one process; the last is its score."""
+    def record_heartbeat(self, trial_id: int) -> None:
+        with suppress(SQLAlchemyError, StorageInternalError):
+            super().record_heartbeat(trial_id)
 
 
-ETA = 3
-ALIKE = 1.2
-
-
-@dataclass(frozen=True)
-class Standing:
-    """A trial at a rung: its score there, more is better, and its costs, less is better."""
-
-    score: float
-    costs: tuple[float, ...] = ()
-
-
-def cut(one: Standing, before: Sequence[Standing]) -> str:
-    """Why `one` does not go on, in words; empty if it does. `before`: the others that have a score at its rung."""
-    if not any(_beats(other, one) for other in before):
-        return ""
-    field = [other for other in before if _alike(one, other)]
-    about = "cost about the same"
-    if len(field) < ETA:
-        field = [other for other in before if _no_costlier(other, one, ALIKE)]
-        about = "cost no more"
-    if len(field) < ETA:
-        return ""
-    place = 1 + sum(other.score > one.score for other in field)
-    on = ceil((len(field) + 1) / ETA)
-    if place <= on:
-        return ""
-    return f"{one.score:.4g} is place {place} of {len(field) + 1} that {about}; the best {on} go on"
-
-
-def _beats(other: Standing, one: Standing) -> bool:
-    return other.score >= one.score and _no_costlier(other, one) and other != one
-
-
-def _no_costlier(other: Standing, one: Standing, factor: float = 1.0) -> bool:
-    return all(a <= b * factor for a, b in zip(other.costs, one.costs, strict=True))
-
-
-def _alike(one: Standing, other: Standing) -> bool:
-    return _no_costlier(one, other, ALIKE) and _no_costlier(other, one, ALIKE)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What becomes of a trial: its values, in the order of the objectives, if it has them; else why not."""
-
-    state: State
-    values: tuple[float, ...] | None = None
-    reason: str = ""
-
-    @property
-    def told(self) -> TrialState:
-        """As what Optuna is told of it."""
-        if self.values is not None:
-            return TrialState.COMPLETE
-        return TrialState.FAIL if self.state == "failed" else TrialState.PRUNED
-
-
-def judge_trial(
-    study: optuna.Study, trial: optuna.Trial, space: Space, judge: Judge, limits: Mapping[str, float]
-) -> Verdict:
-    """The shape the trial stands for, judged; each thing known of it is written down as it comes to be known."""
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence Optuna's logging of trials, and its warnings that what we use is experimental."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     try:
-        choice = space.suggest(trial)
-        key = space.key(choice)
-        trial.set_user_attr("choice", dict(choice))
-        trial.set_user_attr("key", key)
-        if twin := _twin(study, key, trial.number):
-            return _as_twin(trial, twin)
-        if latency := judge.latency(choice):
-            trial.set_user_attr("latency", {"ms": float(latency.ms), "error_ms": float(latency.error_ms)})
-        if outside := _outside(trial, limits, ("latency",)):
-            return Verdict("too slow", None, outside)
-        trial.set_user_attr("facts", {name: float(value) for name, value in judge.facts(choice).items()})
-        if outside := _outside(trial, limits, [name for name in limits if name not in {"latency", "score"}]):
-            return Verdict("too slow", None, outside)
-        return _climbed(study, trial, judge, choice, limits)
-    except StorageError:
-        raise
-    except CompressError as error:
-        return Verdict("failed", None, str(error))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
 
 
-def _climbed(
-    study: optuna.Study, trial: optuna.Trial, judge: Judge, choice: Choice, limits: Mapping[str, float]
-) -> Verdict:
-    """Up the rungs as long as it goes on."""
-    objectives = recorded(study)["objectives"]
-    paid = {name: cost(trial.user_attrs, name) for name in objectives if name != "score"}
-    if unknown := [name for name, value in paid.items() if not math.isfinite(value)]:
-        raise SearchError(f"its {' and '.join(unknown)} is not known, but an objective of the study")
-    scores: list[float] = []
-    for rung in range(judge.rungs):
-        score = float(judge.score(choice, rung))
-        if not math.isfinite(score):
-            raise SearchError(f"its score at rung {rung} is {score}")
-        scores.append(score)
-        trial.set_user_attr("scores", scores)
-        if rung < judge.rungs - 1:
-            before = _standings(study, rung, trial.number, objectives)
-            if why := cut(Standing(score, tuple(paid.values())), before):
-                return Verdict("pruned", None, f"rung {rung}: {why}")
-    if "score" in limits:
-        trial.set_constraint("score", limits["score"] - scores[-1])
-    return Verdict("complete", tuple({**paid, "score": scores[-1]}[name] for name in objectives))
+@contextmanager
+def storage_errors(study: str) -> Iterator[None]:
+    """Raise StorageError where the database is lost, full or locked for too long."""
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError, UnboundLocalError) as error:
+        # Optuna 5.0.0 raises UnboundLocalError when it cannot read back the trial that failed.
+        lost: BaseException | None = error
+        while lost is not None and not isinstance(lost, SQLAlchemyError | StorageInternalError):
+            lost = lost.__context__
+        if lost is None:
+            raise
+        raise StorageError(
+            f"study {study!r}: lost the connection to its storage: {_describe(lost)}. Finished trials are saved. See "
+            "that the disk has space and the server runs, then repeat the command; the interrupted trial is run again"
+        ) from error
 
 
-def _outside(trial: optuna.Trial, limits: Mapping[str, float], names: Sequence[str]) -> str:
-    """What the trial is over, in words. The sampler is told by how much, of the limit, it is over or under."""
-    over = []
-    for name in set(names) & set(limits):
-        value, limit = cost(trial.user_attrs, name), limits[name]
-        if not math.isfinite(value):
-            raise SearchError(f"its {name} is not known, but limited to {limit:g}")
-        error = SURE * trial.user_attrs["latency"]["error_ms"] if name == "latency" else 0.0
-        trial.set_constraint(name, (value + error - limit) / limit)
-        if value + error > limit:
-            over.append(f"{name} {value:.4g}{f' + {error:.2g} ({SURE:g} errors)' if error else ''}, limit {limit:g}")
-    return "; ".join(sorted(over))
+def _describe(error: BaseException) -> str:
+    """Return what the database driver said, in one line."""
+    while (cause := getattr(error, "orig", None) or error.__cause__) is not None:
+        error = cause
+    lines = (" ".join(line.split()) for line in str(error).splitlines())
+    return "; ".join(line for line in lines if line).rstrip(".?") or type(error).__name__
 
 
-def _standings(study: optuna.Study, rung: int, number: int, objectives: Sequence[str]) -> list[Standing]:
-    """The others that have a score at that rung: of trials that run, were cut, or came to the top."""
-    return [
-        Standing(trial.user_attrs["scores"][rung], costs(trial.user_attrs, objectives))
-        for trial in study.get_trials(deepcopy=False)
-        if trial.number != number
-        and (trial.state == TrialState.RUNNING or outcome(trial) in {"complete", "pruned"})
-        and len(trial.user_attrs.get("scores", ())) > rung
-    ]
+def open_storage(
+    where: Path | str, *, create: bool = True, say: Say = print, heartbeat: int = HEARTBEAT, grace: int = GRACE
+) -> BaseStorage:
+    """Open the storage at a path (of an SQLite file) or URL; make it if it is not there and `create`.
 
-
-def _twin(study: optuna.Study, key: str, number: int) -> FrozenTrial | None:
-    """The trial of the same shape whose outcome is known, or that began before this one and runs."""
-    for trial in study.get_trials(deepcopy=False):
-        if trial.number == number or trial.user_attrs.get("key") != key or outcome(trial) == "duplicate":
-            continue
-        if outcome(trial) or (trial.state == TrialState.RUNNING and trial.number < number):
-            return trial
-    return None
-
-
-def _as_twin(trial: optuna.Trial, twin: FrozenTrial) -> Verdict:
-    """What is known of the twin, told of this trial too, so that the sampler learns from it."""
-    trial.set_user_attr("twin", twin.number)
-    for name in ("latency", "facts", "scores"):
-        if name in twin.user_attrs:
-            trial.set_user_attr(name, twin.user_attrs[name])
-    for name, excess in twin.constraints.items():
-        trial.set_constraint(name, excess)
-    became = outcome(twin)
-    values = tuple(twin.values) if became == "complete" else None
-    return Verdict("duplicate", values, f"the shape of trial {twin.number} ({became or 'running'})")
-
-
-PATIENCE = 200
-"""Shapes drawn in a row, all known already or outside the limits, after which a search has seen its space."""
-FAILURES = 5
-"""Trials that fail one after another, after which it is not the shapes that are wrong."""
-
-
-def run_trials(
-    study: optuna.Study,
-    space: Space,
-    judge: Judge,
-    *,
-    limits: Mapping[str, float] | None = None,
-    trials: int | None = None,
-    seconds: float | None = None,
-    say: Say = print,
-    watch: Callable[[optuna.Study], None] | None = None,
-    pulse: Pulse = STEADY,
-) -> None:
-    """Judge shapes until the study has `trials` scored ones in all, `seconds` have passed, or nothing new is drawn.
-
-    trials   of all workers and all earlier sessions together; kept in the study, and read from it where None. Shapes
-             known already or outside the limits do not count. N workers may score up to N - 1 more.
-    limits   objective -> the most it may be (of the score: the least); the study's own where None
-    watch    called with the study after every trial
-
-    Raises SearchError when all that was drawn is outside the limits (naming the closest), and when `FAILURES` trials
-    fail in a row; StorageError when the storage is lost. An interruption is passed on, its trial queued again.
+    Raises StorageError where it cannot be reached, read or written; no message shows a password.
     """
-    within = recorded(study)["limits"] if limits is None else limits
-    began, barren, failed = time.monotonic(), 0, 0
-    with reaching(study.study_name):
-        if trials is not None and study.user_attrs.get("trials") != trials:
-            study.set_user_attr("trials", trials)
-        while True:
-            sweep(study, pulse, say)
-            late = seconds is not None and time.monotonic() - began >= seconds
-            if over := _over(study, space.size(), barren, late):
-                break
-            trial, verdict = _run_one(study, lambda trial: judge_trial(study, trial, space, judge, within), pulse)
-            say(f"trial {trial.number}: {_in_words(study, trial, verdict)}")
-            barren = barren + 1 if verdict.state in {"duplicate", "too slow"} else 0
-            failed = failed + 1 if verdict.state == "failed" else 0
-            if watch is not None:
-                watch(study)
-            if failed == FAILURES:
-                raise SearchError(f"{FAILURES} trials failed one after another; the last: {verdict.reason}")
-        say(f"{over}; {counted(study.get_trials(deepcopy=False))} shapes scored, {len(front(study))} on the front")
-        _expect_one_within(study, within)
+    url, engine = _locate(str(where), create)
+
+    def retry(study: optuna.Study, trial: FrozenTrial) -> None:
+        say(f"trial {trial.number}: its process has shown no sign of life for {grace} s; {queue_again(study, trial)}")
+
+    try:
+        with quiet():
+            for attempt in range(8):
+                try:
+                    return optuna.storages.get_storage(
+                        HeartbeatStorage(
+                            url, engine, heartbeat_interval=heartbeat, grace_period=grace,
+                            heartbeat_stale_trial_callback=retry,
+                        )
+                    )  # fmt: skip
+                except (IntegrityError, ProgrammingError):
+                    if attempt == 7:
+                        raise
+                time.sleep(random.uniform(0.05, 0.3))  # another process is making the same tables
+            raise AssertionError("the last attempt returns or raises")
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
+        raise StorageError(
+            f"{redact(where)}: is not the address of a storage; expected the path of an SQLite file, sqlite:///FILE or "
+            "postgresql://user:password@host/database"
+        ) from error
+    except ImportError as error:
+        raise StorageError(
+            f"{redact(where)}: its driver is not installed ({redact_in(_describe(error), str(where))})"
+        ) from error
+    except (SQLAlchemyError, StorageInternalError, RuntimeError) as error:
+        expected = (
+            "the database of a study, in a folder that can be written"
+            if url.startswith("sqlite")
+            else "a database that runs there, which this user may enter and make tables in; see that the server runs, "
+            "and that host, port, user, password (its @ : / ? # written as %40 %3A %2F %3F %23) and database are right"
+        )
+        raise StorageError(
+            f"{redact(where)}: cannot be opened: {redact_in(_describe(error), str(where))}. Expected {expected}"
+        ) from error
 
 
-def _over(study: optuna.Study, size: int | None, barren: int, late: bool) -> str:
-    """Why the search is over, in words; empty if it is not."""
-    trials = study.get_trials(deepcopy=False)
-    if late:
-        return "the time is over"
-    if any(trial.state == TrialState.WAITING for trial in trials):
-        return ""  # somebody lost it, or asked for it
-    running = sum(trial.state == TrialState.RUNNING for trial in trials)
-    wanted = study.user_attrs.get("trials")
-    if wanted is not None and counted(trials) + running >= wanted:
-        return "all trials asked for are done" + (f", or running elsewhere ({running})" if running else "")
-    known = {trial.user_attrs.get("key") for trial in trials} - {None}
-    if size is not None and len(known) >= size:
-        return f"the space has no more than these {size} shapes"
-    if barren >= PATIENCE:
-        return f"the last {PATIENCE} shapes drawn were known already, or outside the limits"
-    return ""
+def _locate(where: str, create: bool) -> tuple[str, dict[str, Any]]:
+    """Return the URL that SQLAlchemy understands, and the options of its engine."""
+    if "://" not in where or (where.startswith("sqlite:///") and "?" not in where):
+        path = Path(where.removeprefix("sqlite:///")).absolute()  # the working folder may change
+        try:
+            if create:
+                path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be written ({error.strerror})") from error
+        if not create and not path.exists():
+            raise StorageError(f"{path}: there is no such file; begin the search first, then start workers")
+        uri = f"file:{quote(str(path))}?mode={'rwc' if create else 'rw'}"
+
+        def connect() -> sqlite3.Connection:
+            return sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS, check_same_thread=False)
+
+        return "sqlite:///study.db", {"creator": connect}  # no URL of SQLAlchemy's can hold every path
+    scheme, _, rest = where.partition("://")
+    pool: dict[str, Any] = {"pool_pre_ping": True, "pool_size": 1, "max_overflow": 3}
+    if scheme in {"postgres", "postgresql", "postgresql+psycopg"}:
+        driver = "psycopg2" if scheme != "postgresql+psycopg" and not find_spec("psycopg") else "psycopg"
+        if not find_spec(driver):
+            raise StorageError(f"{redact(where)}: needs the package psycopg: {install_command('postgresql')}")
+        where = f"postgresql+{driver}://{rest}"
+    if where.startswith("postgresql"):
+        pool["connect_args"] = {"connect_timeout": CONNECT_SECONDS}
+    return where, pool
 
 
-def _run_one(
-    study: optuna.Study, judged: Callable[[optuna.Trial], Verdict], pulse: Pulse
-) -> tuple[optuna.Trial, Verdict]:
-    """Ask for a trial, judge it, tell what became of it; queue it again if anything comes in between."""
-    began = time.monotonic()
+def close_storage(storage: BaseStorage) -> None:
+    """Close the connections of a storage."""
+    behind = getattr(storage, "_backend", storage)  # Optuna puts its cache before a database
+    if isinstance(behind, RDBStorage):
+        behind.engine.dispose()
+
+
+def close_study(study: optuna.Study) -> None:
+    """Close the connections of a study, which is not used after that."""
+    close_storage(study._storage)
+
+
+def queue_again(study: optuna.Study, trial: FrozenTrial) -> str:
+    """Queue the parameters of a trial whose process died, RETRIES times at most; return what was done."""
     with quiet():
-        trial = study.ask()
-    try:
-        with reaching(study.study_name), beating(study, trial, pulse):
-            verdict = judged(trial)
-            if verdict.reason:
-                trial.set_user_attr("reason", verdict.reason)
-            trial.set_user_attr("seconds", round(time.monotonic() - began, 3))
-            trial.set_user_attr("state", verdict.state)
-            study.tell(trial, verdict.values, verdict.told)
-    except UpdateFinishedTrialError:
-        reason = "this process stood still for so long that it was given up for dead; the shape is queued again"
-        return trial, Verdict("pruned", None, reason)
-    except StorageError:
-        raise
-    except BaseException:
-        _give_back(study, trial)
-        raise
-    return trial, verdict
+        again = len(RetryHeartbeatStaleTrialCallback.retry_history(trial)) < RETRIES
+        RetryHeartbeatStaleTrialCallback(max_retry=RETRIES)(study, trial)
+    return "its shape is queued again" if again else "its shape is not tried again"
 
 
-def _give_back(study: optuna.Study, trial: optuna.Trial) -> None:
-    """The trial is over; its shape waits for whoever goes on with the study."""
-    try:
-        with reaching(study.study_name):
-            study.tell(trial, state=TrialState.FAIL)
-            run_again(study, study.get_trials(deepcopy=False)[trial.number], died=False)
-    except (StorageError, UpdateFinishedTrialError):
-        return  # what cannot be told now is swept when the study is next opened
-
-
-def _in_words(study: optuna.Study, trial: optuna.Trial, verdict: Verdict) -> str:
-    if verdict.state != "complete" or verdict.values is None:
-        return f"{verdict.state}: {verdict.reason}"
-    objectives = recorded(study)["objectives"]
-    values = ", ".join(f"{name} {value:.4g}" for name, value in zip(objectives, verdict.values, strict=True))
-    on_front = any(trial.number == one.number for one in front(study))
-    return f"{values}{' (on the front)' if on_front else ''}: {shape_of(trial.user_attrs)}"
-
-
-def _expect_one_within(study: optuna.Study, limits: Mapping[str, float]) -> None:
-    """Raise SearchError, naming the closest, if every shape that was drawn is outside the limits."""
-    trials = study.get_trials(deepcopy=False)
-    outside = [trial for trial in trials if outcome(trial) in {"complete", "too slow"} and not fits(trial)]
-    if not outside or any(outcome(trial) in {"complete", "pruned"} and fits(trial) for trial in trials):
-        return
-    closest = min(outside, key=lambda trial: max(trial.constraints.values()))
-    wanted = ", ".join(f"{name} {limit:g}" for name, limit in limits.items())
-    least = f"score {closest.user_attrs['scores'][-1]:.4g}, at least {limits['score']:g}" if closest.values else ""
-    raise SearchError(
-        f"study {study.study_name!r}: none of {len(outside)} shapes is within {wanted}. The closest is trial "
-        f"{closest.number} ({shape_of(closest.user_attrs)}): {least or closest.user_attrs['reason']}. Relax the limit, "
-        f"or give the space other shapes"
-    )
-
+# ---- beginning, continuing and joining a study
 
 SAMPLERS = ("tpe", "nsga2", "gp", "random")
 POPULATION = 24
@@ -380,7 +221,7 @@ POPULATION = 24
 
 
 def make_sampler(name: str, seed: int | None = None, stream: Sequence[int] = ()) -> BaseSampler:
-    """The sampler of that name, whose draws depend on `seed` and `stream`; without a seed, on chance.
+    """Make the sampler of that name, whose draws depend on `seed` and `stream`; without a seed, on chance.
 
     Two that propose to the same study need different streams, or they draw the same. Raises SearchError.
 
@@ -403,6 +244,16 @@ def make_sampler(name: str, seed: int | None = None, stream: Sequence[int] = ())
     raise SearchError(f"no sampler {name!r}.{did_you_mean(name, SAMPLERS)}")
 
 
+@cache
+def code_version() -> str:
+    """Return the version of this package with a digest of its files: all processes of a study must have the same."""
+    folder = Path(compress.__file__).parent
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py"), key=lambda each: each.relative_to(folder).as_posix()):
+        total.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return f"{compress.__version__}+{total.hexdigest()[:12]}"
+
+
 def open_study(
     storage: Path | str | BaseStorage,
     name: str,
@@ -412,53 +263,58 @@ def open_study(
     limits: Mapping[str, float] | None = None,
     sampler: str = "tpe",
     seed: int | None = None,
-    pulse: Pulse = STEADY,
+    owner: str | None = None,
     say: Say = print,
 ) -> optuna.Study:
-    """Begin the study of that name, or continue it; trials whose worker is gone are queued again.
+    """Begin the study of that name, or continue it.
 
-    identity     what the search is of, in words that workers can begin from too: teacher, data, space ...
+    identity     the search in words that workers can begin from too: teacher, data, space ...
     objectives   of `OBJECTIVES`, the score among them
     limits       of `OBJECTIVES` -> the most it may be; of the score: the least
     sampler      one of `SAMPLERS`; it and the seed may change when a study is continued
+    owner        names the caller where only one such process runs at a time: a trial that an earlier one left running
+                 is queued again at once
 
-    Raises SearchError, the study untouched, if it is of something else, naming each difference, or was begun by another
+    Raises SearchError, the study untouched, if it is another search, naming each difference, or was begun by another
     version of this code; StorageError if the storage cannot be reached.
     """
-    wanted = record(identity, objectives, limits or {})
+    wanted = _identify(identity, objectives, limits or {})
     make_sampler(sampler)
-    with _opened(storage, pulse, say) as (opened, where), reaching(name):
+    with _opened(storage, say) as (opened, where), storage_errors(name), quiet():
         names = optuna.get_all_study_names(opened)
         if name not in names:
-            _expect_room(storage, names, name)
-            with quiet():
-                directions = [OBJECTIVES[objective] for objective in objectives]
-                study = optuna.create_study(
-                    storage=opened, study_name=name, directions=directions, pruner=NopPruner(), load_if_exists=True
+            if names and not isinstance(storage, BaseStorage) and "://" not in str(storage):  # a folder's own file
+                raise SearchError(
+                    f"{storage}: holds study {', '.join(sorted(names))}, not {name!r}; choose another folder or name"
                 )
-                study.set_metric_names(list(objectives))
+            directions = [OBJECTIVES[objective] for objective in objectives]
+            study = optuna.create_study(
+                storage=opened, study_name=name, directions=directions, pruner=NopPruner(), load_if_exists=True
+            )
+            study.set_metric_names(list(objectives))
             study.set_user_attr("identity", wanted)
-        study = _loaded(opened, name)
+        study = _load(opened, name)
         if "identity" not in study.user_attrs and not study.get_trials(deepcopy=False):
             study.set_user_attr("identity", wanted)  # killed between the two
-        same(study, wanted, where)
-        for key, value in {"sampler": sampler, "seed": seed}.items():
+        _check_same(study, wanted, where)
+        for key, value in {"sampler": sampler, "seed": seed, "owner": owner}.items():
             if study.user_attrs.get(key, "none") != value:
                 study.set_user_attr(key, value)
         study.sampler = make_sampler(sampler, seed, [len(study.get_trials(deepcopy=False))])
-        sweep(study, pulse, say)
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if owner is not None and trial.user_attrs.get("owner") == owner:
+                study.tell(trial.number, state=TrialState.FAIL)
+                say(f"trial {trial.number}: its process was killed; {queue_again(study, trial)}")
         return study
 
 
-def join_study(
-    storage: Path | str | BaseStorage, name: str | None = None, *, pulse: Pulse = STEADY, say: Say = print
-) -> optuna.Study:
-    """A study that another process began; the only one in the storage if no name is given.
+def join_study(storage: Path | str | BaseStorage, name: str | None = None, *, say: Say = print) -> optuna.Study:
+    """Load a study that another process began; the only one in the storage if no name is given.
 
-    Its draws differ from those of every other worker. Raises SearchError if there is none, or which is not said, or it
-    was begun by another version of this code; StorageError if the storage cannot be reached.
+    Its draws differ from those of every other worker. Raises SearchError if there is none, or several and no name, or
+    it was begun by another version of this code; StorageError if the storage cannot be reached.
     """
-    with _opened(storage, pulse, say) as (opened, where), reaching(name or where):
+    with _opened(storage, say, create=False) as (opened, where), storage_errors(name or where), quiet():
         names = optuna.get_all_study_names(opened)
         if not names:
             raise SearchError(f"{where}: holds no study yet; begin it first, then start workers")
@@ -466,25 +322,20 @@ def join_study(
             raise SearchError(f"{where}: holds {len(names)} studies; name one of {', '.join(sorted(names))}")
         if name is not None and name not in names:
             raise SearchError(f"{where}: holds no study {name!r}, but {', '.join(sorted(names))}")
-        study = _loaded(opened, name or names[0])
-        same_code(study, where)
-        stream = [len(study.get_trials(deepcopy=False)), crc32(repr(me()).encode())]
+        study = _load(opened, name or names[0])
+        _check_code(study, where)
+        stream = [len(study.get_trials(deepcopy=False)), secrets.randbits(32)]
         study.sampler = make_sampler(study.user_attrs.get("sampler", "tpe"), study.user_attrs.get("seed"), stream)
         return study
 
 
-def close_study(study: optuna.Study) -> None:
-    """Give back its connections to a database or proxy; the study is not used after that."""
-    close_storage(study._storage)
-
-
 @contextmanager
-def _opened(storage: Path | str | BaseStorage, pulse: Pulse, say: Say) -> Iterator[tuple[BaseStorage, str]]:
-    """The storage and its name in messages; what was opened here is closed again if it is not used."""
+def _opened(storage: Path | str | BaseStorage, say: Say, *, create: bool = True) -> Iterator[tuple[BaseStorage, str]]:
+    """Open the storage; yield it with its name in messages. Close it again if the caller fails."""
     if isinstance(storage, BaseStorage):
         yield storage, type(storage).__name__
         return
-    opened = open_storage(storage, pulse, say)
+    opened = open_storage(storage, create=create, say=say)
     try:
         yield opened, redact(storage)
     except BaseException:
@@ -492,15 +343,221 @@ def _opened(storage: Path | str | BaseStorage, pulse: Pulse, say: Say) -> Iterat
         raise
 
 
-def _loaded(storage: BaseStorage, name: str) -> optuna.Study:
-    with quiet():
-        # The sampler is set once the study is known to be the right one.
-        return optuna.load_study(study_name=name, storage=storage, sampler=make_sampler("random"), pruner=NopPruner())
+def _load(storage: BaseStorage, name: str) -> optuna.Study:
+    # The sampler is set once the study is known to be the right one.
+    return optuna.load_study(study_name=name, storage=storage, sampler=make_sampler("random"), pruner=NopPruner())
 
 
-def _expect_room(storage: Path | str | BaseStorage, names: Sequence[str], name: str) -> None:
-    """A journal is one study's; a database may hold many."""
-    if names and not isinstance(storage, BaseStorage) and "://" not in str(storage):
+def _identify(identity: Mapping[str, str], objectives: Sequence[str], limits: Mapping[str, float]) -> dict[str, Any]:
+    """Return what is kept in the study. Raises SearchError for objectives or limits that are none of `OBJECTIVES`."""
+    if not objectives or len(set(objectives)) < len(objectives):
+        raise SearchError(f"objectives {list(objectives)}: expected one or more, each once, of {', '.join(OBJECTIVES)}")
+    for name in [*objectives, *limits]:
+        if name not in OBJECTIVES:
+            raise SearchError(f"no objective {name!r}.{did_you_mean(name, OBJECTIVES)}")
+    if "score" not in objectives:
+        raise SearchError(f"objectives {', '.join(objectives)}: the score must be one, or the smallest shape is best")
+    return {
+        "of": dict(identity),
+        "objectives": list(objectives),
+        "limits": {name: float(limit) for name, limit in limits.items()},
+        "code": code_version(),
+    }
+
+
+def _check_same(study: optuna.Study, wanted: Mapping[str, Any], where: str) -> None:
+    """Raise SearchError, naming every difference, unless the study is the search that is `wanted`."""
+    _check_code(study, where, differs=False)
+    before, now = _flatten(study.user_attrs["identity"]), _flatten(wanted)
+    differences = [
+        f"{name}: was {before.get(name, 'not there')!s}, now {now.get(name, 'not there')!s}"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
+    ]
+    if differences:
         raise SearchError(
-            f"{storage}: holds study {', '.join(sorted(names))}, not {name!r}; choose another folder or name"
+            f"{where}: study {study.study_name!r} is another search. {'; '.join(differences)}. Repeat what it was "
+            f"started with, or give the new search a name or a storage of its own"
         )
+    _check_code(study, where)
+
+
+def _check_code(study: optuna.Study, where: str, *, differs: bool = True) -> None:
+    """Raise SearchError unless `open_study` began the study, and (where `differs` counts) this code did."""
+    kept = study.user_attrs.get("identity")
+    if not isinstance(kept, dict) or not {"of", "objectives", "limits", "code"} <= kept.keys():
+        raise SearchError(f"{where}: study {study.study_name!r} was not begun by `compress search`; give another")
+    if differs and kept["code"] != code_version():
+        raise SearchError(
+            f"{where}: study {study.study_name!r} was begun by compress {kept['code']}, this is {code_version()}: the "
+            f"same shape could score differently. Install here what the study was begun with, or begin a new study"
+        )
+
+
+def _flatten(kept: Mapping[str, Any]) -> dict[str, str]:
+    limits = {f"limit of {name}": f"{limit:g}" for name, limit in kept["limits"].items()}
+    return {**kept["of"], "objectives": ", ".join(kept["objectives"]), **limits}
+
+
+# ---- running trials
+
+PATIENCE = 200
+"""Shapes drawn in a row, all known already or outside the limits, after which a search has seen its space."""
+FAILURES = 5
+"""Trials that fail one after another, after which it is not the shapes that are wrong."""
+
+
+def run_trials(
+    study: optuna.Study,
+    evaluator: "Evaluator",
+    *,
+    trials: int | None = None,
+    seconds: float | None = None,
+    worker: bool = False,
+    wait: float = GRACE + HEARTBEAT,
+    say: Say = print,
+    watch: Callable[[optuna.Study], None] | None = None,
+) -> None:
+    """Evaluate shapes until the study has `trials` scored ones in all, `seconds` have passed, or nothing new is drawn.
+
+    trials   of all processes and all earlier sessions together. Shapes known already or outside the limits do not
+             count. N workers may score up to N - 1 more. None: as many as there is time for
+    worker   take `trials` from the study, and end as soon as the search has ended; `trials` is not read
+    wait     seconds to wait at the end for trials of workers: long enough for a heartbeat to be missed, so that the
+             trial of a killed worker is run again
+    watch    called with the study after every trial
+
+    Raises SearchError when all that was drawn is outside the limits (naming the closest), and when `FAILURES` trials
+    fail in a row; StorageError when the storage is lost. An interruption is passed on, its trial queued again.
+    """
+    size = evaluator.costs.shapes.size()
+    began, barren, failed = time.monotonic(), 0, 0
+    waiting: float | None = None
+    with storage_errors(study.study_name):
+        limits = study.user_attrs["identity"]["limits"]
+        if not worker:
+            for name, value in {"trials": trials, "over": False}.items():
+                study.set_user_attr(name, value)
+        while True:
+            late = seconds is not None and time.monotonic() - began >= seconds
+            if over := "the time is over" if late else _is_over(study, size, barren, worker):
+                running = len(study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
+                if late or worker or not running or (waiting is not None and time.monotonic() - waiting > wait):
+                    break
+                if waiting is None:
+                    say(f"{over}; waiting for {running} trials that run elsewhere")
+                    waiting = time.monotonic()
+                time.sleep(min(1.0, wait / 10))
+                with quiet():
+                    optuna.storages.fail_stale_trials(study)
+                continue
+            waiting = None
+            number, verdict = _run_trial(study, evaluator, limits, None if worker else study.user_attrs.get("owner"))
+            say(f"trial {number}: {_report(study, number, verdict)}")
+            barren = barren + 1 if verdict.state in {"duplicate", "too slow"} else 0
+            failed = failed + 1 if verdict.state == "failed" else 0
+            if watch is not None:
+                watch(study)
+            if failed == FAILURES:
+                raise SearchError(f"{FAILURES} trials failed one after another; the last: {verdict.reason}")
+        if not worker:
+            study.set_user_attr("over", True)
+        scored, front = count_scored(study.get_trials(deepcopy=False)), pareto_front(study)
+        say(f"{over}; {scored} shapes scored, {len(front)} on the front")
+        _check_one_within(study, limits)
+
+
+def _is_over(study: optuna.Study, size: int | None, barren: int, worker: bool) -> str:
+    """Return why the search is over; empty if it is not."""
+    trials = study.get_trials(deepcopy=False)
+    if worker and study.user_attrs.get("over"):
+        return "the search has ended"
+    if any(trial.state == TrialState.WAITING for trial in trials):
+        return ""  # queued again after its process died
+    running = sum(trial.state == TrialState.RUNNING for trial in trials)
+    wanted = study.user_attrs.get("trials")
+    if wanted is not None and count_scored(trials) + running >= wanted:
+        return "all trials asked for are done" + (f", or running elsewhere ({running})" if running else "")
+    known = {trial.user_attrs.get("key") for trial in trials} - {None}
+    if size is not None and len(known) >= size:
+        return f"the space has no more than these {size} shapes"
+    if barren >= PATIENCE:
+        return f"the last {PATIENCE} shapes drawn were known already, or outside the limits"
+    return ""
+
+
+def _run_trial(
+    study: optuna.Study, evaluator: "Evaluator", limits: Mapping[str, float], owner: str | None
+) -> tuple[int, Verdict]:
+    """Run one trial; return its number and verdict. Queue its shape again where an interruption or a bug ends it."""
+    number, verdict = -1, Verdict(None)
+
+    def objective(trial: optuna.Trial) -> tuple[float, ...]:
+        nonlocal number, verdict
+        number, began = trial.number, time.monotonic()
+        try:
+            if owner is not None:
+                trial.set_user_attr("owner", owner)
+            verdict = evaluate_trial(study, trial, evaluator, limits)
+            known = {"reason": verdict.reason, "seconds": round(time.monotonic() - began, 3), "state": verdict.state}
+            for name, value in known.items():
+                if value not in ("", None):
+                    trial.set_user_attr(name, value)
+        except UpdateFinishedTrialError:
+            verdict = Verdict(None, None, LATE)
+        if verdict.state == "failed":
+            raise SearchError(verdict.reason)
+        if verdict.values is None:
+            raise TrialPruned
+        return verdict.values
+
+    try:
+        with quiet():
+            study.optimize(objective, n_trials=1, catch=(SearchError,))
+    except ValueError:  # Optuna refuses to finish what another process has finished
+        if verdict.reason != LATE:
+            _give_back(study, number)
+            raise
+    except BaseException:
+        _give_back(study, number)
+        raise
+    return number, verdict
+
+
+LATE = "this process stood still for so long that it was given up for dead; the shape was queued again"
+
+
+def _give_back(study: optuna.Study, number: int) -> None:
+    """Queue the parameters of a trial that an interruption ended, for whoever continues the study."""
+    if number < 0:
+        return
+    with suppress(StorageError), storage_errors(study.study_name):
+        trial = study.get_trials(deepcopy=False)[number]
+        if trial.state == TrialState.FAIL and trial.params and outcome(trial) is None:
+            study.enqueue_trial(trial.params)
+
+
+def _report(study: optuna.Study, number: int, verdict: Verdict) -> str:
+    if verdict.state != "complete" or verdict.values is None:
+        return f"{verdict.state or 'stopped'}: {verdict.reason}"
+    objectives = study.user_attrs["identity"]["objectives"]
+    values = ", ".join(f"{name} {value:.4g}" for name, value in zip(objectives, verdict.values, strict=True))
+    on_front = any(number == trial.number for trial in pareto_front(study))
+    shape = describe_shape(study.get_trials(deepcopy=False)[number].user_attrs)
+    return f"{values}{' (on the front)' if on_front else ''}: {shape}"
+
+
+def _check_one_within(study: optuna.Study, limits: Mapping[str, float]) -> None:
+    """Raise SearchError, naming the closest, if every shape that was drawn is outside the limits."""
+    trials = study.get_trials(deepcopy=False)
+    outside = [trial for trial in trials if outcome(trial) in {"complete", "too slow"} and not is_within_limits(trial)]
+    if not outside or any(outcome(trial) in {"complete", "pruned"} and is_within_limits(trial) for trial in trials):
+        return
+    closest = min(outside, key=lambda trial: max(trial.constraints.values()))
+    wanted = ", ".join(f"{name} {limit:g}" for name, limit in limits.items())
+    least = f"score {closest.user_attrs['scores'][-1]:.4g}, at least {limits['score']:g}" if closest.values else ""
+    raise SearchError(
+        f"study {study.study_name!r}: none of {len(outside)} shapes is within {wanted}. The closest is trial "
+        f"{closest.number} ({describe_shape(closest.user_attrs)}): {least or closest.user_attrs['reason']}. Relax the "
+        f"limit, or give the space other shapes"
+    )

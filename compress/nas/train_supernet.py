@@ -15,10 +15,11 @@ from transformers import PreTrainedModel
 from compress.config.recipe import Prune, Stage
 from compress.config.reference import options
 from compress.io import load_json, written
-from compress.latency.costs import Costs, facts, named
+from compress.latency.costs import model_cost
 from compress.models import heads
 from compress.models.teacher import Teacher
-from compress.nas.schedule import Ledger, planned
+from compress.nas.costs import CostModel, named
+from compress.nas.schedule import TimeBudget, planned
 from compress.nas.space import Choice
 from compress.nas.supernet import Supernet
 from compress.pruning import importance
@@ -46,10 +47,10 @@ class Ladder:
     """Subnets that are scored whenever the supernet is: the smallest, the largest, and some evenly between."""
 
     rungs: tuple[Choice, ...]
-    costs: Costs
+    costs: CostModel
 
     @staticmethod
-    def of(costs: Costs, among: Sequence[Choice]) -> "Ladder":
+    def of(costs: CostModel, among: Sequence[Choice]) -> "Ladder":
         by_size = sorted(among, key=lambda choice: inner_weights(costs.shapes.sizes(choice)))
         places = (round(at * (len(by_size) - 1) / (RUNGS - 1)) for at in range(RUNGS))
         picked = {named(each): each for each in map(by_size.__getitem__, places)}
@@ -89,7 +90,7 @@ def climbed(run: Run) -> tuple[Rung, ...]:
 
 
 def trained(
-    costs: Costs, among: Sequence[Choice], *, tutor: Teacher, material: Material, run: Run, ledger: Ledger
+    costs: CostModel, among: Sequence[Choice], *, tutor: Teacher, material: Material, run: Run, ledger: TimeBudget
 ) -> PreTrainedModel:
     """The supernet of this search: trained now, on subnets drawn from `among`, or in an earlier session."""
     said = costs.search.space.supernet
@@ -110,7 +111,7 @@ def trained(
     return run_stage(stage, whole, tutor, material, run, origin_D=origin_D, judged=ladder.judged)
 
 
-def _drawing_from(stage: Stage, among: Sequence[Choice], costs: Costs) -> Stage:
+def _drawing_from(stage: Stage, among: Sequence[Choice], costs: CostModel) -> Stage:
     """The stage whose step draws from these subnets, where it is one that can be told so."""
     step = stage.step
     if step is None or "among" not in options(step.function) or "among" in step.options:
@@ -121,7 +122,7 @@ def _drawing_from(stage: Stage, among: Sequence[Choice], costs: Costs) -> Stage:
 
 
 def _in_order(
-    costs: Costs, stage: Stage, tutor: Teacher, material: Material, seed: int
+    costs: CostModel, stage: Stage, tutor: Teacher, material: Material, seed: int
 ) -> tuple[PreTrainedModel, torch.Tensor]:
     """The teacher with the units that matter most first, and which of its dimensions each one is."""
     space = costs.search.space
@@ -139,12 +140,12 @@ def _in_order(
     return whole, kept.indices.get(HIDDEN, torch.arange(plan.sizes.hidden))
 
 
-def _flops(costs: Costs, among: Sequence[Choice], stage: Stage, material: Material) -> float:
+def _flops(costs: CostModel, among: Sequence[Choice], stage: Stage, material: Material) -> float:
     """Spent on an example, at its mean length: the teacher's forward pass, and both passes of a step's subnets."""
     rows = material.rows(stage, 0)
     tokens = fmean(rows["length"][:])
     ends = [costs.whole(choice).flops_per_token for choice in among[:DRAWN]]
     given: Mapping[str, Any] = stage.step.options if stage.step else {}
-    whole = facts(costs.shapes.teacher, kind=costs.kind).flops_per_token
+    whole = model_cost(costs.shapes.teacher, kind=costs.kind).flops_per_token
     subnets = whole * given.get("largest", True) + min(ends) * given.get("smallest", True)
     return tokens * (whole + BACKWARD * (subnets + given.get("random", 2) * fmean(ends)))

@@ -1,10 +1,9 @@
-"""A worker: joins the study of a search that runs elsewhere, and judges shapes beside it until it is over.
+"""A worker: join the study of a search that runs elsewhere, and evaluate shapes for it until it ends.
 
-Start as many as there are machines, any time; what they need is in the study. One that is killed loses nothing: its
-trial is run again, with the same parameters, by whoever is left.
+Start as many as you like, at any time; what they need is in the study. One that is killed loses nothing: its trial is
+run again, with the same parameters, by another process.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,55 +15,35 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from compress import io as digest
-from compress.commands.distill import on_cpu
 from compress.data import load_task
 from compress.data.cache import home
 from compress.data.collate import Collate
 from compress.errors import SearchError
 from compress.evaluation.evaluator import Exam
-from compress.latency.costs import Clocks, Costs
+from compress.latency.costs import LatencyTable
 from compress.models import heads, teacher
-from compress.nas.config import Search
-from compress.nas.context import Desk
-from compress.nas.evaluators import PlainJudge, SupernetJudge
-from compress.nas.outcomes import recorded
+from compress.nas.config import SearchConfig
+from compress.nas.context import SearchContext
+from compress.nas.costs import CostModel
+from compress.nas.evaluators import Evaluator, ScratchEvaluator, SupernetEvaluator
 from compress.nas.space import Shapes
-from compress.nas.storage import STEADY, Pulse, Say
-from compress.nas.study import Judge, Space, close_study, join_study, run_trials
+from compress.nas.study import close_study, join_study, run_trials
 from compress.provenance import redact
 from compress.training.stage import Material
 
-
-def work(
-    storage: Path | str,
-    study_name: str | None,
-    make_judge: Callable[[Mapping[str, str]], tuple[Space, Judge]],
-    *,
-    seconds: float | None = None,
-    say: Say = print,
-    watch: Callable[[optuna.Study], None] | None = None,
-    pulse: Pulse = STEADY,
-) -> optuna.Study:
-    """Judge shapes of that study (None: the only one there) until it has all it asks for, or `seconds` are over.
-
-    make_judge   given the identity with which the study was begun: the space and the judge of it
-
-    Raises what join_study and run_trials raise. The study as this worker left it.
-    """
-    study = join_study(storage, study_name, pulse=pulse, say=say)
-    space, judge = make_judge(recorded(study)["of"])
-    run_trials(study, space, judge, seconds=seconds, say=say, watch=watch, pulse=pulse)
-    return study
-
-
-LEFT = "for workers"
-"""The study's attribute."""
+ATTRIBUTE = "for workers"
+"""Of the study."""
 
 
 @dataclass(frozen=True)
-class Needed:
-    """search: search.yaml; clocks: the predictors; weights: the folder of the supernet, or of the teacher that trains
-    each trial, and `digest` of what is in it; steps: of each trial's training."""
+class WorkerInputs:
+    """What a worker needs, kept in the study.
+
+    search    search.yaml
+    clocks    the latency predictors
+    weights   folder of the supernet, or of the teacher that trains each trial; digest: of its content
+    steps     of each trial's training
+    """
 
     search: str
     clocks: str
@@ -74,26 +53,26 @@ class Needed:
     steps: int | None = None
 
     @staticmethod
-    def of(study: "optuna.Study") -> "Needed":
-        """Raises SearchError where nothing was left."""
-        found: Any = study.user_attrs.get(LEFT)
+    def from_study(study: "optuna.Study") -> "WorkerInputs":
+        """Load them. Raises SearchError where `write_inputs` has not been called."""
+        found: Any = study.user_attrs.get(ATTRIBUTE)
         if not isinstance(found, dict):
             raise SearchError(f"study {study.study_name!r}: its search has not begun its trials; start workers then")
-        return Needed(**found)
+        return WorkerInputs(**found)
 
 
-def leave(study: "optuna.Study", desk: Desk) -> None:
-    """Once its supernet is trained, or its teacher fine-tuned."""
-    plain = isinstance(desk.judge, PlainJudge)
+def write_inputs(study: "optuna.Study", desk: SearchContext) -> None:
+    """Write what workers need into the study, once the supernet is trained, or the teacher fine-tuned."""
+    plain = isinstance(desk.judge, ScratchEvaluator)
     stage = desk.search.space.supernet
     folder = desk.tutor.folder if stage is None else desk.run.result(stage.name)
-    steps = desk.judge.stage.steps if isinstance(desk.judge, PlainJudge) else None
-    needed = Needed(
+    steps = desk.judge.stage.steps if isinstance(desk.judge, ScratchEvaluator) else None
+    inputs = WorkerInputs(
         desk.search.to_yaml(), desk.costs.clocks.to_json(), str(folder.resolve()), teacher.identify(folder),
         desk.material.bf16, steps if plain else None,
     )  # fmt: skip
-    if study.user_attrs.get(LEFT) != vars(needed):
-        study.set_user_attr(LEFT, vars(needed))
+    if study.user_attrs.get(ATTRIBUTE) != vars(inputs):
+        study.set_user_attr(ATTRIBUTE, vars(inputs))
 
 
 def join(
@@ -105,7 +84,7 @@ def join(
     allow_code: str | Path | None = None,
     console: Console | None = None,
 ) -> None:
-    """Judge shapes of the search in this storage until it has all it asks for, or `minutes` have passed.
+    """Evaluate shapes of the search in this storage until it has all it asks for, or `minutes` have passed.
 
     name      of its study, where the storage holds several
     weights   the folder of the supernet (or teacher) here, where it is not at the path that the search knows it by
@@ -115,52 +94,49 @@ def join(
     """
     console = console or Console(quiet=True)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    PartialState(cpu=on_cpu())
     study = join_study(storage, name, say=say)
     try:
-        needed = Needed.of(study)
+        if study.user_attrs.get("over"):
+            return say("the search has ended")
+        inputs = WorkerInputs.from_study(study)
+        folder = _find_weights(inputs, weights, redact(storage))
+        search = SearchConfig.from_yaml(inputs.search, redact(storage)).with_code(allow_code)
+        evaluator = _make_evaluator(search, inputs, folder, study.study_name, console)
+        run_trials(study, evaluator, seconds=None if minutes is None else 60 * minutes, worker=True, say=say)
     finally:
         close_study(study)
-    folder = _reached(needed, weights, redact(storage))
-    asked = Search.from_yaml(needed.search, redact(storage)).with_code(allow_code)
-
-    def judge(_: Mapping[str, str]) -> tuple[Shapes, SupernetJudge | PlainJudge]:
-        return _judge(asked, needed, folder, study.study_name, console)
-
-    seconds = None if minutes is None else 60 * minutes
-    close_study(work(storage, study.study_name, judge, seconds=seconds, say=say))
 
 
-def _reached(needed: Needed, weights: Path | None, where: str) -> Path:
-    folder = weights or Path(needed.weights)
+def _find_weights(inputs: WorkerInputs, weights: Path | None, where: str) -> Path:
+    folder = weights or Path(inputs.weights)
     if not (folder / "config.json").is_file():
         raise SearchError(
             f"{where}: its search needs the weights in {folder}, which this machine does not have: mount or copy that "
             "folder here, and say where it is with --weights"
         )
-    if teacher.identify(folder) != needed.digest:
-        raise SearchError(f"{folder}: are not the weights of this search, or not whole; copy {needed.weights} again")
+    if teacher.identify(folder) != inputs.digest:
+        raise SearchError(f"{folder}: are not the weights of this search, or not whole; copy {inputs.weights} again")
     return folder
 
 
-def _judge(
-    asked: Search, needed: Needed, folder: Path, study: str, console: Console
-) -> tuple[Shapes, SupernetJudge | PlainJudge]:
-    data = load_task(asked.data, **asked.columns.model_dump(), seed=asked.seed)
+def _make_evaluator(
+    search: SearchConfig, inputs: WorkerInputs, folder: Path, study: str, console: Console
+) -> Evaluator:
+    data = load_task(search.data, **search.columns.model_dump(), seed=search.seed)
     task = data.task
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    material = Material(data, None, tokenizer, Collate(tokenizer), needed.bf16, console)
-    exam = Exam.of(task, data.validation, tokenizer, asked.max_length)
-    clocks = Clocks.from_json(needed.clocks)
-    if asked.space.mode == "supernet":
+    material = Material(data, None, tokenizer, Collate(tokenizer), inputs.bf16, console)
+    exam = Exam.of(task, data.validation, tokenizer, search.max_length)
+    clocks = LatencyTable.from_json(inputs.clocks)
+    if search.space.mode == "supernet":
         whole = heads.load(folder, "task", task.kind).to(PartialState().device)
-        costs = Costs(asked, Shapes.of(asked.space, whole.config), clocks, task.kind)
-        return costs.shapes, SupernetJudge.of(costs, whole, exam, material)
-    tutor = teacher.load(asked.teacher, folder, task)
+        costs = CostModel(search, Shapes.of(search.space, whole.config), clocks, task.kind)
+        return SupernetEvaluator.of(costs, whole, exam, material)
+    tutor = teacher.load(search.teacher, folder, task)
     tutor.model.to(PartialState().device)
-    costs = Costs(asked, Shapes.of(asked.space, tutor.model.config), clocks, task.kind)
-    stage = asked.space.short
-    if needed.steps is not None:
-        stage = stage.model_copy(update={"steps": needed.steps})
-    scratch = home() / "search" / f"{study}-{digest.of_value(needed.search)[:12]}"
-    return costs.shapes, PlainJudge(costs, tutor, tutor, material, exam, scratch, stage)
+    costs = CostModel(search, Shapes.of(search.space, tutor.model.config), clocks, task.kind)
+    stage = search.space.short
+    if inputs.steps is not None:
+        stage = stage.model_copy(update={"steps": inputs.steps})
+    scratch = home() / "search" / f"{study}-{digest.of_value(inputs.search)[:12]}"
+    return ScratchEvaluator(costs, tutor, tutor, material, exam, scratch, stage)

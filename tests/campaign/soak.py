@@ -245,8 +245,8 @@ def searches(given: dict[str, str], folder: Path, seconds: float) -> Soaked:
             child = subprocess.Popen([*SEARCH, *words], stdout=said, stderr=said)
             workers: list[subprocess.Popen[bytes]] = []
             while child.poll() is None:
-                if (out / "journal.log").exists() and len(workers) < 2:
-                    command = [*SEARCH, "search", "--worker", "--storage", str(out / "journal.log")]
+                if (out / "study.db").exists() and len(workers) < 2:
+                    command = [*SEARCH, "search", "--worker", "--storage", str(out / "study.db")]
                     workers.append(subprocess.Popen(command, stdout=said, stderr=said))
                 if workers and draw.random() < 0.05:
                     workers[0].kill()
@@ -256,7 +256,11 @@ def searches(given: dict[str, str], folder: Path, seconds: float) -> Soaked:
                 watch(psutil.Process(child.pid), found)
                 time.sleep(0.5)
             for worker in workers:
-                worker.wait(120)
+                try:
+                    worker.wait(60)
+                except subprocess.TimeoutExpired:
+                    worker.kill()
+                    found.faults.append("a worker was still running 60 s after its search had ended")
         if child.returncode:
             found.faults.append((folder / "said").read_text()[-500:])
             break

@@ -14,7 +14,7 @@ from tests.search import shelved
 
 TIMED = ("log.jsonl", "tensorboard", ".lock", "report.json", "report.html", "run.json", "training.json", "README.md",
          "manifest.json", "costs.json", "search.json", "search.html", "trainer_state.json", "checksums.json",
-         "seconds.json", "checkpoints", "export.json", "student.json", "journal.log")  # fmt: skip
+         "seconds.json", "checkpoints", "export.json", "student.json", "study.db")  # fmt: skip
 """Files and folders that hold dates, durations or measurements: two whole runs differ in them."""
 RECIPE = tiny.RECIPE.replace("lr: 2.0e-2\n", "lr: 2.0e-2\n    cache_teacher: true\n")
 """Teacher outputs are kept, too."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import compress.commands.search  # noqa: F401 shipping keeps the real device when tests replace it
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 from tests.command import Shelf
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from compress.errors import SearchError
-from compress.latency.costs import facts
+from compress.latency.costs import model_cost
 from compress.latency.measure import exported
 from compress.latency.predictor import Estimate
 from compress.models import heads
@@ -103,7 +103,7 @@ def test_a_limit_on_what_is_not_known_is_an_error() -> None:
 @pytest.mark.parametrize("family", ["bert", "distilbert", "albert", "mobilebert", "deberta-v2", "electra"])
 def test_parameters_are_those_of_the_model(family: str) -> None:
     config = tiny.config(family, layers=3)
-    found = facts(config)
+    found = model_cost(config)
     model = heads.create(config, "task", "classification")
     assert found.parameters == parameters(model)
     assert 0 < found.body_parameters < found.parameters
@@ -112,14 +112,14 @@ def test_parameters_are_those_of_the_model(family: str) -> None:
 def test_flops_are_those_of_the_model() -> None:
     config = tiny.config("bert")
     model = heads.create(config, "task", "classification")
-    assert facts(config, seq=16).flops_per_token == pytest.approx(flops_per_token(model, 16))
+    assert model_cost(config, seq=16).flops_per_token == pytest.approx(flops_per_token(model, 16))
 
 
 def test_shared_layers_count_once() -> None:
     config = tiny.config("bert", layers=4)
-    own, one = facts(config), facts(config, shared={"attention": 1, "ffn": 1})
+    own, one = model_cost(config), model_cost(config, shared={"attention": 1, "ffn": 1})
     assert one.parameters < own.parameters
-    assert one.parameters - facts(tiny.config("bert", layers=1)).parameters == 0
+    assert one.parameters - model_cost(tiny.config("bert", layers=1)).parameters == 0
     assert not hasattr(config, "shared_layers")
 
 
@@ -128,5 +128,5 @@ def test_the_size_of_the_file_is_foreseen(precision: Any) -> None:
     config = tiny.config("bert", layers=3, hidden=256, vocab_size=4000)
     with exported({"a": config}, Setting(seq=16), precision=precision) as files:
         size = files["a"].stat().st_size / 1e6
-    assert facts(config, precision).file_mb == pytest.approx(size, rel=0.04)
-    assert set(facts(config).plain()) == {"parameters", "flops_per_token", "file_mb"}
+    assert model_cost(config, precision).file_mb == pytest.approx(size, rel=0.04)
+    assert set(model_cost(config).plain()) == {"parameters", "flops_per_token", "file_mb"}

@@ -6,20 +6,21 @@ import pytest
 from transformers import BertConfig
 
 from compress.errors import SearchError
-from compress.latency.costs import Clocks, Costs, named, within
+from compress.latency.costs import LatencyTable
 from compress.latency.features import Terms
 from compress.latency.measure import Sample
 from compress.latency.predictor import Predictor
 from compress.nas import space_file
 from compress.nas.budget import BAND, SURE, Budget
-from compress.nas.config import Search
+from compress.nas.config import SearchConfig
+from compress.nas.costs import CostModel, named, within
 from compress.nas.space import Shapes
 from compress.records.latency import Setting
 
 BERT = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, vocab_size=99)
 
 
-def costs(**budget: Any) -> Costs:
+def costs(**budget: Any) -> CostModel:
     """Of the space width-depth, on a device that takes 0.2 ms and another for each 500 million operations."""
     space = space_file.load("width-depth")
     shapes, setting = Shapes.of(space, BERT), Setting()
@@ -27,12 +28,12 @@ def costs(**budget: Any) -> Costs:
     for choice in shapes.drawn(12, seed=0):
         terms = Terms.of(shapes.config(choice), setting)
         samples.append(Sample(named(choice), terms, 0.2 + terms.flops / 5e8))
-    clocks = Clocks(
+    clocks = LatencyTable(
         {"int8": Predictor.fit(samples, setting, "int8")},
         {"teacher int8": Sample("teacher", Terms({}, 0.0), 3.0)},
     )
-    search = Search.of(teacher="t", data="d", space=space, budget=Budget(**budget))
-    return Costs(search, shapes, clocks, "classification")
+    search = SearchConfig.of(teacher="t", data="d", space=space, budget=Budget(**budget))
+    return CostModel(search, shapes, clocks, "classification")
 
 
 def test_without_a_budget_all_of_a_space_is_within_the_smallest_first() -> None:
@@ -69,7 +70,7 @@ def test_an_impossible_budget_names_the_closest() -> None:
 
 def test_what_was_measured_survives_its_files(tmp_path: Any) -> None:
     clocks = costs().clocks
-    assert Clocks.load(tmp_path, ("int8",)) is None
+    assert LatencyTable.load(tmp_path, ("int8",)) is None
     clocks.save(tmp_path)
-    assert Clocks.load(tmp_path, ("int8",)) == clocks
-    assert Clocks.from_json(clocks.to_json()).predictors == clocks.predictors
+    assert LatencyTable.load(tmp_path, ("int8",)) == clocks
+    assert LatencyTable.from_json(clocks.to_json()).predictors == clocks.predictors

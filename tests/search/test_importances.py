@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from compress.nas.importances import importances
+from compress.nas.record import compute_importances
 from compress.records.search_report import SearchReport, TrialRecord
 from tests.search.sample_search import search
 
@@ -24,7 +24,7 @@ def made(count: int, **changes: object) -> SearchReport:
 
 
 def test_what_decides_comes_first(capfd: pytest.CaptureFixture[str]) -> None:
-    score, latency = importances(made(200))
+    score, latency = compute_importances(made(200))
     assert (score.target, latency.target) == ("score", "latency")
     assert next(iter(score.shares)) == "layers" and score.shares["layers"] > 0.8
     assert next(iter(latency.shares)) == "heads" and latency.shares["heads"] > 0.8
@@ -35,14 +35,14 @@ def test_what_decides_comes_first(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_of_few_trials_nothing_is_told() -> None:
-    assert importances(made(19)) == ()
-    assert len(importances(made(20))) == 2
+    assert compute_importances(made(19)) == ()
+    assert len(compute_importances(made(20))) == 2
 
 
 def test_an_objective_without_differences_has_none() -> None:
-    assert [one.target for one in importances(made(50, objectives=("score", "file_mb")))] == ["score"]
+    assert [one.target for one in compute_importances(made(50, objectives=("score", "file_mb")))] == ["score"]
 
 
 def test_trained_shapes_count_by_what_they_scored_before() -> None:
     whole = search(200)
-    assert [one.trials for one in importances(whole)] == [whole.counts()["complete"]] * 2
+    assert [one.trials for one in compute_importances(whole)] == [whole.counts()["complete"]] * 2

@@ -14,7 +14,7 @@ from compress.config.term import Term
 from compress.errors import DamagedError, SearchError
 from compress.nas import finalists
 from compress.nas.context import kept
-from compress.nas.schedule import PLAIN, SPARE, SUPERNET, Ledger, planned
+from compress.nas.schedule import PLAIN, SPARE, SUPERNET, TimeBudget, planned
 from compress.training.run import Run
 from compress.training.stage import Trained
 
@@ -46,7 +46,7 @@ def test_the_shares_are_all_of_the_time(parts: dict[str, float]) -> None:
 
 
 def test_what_a_part_leaves_over_is_shared_by_those_after_it(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, {"a": 0.5, "b": 0.25, "c": 0.25}, 100.0)
+    ledger = TimeBudget(tmp_path, {"a": 0.5, "b": 0.25, "c": 0.25}, 100.0)
     assert [ledger.left(name) for name in ("a", "b", "c")] == pytest.approx([50, 50, 100])
     (tmp_path / "costs.json").write_text(json.dumps({"before": 20.0, "a": 10.0}))
     assert ledger.left("a") == pytest.approx(80 * 0.5 - 10)
@@ -54,43 +54,45 @@ def test_what_a_part_leaves_over_is_shared_by_those_after_it(tmp_path: Path) -> 
     assert ledger.left("c") == pytest.approx(70)
     (tmp_path / "costs.json").write_text(json.dumps({"before": 20.0, "a": 300.0}))
     assert ledger.left("b") == 0.0
-    assert Ledger(tmp_path, {"a": 1.0}, None).left("a") is None
+    assert TimeBudget(tmp_path, {"a": 1.0}, None).left("a") is None
 
 
 def test_time_is_written_down_also_where_a_part_breaks_off_and_adds_up(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, {"a": 1.0}, None)
+    ledger = TimeBudget(tmp_path, {"a": 1.0}, None)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt), ledger.part("a"):
             raise KeyboardInterrupt
     assert list(ledger.costs) == ["a"]
-    assert list(Ledger(tmp_path, {"a": 1.0}, None).costs) == ["a"]
+    assert list(TimeBudget(tmp_path, {"a": 1.0}, None).costs) == ["a"]
 
 
 def test_as_many_steps_as_there_is_time_for(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, {"a": 1.0}, 41.0 / SPARE)
+    ledger = TimeBudget(tmp_path, {"a": 1.0}, 41.0 / SPARE)
     (fitted,) = ledger.fit("a", [stage()], DATA, takes(1.0))
     assert planned(stage(), DATA) == 100
     assert fitted.steps == 40
-    one, other = Ledger(tmp_path / "..", {"a": 1.0}, None).fit("a", [stage(), stage("two", steps=7)], DATA, takes(1.0))
+    one, other = TimeBudget(tmp_path / "..", {"a": 1.0}, None).fit(
+        "a", [stage(), stage("two", steps=7)], DATA, takes(1.0)
+    )
     assert (one.steps, other.steps) == (None, 7), "no time was stated"
 
 
 def test_several_stages_share_it_by_their_length_and_none_takes_more_than_it_says(tmp_path: Path) -> None:
     stages = [stage("long", steps=300), stage("short", steps=100)]
-    both = Ledger(tmp_path, {"a": 1.0}, 202.0 / SPARE).fit("a", stages, DATA, takes(1.0))
+    both = TimeBudget(tmp_path, {"a": 1.0}, 202.0 / SPARE).fit("a", stages, DATA, takes(1.0))
     assert [each.steps for each in both] == [150, 50]
     (tmp_path / "more").mkdir()
-    both = Ledger(tmp_path / "more", {"a": 1.0}, 5000.0).fit("a", stages, DATA, takes(1.0))
+    both = TimeBudget(tmp_path / "more", {"a": 1.0}, 5000.0).fit("a", stages, DATA, takes(1.0))
     assert [each.steps for each in both] == [300, 100]
 
 
 def test_what_was_decided_stays_decided(tmp_path: Path) -> None:
-    Ledger(tmp_path, {"a": 1.0}, 41.0 / SPARE).fit("a", [stage()], DATA, takes(1.0))
+    TimeBudget(tmp_path, {"a": 1.0}, 41.0 / SPARE).fit("a", [stage()], DATA, takes(1.0))
 
     def never(*_: object) -> None:
         raise AssertionError
 
-    (again,) = Ledger(tmp_path, {"a": 1.0}, 9.0).fit("a", [stage()], DATA, never)
+    (again,) = TimeBudget(tmp_path, {"a": 1.0}, 9.0).fit("a", [stage()], DATA, never)
     assert again.steps == 40
     assert [path.name for path in tmp_path.iterdir()] == ["steps.json"]
 
@@ -98,12 +100,12 @@ def test_what_was_decided_stays_decided(tmp_path: Path) -> None:
 def test_when_no_time_is_left_that_is_said(tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text(json.dumps({"preparation": 90.0}))
     with pytest.raises(SearchError, match=r"its 1 minutes are spent \(preparation 1.5\), and a is to come. Nothing is"):
-        Ledger(tmp_path, {"a": 1.0}, 60.0).fit("a", [stage()], DATA, takes(1.0))
+        TimeBudget(tmp_path, {"a": 1.0}, 60.0).fit("a", [stage()], DATA, takes(1.0))
 
 
 def test_a_step_is_never_taken_to_be_free(tmp_path: Path) -> None:
     """Of two short trainings on a busy machine the longer one may end first."""
-    (fitted,) = Ledger(tmp_path, {"a": 1.0}, 45.0 / SPARE).fit("a", [stage()], DATA, takes(0.0, fixed=24.0))
+    (fitted,) = TimeBudget(tmp_path, {"a": 1.0}, 45.0 / SPARE).fit("a", [stage()], DATA, takes(0.0, fixed=24.0))
     assert fitted.steps == 50
 
 
@@ -135,7 +137,7 @@ def test_short_distillations_end_with_their_time(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("content", DAMAGES, ids=lambda content: content[:9])
 def test_a_ledger_that_cannot_be_read_is_named(tmp_path: Path, content: str) -> None:
-    ledger = Ledger(tmp_path, PLAIN, 600)
+    ledger = TimeBudget(tmp_path, PLAIN, 600)
     uses = {"costs.json": lambda: ledger.costs, "steps.json": lambda: ledger.fit("final", [], DATA, takes(1))}
     for name, use in uses.items():
         (tmp_path / name).write_text(content)

@@ -20,9 +20,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
 from compress.nas import record
-from compress.nas.config import Search
+from compress.nas.config import SearchConfig
 from compress.nas.finalists import shortlist
-from compress.nas.study import join_study, open_study
+from compress.nas.study import close_study, join_study, open_study
 from compress.records.search_report import SearchReport
 from tests import command, tiny
 from tests.damage import damaged
@@ -127,7 +127,7 @@ def plainly(folder: Path) -> Any:
 
 def test_what_was_asked_was_written_down_in_full(searched: Path) -> None:
     text = (searched / "search.yaml").read_text()
-    again = Search.read(searched)
+    again = SearchConfig.read(searched)
     assert again.to_yaml() == text
     assert again.budget.max_params == 15000
     assert yaml.safe_load(text)["space"]["supernet"]["schedule"] == "linear", "defaults too"
@@ -266,12 +266,12 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, name: str, after: int) -> Call
 
 
 PHASES = (
-    ("compress.latency.costs:race", 0),
+    ("compress.nas.costs:race", 0),
     ("compress.nas.train_supernet:run_stage", 0),
     ("compress.training.stage:_keep", 0),
-    ("compress.nas.evaluators:SupernetJudge.score", 5),
+    ("compress.nas.evaluators:SupernetEvaluator.score", 5),
     ("compress.nas.finalists:trained", 1),
-    ("compress.nas.finalists:ship", 0),
+    ("compress.commands.search:ship", 0),
 )
 """Measuring, before the supernet, at its end, trials, the second short distillation, shipping."""
 
@@ -319,27 +319,27 @@ def test_a_worker_joins_with_the_address_alone(
     shelf: Searched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "study"
-    mend = interrupting(monkeypatch, "compress.nas.evaluators:SupernetJudge.score", 2)
+    mend = interrupting(monkeypatch, "compress.nas.evaluators:SupernetEvaluator.score", 2)
     assert command.run(*shelf.words(out)).code == 130
     mend()
     monkeypatch.chdir(tmp_path)
-    told = command.run("search", "--storage", str(out / "journal.log"), "--worker")
+    told = command.run("search", "--storage", str(out / "study.db"), "--worker")
     assert told.code == 0, told.err
     assert "all trials asked for are done" in told.out
     moved = (out / "stages" / "supernet").rename(out / "elsewhere")
-    told = command.run("search", "--storage", str(out / "journal.log"), "--worker")
+    told = command.run("search", "--storage", str(out / "study.db"), "--worker")
     assert command.refused(told, tmp_path / "nothing", "mount or copy", "--weights")
-    told = command.run("search", "--storage", str(out / "journal.log"), "--worker", "--weights", str(moved / "model"))
+    told = command.run("search", "--storage", str(out / "study.db"), "--worker", "--weights", str(moved / "model"))
     assert told.code == 0, told.err
-    told = command.run("search", "--storage", str(out / "journal.log"), "--worker", "--weights", shelf.shelf.teacher)
+    told = command.run("search", "--storage", str(out / "study.db"), "--worker", "--weights", shelf.shelf.teacher)
     assert "are not the weights of this search" in told.err
 
 
 def test_a_worker_needs_a_search_that_has_begun(tmp_path: Path) -> None:
     told = command.run("search", "--worker")
     assert "give --storage" in told.err
-    told = command.run("search", "--storage", str(tmp_path / "journal.log"), "--worker")
-    assert (told.code, "holds no study yet" in told.err) == (2, True)
+    told = command.run("search", "--storage", str(tmp_path / "study.db"), "--worker")
+    assert (told.code, "there is no such file" in told.err) == (2, True)
 
 
 def test_a_stated_time_ends_workers_too_and_more_of_it_goes_on(
@@ -351,7 +351,9 @@ def test_a_stated_time_ends_workers_too_and_more_of_it_goes_on(
     words.remove("5")
     told = command.run(*words)
     assert told.code == 0, told.err
-    assert join_study(mine / "journal.log", say=lambda _: None).user_attrs["trials"] < len(found.points)
+    study = join_study(mine / "study.db")
+    assert study.user_attrs["over"]
+    close_study(study)
     assert command.run(*words).code == 0
 
 
@@ -368,7 +370,7 @@ def test_students_that_are_each_trained(shelf: Searched, tmp_path: Path) -> None
     winner = found.point(found.winner or 0)
     assert {*winner.scores} == {"subnet", "final", "shipped"}
     assert plainly(Path(str(winner.bundle))).config.hidden_act == winner.choice["config.hidden_act"]
-    told = command.run("search", "--storage", str(out / "journal.log"), "--worker")
+    told = command.run("search", "--storage", str(out / "study.db"), "--worker")
     assert told.code == 0, told.err
 
 
@@ -419,13 +421,13 @@ def test_a_beginning_that_no_student_has_is_told_before_any_trial(shelf: Searche
 
 
 def test_a_storage_of_another_search_is_left_as_it_was(shelf: Searched, tmp_path: Path) -> None:
-    journal = tmp_path / "journal.log"
-    open_study(journal, "study", {"teacher": "another"}, objectives=("score",), say=lambda _: None)
-    before = journal.read_bytes()
+    file = tmp_path / "study.db"
+    close_study(open_study(file, "study", {"teacher": "another"}, objectives=("score",)))
+    before = file.read_bytes()
     out = tmp_path / "study"
-    told = command.run(*shelf.words(out, storage=str(journal)))
+    told = command.run(*shelf.words(out, storage=str(file)))
     assert command.refused(told, out, "is another search", "teacher: was another")
-    assert journal.read_bytes() == before
+    assert file.read_bytes() == before
 
 
 def test_another_search_does_not_go_on_in_the_same_folder(searched: Path, shelf: Searched) -> None:
@@ -441,22 +443,22 @@ def test_a_full_disk_leaves_a_search_that_goes_on(
     out = tmp_path / "study"
 
     def full(*_: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out / "journal.log"))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out / "study.db"))
 
     with monkeypatch.context() as patch:
         patch.setattr("compress.nas.record.keep", full)
         told = command.run(*shelf.words(out))
     assert told.code == 2
-    assert f"{out / 'journal.log'}: No space left on device" in told.err
+    assert f"{out / 'study.db'}: No space left on device" in told.err
     assert not command.partial(out)
     assert command.run(*shelf.words(out, "--resume")).code == 0
 
 
 ON_A_FAKE_DEVICE = """
-from compress.benchmark import device
+from compress.benchmark import devices
 from compress.cli import main
 from tests.search.shelved import weighing
-device.open_device = weighing
+devices.open_device = weighing
 main()
 """
 

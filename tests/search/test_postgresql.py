@@ -6,8 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,15 +15,13 @@ import pytest
 from optuna.trial import TrialState
 
 from compress.errors import SearchError
-from compress.nas.outcomes import counted
-from compress.nas.storage import Pulse, StorageError, beating, close_storage, open_storage, quiet, sweep
-from compress.nas.study import close_study, run_trials
-from tests.search.test_worker import nothing_lost
-from tests.search.toy import PULSE, Toy, ToyJudge, started, worker
+from compress.nas.study import StorageError, close_storage, close_study, open_storage, quiet
+from compress.nas.trial import count_scored
+from tests.search.test_worker import check_nothing_lost
+from tests.search.toy import ToyEvaluator, begin, hasty, run, start_worker
 
 pytest.importorskip("psycopg", reason="needs psycopg, of the extra postgresql")
 
-QUIET: Callable[[str], None] = lambda line: None  # noqa: E731
 USER = "compress"
 
 
@@ -89,7 +86,12 @@ class Database:
     opened: list[optuna.Study] = field(default_factory=list)
 
     def begin(self, name: str = "toy", **options: object) -> optuna.Study:
-        self.opened.append(started(self.url, name, **options))
+        storage = hasty(self.url)
+        try:
+            self.opened.append(begin(storage, name, **options))
+        except SearchError:
+            close_storage(storage)
+            raise
         return self.opened[-1]
 
     def empty(self) -> None:
@@ -113,41 +115,22 @@ def database(server: Server) -> Iterator[Database]:
 def test_two_workers_of_which_one_is_killed_lose_nothing(database: Database) -> None:
     study = database.begin()
     study.set_user_attr("trials", 24)
-    with worker(database.url, "stall") as doomed, worker(database.url) as other:
+    with start_worker(database.url, "stall") as doomed, start_worker(database.url) as other:
         assert doomed.stdout is not None
         doomed.stdout.readline()
         doomed.kill()
         doomed.wait()
         said, _ = other.communicate(timeout=120)
     assert other.returncode == 0
-    run_trials(study, Toy(), ToyJudge(), say=QUIET, pulse=PULSE)  # what was lost when `other` was done already
-    assert nothing_lost(database.url, 24)
+    run(study, ToyEvaluator(), trials=24)  # what was lost when `other` was done already
+    check_nothing_lost(database.url, 24)
     assert "secret" not in said
-
-
-def test_a_worker_of_another_host_is_missed_by_the_heartbeats_of_the_database(database: Database) -> None:
-    pulse = Pulse(interval=1, grace=1)
-    study = database.begin(pulse=pulse)
-    with quiet():
-        trial = study.ask()
-    shape = Toy().suggest(trial)
-    with beating(study, trial, pulse):
-        trial.set_user_attr("owner", {"host": "elsewhere", "pid": 1, "started": 0.0})
-        time.sleep(2.2)
-        sweep(study, pulse, QUIET)
-        assert study.trials[0].state == TrialState.RUNNING
-    time.sleep(2.2)
-    sweep(study, pulse, QUIET)
-    sweep(study, pulse, QUIET)
-    assert [one.state for one in study.trials] == [TrialState.FAIL, TrialState.WAITING]
-    run_trials(study, Toy(), ToyJudge(), trials=1, say=QUIET, pulse=pulse)
-    assert study.trials[1].params == shape
 
 
 def test_studies_share_a_database(database: Database) -> None:
     for name in ("one", "two"):
-        run_trials(database.begin(name), Toy(), ToyJudge(), trials=2, say=QUIET, pulse=PULSE)
-    assert [counted(database.begin(name).trials) for name in ("one", "two")] == [2, 2]
+        run(database.begin(name), ToyEvaluator(), trials=2)
+    assert [count_scored(database.begin(name).trials) for name in ("one", "two")] == [2, 2]
     with pytest.raises(SearchError, match="study 'one' is another search") as told:
         database.begin("one", objectives=("score",))
     assert "secret" not in str(told.value)
@@ -160,7 +143,7 @@ def test_workers_that_are_first_in_a_database_all_at_once_get_in(server: Server)
 
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("CREATE DATABASE fresh")
-    code = f"from compress.nas.storage import open_storage; open_storage({server.url.replace('/postgres', '/fresh')!r})"
+    code = f"from compress.nas.study import open_storage; open_storage({server.url.replace('/postgres', '/fresh')!r})"
     workers = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(5)]
     assert [worker.communicate(timeout=60)[1] for worker in workers] == [""] * 5
 
@@ -179,13 +162,13 @@ def test_a_database_that_does_not_exist_or_refuses_is_told(server: Server) -> No
 @pytest.mark.slow
 def test_a_server_that_goes_down_ends_the_search_and_not_the_study(server: Server, database: Database) -> None:
     study = database.begin()
-    judge = ToyJudge()
-    with pytest.raises(StorageError, match="study 'toy': its storage does not answer any more") as told:
+    judge = ToyEvaluator()
+    with pytest.raises(StorageError, match="study 'toy': lost the connection to its storage") as told:
         judge.begin = lambda choice: server.stop() if len(judge.seen) == 3 else None
-        run_trials(study, Toy(), judge, trials=8, say=QUIET, pulse=PULSE)
+        run(study, judge, trials=8)
     assert "secret" not in str(told.value)
     server.start()
-    run_trials(study, Toy(), ToyJudge(), trials=8, say=QUIET, pulse=PULSE)  # the connections of before are not used
-    assert counted(study.trials) == 8
+    run(study, ToyEvaluator(), trials=8)  # the connections of before are not used
+    assert count_scored(study.trials) == 8
     assert [trial.number for trial in study.trials if trial.state == TrialState.FAIL] == [3]
     assert study.trials[4].params == study.trials[3].params

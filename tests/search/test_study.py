@@ -4,49 +4,45 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import optuna
 import pytest
+from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import TrialState
 
 from compress.errors import SearchError
-from compress.nas import config
-from compress.nas import study as trials
-from compress.nas.config import code_version
-from compress.nas.outcomes import costs, counted, front, front_table, outcome, points
-from compress.nas.study import ALIKE, ETA, SAMPLERS, Choice, Standing, cut, open_study, run_trials
-from tests.search.toy import OF, PULSE, Milliseconds, Toy, ToyJudge, milliseconds, score, started, worker
+from compress.latency.predictor import Estimate
+from compress.nas import study as studies
+from compress.nas.record import front_table, points
+from compress.nas.space import Choice
+from compress.nas.study import SAMPLERS, code_version, join_study, open_study
+from compress.nas.trial import (
+    ALIKE,
+    REDUCTION,
+    Standing,
+    costs_of,
+    count_scored,
+    outcome,
+    pareto_front,
+    reason_to_prune,
+)
+from tests.search.toy import OF, Toy, ToyEvaluator, begin, milliseconds, run, score
 
 QUIET: Callable[[str], None] = lambda line: None  # noqa: E731
 
 
-def run(study: optuna.Study, judge: ToyJudge, space: Toy | None = None, **options: object) -> list[str]:
-    """The trials of the toy; what was said."""
-    said: list[str] = []
-    given = {"say": said.append, "pulse": PULSE, **options}
-    run_trials(study, space or Toy(), judge, **given)  # type: ignore[arg-type]
-    return said
-
-
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls the plug: a disk that is asked to be sure, a dozen times a trial, takes most of the time."""
-    monkeypatch.setattr("os.fsync", lambda number: None)
-
-
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "journal.log"
+def storage() -> BaseStorage:
+    return InMemoryStorage()
 
 
 # ---- beginning, continuing, refusing
 
 
-def test_directions_follow_the_objectives(path: Path) -> None:
-    study = started(path, objectives=("score", "latency", "file_mb"))
+def test_directions_follow_the_objectives(storage: BaseStorage) -> None:
+    study = begin(storage, objectives=("score", "latency", "file_mb"))
     assert [direction.name for direction in study.directions] == ["MAXIMIZE", "MINIMIZE", "MINIMIZE"]
     assert study.metric_names == ["score", "latency", "file_mb"]
 
@@ -61,20 +57,22 @@ def test_directions_follow_the_objectives(path: Path) -> None:
         ({"sampler": "nsga"}, "no sampler 'nsga'. Did you mean 'nsga2'?"),
     ],
 )
-def test_what_is_asked_for_is_checked_before_anything_is_made(path: Path, wrong: dict[str, object], said: str) -> None:
+def test_what_is_asked_for_is_checked_before_anything_is_made(
+    storage: BaseStorage, wrong: dict[str, object], said: str
+) -> None:
     with pytest.raises(SearchError) as told:
-        started(path, **wrong)
+        begin(storage, **wrong)
     assert said in str(told.value)
-    assert not path.exists()
+    assert not optuna.get_all_study_names(storage)
 
 
-def test_a_study_of_something_else_is_refused_and_stays_as_it_was(path: Path) -> None:
-    study = started(path, limits={"latency": 12.0})
-    run(study, ToyJudge(), trials=2)
-    before = path.read_bytes()
+def test_a_study_of_something_else_is_refused_and_stays_as_it_was(storage: BaseStorage) -> None:
+    study = begin(storage, limits={"latency": 12.0})
+    run(study, ToyEvaluator(), trials=2)
+    before = study.user_attrs
     with pytest.raises(SearchError) as told:
         open_study(
-            path, "toy", {**OF, "teacher": "bert-base", "device": "ssh:phone"}, objectives=("score",), say=QUIET,
+            storage, "toy", {**OF, "teacher": "bert-base", "device": "ssh:phone"}, objectives=("score",), say=QUIET,
             limits={"latency": 9.0},
         )  # fmt: skip
     for difference in (
@@ -85,16 +83,18 @@ def test_a_study_of_something_else_is_refused_and_stays_as_it_was(path: Path) ->
     ):
         assert difference in str(told.value)
     assert "data" not in str(told.value)
-    assert path.read_bytes() == before
+    assert study.user_attrs == before
 
 
-def test_other_code_is_refused_and_the_study_stays_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started(path)
-    before = path.read_bytes()
-    monkeypatch.setattr(config, "code_version", lambda: "9.9.9+0123456789ab")
+def test_other_code_is_refused_and_the_study_stays_as_it_was(
+    storage: BaseStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = begin(storage)
+    before = study.user_attrs
+    monkeypatch.setattr(studies, "code_version", lambda: "9.9.9+0123456789ab")
     with pytest.raises(SearchError, match=r"begun by compress \S+, this is 9\.9\.9\+0123456789ab.*Install here"):
-        started(path)
-    assert path.read_bytes() == before
+        begin(storage)
+    assert study.user_attrs == before
 
 
 def test_the_code_version_is_of_every_file_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,35 +112,27 @@ def test_the_code_version_is_of_every_file_of_the_package(tmp_path: Path, monkey
     assert code_version.__wrapped__() == versions[-1]
 
 
-def test_a_journal_of_another_study_is_refused(path: Path) -> None:
-    started(path)
-    before = path.read_bytes()
-    with pytest.raises(SearchError, match=r"journal\.log: holds study toy, not 'other'; choose another folder or name"):
-        started(path, "other")
-    assert path.read_bytes() == before
-
-
-def test_a_study_that_is_not_ours_is_refused(path: Path) -> None:
-    study = started(path)
+def test_a_study_that_is_not_ours_is_refused(storage: BaseStorage) -> None:
+    study = begin(storage)
     foreign = optuna.create_study(storage=study._storage, study_name="theirs")
     foreign.add_trial(optuna.create_trial(value=1.0))
     with pytest.raises(SearchError, match="study 'theirs' was not begun by `compress search`"):
-        started(study._storage, "theirs")
+        begin(study._storage, "theirs")
 
 
-def test_a_study_whose_beginning_was_interrupted_is_begun(path: Path) -> None:
-    study = started(path)
+def test_a_study_whose_beginning_was_interrupted_is_begun(storage: BaseStorage) -> None:
+    study = begin(storage)
     directions = ["maximize", "minimize"]
     optuna.create_study(storage=study._storage, study_name="early", directions=directions)
-    assert started(study._storage, "early").user_attrs["identity"]["of"] == OF
+    assert begin(study._storage, "early").user_attrs["identity"]["of"] == OF
 
 
-def test_a_study_goes_on_where_it_was(path: Path) -> None:
-    run(started(path), ToyJudge(), trials=5)
-    judge = ToyJudge()
-    study = started(path, sampler="random", seed=8)
+def test_a_study_goes_on_where_it_was(storage: BaseStorage) -> None:
+    run(begin(storage), ToyEvaluator(), trials=5)
+    judge = ToyEvaluator()
+    study = begin(storage, sampler="random", seed=8)
     run(study, judge, trials=8)
-    assert counted(study.trials) == 8
+    assert count_scored(study.trials) == 8
     assert len(judge.seen) == 3
     assert study.user_attrs["sampler"] == "random"
 
@@ -149,28 +141,28 @@ def test_a_study_goes_on_where_it_was(path: Path) -> None:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_runs_under_limits_and_several_objectives(path: Path, sampler: str) -> None:
-    study = started(path, sampler=sampler, limits={"latency": 12.0})
-    run(study, ToyJudge(rungs=2, error_ms=0.1), trials=14)
-    assert counted(study.trials) == 14
-    assert front(study)
+def test_every_sampler_runs_under_limits_and_several_objectives(storage: BaseStorage, sampler: str) -> None:
+    study = begin(storage, sampler=sampler, limits={"latency": 12.0})
+    run(study, ToyEvaluator(rungs=2, error_ms=0.1), trials=14)
+    assert count_scored(study.trials) == 14
+    assert pareto_front(study)
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_the_same_seed_draws_the_same_shapes(tmp_path: Path, sampler: str) -> None:
     drawn = []
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        study = started(tmp_path / f"{name}.log", sampler=sampler, seed=seed)
-        run(study, ToyJudge(), trials=20)
+    for seed in (3, 3, 4):
+        study = begin(None, sampler=sampler, seed=seed)
+        run(study, ToyEvaluator(), trials=20)
         drawn.append([trial.params for trial in study.trials])
     assert drawn[0] == drawn[1]
     assert drawn[0] != drawn[2]
 
 
-def test_a_study_that_goes_on_does_not_draw_its_first_shapes_again(path: Path) -> None:
-    run(started(path, sampler="random"), ToyJudge(), trials=5)
-    study = started(path, sampler="random")
-    run(study, ToyJudge(), trials=10)
+def test_a_study_that_goes_on_does_not_draw_its_first_shapes_again(storage: BaseStorage) -> None:
+    run(begin(storage, sampler="random"), ToyEvaluator(), trials=5)
+    study = begin(storage, sampler="random")
+    run(study, ToyEvaluator(), trials=10)
     params = [trial.params for trial in study.trials]
     assert params[:5] != params[5:10]
 
@@ -178,9 +170,9 @@ def test_a_study_that_goes_on_does_not_draw_its_first_shapes_again(path: Path) -
 # ---- what is judged
 
 
-def test_all_the_page_needs_is_on_record(path: Path) -> None:
-    study = started(path, limits={"latency": 20.0})
-    run(study, ToyJudge(rungs=2, error_ms=0.2), trials=10)
+def test_all_the_page_needs_is_on_record(storage: BaseStorage) -> None:
+    study = begin(storage, limits={"latency": 20.0})
+    run(study, ToyEvaluator(rungs=2, error_ms=0.2), trials=10)
     point = next(point for point in points(study, "short") if point.state == "complete")
     choice = dict(point.choice)
     assert point.scores == {"short": pytest.approx(score(choice) - 0.05)}
@@ -193,9 +185,9 @@ def test_all_the_page_needs_is_on_record(path: Path) -> None:
     assert len(points(study)) == len(study.trials)
 
 
-def test_a_shape_outside_the_latency_is_not_scored(path: Path) -> None:
-    study = started(path, limits={"latency": 8.0})
-    judge = ToyJudge(error_ms=0.5)
+def test_a_shape_outside_the_latency_is_not_scored(storage: BaseStorage) -> None:
+    study = begin(storage, limits={"latency": 8.0})
+    judge = ToyEvaluator(error_ms=0.5)
     run(study, judge, trials=20)
     slow = [trial for trial in study.trials if outcome(trial) == "too slow"]
     assert slow
@@ -208,9 +200,9 @@ def test_a_shape_outside_the_latency_is_not_scored(path: Path) -> None:
     assert "limit 8" in slow[0].user_attrs["reason"]
 
 
-def test_a_shape_outside_any_other_limit_is_not_scored(path: Path) -> None:
-    study = started(path, limits={"parameters": 300.0, "file_mb": 20.0})
-    judge = ToyJudge()
+def test_a_shape_outside_any_other_limit_is_not_scored(storage: BaseStorage) -> None:
+    study = begin(storage, limits={"parameters": 300.0, "file_mb": 20.0})
+    judge = ToyEvaluator()
     run(study, judge, trials=10)
     assert any("parameters" in trial.user_attrs["reason"] for trial in study.trials if outcome(trial) == "too slow")
     for shape, _ in judge.seen:
@@ -219,10 +211,10 @@ def test_a_shape_outside_any_other_limit_is_not_scored(path: Path) -> None:
         assert hidden <= 20
 
 
-def test_a_known_shape_is_told_what_is_known(path: Path) -> None:
-    space, judge = Toy(layers=2, hidden=3), ToyJudge()
-    study = started(path, sampler="random", limits={"latency": 2.6})
-    said = run(study, judge, space, trials=50)
+def test_a_known_shape_is_told_what_is_known(storage: BaseStorage) -> None:
+    judge = ToyEvaluator(shapes=Toy(layers=2, hidden=3))
+    study = begin(storage, sampler="random", limits={"latency": 2.6})
+    said = run(study, judge, trials=50)
     twins = [trial for trial in study.trials if outcome(trial) == "duplicate"]
     assert twins
     assert len(judge.seen) == len(set(judge.seen))
@@ -232,22 +224,22 @@ def test_a_known_shape_is_told_what_is_known(path: Path) -> None:
         assert first.number < trial.number
     assert {outcome(study.trials[trial.user_attrs["twin"]]) for trial in twins} == {"complete", "too slow"}
     assert "the space has no more than these 6 shapes" in said[-1]
-    assert not [trial for trial in front(study) if outcome(trial) == "duplicate"]
+    assert not [trial for trial in pareto_front(study) if outcome(trial) == "duplicate"]
 
 
-def test_a_shape_that_another_worker_judges_is_not_judged_beside_it(path: Path) -> None:
-    study = started(path)
+def test_a_shape_that_another_worker_judges_is_not_judged_beside_it(storage: BaseStorage) -> None:
+    study = begin(storage)
     study.enqueue_trial({"layers": 2, "hidden": 4})
-    judge = ToyJudge()
+    judge = ToyEvaluator()
 
     def second(choice: Choice) -> None:
         if not judge.seen and len(study.trials) == 1:
             study.enqueue_trial({"layers": 2, "hidden": 4})
-            other = threading.Thread(target=lambda: run(started(path), inner, trials=1))
+            other = threading.Thread(target=lambda: run(join_study(storage), inner, worker=True))
             other.start()
             other.join()
 
-    inner = ToyJudge()
+    inner = ToyEvaluator()
     judge.begin = second
     run(study, judge, trials=1)
     assert inner.seen == []
@@ -255,23 +247,23 @@ def test_a_shape_that_another_worker_judges_is_not_judged_beside_it(path: Path) 
     assert study.trials[1].state == TrialState.PRUNED
 
 
-def test_a_space_that_brings_nothing_new_ends_the_search(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "PATIENCE", 10)
+def test_a_space_that_brings_nothing_new_ends_the_search(storage: BaseStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "PATIENCE", 10)
 
     class Sizeless(Toy):
         def size(self) -> None:  # type: ignore[override]
             return None
 
-    study = started(path, sampler="random")
-    said = run(study, ToyJudge(), Sizeless(layers=1, hidden=3), trials=50)
+    study = begin(storage, sampler="random")
+    said = run(study, ToyEvaluator(shapes=Sizeless(layers=1, hidden=3)), trials=50)
     assert "the last 10 shapes drawn were known already" in said[-1]
-    assert counted(study.trials) == 3
+    assert count_scored(study.trials) == 3
 
 
-def test_no_shape_within_the_limits_names_the_closest(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "PATIENCE", 30)
-    study = started(path, limits={"latency": 1.0})
-    judge = ToyJudge()
+def test_no_shape_within_the_limits_names_the_closest(storage: BaseStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "PATIENCE", 30)
+    study = begin(storage, limits={"latency": 1.0})
+    judge = ToyEvaluator()
     with pytest.raises(SearchError) as told:
         run(study, judge, trials=10)
     closest = min(study.trials, key=lambda trial: milliseconds(trial.params))
@@ -281,57 +273,57 @@ def test_no_shape_within_the_limits_names_the_closest(path: Path, monkeypatch: p
     assert judge.seen == []
 
 
-def test_a_score_below_the_least_is_not_on_the_front(path: Path) -> None:
-    study = started(path, limits={"score": 0.6})
-    run(study, ToyJudge(), trials=20)
-    assert all(trial.values[0] >= 0.6 for trial in front(study))
+def test_a_score_below_the_least_is_not_on_the_front(storage: BaseStorage) -> None:
+    study = begin(storage, limits={"score": 0.6})
+    run(study, ToyEvaluator(), trials=20)
+    assert all(trial.values[0] >= 0.6 for trial in pareto_front(study))
     with pytest.raises(SearchError, match=r"is within score 0\.999\. The closest .*: score 0\.\d+, at least 0\.999"):
-        run(started(path.with_name("b.log"), limits={"score": 0.999}), ToyJudge(), trials=5)
+        run(begin(None, limits={"score": 0.999}), ToyEvaluator(), trials=5)
 
 
-def test_a_shape_that_cannot_be_judged_does_not_end_the_search(path: Path) -> None:
-    study = started(path)
-    run(study, ToyJudge(fails=lambda choice: int(choice["layers"]) % 2 == 1), trials=20)
+def test_a_shape_that_cannot_be_judged_does_not_end_the_search(storage: BaseStorage) -> None:
+    study = begin(storage)
+    run(study, ToyEvaluator(fails=lambda choice: int(choice["layers"]) % 2 == 1), trials=20)
     failed = [trial for trial in study.trials if outcome(trial) == "failed"]
     assert {trial.state for trial in failed} == {TrialState.FAIL}
     assert {trial.user_attrs["reason"] for trial in failed} == {
         f"layers {trial.params['layers']}: no such slice" for trial in failed
     }
-    assert counted(study.trials) == 20
+    assert count_scored(study.trials) == 20
 
 
-def test_a_search_in_which_everything_fails_ends(path: Path) -> None:
-    study = started(path)
+def test_a_search_in_which_everything_fails_ends(storage: BaseStorage) -> None:
+    study = begin(storage)
     with pytest.raises(SearchError, match=r"5 trials failed one after another; the last: layers \d: no such slice"):
-        run(study, ToyJudge(fails=lambda choice: True), trials=20)
+        run(study, ToyEvaluator(fails=lambda choice: True), trials=20)
     assert len(study.trials) == 5
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_a_score_that_is_no_number_is_a_failure(path: Path, wrong: float) -> None:
-    class Nan(ToyJudge):
+def test_a_score_that_is_no_number_is_a_failure(storage: BaseStorage, wrong: float) -> None:
+    class Nan(ToyEvaluator):
         def score(self, choice: Choice, rung: int) -> float:
             return wrong
 
-    study = started(path)
+    study = begin(storage)
     with pytest.raises(SearchError, match=f"its score at rung 0 is {wrong}"):
         run(study, Nan(), trials=20)
 
 
-def test_an_objective_that_the_judge_does_not_know_is_told(path: Path) -> None:
-    class Blind(ToyJudge):
-        def latency(self, choice: Choice) -> Milliseconds | None:
+def test_an_objective_that_the_judge_does_not_know_is_told(storage: BaseStorage) -> None:
+    class Blind(ToyEvaluator):
+        def latency(self, choice: Choice) -> Estimate | None:
             return None
 
     with pytest.raises(SearchError, match="its latency is not known, but an objective"):
-        run(started(path), Blind(), trials=20)
+        run(begin(storage), Blind(), trials=20)
     with pytest.raises(SearchError, match="its latency is not known, but limited to 4"):
-        run(started(path.with_name("b.log"), objectives=("score",), limits={"latency": 4.0}), Blind(), trials=20)
+        run(begin(None, objectives=("score",), limits={"latency": 4.0}), Blind(), trials=20)
 
 
-def test_the_front_is_that_of_the_scored_trials(path: Path) -> None:
-    study = started(path, limits={"latency": 14.0})
-    run(study, ToyJudge(), trials=30)
+def test_the_front_is_that_of_the_scored_trials(storage: BaseStorage) -> None:
+    study = begin(storage, limits={"latency": 14.0})
+    run(study, ToyEvaluator(), trials=30)
     complete = [trial for trial in study.trials if outcome(trial) == "complete"]
     on = [
         one.number
@@ -341,30 +333,32 @@ def test_the_front_is_that_of_the_scored_trials(path: Path) -> None:
             for other in complete
         )
     ]
-    assert sorted(trial.number for trial in front(study)) == sorted(on)
-    assert [trial.values[1] for trial in front(study)] == sorted(trial.values[1] for trial in front(study))
+    assert sorted(trial.number for trial in pareto_front(study)) == sorted(on)
+    assert [trial.values[1] for trial in pareto_front(study)] == sorted(
+        trial.values[1] for trial in pareto_front(study)
+    )
     assert front_table(study).row_count == len(on)
 
 
-def test_one_objective_is_enough(path: Path) -> None:
-    study = started(path, objectives=("score",), limits={"latency": 14.0})
-    run(study, ToyJudge(rungs=3), trials=20)
-    assert len(front(study)) == 1
-    assert front(study)[0].value == max(trial.value for trial in study.trials if trial.value is not None)
+def test_one_objective_is_enough(storage: BaseStorage) -> None:
+    study = begin(storage, objectives=("score",), limits={"latency": 14.0})
+    run(study, ToyEvaluator(rungs=3), trials=20)
+    assert len(pareto_front(study)) == 1
+    assert pareto_front(study)[0].value == max(trial.value for trial in study.trials if trial.value is not None)
     assert any(outcome(trial) == "pruned" for trial in study.trials)
 
 
-def test_time_ends_a_search(path: Path) -> None:
+def test_time_ends_a_search(storage: BaseStorage) -> None:
     began = time.monotonic()
-    said = run(started(path), ToyJudge(begin=lambda choice: time.sleep(0.05)), seconds=0.3)
+    said = run(begin(storage), ToyEvaluator(begin=lambda choice: time.sleep(0.05)), seconds=0.3)
     assert time.monotonic() - began < 2
     assert said[-1].startswith("the time is over")
 
 
-def test_who_watches_sees_the_study_after_every_trial(path: Path) -> None:
+def test_who_watches_sees_the_study_after_every_trial(storage: BaseStorage) -> None:
     seen: list[int] = []
-    study = started(path)
-    run(study, ToyJudge(), trials=4, watch=lambda study: seen.append(counted(study.trials)))
+    study = begin(storage)
+    run(study, ToyEvaluator(), trials=4, watch=lambda study: seen.append(count_scored(study.trials)))
     assert seen == [1, 2, 3, 4]
 
 
@@ -377,39 +371,42 @@ def standings(*pairs: tuple[float, float]) -> list[Standing]:
 
 def test_who_could_be_on_the_front_goes_on() -> None:
     before = standings((0.9, 10), (0.8, 9), (0.85, 9.5), (0.88, 9.8), (0.5, 3))
-    assert not cut(Standing(0.3, (2.0,)), before)  # the smallest, whatever it scores
-    assert not cut(Standing(0.6, (3.1,)), before)  # better than all that cost no more
-    assert not cut(Standing(0.95, (20.0,)), before)
+    assert not reason_to_prune(Standing(0.3, (2.0,)), before)  # the smallest, whatever it scores
+    assert not reason_to_prune(Standing(0.6, (3.1,)), before)  # better than all that cost no more
+    assert not reason_to_prune(Standing(0.95, (20.0,)), before)
 
 
 def test_the_worse_of_like_cost_are_cut() -> None:
     before = standings((0.9, 10), (0.8, 9), (0.85, 9.5), (0.88, 9.8), (0.5, 3))
-    assert cut(Standing(0.7, (10.0,)), before) == "0.7 is place 5 of 5 that cost about the same; the best 2 go on"
-    assert not cut(Standing(0.89, (10.5,)), before)  # beaten, but among the best
+    assert (
+        reason_to_prune(Standing(0.7, (10.0,)), before)
+        == "0.7 is place 5 of 5 that cost about the same; the best 2 go on"
+    )
+    assert not reason_to_prune(Standing(0.89, (10.5,)), before)  # beaten, but among the best
 
 
 def test_nobody_is_cut_for_lack_of_rivals() -> None:
-    assert not cut(Standing(0.1, (10.0,)), [])
-    assert not cut(Standing(0.1, (10.0,)), standings(*[(0.9, 9.9)] * (ETA - 1)))
-    assert cut(Standing(0.1, (10.0,)), standings(*[(0.9, 9.9)] * ETA))
+    assert not reason_to_prune(Standing(0.1, (10.0,)), [])
+    assert not reason_to_prune(Standing(0.1, (10.0,)), standings(*[(0.9, 9.9)] * (REDUCTION - 1)))
+    assert reason_to_prune(Standing(0.1, (10.0,)), standings(*[(0.9, 9.9)] * REDUCTION))
 
 
 def test_the_costly_are_held_against_the_cheaper_where_none_cost_the_same() -> None:
     before = standings((0.6, 1), (0.7, 2), (0.8, 3))
-    assert cut(Standing(0.5, (100.0,)), before) == "0.5 is place 4 of 4 that cost no more; the best 2 go on"
-    assert not cut(Standing(0.75, (100.0,)), before)
+    assert reason_to_prune(Standing(0.5, (100.0,)), before) == "0.5 is place 4 of 4 that cost no more; the best 2 go on"
+    assert not reason_to_prune(Standing(0.75, (100.0,)), before)
 
 
 def test_likeness_is_in_every_cost() -> None:
     near = 10 * ALIKE * 0.99
     before = [Standing(0.9, (10.0, 1.0)), Standing(0.9, (10.0, 1.0)), Standing(0.9, (10.0, 1.0))]
-    assert cut(Standing(0.5, (near, 1.1)), before)
-    assert not cut(Standing(0.5, (near, 0.5)), before)
+    assert reason_to_prune(Standing(0.5, (near, 1.1)), before)
+    assert not reason_to_prune(Standing(0.5, (near, 0.5)), before)
 
 
-def test_cut_trials_are_pruned_and_small_ones_survive(path: Path) -> None:
+def test_cut_trials_are_pruned_and_small_ones_survive(storage: BaseStorage) -> None:
     """A study over score and latency, in which every cut must be one that the rule allows."""
-    study, judge = started(path, sampler="random"), ToyJudge(rungs=3)
+    study, judge = begin(storage, sampler="random"), ToyEvaluator(rungs=3)
     run(study, judge, trials=60)
     cut_off = [trial for trial in study.trials if outcome(trial) == "pruned"]
     complete = [trial for trial in study.trials if outcome(trial) == "complete"]
@@ -423,7 +420,7 @@ def test_cut_trials_are_pruned_and_small_ones_survive(path: Path) -> None:
             other.number < trial.number
             and len(other.user_attrs.get("scores", ())) >= len(scores)
             and other.user_attrs["scores"][len(scores) - 1] >= scores[-1]
-            and costs(other.user_attrs, ("latency",)) <= costs(trial.user_attrs, ("latency",))
+            and costs_of(other.user_attrs, ("latency",)) <= costs_of(trial.user_attrs, ("latency",))
             for other in study.trials
         )
     true = {Toy().key(trial.params): (score(trial.params), milliseconds(trial.params)) for trial in study.trials}
@@ -437,93 +434,62 @@ def test_cut_trials_are_pruned_and_small_ones_survive(path: Path) -> None:
 # ---- interrupted, killed
 
 
-def test_an_interruption_queues_its_shape_again(path: Path) -> None:
+def test_an_interruption_queues_its_shape_again(storage: BaseStorage) -> None:
     def interrupt(choice: Choice) -> None:
         if len(judge.seen) == 3:
             raise KeyboardInterrupt
 
-    judge = ToyJudge(begin=interrupt)
-    study = started(path)
+    judge = ToyEvaluator(begin=interrupt)
+    study = begin(storage)
     for _ in range(4):  # as often as one likes: it is not the shape that is to blame
         with pytest.raises(KeyboardInterrupt):
             run(study, judge, trials=6)
     assert study.trials[-1].state == TrialState.WAITING
-    study = started(path)
-    run(study, ToyJudge(), trials=6)
+    study = begin(storage)
+    run(study, ToyEvaluator(), trials=6)
     lost = [trial for trial in study.trials if outcome(trial) is None]
     assert len(lost) == 4
     assert {(*trial.params.values(),) for trial in lost} == {(*study.trials[7].params.values(),)}
     assert outcome(study.trials[7]) == "complete"
-    assert counted(study.trials) == 6
+    assert count_scored(study.trials) == 6
     assert [point.reason for point in points(study) if point.number == lost[0].number] == [
         "its worker was stopped before it was judged"
     ]
 
 
-def test_a_bug_of_the_judge_queues_its_shape_again_and_is_not_hidden(path: Path) -> None:
+def test_a_bug_of_the_judge_queues_its_shape_again_and_is_not_hidden(storage: BaseStorage) -> None:
     def bug(choice: Choice) -> None:
         raise ZeroDivisionError
 
-    study = started(path)
+    study = begin(storage)
     with pytest.raises(ZeroDivisionError):
-        run(study, ToyJudge(begin=bug), trials=3)
+        run(study, ToyEvaluator(begin=bug), trials=3)
     assert [trial.state for trial in study.trials] == [TrialState.FAIL, TrialState.WAITING]
 
 
-def test_a_worker_given_up_for_dead_does_not_count_twice(path: Path) -> None:
+def test_a_worker_given_up_for_dead_does_not_count_twice(storage: BaseStorage) -> None:
     """It stood still for so long that its trial went to another; then it wakes up."""
-    study = started(path)
+    study = begin(storage)
 
     def swept(choice: Choice) -> None:
         if len(study.trials) == 1:
             study.tell(0, state=TrialState.FAIL)
             study.enqueue_trial(study.trials[0].params)
 
-    said = run(study, ToyJudge(begin=swept), trials=3)
+    said = run(study, ToyEvaluator(begin=swept), trials=3)
     assert any("given up for dead" in line for line in said)
-    assert counted(study.trials) == 3
+    assert count_scored(study.trials) == 3
     assert study.trials[1].params == study.trials[0].params
 
 
-def test_a_killed_search_goes_on(path: Path) -> None:
-    started(path)
-    with worker(path, "stall") as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        process.kill()
-    assert line.startswith("judging ")
-    said: list[str] = []
-    study = started(path, say=said.append)
-    assert f"process {process.pid} on " in said[0]
-    assert "is gone; the same shape is queued again" in said[0]
-    judge = ToyJudge()
-    run(study, judge, trials=3)
-    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
-    assert study.trials[1].params == study.trials[0].params
-    assert judge.seen[0][0] == line.split()[1]
+def test_a_study_of_the_score_alone_needs_no_latency(storage: BaseStorage) -> None:
+    class Blind(ToyEvaluator):
+        def latency(self, choice: Choice) -> None:
+            return None
 
+        def facts(self, choice: Choice) -> dict[str, float]:
+            return {}
 
-@dataclass(frozen=True)
-class Fixed:
-    """A judge of one rung, from a table; what the Protocol asks for and no more."""
-
-    table: Mapping[int, float]
-
-    @property
-    def rungs(self) -> int:
-        return 1
-
-    def latency(self, choice: Choice) -> None:
-        return None
-
-    def facts(self, choice: Choice) -> Mapping[str, float]:
-        return {}
-
-    def score(self, choice: Choice, rung: int) -> float:
-        return self.table[int(choice["layers"])]
-
-
-def test_a_study_of_the_score_alone_needs_no_latency(path: Path) -> None:
-    study = started(path, objectives=("score",))
-    run_trials(study, Toy(layers=3, hidden=1), Fixed({1: 0.1, 2: 0.9, 3: 0.5}), say=QUIET, pulse=PULSE)
-    assert front(study)[0].params["layers"] == 2
+    study = begin(storage, objectives=("score",))
+    run(study, Blind(shapes=Toy(layers=3, hidden=1)), trials=9)
+    assert len(pareto_front(study)) == 1

@@ -1,0 +1,230 @@
+"""One trial of a study: evaluate the shape it stands for, rung by rung, and read back what became of it.
+
+Attributes of a trial, beside its parameters and values (optuna-dashboard shows them all):
+
+    choice, key        the shape that was drawn, and its hash
+    latency            {"ms", "error_ms"}: predicted
+    facts              parameters, flops_per_token, file_mb, ...
+    scores             one for each rung; the last one is the trial's score
+    state, reason      as in search_report.TrialRecord
+    twin               the trial of the same shape whose outcome was copied
+    seconds            duration
+    owner              the search whose own process runs it; a worker's trial has none
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from compress.errors import CompressError, SearchError
+from compress.nas.budget import SURE
+from compress.records.search_report import State, undominated
+
+if TYPE_CHECKING:
+    from compress.nas.evaluators import Evaluator
+
+STATES: Mapping[TrialState, tuple[State, ...]] = {
+    TrialState.COMPLETE: ("complete", "duplicate"),
+    TrialState.PRUNED: ("pruned", "too slow", "duplicate"),
+    TrialState.FAIL: ("failed", "duplicate"),
+}
+
+# ---- reading trials back
+
+
+def outcome(trial: FrozenTrial) -> State | None:
+    """Return what became of the trial; None while it waits or runs, and where its process died before the end."""
+    state: State | None = trial.user_attrs.get("state")
+    return state if state in STATES.get(trial.state, ()) else None
+
+
+def count_scored(trials: Sequence[FrozenTrial]) -> int:
+    """Count the trials whose shape was scored, or could not be: what a search spends its time on."""
+    return sum(outcome(trial) in {"complete", "pruned", "failed"} for trial in trials)
+
+
+def is_within_limits(trial: FrozenTrial) -> bool:
+    """Return whether the trial keeps all limits of the study."""
+    return all(excess <= 0 for excess in trial.constraints.values())
+
+
+def pareto_front(study: optuna.Study) -> list[FrozenTrial]:
+    """Return the completed trials within the limits that no other equals or beats in all objectives, cheapest first."""
+    signs = [-1.0 if direction == StudyDirection.MAXIMIZE else 1.0 for direction in study.directions]
+    trials = {
+        trial.number: trial
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if outcome(trial) == "complete" and is_within_limits(trial)
+    }
+    values = {
+        number: tuple(sign * value for sign, value in zip(signs, trial.values, strict=True))
+        for number, trial in trials.items()
+    }
+    kept = undominated((each, number) for number, each in values.items())
+    objectives = study.user_attrs["identity"]["objectives"]
+    return sorted((trials[number] for _, number in kept), key=lambda trial: costs_of(trial.user_attrs, objectives))
+
+
+def costs_of(attributes: Mapping[str, Any], objectives: Sequence[str]) -> tuple[float, ...]:
+    """Return the values of the objectives other than the score, in their order."""
+    return tuple(cost_of(attributes, name) for name in objectives if name != "score")
+
+
+def cost_of(attributes: Mapping[str, Any], objective: str) -> float:
+    """Return the value of an objective other than the score; NaN if it is not known."""
+    if objective == "latency":
+        return float(attributes.get("latency", {}).get("ms", math.nan))
+    return float(attributes.get("facts", {}).get(objective, math.nan))
+
+
+def describe_shape(attributes: Mapping[str, Any]) -> str:
+    """Return the choice of a trial as `layers 4, hidden 256`."""
+    return ", ".join(f"{name} {value}" for name, value in attributes.get("choice", {}).items())
+
+
+# ---- the pruning rule for several objectives, where Optuna's pruners take one
+
+REDUCTION = 3
+"""One in so many goes on to the next rung, as in successive halving."""
+ALIKE = 1.2
+"""Factor within which two costs are about the same."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A trial at a rung: its score there, more is better, and its costs, less is better."""
+
+    score: float
+    costs: tuple[float, ...] = ()
+
+    def beats(self, other: "Standing") -> bool:
+        return self.score >= other.score and self.costs_no_more_than(other) and self != other
+
+    def costs_no_more_than(self, other: "Standing", factor: float = 1.0) -> bool:
+        return all(mine <= theirs * factor for mine, theirs in zip(self.costs, other.costs, strict=True))
+
+
+def reason_to_prune(standing: Standing, others: Sequence[Standing]) -> str:
+    """Return why a trial does not go on to the next rung; empty if it does. `others` have a score at its rung."""
+    if not any(other.beats(standing) for other in others):
+        return ""
+    cheap = [other for other in others if other.costs_no_more_than(standing, ALIKE)]
+    rivals, about = [other for other in cheap if standing.costs_no_more_than(other, ALIKE)], "cost about the same"
+    if len(rivals) < REDUCTION:
+        rivals, about = cheap, "cost no more"
+    place = 1 + sum(other.score > standing.score for other in rivals)
+    promoted = ceil((len(rivals) + 1) / REDUCTION)
+    if len(rivals) < REDUCTION or place <= promoted:
+        return ""
+    return f"{standing.score:.4g} is place {place} of {len(rivals) + 1} that {about}; the best {promoted} go on"
+
+
+# ---- evaluating a trial
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of a trial: its values in the order of the objectives, if it has any; else the reason."""
+
+    state: State | None
+    values: tuple[float, ...] | None = None
+    reason: str = ""
+
+
+def evaluate_trial(
+    study: optuna.Study, trial: optuna.Trial, evaluator: "Evaluator", limits: Mapping[str, float]
+) -> Verdict:
+    """Evaluate the shape that the trial draws; write each thing into the trial as soon as it is known."""
+    costs = evaluator.costs
+    try:
+        choice = costs.shapes.suggest(trial)
+        key = costs.shapes.key(choice)
+        trial.set_user_attr("choice", dict(choice))
+        trial.set_user_attr("key", key)
+        if twin := _find_twin(study, key, trial.number):
+            return _copy_outcome(trial, twin)
+        if latency := costs.latency(choice):
+            trial.set_user_attr("latency", {"ms": float(latency.ms), "error_ms": float(latency.error_ms)})
+        if excess := _check_limits(trial, limits, {"latency"}):
+            return Verdict("too slow", None, excess)
+        trial.set_user_attr("facts", {name: float(value) for name, value in costs.facts(choice).items()})
+        if excess := _check_limits(trial, limits, limits.keys() - {"latency", "score"}):
+            return Verdict("too slow", None, excess)
+        return _score_rungs(study, trial, evaluator, choice, limits)
+    except CompressError as error:
+        return Verdict("failed", None, str(error))
+
+
+def _score_rungs(
+    study: optuna.Study, trial: optuna.Trial, evaluator: "Evaluator", choice: Any, limits: Mapping[str, float]
+) -> Verdict:
+    """Score the shape on one rung after the other, until it is pruned, or the search ends elsewhere."""
+    objectives = study.user_attrs["identity"]["objectives"]
+    costs = {name: cost_of(trial.user_attrs, name) for name in objectives if name != "score"}
+    if unknown := [name for name, value in costs.items() if not math.isfinite(value)]:
+        raise SearchError(f"its {' and '.join(unknown)} is not known, but an objective of the study")
+    scores: list[float] = []
+    for rung in range(evaluator.rungs):
+        score = float(evaluator.score(choice, rung))
+        if not math.isfinite(score):
+            raise SearchError(f"its score at rung {rung} is {score}")
+        scores.append(score)
+        trial.set_user_attr("scores", scores)
+        if rung < evaluator.rungs - 1:
+            if study.user_attrs.get("over"):
+                return Verdict(None, None, "the search has ended")
+            others = [
+                Standing(other.user_attrs["scores"][rung], costs_of(other.user_attrs, objectives))
+                for other in study.get_trials(deepcopy=False)
+                if other.number != trial.number
+                and (other.state == TrialState.RUNNING or outcome(other) in {"complete", "pruned"})
+                and len(other.user_attrs.get("scores", ())) > rung
+            ]
+            if reason := reason_to_prune(Standing(score, tuple(costs.values())), others):
+                return Verdict("pruned", None, f"rung {rung}: {reason}")
+    if "score" in limits:
+        trial.set_constraint("score", limits["score"] - scores[-1])
+    return Verdict("complete", tuple({**costs, "score": scores[-1]}[name] for name in objectives))
+
+
+def _check_limits(trial: optuna.Trial, limits: Mapping[str, float], names: set[str]) -> str:
+    """Return which limits the trial exceeds; tell the sampler by what share of each limit."""
+    over = []
+    for name in sorted(names & limits.keys()):
+        value, limit = cost_of(trial.user_attrs, name), limits[name]
+        if not math.isfinite(value):
+            raise SearchError(f"its {name} is not known, but limited to {limit:g}")
+        error = SURE * trial.user_attrs["latency"]["error_ms"] if name == "latency" else 0.0
+        trial.set_constraint(name, (value + error - limit) / limit)
+        if value + error > limit:
+            over.append(f"{name} {value:.4g}{f' + {error:.2g} ({SURE:g} errors)' if error else ''}, limit {limit:g}")
+    return "; ".join(over)
+
+
+def _find_twin(study: optuna.Study, key: str, number: int) -> FrozenTrial | None:
+    """Return the trial of the same shape whose outcome is known, or that began before this one and runs."""
+    for trial in study.get_trials(deepcopy=False):
+        if trial.number == number or trial.user_attrs.get("key") != key or outcome(trial) == "duplicate":
+            continue
+        if outcome(trial) or (trial.state == TrialState.RUNNING and trial.number < number):
+            return trial
+    return None
+
+
+def _copy_outcome(trial: optuna.Trial, twin: FrozenTrial) -> Verdict:
+    """Copy what is known of the twin into this trial, so that the sampler learns from it."""
+    trial.set_user_attr("twin", twin.number)
+    for name in ("latency", "facts", "scores"):
+        if name in twin.user_attrs:
+            trial.set_user_attr(name, twin.user_attrs[name])
+    for name, excess in twin.constraints.items():
+        trial.set_constraint(name, excess)
+    became = outcome(twin)
+    values = tuple(twin.values) if became == "complete" else None
+    return Verdict("duplicate", values, f"the shape of trial {twin.number} ({became or 'running'})")
