@@ -201,13 +201,13 @@ def scored(bundle: Path, data: str, rows: int, scratch: Path, peer: Path) -> dic
     from transformers import AutoTokenizer
 
     from compress import load_task
-    from compress.evaluation.evaluator import Exam
+    from compress.evaluation.evaluator import Evaluator
     from compress.exporters.artifact import Bundle
 
     shipped, found = Bundle.load(bundle), load_task(data)
     tokenizer = AutoTokenizer.from_pretrained(bundle)
     exam, train = (
-        Exam.of(shipped.task, split, tokenizer, shipped.manifest.max_length).spread(count)
+        Evaluator.of(shipped.task, split, tokenizer, shipped.manifest.max_length).spread(count)
         for split, count in ((found.validation, rows), (found.train, 256))
     )
     columns = ["input_ids", "attention_mask", "token_type_ids"]

@@ -35,7 +35,7 @@ from compress.benchmark.local import machine
 from compress.config.term import Term
 from compress.data.collate import Collate, LengthGrouped, encode
 from compress.evaluation.batches import Sheets
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.exporters.manifest import versions
 from compress.models import precision
 from compress.models import teacher as teachers
@@ -75,7 +75,7 @@ def main() -> None:
     if bf16:
         cast_linear_layers(teacher.model)
     rows, collate = encode(data.train, teacher.tokenizer, MAX_LENGTH), Collate(teacher.tokenizer)
-    exam = Exam.of(data.task, data.validation, teacher.tokenizer, MAX_LENGTH)
+    exam = Evaluator.of(data.task, data.validation, teacher.tokenizer, MAX_LENGTH)
     sheets = {f"{count} rows": Sheets.of(exam.spread(count), collate) for count in (872, 100)}
     found = {
         "command": " ".join(["python", "benchmarks/supernet.py", *sys.argv[1:]]),

@@ -25,7 +25,7 @@ from compress.slicing import resized
 from compress.slicing.shape import Shape
 from compress.training.finetune import check_head, general, load_general
 from compress.training.run import Run
-from compress.training.stage import Material, run_stage
+from compress.training.stage import TrainingContext, run_stage
 
 _GIVEN = {"rows": ("max_length", "rng"), "corrupt": (), "step": ("words", "shown"), "augment": ("rng",)}
 
@@ -48,7 +48,7 @@ class StageModels:
     recipe: Recipe
     given: Teacher
     tutor: Teacher | None
-    material: Material
+    material: TrainingContext
     run: Run
 
     def resume(self, stages: Sequence[AnyStage]) -> tuple[PreTrainedModel | None, list[AnyStage]]:

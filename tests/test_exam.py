@@ -14,7 +14,7 @@ from compress.data.constants import IGNORE_INDEX
 from compress.data.task import Task
 from compress.errors import CompressError
 from compress.evaluation import baselines, metrics
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.training.teacher_cache import teacher_cache
 from tests import marked, tiny
 
@@ -32,11 +32,11 @@ def asked(tmp_path: Path) -> TaskData:
     return load_task(str(marked.questions(tmp_path / "questions.json", count=40)))
 
 
-def exam(data: TaskData, length: int = LENGTH) -> Exam:
-    return Exam.of(data.task, data.train, tiny.tokenizer(), length)
+def exam(data: TaskData, length: int = LENGTH) -> Evaluator:
+    return Evaluator.of(data.task, data.train, tiny.tokenizer(), length)
 
 
-def perfect(exam: Exam) -> np.ndarray:
+def perfect(exam: Evaluator) -> np.ndarray:
     """Logits that say what the rows' labels say."""
     parts = []
     for row in exam.rows:
@@ -71,7 +71,7 @@ def test_right_spans_score_one_however_the_contexts_are_cut(asked: TaskData) -> 
 def test_words_without_tokens_are_outside() -> None:
     split = Dataset.from_dict({"words": [["\u200b", "good"]], "tags": [[1, 1]]})
     task = Task("tagging", ("words",), "tags", ("O", "B-x"), "f1")
-    test = Exam.of(task, split, tiny.tokenizer(), 8)
+    test = Evaluator.of(task, split, tiny.tokenizer(), 8)
     assert test.tags(np.array([[0.0, 1.0]] * 3)) == [["O", "B-x"]]
 
 
@@ -84,7 +84,7 @@ def test_a_spread_exam_asks_the_same_of_fewer(words: TaskData, asked: TaskData) 
         assert few.scores(perfect(few))["f1"] == 1.0
         assert len(whole.spread(10_000)) == len(whole)
     labelled = Dataset.from_dict({"label": [0, 1, 1]})
-    few = Exam(Task("classification", ("t",), "l", ("a", "b"), "f1"), labelled, labelled).spread(2)
+    few = Evaluator(Task("classification", ("t",), "l", ("a", "b"), "f1"), labelled, labelled).spread(2)
     assert few.scores(np.array([[1.0, 0.0], [0.0, 1.0]]))["accuracy"] == 1.0
 
 
@@ -110,7 +110,7 @@ def test_the_threshold_of_one_split_is_used_on_another(asked: TaskData) -> None:
     assert test.scores(logits, threshold=np.inf)["f1"] == pytest.approx(3 / 4)
     assert test.scores(logits, threshold=test.threshold(logits))["f1"] == 1.0
     certain = Task("qa", asked.task.text, asked.task.label, (), "f1")
-    assert Exam(certain, test.split, test.rows).threshold(logits) == np.inf
+    assert Evaluator(certain, test.split, test.rows).threshold(logits) == np.inf
 
 
 def test_logits_of_other_rows_or_not_finite_are_refused(words: TaskData) -> None:

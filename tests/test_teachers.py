@@ -25,7 +25,7 @@ from compress.models.teacher import Teacher, load
 from compress.training import finetune, teacher_check
 from compress.training.finetune import with_head
 from compress.training.run import Run
-from compress.training.stage import Material
+from compress.training.stage import TrainingContext
 from compress.training.teacher_check import TeacherCheck, check_logits
 from tests import tiny
 
@@ -52,7 +52,7 @@ def stage(**changes: Any) -> Stage:
 
 def tuned(headless: Path, data: TaskData, path: Path) -> Teacher:
     given = load("tiny", headless, data.task)
-    material = Material(data, None, given.tokenizer, Collate(given.tokenizer), False, Console(quiet=True))
+    material = TrainingContext(data, None, given.tokenizer, Collate(given.tokenizer), False, Console(quiet=True))
     return with_head(given, stage(), material, Run(path, seed=0, main=True))
 
 
@@ -327,7 +327,7 @@ def test_anything_it_depends_on_makes_another(
     if change == "teacher":
         change_weights(folder, lambda weights: weights["pooler.dense.bias"].add_(1e-3))
     given = load("tiny", folder, data.task)
-    material = Material(data, None, given.tokenizer, Collate(given.tokenizer), False, Console(quiet=True))
+    material = TrainingContext(data, None, given.tokenizer, Collate(given.tokenizer), False, Console(quiet=True))
     run = Run(tmp_path / "second", seed=int(change == "seed"), main=True)
 
     class Asked(Exception):  # noqa: N818
@@ -343,5 +343,5 @@ def test_anything_it_depends_on_makes_another(
 
 def test_a_teacher_with_a_head_is_left_alone(trained: Path, data: TaskData, tmp_path: Path) -> None:
     given = load("tiny", trained, data.task)
-    material = Material(data, None, given.tokenizer, Collate(given.tokenizer), False, Console(quiet=True))
+    material = TrainingContext(data, None, given.tokenizer, Collate(given.tokenizer), False, Console(quiet=True))
     assert with_head(given, stage(), material, Run(tmp_path, seed=0, main=True)) is given

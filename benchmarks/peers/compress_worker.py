@@ -18,7 +18,7 @@ from compress.data.collate import Collate
 from compress.models import student as students
 from compress.models import teacher as teachers
 from compress.training.run import Run
-from compress.training.stage import Material, run_stage
+from compress.training.stage import TrainingContext, run_stage
 
 data, folder, steps, precision = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 LINES = """
@@ -41,7 +41,7 @@ with tempfile.TemporaryDirectory() as scratch:
     recipe = Recipe.load(str(file), [f"stages.0.steps={steps}", f"stages.0.checkpoint={10 * steps}"])
     task = load_task(data)
     teacher = teachers.load("minilm", folder / "teacher", task.task)
-    material = Material(
+    material = TrainingContext(
         task, None, teacher.tokenizer, Collate(teacher.tokenizer), precision == "bf16", Console(quiet=True)
     )
     student = students.build(recipe.student, teacher.model)

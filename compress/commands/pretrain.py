@@ -27,7 +27,7 @@ from compress.stages import StageModels
 from compress.training import finetune
 from compress.training.context import in_bf16
 from compress.training.run import Run
-from compress.training.stage import Material, taken
+from compress.training.stage import TrainingContext, taken
 
 if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
@@ -85,7 +85,7 @@ def pretrain(
         )
         check_lengths(recipe, given)
         collate = Collate(given.tokenizer)
-        material = Material(
+        material = TrainingContext(
             task_data, text, given.tokenizer, collate, in_bf16(number_format, recipe, given, console), console
         )
         models = StageModels(recipe, given, None, material, run)

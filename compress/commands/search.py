@@ -22,7 +22,7 @@ from compress.console import print_note
 from compress.data.objects import data_path, teacher_path
 from compress.data.task import Kind
 from compress.errors import RecipeError, SearchError
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle, check_place
 from compress.exporters.onnx import makes_segments
 from compress.io import load_json
@@ -49,7 +49,7 @@ from compress.slicing import SlicePlan
 from compress.stages import StageModels
 from compress.training.context import opened, tutored
 from compress.training.run import Run
-from compress.training.stage import Material
+from compress.training.stage import TrainingContext
 
 if TYPE_CHECKING:
     import optuna
@@ -199,7 +199,7 @@ def prepared(
             known = clocks.measure(asked, shapes, place, kind=task.kind, segments=segments, say=say)
             known.save(run.path / "clocks")
     costs = CostModel(asked, shapes, known, task.kind)
-    exam = Exam.of(task, room.material.data.validation, tutor.tokenizer, asked.max_length)
+    exam = Evaluator.of(task, room.material.data.validation, tutor.tokenizer, asked.max_length)
     among = tuple(clocks.within(costs, train_supernet.DRAWN))
     return SearchContext(asked, run, room.given, tutor, seen, room.material, exam, costs, among, ledger, ship)
 
@@ -310,7 +310,7 @@ def parts(space: Space) -> schedule.Parts:
     return schedule.SUPERNET if space.mode == "supernet" else schedule.PLAIN
 
 
-def _check_stages(space: Space, recipe: Recipe, given: Teacher, material: Material, run: Run) -> None:
+def _check_stages(space: Space, recipe: Recipe, given: Teacher, material: TrainingContext, run: Run) -> None:
     """Raise what would end the recipe, of all the space's stages, in the middle, in the words of the space.
 
     See `pipeline.check_recipe` and `StageModels.check`.

@@ -21,7 +21,7 @@ from compress.console import warn
 from compress.data.task import Task
 from compress.errors import ExportError
 from compress.evaluation import baselines, metrics
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle, building
 from compress.exporters.onnx import makes_segments, parity, to_onnx
 from compress.exporters.predictor import open_predictor
@@ -39,7 +39,7 @@ from compress.reporting.remarks import warnings
 from compress.reporting.tables import render_table
 from compress.training.logging import curves, mend
 from compress.training.run import Run
-from compress.training.stage import Material, Trained, taken
+from compress.training.stage import Trained, TrainingContext, taken
 
 LENGTHS = (128, 32)
 """Tokens at which latency is measured, one text and one thread at a time; at most what the bundle was made for."""
@@ -64,8 +64,8 @@ class Examined:
 class Room:
     """Where models are examined: the measured rows, and, where a threshold must be chosen, those that choose it."""
 
-    exam: Exam
-    chosen: Exam | None
+    exam: Evaluator
+    chosen: Evaluator | None
 
     def examined(
         self, name: str, ask: Callable[[Dataset], NDArray[np.float32]], model: PreTrainedModel, file: Path | None
@@ -79,7 +79,7 @@ def measure(
     bundle: Bundle,
     tutor: Teacher,
     student: PreTrainedModel,
-    material: Material,
+    material: TrainingContext,
     *,
     recipe: Recipe,
     run: Run,
@@ -96,8 +96,8 @@ def measure(
     name, split = ("validation", data.validation) if data.test is None else ("test", data.test)
     material.console.print(f"measuring on {len(split):,} {name} rows")
     elsewhere = data.task.unanswerable and data.test is not None
-    chosen = Exam.of(data.task, data.validation, tutor.tokenizer, length) if elsewhere else None
-    room = Room(Exam.of(data.task, split, tutor.tokenizer, length), chosen)
+    chosen = Evaluator.of(data.task, data.validation, tutor.tokenizer, length) if elsewhere else None
+    room = Room(Evaluator.of(data.task, split, tutor.tokenizer, length), chosen)
     material.console.print(f"scoring {tutor.name}", highlight=False, markup=False)
     teacher, note = _teacher(tutor, material, room, bundle, run.path / "teacher" / "model.onnx")
     students = []
@@ -153,7 +153,9 @@ def measure(
     )
 
 
-def _teacher(tutor: Teacher, material: Material, room: Room, bundle: Bundle, file: Path) -> tuple[Examined, str | None]:
+def _teacher(
+    tutor: Teacher, material: TrainingContext, room: Room, bundle: Bundle, file: Path
+) -> tuple[Examined, str | None]:
     """The teacher, run from an ONNX `file` of its own; by torch where that cannot be, with a note of why."""
     if tutor.asked is not None:
         said = tutor.asked.of(room.exam.split)
@@ -178,7 +180,7 @@ def _asked(bundle: Bundle, file: Path) -> Callable[[Dataset], NDArray[np.float32
 
 def _row(
     one: Examined,
-    exam: Exam,
+    exam: Evaluator,
     times: Sequence[Latency],
     spent: Sequence[Trained | None],
     teacher: Examined | None = None,
@@ -309,7 +311,7 @@ BUDGETED_LIMIT = 0.005
 def ship(
     student: PreTrainedModel,
     tutor: Teacher,
-    material: Material,
+    material: TrainingContext,
     *,
     recipe: Recipe,
     run: Run,
@@ -330,10 +332,10 @@ def ship(
             folder, model=student.cpu(), tokenizer=tutor.tokenizer, task=data.task, max_length=length,
             recipe=recipe.to_yaml(), card={"name": f"{recipe.name} student of {tutor.name}"},
         )  # fmt: skip
-        exam = Exam.of(data.task, data.validation, tutor.tokenizer, length)
+        exam = Evaluator.of(data.task, data.validation, tutor.tokenizer, length)
         bundle, mixed, method = keep_score(
             bundle, exam, limit=int8_limit, threads=threads,
-            rows=lambda: Exam.of(data.task, data.train, tutor.tokenizer, length).spread(CALIBRATION_ROWS).rows,
+            rows=lambda: Evaluator.of(data.task, data.train, tutor.tokenizer, length).spread(CALIBRATION_ROWS).rows,
         )  # fmt: skip
         if mixed.keep:
             warn(console, mixed.price())

@@ -19,7 +19,7 @@ from compress.data.corpus import Corpus, load_corpus
 from compress.data.objects import DataLike
 from compress.data.windows import plain
 from compress.errors import CompressError
-from compress.evaluation.evaluator import Exam, differing
+from compress.evaluation.evaluator import Evaluator, differing
 from compress.exporters import manifest
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.evidence import report_of
@@ -181,7 +181,7 @@ def certified(
     return proofs
 
 
-def _outcome(bundle: Bundle, exams: Sequence[Exam], logits: Sequence[Logits]) -> ScoreDrop:
+def _outcome(bundle: Bundle, exams: Sequence[Evaluator], logits: Sequence[Logits]) -> ScoreDrop:
     """Two bundles that cut texts differently have answers for the same examples, but not for the same tokens."""
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
     scored = zip(exams, logits, strict=True)
@@ -196,7 +196,7 @@ def _outcome(bundle: Bundle, exams: Sequence[Exam], logits: Sequence[Logits]) ->
     return ScoreDrop(before, after, float(np.mean(same)), _of_equal_rows(exams, logits), recalls, changed)
 
 
-def _answers(exam: Exam, logits: Logits, threshold: float | None) -> list[Any]:
+def _answers(exam: Evaluator, logits: Logits, threshold: float | None) -> list[Any]:
     """List the tags of every sentence, or the text that answers each question."""
     return exam.tags(logits) if exam.task.kind == "tagging" else list(exam.texts(logits, threshold=threshold))
 
@@ -206,7 +206,7 @@ def _flat(answers: Sequence[Any]) -> list[str]:
     return [tag for each in answers for tag in (each if isinstance(each, list) else [each])]
 
 
-def _of_equal_rows(exams: Sequence[Exam], logits: Sequence[Logits]) -> float:
+def _of_equal_rows(exams: Sequence[Evaluator], logits: Sequence[Logits]) -> float:
     """The largest |difference| of per-token logits in rows of as many tokens."""
     parts = []
     for exam, each in zip(exams, logits, strict=True):

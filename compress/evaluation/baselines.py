@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from compress.data.task import TaskData
-    from compress.evaluation.evaluator import Exam
+    from compress.evaluation.evaluator import Evaluator
 
 Array = NDArray[Any]
 
@@ -61,14 +61,14 @@ def majority(data: TaskData, split: Dataset) -> dict[str, float]:
     return scores(data.task, np.tile(answer, (len(labels), 1)), labels)
 
 
-def lead(data: TaskData, exam: Exam, logits: Array) -> tuple[float, float]:
+def lead(data: TaskData, exam: Evaluator, logits: Array) -> tuple[float, float]:
     """Measure by how much logits score more than the majority's answer on an exam, and the standard error of that.
 
     The error is the jackknife's over GROUPS groups of at most EXAMPLES examples (Efron & Tibshirani 1993, chapter 11),
     which holds for every metric; infinite of a single example.
     """
 
-    def difference(part: Exam, said: Array) -> float:
+    def difference(part: Evaluator, said: Array) -> float:
         metric = data.task.metric
         return part.scores(said)[metric] - majority(data, part.split)[metric]
 

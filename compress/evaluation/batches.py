@@ -17,7 +17,7 @@ from torch import Tensor
 from compress.data.collate import Batching
 
 if TYPE_CHECKING:
-    from compress.evaluation.evaluator import Exam
+    from compress.evaluation.evaluator import Evaluator
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,13 +27,13 @@ class Sheets:
     For a quick first look take fewer examples: `Sheets.of(exam.spread(100), collate)`.
     """
 
-    exam: Exam
+    exam: Evaluator
     batches: tuple[dict[str, Tensor], ...]
     tokens_U: Tensor
     order_R: NDArray[np.int64]
 
     @staticmethod
-    def of(exam: Exam, collate: Batching, *, batch: int = 64, device: torch.device | str = "cpu") -> Sheets:
+    def of(exam: Evaluator, collate: Batching, *, batch: int = 64, device: torch.device | str = "cpu") -> Sheets:
         """Rows of like lengths share a batch, so that little is padded."""
         order_R = np.argsort(-np.asarray(exam.rows["length"][:]), kind="stable")
         rows = exam.rows.remove_columns("length")

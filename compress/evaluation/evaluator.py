@@ -1,6 +1,6 @@
 """A split to be examined on: what a model reads of it, and what its logits are worth, whatever the kind of task.
 
-exam = Exam.of(task, data.validation, tokenizer, max_length=128)
+exam = Evaluator.of(task, data.validation, tokenizer, max_length=128)
 exam.scores(evaluate.logits(model, exam.rows, collate))
 """
 
@@ -39,7 +39,7 @@ def differing(one: Sequence[str] | Sequence[list[str]], other: Sequence[str] | S
 
 
 @dataclass(frozen=True)
-class Exam:
+class Evaluator:
     """A split as a tokenizer encodes it, and what a model's logits for these rows are worth."""
 
     task: Task
@@ -47,18 +47,18 @@ class Exam:
     rows: Dataset
 
     @staticmethod
-    def of(task: Task, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Exam:
-        return Exam(task, split, encode(split, tokenizer, max_length))
+    def of(task: Task, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Evaluator:
+        return Evaluator(task, split, encode(split, tokenizer, max_length))
 
     def __len__(self) -> int:
         """Examples: texts, sentences, questions."""
         return len(self.split)
 
-    def spread(self, count: int) -> Exam:
+    def spread(self, count: int) -> Evaluator:
         """Keep at most `count` examples, evenly spread over the split."""
         return self._of_rows(self._spread(count))[0]
 
-    def parts(self, logits: Array, count: int, most: int) -> list[tuple[Exam, Array]]:
+    def parts(self, logits: Array, count: int, most: int) -> list[tuple[Evaluator, Array]]:
         """Split at most `most` examples, spread evenly and then shuffled the same way every time, into `count` groups,
         and leave one group out at a time: exams with the logits that are of them."""
         chosen = np.random.default_rng(0).permutation(self._spread(most))
@@ -73,10 +73,10 @@ class Exam:
     def _spread(self, count: int) -> Array:
         return np.unique(np.linspace(0, len(self) - 1, min(count, len(self)), dtype=int))
 
-    def _of_rows(self, chosen: Array) -> tuple[Exam, Array]:
+    def _of_rows(self, chosen: Array) -> tuple[Evaluator, Array]:
         """Keep these examples; and the places of their rows."""
         rows = np.flatnonzero(np.isin(self._examples, chosen)) if self.task.tokenwise else chosen
-        return Exam(self.task, self.split.select(chosen), self.rows.select(rows)), rows
+        return Evaluator(self.task, self.split.select(chosen), self.rows.select(rows)), rows
 
     def scores(self, logits: Array, *, threshold: float | None = None) -> dict[str, float]:
         """Every metric of the task's kind by name; `task.metric` is always one of them.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from compress.data.objects import DataLike
     from compress.data.task import TaskData
-    from compress.evaluation.evaluator import Exam
+    from compress.evaluation.evaluator import Evaluator
     from compress.exporters.answers import Answer, Marked
     from compress.exporters.predictor import Prediction, Predictor, Row, Text
 
@@ -169,13 +169,13 @@ class Bundle:
             )
         return found
 
-    def evaluator(self, split: "Dataset") -> "Exam":
+    def evaluator(self, split: "Dataset") -> "Evaluator":
         """Encode a split with the bundle's tokenizer, to score logits on it."""
         from transformers import AutoTokenizer  # seconds to import, and not needed to predict
 
-        from compress.evaluation.evaluator import Exam
+        from compress.evaluation.evaluator import Evaluator
 
-        return Exam.of(self.task, split, AutoTokenizer.from_pretrained(self.path), self.manifest.max_length)
+        return Evaluator.of(self.task, split, AutoTokenizer.from_pretrained(self.path), self.manifest.max_length)
 
     def with_threshold(self, threshold: float) -> "Bundle":
         """qa: the bundle that gives no answer where none scores better than the best span by this much; infinite: an

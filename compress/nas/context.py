@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from compress.console import warn
 from compress.errors import DamagedError
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
 from compress.io import filled, usable, written
 from compress.models.saving import save_tokenizer
@@ -24,7 +24,7 @@ from compress.nas.schedule import TimeBudget
 from compress.nas.space import Choice
 from compress.records.search_report import Stage
 from compress.training.run import Run
-from compress.training.stage import Material
+from compress.training.stage import TrainingContext
 from compress.training.teacher_check import TeacherCheck
 
 FACTS, WINNERS = "student.json", "winners.json"
@@ -55,8 +55,8 @@ class SearchContext:
     given: Teacher
     tutor: Teacher
     seen: TeacherCheck
-    material: Material
-    exam: Exam
+    material: TrainingContext
+    exam: Evaluator
     costs: CostModel
     among: tuple[Choice, ...]
     ledger: TimeBudget

@@ -13,7 +13,7 @@ from compress.config.recipe import Stage
 from compress.data.task import TaskData
 from compress.evaluation import metrics
 from compress.evaluation.batches import Sheets
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.models.teacher import Teacher
 from compress.nas.costs import CostModel
 from compress.nas.schedule import planned
@@ -21,7 +21,7 @@ from compress.nas.space import Choice, architecture_key
 from compress.nas.supernet import Supernet
 from compress.stages import StageModels
 from compress.training.run import Run
-from compress.training.stage import Material
+from compress.training.stage import TrainingContext
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class SupernetEvaluator:
     bf16: bool
 
     @staticmethod
-    def of(costs: CostModel, whole: PreTrainedModel, exam: Exam, material: Material) -> "SupernetEvaluator":
+    def of(costs: CostModel, whole: PreTrainedModel, exam: Evaluator, material: TrainingContext) -> "SupernetEvaluator":
         """`exam`: the validation rows, `whole`: the supernet as its training left it."""
         counts = [ceil(share * len(exam)) for share in costs.search.space.rungs]
         device = next(whole.parameters()).device
@@ -60,8 +60,8 @@ class ScratchEvaluator:
     costs: CostModel
     given: Teacher
     tutor: Teacher
-    material: Material
-    exam: Exam
+    material: TrainingContext
+    exam: Evaluator
     folder: Path
     stage: Stage
 
@@ -89,7 +89,7 @@ class ScratchEvaluator:
         return legs(self.stage, self.costs.search.space.rungs, self.material.data)
 
 
-Evaluator = ScratchEvaluator | SupernetEvaluator
+StudentEvaluator = ScratchEvaluator | SupernetEvaluator
 """Scores a choice: `rungs` times, on more rows or after more training each time; the last one is its score."""
 
 
@@ -103,7 +103,7 @@ def legs(stage: Stage, rungs: Sequence[float], data: TaskData) -> tuple[Stage, .
     )
 
 
-def scored(student: PreTrainedModel, exam: Exam, material: Material) -> float:
+def scored(student: PreTrainedModel, exam: Evaluator, material: TrainingContext) -> float:
     """The task's metric."""
     logits = metrics.logits(student, exam.rows, material.collate, bf16=material.bf16)
     return float(exam.scores(logits)[exam.task.metric])

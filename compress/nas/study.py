@@ -46,7 +46,7 @@ from compress.nas.trial import (
 from compress.provenance import install_command, redact, redact_in
 
 if TYPE_CHECKING:
-    from compress.nas.evaluators import Evaluator
+    from compress.nas.evaluators import StudentEvaluator
 
 Say = Callable[[str], None]
 """Prints one line."""
@@ -409,7 +409,7 @@ FAILURES = 5
 
 def run_trials(
     study: optuna.Study,
-    evaluator: "Evaluator",
+    evaluator: "StudentEvaluator",
     *,
     trials: int | None = None,
     seconds: float | None = None,
@@ -487,7 +487,7 @@ def _is_over(study: optuna.Study, size: int | None, barren: int, worker: bool) -
 
 
 def _run_trial(
-    study: optuna.Study, evaluator: "Evaluator", limits: Mapping[str, float], owner: str | None
+    study: optuna.Study, evaluator: "StudentEvaluator", limits: Mapping[str, float], owner: str | None
 ) -> tuple[int, Verdict]:
     """Run one trial; return its number and verdict. Queue its shape again where an interruption or a bug ends it."""
     number, verdict = -1, Verdict(None)

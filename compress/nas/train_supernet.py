@@ -30,7 +30,7 @@ from compress.slicing.plan import HIDDEN
 from compress.slicing.sizes import inner_weights
 from compress.training.logging import curves
 from compress.training.run import Run
-from compress.training.stage import Material, run_stage
+from compress.training.stage import TrainingContext, run_stage
 from compress.training.trainer import Score
 
 LADDER = "ladder.json"
@@ -90,7 +90,13 @@ def climbed(run: Run) -> tuple[Rung, ...]:
 
 
 def trained(
-    costs: CostModel, among: Sequence[Choice], *, tutor: Teacher, material: Material, run: Run, ledger: TimeBudget
+    costs: CostModel,
+    among: Sequence[Choice],
+    *,
+    tutor: Teacher,
+    material: TrainingContext,
+    run: Run,
+    ledger: TimeBudget,
 ) -> PreTrainedModel:
     """The supernet of this search: trained now, on subnets drawn from `among`, or in an earlier session."""
     said = costs.search.space.supernet
@@ -122,7 +128,7 @@ def _drawing_from(stage: Stage, among: Sequence[Choice], costs: CostModel) -> St
 
 
 def _in_order(
-    costs: CostModel, stage: Stage, tutor: Teacher, material: Material, seed: int
+    costs: CostModel, stage: Stage, tutor: Teacher, material: TrainingContext, seed: int
 ) -> tuple[PreTrainedModel, torch.Tensor]:
     """The teacher with the units that matter most first, and which of its dimensions each one is."""
     space = costs.search.space
@@ -140,7 +146,7 @@ def _in_order(
     return whole, kept.indices.get(HIDDEN, torch.arange(plan.sizes.hidden))
 
 
-def _flops(costs: CostModel, among: Sequence[Choice], stage: Stage, material: Material) -> float:
+def _flops(costs: CostModel, among: Sequence[Choice], stage: Stage, material: TrainingContext) -> float:
     """Spent on an example, at its mean length: the teacher's forward pass, and both passes of a step's subnets."""
     rows = material.rows(stage, 0)
     tokens = fmean(rows["length"][:])

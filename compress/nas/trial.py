@@ -27,7 +27,7 @@ from compress.nas.budget import SURE
 from compress.records.search_report import State, undominated
 
 if TYPE_CHECKING:
-    from compress.nas.evaluators import Evaluator
+    from compress.nas.evaluators import StudentEvaluator
 
 STATES: Mapping[TrialState, tuple[State, ...]] = {
     TrialState.COMPLETE: ("complete", "duplicate"),
@@ -138,7 +138,7 @@ class Verdict:
 
 
 def evaluate_trial(
-    study: optuna.Study, trial: optuna.Trial, evaluator: "Evaluator", limits: Mapping[str, float]
+    study: optuna.Study, trial: optuna.Trial, evaluator: "StudentEvaluator", limits: Mapping[str, float]
 ) -> Verdict:
     """Evaluate the shape that the trial draws; write each thing into the trial as soon as it is known."""
     costs = evaluator.costs
@@ -162,7 +162,7 @@ def evaluate_trial(
 
 
 def _score_rungs(
-    study: optuna.Study, trial: optuna.Trial, evaluator: "Evaluator", choice: Any, limits: Mapping[str, float]
+    study: optuna.Study, trial: optuna.Trial, evaluator: "StudentEvaluator", choice: Any, limits: Mapping[str, float]
 ) -> Verdict:
     """Score the shape on one rung after the other, until it is pruned, or the search ends elsewhere."""
     objectives = study.user_attrs["identity"]["objectives"]

@@ -19,17 +19,17 @@ from compress.data import load_task
 from compress.data.cache import home
 from compress.data.collate import Collate
 from compress.errors import SearchError
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.latency.costs import LatencyTable
 from compress.models import heads, teacher
 from compress.nas.config import SearchConfig
 from compress.nas.context import SearchContext
 from compress.nas.costs import CostModel
-from compress.nas.evaluators import Evaluator, ScratchEvaluator, SupernetEvaluator
+from compress.nas.evaluators import ScratchEvaluator, StudentEvaluator, SupernetEvaluator
 from compress.nas.space import Shapes
 from compress.nas.study import close_study, join_study, run_trials
 from compress.provenance import redact
-from compress.training.stage import Material
+from compress.training.stage import TrainingContext
 
 ATTRIBUTE = "for workers"
 """Of the study."""
@@ -121,12 +121,12 @@ def _find_weights(inputs: WorkerInputs, weights: Path | None, where: str) -> Pat
 
 def _make_evaluator(
     search: SearchConfig, inputs: WorkerInputs, folder: Path, study: str, console: Console
-) -> Evaluator:
+) -> StudentEvaluator:
     data = load_task(search.data, **search.columns.model_dump(), seed=search.seed)
     task = data.task
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    material = Material(data, None, tokenizer, Collate(tokenizer), inputs.bf16, console)
-    exam = Exam.of(task, data.validation, tokenizer, search.max_length)
+    material = TrainingContext(data, None, tokenizer, Collate(tokenizer), inputs.bf16, console)
+    exam = Evaluator.of(task, data.validation, tokenizer, search.max_length)
     clocks = LatencyTable.from_json(inputs.clocks)
     if search.space.mode == "supernet":
         whole = heads.load(folder, "task", task.kind).to(PartialState().device)

@@ -47,7 +47,7 @@ from compress.slicing.select import counts
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective, find_loss
 from compress.training.run import Run
-from compress.training.stage import Material
+from compress.training.stage import TrainingContext
 
 STEPS = 8
 """Shares of widths, heads and neurons in the grid: eighths of the model's own."""
@@ -258,7 +258,7 @@ def setting_of(recipe: Recipe) -> Setting:
     return Setting(target.threads, target.batch, target.seq or recipe.stages[-1].max_length)
 
 
-def settled(recipe: Recipe, tutor: Teacher, material: Material, run: Run) -> Recipe:
+def settled(recipe: Recipe, tutor: Teacher, material: TrainingContext, run: Run) -> Recipe:
     """The recipe with sizes as its target, where it has a budget. Raises PruneError for a budget nothing keeps."""
     if not recipe.pruning or not recipe.target.budgets:
         return recipe
@@ -278,7 +278,7 @@ def settled(recipe: Recipe, tutor: Teacher, material: Material, run: Run) -> Rec
     return recipe.model_copy(update={"target": Target.model_validate(sizes)})
 
 
-def checked(bundle: Bundle, recipe: Recipe, tutor: Teacher, material: Material, run: Run) -> None:
+def checked(bundle: Bundle, recipe: Recipe, tutor: Teacher, material: TrainingContext, run: Run) -> None:
     """Measure the file that ships, in turns with the unpruned model's, and say whether it keeps the recipe's budget."""
     target, file = recipe.target, run.path / NAME
     if target.max_latency_ms is None and target.speedup is None:
@@ -310,7 +310,7 @@ FINALISTS = 4
 """Shapes whose files are measured before the training."""
 
 
-def decide(recipe: Recipe, tutor: Teacher, material: Material, run: Run) -> Decision | None:
+def decide(recipe: Recipe, tutor: Teacher, material: TrainingContext, run: Run) -> Decision | None:
     """The shape that keeps the recipe's budget and answers most as `tutor` does; on the first process only.
 
     Raises PruneError for a budget that nothing keeps, or that the model itself keeps.
@@ -340,7 +340,7 @@ class _Choice:
 
     recipe: Recipe
     tutor: Teacher
-    material: Material
+    material: TrainingContext
     rated: Importance
     rows: Dataset
     clock: Clock | None

@@ -40,7 +40,7 @@ from compress.slicing.plan import HIDDEN, LAYERS
 from compress.slicing.rules import FAMILIES
 from compress.slicing.select import most, of_heads
 from compress.training.run import Run
-from compress.training.stage import Material, Trained
+from compress.training.stage import Trained, TrainingContext
 
 
 def check_form(model: PreTrainedModel) -> None:
@@ -149,7 +149,7 @@ def prune_stage(
     stage: Prune,
     model: PreTrainedModel,
     tutor: Teacher | None,
-    material: Material,
+    material: TrainingContext,
     run: Run,
     *,
     sizes: Sizes,
@@ -198,7 +198,7 @@ def _say(console: Console, name: str, before: Sizes, after: Sizes) -> None:
         )
 
 
-def calibration(stage: Prune, material: Material, seed: int) -> Dataset:
+def calibration(stage: Prune, material: TrainingContext, seed: int) -> Dataset:
     """So many of the training rows, drawn from the seed; the longest text comes wherever chance puts it."""
     with PartialState().main_process_first():
         if stage.data == "text":

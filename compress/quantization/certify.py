@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.benchmark.devices import Device
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.exporters import evidence
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.session import certified, read_model
@@ -25,7 +25,7 @@ from compress.records.latency import identity
 def certify(
     bundle: Bundle,
     precision: Precision,
-    exam: Exam,
+    exam: Evaluator,
     *,
     max_drop: float,
     device: Device,
@@ -107,7 +107,7 @@ def signed(bundle: Bundle, precision: Precision, proof: Certificate) -> tuple[Bu
     return bundle, replace(proof, sha256=bundle.manifest.files[FILES[precision]].sha256)
 
 
-def _logits(device: Device, file: Path, exam: Exam) -> NDArray[np.float32]:
+def _logits(device: Device, file: Path, exam: Evaluator) -> NDArray[np.float32]:
     """As `Predictor.logits` joins them."""
     names = {each.name for each in read_model(file).graph.input}
     columns = [name for name in exam.rows.column_names if name in names]

@@ -8,7 +8,7 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
 from compress.exporters.predictor import open_predictor
 from compress.records.class_scores import ClassChange, changes
@@ -66,8 +66,8 @@ class ScoreDrop:
         return self.unresolved or self.least_limit <= limit + ROUNDING
 
 
-def compared(exam: Exam, exact: Logits, other: Logits, *, threshold: float | None = None) -> ScoreDrop:
-    """Compare `other` with `exact`, logits of the exam's rows. `threshold`: qa, see `Exam.scores`."""
+def compared(exam: Evaluator, exact: Logits, other: Logits, *, threshold: float | None = None) -> ScoreDrop:
+    """Compare `other` with `exact`, logits of the exam's rows. `threshold`: qa, see `Evaluator.scores`."""
     before, after = (exam.scores(each, threshold=threshold)[exam.task.metric] for each in (exact, other))
     thresholds = (threshold, threshold)
     return ScoreDrop(
@@ -85,14 +85,14 @@ class QuantizationEvaluator:
     """An exam for many files of one bundle, run here; `probe`: a few of its rows, `expected`: fp32's logits of them."""
 
     bundle: Bundle
-    exam: Exam
+    exam: Evaluator
     exact: Logits
     probe: Dataset
     expected: Logits
     threads: int
 
     @staticmethod
-    def from_bundle(bundle: Bundle, exam: Exam, *, threads: int, products: int = MANY) -> "QuantizationEvaluator":
+    def from_bundle(bundle: Bundle, exam: Evaluator, *, threads: int, products: int = MANY) -> "QuantizationEvaluator":
         """`products`: how many there are to be tried; the more there are, the fewer rows the probe has."""
         exam = exam.spread(ROWS)
         probe = exam.spread(max(FEWEST, min(PROBE, PROBE * MANY // max(1, products)))).rows

@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from compress.benchmark.devices import open_device
 from compress.errors import ExportError
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
 from compress.exporters.int8 import LEARNED_KEY, Form, Ranges, quantize_dynamic, quantize_learned, quantize_static
 from compress.exporters.rewrite.products import products
@@ -145,7 +145,7 @@ def as_written(bundle: Bundle) -> Attempt:
 
 
 def keep_score(
-    bundle: Bundle, exam: Exam, *, limit: float, threads: int, rows: Callable[[], Dataset] | None = None
+    bundle: Bundle, exam: Evaluator, *, limit: float, threads: int, rows: Callable[[], Dataset] | None = None
 ) -> tuple[Bundle, Mixed, str]:
     """The bundle with an int8 file that is near enough to fp32 on the exam's rows, how near, and how it was made.
 

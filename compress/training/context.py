@@ -18,7 +18,7 @@ from compress.models.teacher import Teacher
 from compress.training import teacher_check
 from compress.training.finetune import general, with_head
 from compress.training.run import Run
-from compress.training.stage import Material
+from compress.training.stage import TrainingContext
 from compress.training.teacher_check import TeacherCheck
 
 
@@ -36,7 +36,7 @@ class Opened:
     """The teacher as named, and all else that stages work on."""
 
     given: Teacher
-    material: Material
+    material: TrainingContext
 
 
 def opened(
@@ -67,7 +67,7 @@ def opened(
     run.confirm(**read, **({"corpus": texts.fingerprint} if texts else {}))
     for note in task_data.notes:
         print_note(console, note)
-    material = Material(
+    material = TrainingContext(
         task_data, texts, given.tokenizer, Collate(given.tokenizer), in_bf16(number_format, recipe, given, console),
         console, masked_lm=lambda: general(given, "masked_lm", recipe.teacher_lm, material, run), given=given,
     )  # fmt: skip

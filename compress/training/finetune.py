@@ -17,10 +17,10 @@ from compress.errors import TeacherError
 from compress.models import heads
 from compress.models.teacher import Teacher, explained, identify, load, load_config, same_vocabulary
 from compress.training.run import Run, from_first
-from compress.training.stage import Material, run_stage
+from compress.training.stage import TrainingContext, run_stage
 
 
-def with_head(teacher: Teacher, stage: Stage, material: Material, run: Run) -> Teacher:
+def with_head(teacher: Teacher, stage: Stage, material: TrainingContext, run: Run) -> Teacher:
     """`teacher` itself when it was trained for this task, else its fine-tuned self.
 
     The result is kept under $COMPRESS_HOME/teachers by what it depends on: the checkpoint, the data, the stage's
@@ -44,7 +44,7 @@ def trained_once(
     on: str,
     fingerprint: str,
     stage: Stage,
-    material: Material,
+    material: TrainingContext,
     *,
     run: Run,
     fresh: Callable[[], PreTrainedModel],
@@ -109,7 +109,7 @@ def load_general(
     return Teacher(name, folder, model, tokenizer, identify(folder), not above, allow_pickle)
 
 
-def general(given: Teacher, head: Head, stage: Stage, material: Material, run: Run) -> Teacher:
+def general(given: Teacher, head: Head, stage: Stage, material: TrainingContext, run: Run) -> Teacher:
     """`given` as it was pre-trained, with `head`.
 
     A masked language model's head that the checkpoint lacks is trained by `stage` on the run's text, once: the result

@@ -41,7 +41,7 @@ from compress.data.mlm_rows import built
 from compress.data.task import Kind, TaskData
 from compress.errors import DamagedError, DataError, RecipeError
 from compress.evaluation import metrics
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.evaluation.perplexity import held_out
 from compress.io import filled, verify
 from compress.models.heads import LANGUAGE
@@ -283,7 +283,7 @@ HELD_OUT_TOKENS: Final = 200_000
 
 
 @dataclass(frozen=True)
-class Material:
+class TrainingContext:
     """What stages work on: the task, unlabelled text where there is a corpus, and how batches are made of them.
 
     For stages that augment the task's rows: `masked_lm` opens the teacher's language model, `given` is the teacher as
@@ -358,7 +358,7 @@ def run_stage(
     stage: Stage,
     student: PreTrainedModel,
     teacher: Teacher | None,
-    material: Material,
+    material: TrainingContext,
     run: Run,
     *,
     teacher_logits: Any = None,
@@ -402,7 +402,7 @@ def _step(
     stage: Stage,
     student: PreTrainedModel,
     teacher: Teacher | None,
-    material: Material,
+    material: TrainingContext,
     *,
     words: Words | None,
     rows: Dataset,
@@ -431,7 +431,7 @@ def _step(
     return Distillation(student, shown or model, objective)
 
 
-def _words(stage: Stage, material: Material, rows: Dataset) -> Words:
+def _words(stage: Stage, material: TrainingContext, rows: Dataset) -> Words:
     """The vocabulary for what corrupts a batch, with its counts, and for a paper's own step."""
     words = Words.of(material.tokenizer)
     if stage.corrupt is not None:
@@ -453,7 +453,7 @@ def _only_head(student: PreTrainedModel) -> Iterator[None]:
 
 
 def _score(
-    stage: Stage, step: Step, corrupt: Corrupt | None, material: Material, *, seed: int, teacher_logits: Any
+    stage: Stage, step: Step, corrupt: Corrupt | None, material: TrainingContext, *, seed: int, teacher_logits: Any
 ) -> Score | None:
     """What tells the best weights of this stage: the task's metric, or a language model's on text kept apart."""
     if stage.evaluate == 0:
@@ -469,7 +469,7 @@ def _score(
     return None
 
 
-def text_scorer(material: Material, stage: Stage) -> Score:
+def text_scorer(material: TrainingContext, stage: Stage) -> Score:
     """student -> the task's metrics of the answers it would write on the validation split."""
     task, split, options = material.data.task, material.data.validation, stage.rows.options if stage.rows else {}
     labels = np.asarray(split["label"][:])
@@ -482,7 +482,7 @@ def text_scorer(material: Material, stage: Stage) -> Score:
     return score
 
 
-def language_scorer(material: Material, stage: Stage, corrupt: Corrupt, seed: int) -> Score:
+def language_scorer(material: TrainingContext, stage: Stage, corrupt: Corrupt, seed: int) -> Score:
     """student -> perplexity on held-out text, and as `score` the mean log-likelihood of a token, in nats."""
     rows = material.rows(stage, seed, held_out=True)
 
@@ -493,10 +493,10 @@ def language_scorer(material: Material, stage: Stage, corrupt: Corrupt, seed: in
     return score
 
 
-def scorer(material: Material, stage: Stage, teacher_logits: NDArray[np.float32] | None) -> Score:
+def scorer(material: TrainingContext, stage: Stage, teacher_logits: NDArray[np.float32] | None) -> Score:
     """student -> every metric on the validation split, the task's own as `score`, and the agreement."""
     task = material.data.task
-    exam = Exam.of(task, material.data.validation, material.tokenizer, stage.max_length)
+    exam = Evaluator.of(task, material.data.validation, material.tokenizer, stage.max_length)
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
         logits = metrics.logits(student, exam.rows, material.collate, bf16=material.bf16)
@@ -522,13 +522,15 @@ def taken(run: Run, stage: str, console: Console) -> Trained | None:
     return Trained.read(folder)
 
 
-def _keep(folder: Path, student: PreTrainedModel, material: Material, trained: Trained) -> None:
+def _keep(folder: Path, student: PreTrainedModel, material: TrainingContext, trained: Trained) -> None:
     student.save_pretrained(folder)
     save_tokenizer(folder, material.tokenizer)
     trained.write(folder)
 
 
-def _cached(stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset, material: Material) -> TeacherCache:
+def _cached(
+    stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset, material: TrainingContext
+) -> TeacherCache:
     layers = sorted({n for pairs in objective.pairs for _, n in pairs})
     wants = objective.teacher_wants
     computed = [str(teacher.model.dtype), teacher.model.device.type, material.bf16]

@@ -11,7 +11,7 @@ from compress.data.collate import Batching
 from compress.data.task import TaskData
 from compress.errors import TeacherError
 from compress.evaluation import baselines, metrics
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.models.teacher import Teacher
 
 SURE = 1.645
@@ -62,7 +62,7 @@ def check_logits(
     if not np.isfinite(logits).all():
         bad, what = int((~np.isfinite(logits)).any(axis=1).sum()), "tokens" if data.task.tokenwise else "rows"
         raise TeacherError(f"teacher {name}: its logits are not finite on {bad} of {len(logits)} validation {what}")
-    exam = Exam(data.task, data.validation, data.validation if rows is None else rows)
+    exam = Evaluator(data.task, data.validation, data.validation if rows is None else rows)
     scores, majority = exam.scores(logits), baselines.majority(data, data.validation)
     metric = data.task.metric
     ahead, error = baselines.lead(data, exam, logits)
@@ -93,7 +93,7 @@ def _outdone(name: str, data: TaskData, score: float, figures: str) -> Iterator[
             )
 
 
-def _why(exam: Exam, logits: NDArray[np.float32]) -> str:
+def _why(exam: Evaluator, logits: NDArray[np.float32]) -> str:
     task = exam.task
     if task.kind == "classification":
         from scipy.optimize import linear_sum_assignment

@@ -19,7 +19,7 @@ from compress.records.latency import DeviceError
 from compress.tuning.variants import Variant
 
 if TYPE_CHECKING:
-    from compress.evaluation.evaluator import Exam
+    from compress.evaluation.evaluator import Evaluator
     from compress.exporters.predictor import Row
 
 PARITY = 1e-4
@@ -68,7 +68,7 @@ def check_exact(bundle: Bundle, device: Device, variants: Sequence[Variant]) -> 
 
 
 def check_int8(
-    bundle: Bundle, device: Device, exact: Variant, variants: Sequence[Variant], *, exam: "Exam", max_drop: float
+    bundle: Bundle, device: Device, exact: Variant, variants: Sequence[Variant], *, exam: "Evaluator", max_drop: float
 ) -> list[Checked]:
     """Each beside fp32, on the device, on the rows of the exam; the bundle's own first."""
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None

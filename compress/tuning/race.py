@@ -28,7 +28,7 @@ from compress.tuning.check import ROWS, Checked, check_exact, check_int8
 from compress.tuning.variants import fp32_variants, int8_variants
 
 if TYPE_CHECKING:
-    from compress.evaluation.evaluator import Exam
+    from compress.evaluation.evaluator import Evaluator
     from compress.exporters.predictor import Row
 
 GAIN = 0.02
@@ -65,10 +65,10 @@ def tune(
     *,
     device: Device,
     settings: Sequence[Setting],
-    exam: "Exam | None" = None,
+    exam: "Evaluator | None" = None,
     calibration: "Sequence[Row]" = (),
     max_drop: float = 0.005,
-    proof: "Exam | None" = None,
+    proof: "Evaluator | None" = None,
     split: str = "validation",
     data: str = "",
     out: Path | None = None,

@@ -15,7 +15,7 @@ from compress.data.tags import entities
 from compress.data.task import Task
 from compress.errors import BundleError
 from compress.evaluation import metrics
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.exporters.answers import WORDS
 from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import parity, to_onnx
@@ -24,14 +24,14 @@ from tests import marked, tiny
 HEADS = {"qa": AutoModelForQuestionAnswering, "tagging": AutoModelForTokenClassification}
 
 
-def written(folder: Path, kind: str, *, length: int = 20) -> tuple[Bundle, Any, Exam]:
+def written(folder: Path, kind: str, *, length: int = 20) -> tuple[Bundle, Any, Evaluator]:
     """A bundle of random weights, its model, and an exam whose texts need several rows."""
     write, name = (marked.questions, "train.json") if kind == "qa" else (marked.sentences, "train.conll")
     data = load_task(str(write(folder / name, count=40)))
     model = tiny.model("bert", head=HEADS[kind], labels=data.task.outputs)
     parts = {"tokenizer": tiny.tokenizer(), "max_length": length, "recipe": "", "card": {"name": "tiny"}}
     bundle = Bundle.write(folder / "bundle", model=model, task=data.task, **parts)
-    return bundle, model, Exam.of(data.task, data.train, tiny.tokenizer(), length)
+    return bundle, model, Evaluator.of(data.task, data.train, tiny.tokenizer(), length)
 
 
 @pytest.mark.parametrize("kind", ["qa", "tagging"])

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification
 
 from compress.benchmark.devices import Row, open_device
 from compress.errors import ExportError
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import FORM_KEY, SHIPPED
@@ -76,17 +76,17 @@ def operators(path: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Exam]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Evaluator]:
     return bundle(tmp_path_factory.mktemp("tuned") / "bundle")
 
 
 @pytest.fixture
-def shipped(written: tuple[Bundle, Exam], tmp_path: Path) -> Bundle:
+def shipped(written: tuple[Bundle, Evaluator], tmp_path: Path) -> Bundle:
     return written[0].copied(tmp_path / "bundle")
 
 
 @pytest.fixture
-def exam(written: tuple[Bundle, Exam]) -> Exam:
+def exam(written: tuple[Bundle, Evaluator]) -> Evaluator:
     return written[1]
 
 
@@ -123,7 +123,7 @@ def test_session_settings_that_won_travel_in_the_file(shipped: Bundle) -> None:
     assert "SkipLayerNormFusion" in json.loads(told[SESSION_KEY])["optimization.disable_specified_optimizers"]
 
 
-def test_threads_may_sleep_where_there_are_several(shipped: Bundle, exam: Exam) -> None:
+def test_threads_may_sleep_where_there_are_several(shipped: Bundle, exam: Evaluator) -> None:
     name, small = f"{TURNED}, sleeping threads", f"{TURNED_INT8}, sleeping threads"
     alone = tune(shipped, device=Rule(fastest()), settings=SETTINGS)
     assert name not in [each.variant for each in alone.tried]
@@ -158,7 +158,7 @@ def test_a_little_faster_is_not_worth_a_change(shipped: Bundle) -> None:
     assert {name for name in after if after[name] != before.get(name)} == {"report.json", "manifest.json"}
 
 
-def test_int8_is_judged_on_rows_and_certified(shipped: Bundle, exam: Exam) -> None:
+def test_int8_is_judged_on_rows_and_certified(shipped: Bundle, exam: Evaluator) -> None:
     calibration = list(exam.rows.select(range(24)))
     device = Rule(fastest(TURNED, STATIC))
     tuned = tune(shipped, device=device, settings=SETTINGS, exam=exam, calibration=calibration, max_drop=0.1, data="d")
@@ -175,7 +175,7 @@ def test_int8_is_judged_on_rows_and_certified(shipped: Bundle, exam: Exam) -> No
     assert json.loads(metadata(read_model(small))[CERTIFICATE])["method"] == STATIC
 
 
-def test_other_rows_than_those_that_chose_it_can_certify_int8(shipped: Bundle, exam: Exam) -> None:
+def test_other_rows_than_those_that_chose_it_can_certify_int8(shipped: Bundle, exam: Evaluator) -> None:
     few = exam.spread(5)
     device = Rule(fastest(TURNED, TURNED_INT8))
     tune(shipped, device=device, settings=SETTINGS, exam=exam, proof=few, split="test", max_drop=1.0)
@@ -183,7 +183,7 @@ def test_other_rows_than_those_that_chose_it_can_certify_int8(shipped: Bundle, e
     assert (proof.rows, proof.split) == (5, "test")
 
 
-def test_int8_that_loses_too_much_is_not_kept_however_fast(shipped: Bundle, exam: Exam) -> None:
+def test_int8_that_loses_too_much_is_not_kept_however_fast(shipped: Bundle, exam: Evaluator) -> None:
     def spoils(file: Path) -> bool:
         return "tokens first" in form(file) and "int8" in metadata(read_model(file)).get("compress.precision", "")
 
@@ -210,7 +210,7 @@ def test_products_that_stay_in_float_stay_so(tmp_path: Path) -> None:
     assert proof.kept == (name,)
 
 
-def test_the_bundles_own_files_are_what_others_are_measured_by(shipped: Bundle, exam: Exam) -> None:
+def test_the_bundles_own_files_are_what_others_are_measured_by(shipped: Bundle, exam: Evaluator) -> None:
     times = {"fp32 of the bundle": 4.0, "int8 of the bundle": 2.0, "fp32": 8.0}
     tuned = tune(shipped, device=Rule(lambda name: times.get(name, 3.95)), settings=SETTINGS, exam=exam)
     assert form(shipped.files()["fp32"]) == form(shipped.files()["int8"]) == str(SHIPPED)
@@ -294,7 +294,7 @@ def test_a_fusion_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_this_machine_races_real_files(shipped: Bundle, exam: Exam) -> None:
+def test_this_machine_races_real_files(shipped: Bundle, exam: Evaluator) -> None:
     with open_device("local") as device:
         tuned = tune(shipped, device=device, settings=[Setting(seq=16)], exam=exam, max_drop=0.1, rounds=2, runs=2)
     assert all(each.p50_ms for each in tuned.tried if each.passed)

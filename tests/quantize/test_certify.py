@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compress.benchmark.devices import Device, open_device
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.session import CERTIFICATE_KEY as KEY
 from compress.exporters.session import metadata, read_model
@@ -28,18 +28,18 @@ def here() -> Iterator[Device]:
 
 
 @pytest.fixture(scope="module")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Exam]:
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Evaluator]:
     return bundle(tmp_path_factory.mktemp("certified") / "bundle", outlier_in=(0,))
 
 
-def proof(shipped: tuple[Bundle, Exam], here: Device, max_drop: float) -> Certificate:
+def proof(shipped: tuple[Bundle, Evaluator], here: Device, max_drop: float) -> Certificate:
     return certify(
         *(shipped[0], "int8", shipped[1]), max_drop=max_drop, device=here, method="dynamic int8", split="test",
         data="d", kept=("x",),
     )  # fmt: skip
 
 
-def test_it_says_what_the_files_answer_on_the_rows(shipped: tuple[Bundle, Exam], here: Device) -> None:
+def test_it_says_what_the_files_answer_on_the_rows(shipped: tuple[Bundle, Evaluator], here: Device) -> None:
     made, exam = shipped
     found = proof(shipped, here, 1.0)
     exact, small = (made.logits(exam.rows, precision=each) for each in ("fp32", "int8"))
@@ -52,7 +52,7 @@ def test_it_says_what_the_files_answer_on_the_rows(shipped: tuple[Bundle, Exam],
     assert found.runtime.startswith("onnxruntime ")
 
 
-def test_the_verdict_is_about_the_drop(shipped: tuple[Bundle, Exam], here: Device) -> None:
+def test_the_verdict_is_about_the_drop(shipped: tuple[Bundle, Evaluator], here: Device) -> None:
     found = proof(shipped, here, 1.0)
     assert found.certified
     assert sum(one.support for one in found.classes) == 200
@@ -83,7 +83,7 @@ def test_a_class_that_collapses_is_no_certificate_though_the_score_is_kept() -> 
     assert "single" in reason, "and is named"
 
 
-def test_the_file_and_the_report_carry_it(shipped: tuple[Bundle, Exam], here: Device, tmp_path: Path) -> None:
+def test_the_file_and_the_report_carry_it(shipped: tuple[Bundle, Evaluator], here: Device, tmp_path: Path) -> None:
     made, exam = shipped[0].copied(tmp_path / "bundle"), shipped[1]
     before = made.logits(exam.rows)
     found = proof(shipped, here, 1.0)

@@ -5,7 +5,7 @@ import pytest
 from datasets import Dataset
 
 from compress.data.task import Task
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.quantization.certify import verdict
 from compress.quantization.evaluator import ScoreDrop, compared
 
@@ -15,7 +15,7 @@ TASK = Task("classification", ("text",), "label", ("a", "b"), "accuracy")
 def changed(rows: int, wrong: int) -> ScoreDrop:
     """fp32 answers everything right, the other file `wrong` of the rows wrong."""
     labels = np.arange(rows) % 2
-    exam = Exam(TASK, Dataset.from_dict({"label": labels}), Dataset.from_dict({"length": [1] * rows}))
+    exam = Evaluator(TASK, Dataset.from_dict({"label": labels}), Dataset.from_dict({"length": [1] * rows}))
     exact = np.eye(2)[labels]
     other = exact.copy()
     other[:wrong] = other[:wrong, ::-1]
@@ -54,7 +54,7 @@ def test_the_verdict_says_when_it_is_the_rows_that_decide() -> None:
 
 def test_answers_of_a_regression_all_differ_and_the_limit_is_the_limit() -> None:
     task = Task("regression", ("text",), "label", (), "pearson")
-    exam = Exam(task, Dataset.from_dict({"label": [0.0, 1.0, 2.0]}), Dataset.from_dict({"length": [1] * 3}))
+    exam = Evaluator(task, Dataset.from_dict({"label": [0.0, 1.0, 2.0]}), Dataset.from_dict({"length": [1] * 3}))
     outcome = compared(exam, np.array([[0.0], [1.0], [2.0]]), np.array([[0.0], [2.0], [1.0]]))
     assert outcome.changed is None
     assert not outcome.near(0.1)
@@ -62,5 +62,5 @@ def test_answers_of_a_regression_all_differ_and_the_limit_is_the_limit() -> None
 
 def test_answers_are_counted_by_the_example() -> None:
     task = Task("multilabel", ("text",), "label", ("a", "b"), "f1")
-    exam = Exam(task, Dataset.from_dict({"label": [[1.0, 1.0]] * 3}), Dataset.from_dict({"length": [1] * 3}))
+    exam = Evaluator(task, Dataset.from_dict({"label": [[1.0, 1.0]] * 3}), Dataset.from_dict({"length": [1] * 3}))
     assert exam.changed(np.array([[1, 1], [-1, -1], [1, 1]]), np.array([[1, 1], [1, 1], [1, -1]])) == 2

@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 
 from compress.data.task import Task
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
 from compress.exporters.rewrite.products import Product, layer, products
 from compress.exporters.session import read_model
@@ -22,7 +22,7 @@ from tests.quantize.graphs import Stopwatch
 TASK = Task("classification", ("text",), "label", ("a", "b", "c"), "accuracy")
 
 
-def bundle(path: Path, *, outlier_in: tuple[int, ...] = ()) -> tuple[Bundle, Exam]:
+def bundle(path: Path, *, outlier_in: tuple[int, ...] = ()) -> tuple[Bundle, Evaluator]:
     """A bundle and an exam in which the fp32 model's own answers are right, so that fp32 scores 1.
 
     `outlier_in`: one inner neuron of these layers is huge and read by nobody: it changes nothing but the scale that all
@@ -52,7 +52,7 @@ def bundle(path: Path, *, outlier_in: tuple[int, ...] = ()) -> tuple[Bundle, Exa
     rows = learning.rows(200)
     rows = rows.add_column("token_type_ids", [[0] * length for length in rows["length"]])
     answers = shipped.logits(rows, precision="fp32").argmax(1)
-    return shipped, Exam(TASK, Dataset.from_dict({"label": answers}), rows)
+    return shipped, Evaluator(TASK, Dataset.from_dict({"label": answers}), rows)
 
 
 def parts(shipped: Bundle) -> list[Product]:

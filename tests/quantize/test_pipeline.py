@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from compress.commands import quantize
 from compress.data import load_task
 from compress.errors import BundleError, CompressError
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
 from compress.exporters.session import CERTIFICATE_KEY as KEY
 from compress.exporters.session import metadata, read_model
@@ -276,10 +276,10 @@ def test_what_was_trained_is_held_against_the_model_before(
     assert before != after, "the float model moved, so that this test can fail"
 
 
-def examined(made: Bundle, source: str) -> Exam:
+def examined(made: Bundle, source: str) -> Evaluator:
     found = load_task(source)
     split = found.validation if found.test is None else found.test
-    return Exam.of(made.task, split, AutoTokenizer.from_pretrained(made.path), made.manifest.max_length)
+    return Evaluator.of(made.task, split, AutoTokenizer.from_pretrained(made.path), made.manifest.max_length)
 
 
 @pytest.mark.parametrize("moment", ["compress.commands.quantize.certify", "compress.commands.quantize.mix"])

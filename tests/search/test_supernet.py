@@ -15,7 +15,7 @@ from compress.data.task import Task
 from compress.errors import PruneError, StudentError
 from compress.evaluation import metrics
 from compress.evaluation.batches import Sheets
-from compress.evaluation.evaluator import Exam
+from compress.evaluation.evaluator import Evaluator
 from compress.models.signals import ATTENTION, LAYERED, Signals, has_lm_head, open_attention, read
 from compress.nas import supernet as module
 from compress.nas.supernet import Supernet
@@ -240,10 +240,10 @@ def test_padding_is_not_learned() -> None:
 # Scores
 
 
-def exam(count: int = 30) -> Exam:
+def exam(count: int = 30) -> Evaluator:
     rows = learning.rows(count)
     split = Dataset.from_dict({"label": rows["labels"][:]})
-    return Exam(Task("classification", ("text",), "label", ("a", "b", "c"), "accuracy"), split, rows)
+    return Evaluator(Task("classification", ("text",), "label", ("a", "b", "c"), "accuracy"), split, rows)
 
 
 @pytest.mark.parametrize("bf16", [False, True])
