@@ -78,7 +78,10 @@ def run(side: str) -> dict[str, Any]:
 
 
 def ours(model: Any) -> Callable[[], Any]:
-    from compress.slicing import Sizes, SlicePlan, choose, magnitude, sliced
+    from compress.slicing.cut import sliced
+    from compress.slicing.plan import SlicePlan
+    from compress.slicing.select import choose, magnitude
+    from compress.slicing.sizes import Sizes
 
     def prune() -> Any:
         plan = SlicePlan.of(model)

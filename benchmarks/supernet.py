@@ -43,8 +43,11 @@ from compress.models.precision import cast_linear_layers
 from compress.models.signals import Signals, read
 from compress.nas.supernet import Supernet
 from compress.papers import dynabert
-from compress.slicing import Sizes, SlicePlan, magnitude, order, sliced
+from compress.slicing.cut import order, sliced
+from compress.slicing.plan import SlicePlan
+from compress.slicing.select import magnitude
 from compress.slicing.shape import Shape
+from compress.slicing.sizes import Sizes
 from compress.training.embedding_rows import only_tokens_in_use
 from compress.training.objective import Objective
 from compress.training.step import Distillation

@@ -21,8 +21,8 @@ from compress.models import student as students
 from compress.models.flops import larger
 from compress.models.teacher import Teacher
 from compress.pruning.stage import check_family, prune_stage, recorded, sizes_of
-from compress.slicing import resized
 from compress.slicing.shape import Shape
+from compress.slicing.sizes import resized
 from compress.training.finetune import check_head, general, load_general
 from compress.training.run import Run
 from compress.training.stage import TrainingContext, run_stage

@@ -20,8 +20,11 @@ from compress.pruning import budget
 from compress.pruning.budget import NAME, Decision, losses, parameters
 from compress.pruning.importance import of
 from compress.records.latency import Latency, Setting, summarise
-from compress.slicing import Sizes, SlicePlan, choose, magnitude, resized, sliced
+from compress.slicing.cut import sliced
+from compress.slicing.plan import SlicePlan
 from compress.slicing.rules import FAMILIES
+from compress.slicing.select import choose, magnitude
+from compress.slicing.sizes import Sizes, resized
 from tests import command, learning, pruning_given, tiny
 from tests.pruning_given import pruned
 

@@ -16,7 +16,7 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import parity
 from compress.models.flops import parameters
 from compress.models.uneven import CLASSES
-from compress.slicing import Sizes
+from compress.slicing.sizes import Sizes
 from compress.training.trainer import StepTrainer
 from tests import tiny
 from tests.papers.test_cofi import blocks

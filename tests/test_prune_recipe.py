@@ -10,7 +10,7 @@ from compress.commands.prune import aimed
 from compress.config.recipe import Prune, Recipe
 from compress.errors import PruneError, RecipeError
 from compress.pruning.stage import on_the_way
-from compress.slicing import Sizes
+from compress.slicing.sizes import Sizes
 from compress.stages import check_functions
 from tests import tiny
 from tests.pruning_given import RECIPE

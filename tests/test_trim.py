@@ -333,7 +333,7 @@ def test_a_kill_before_it_is_certified_leaves_nothing_and_the_same_command_works
 ) -> None:
     data, out = tiny.reviews(tmp_path / "reviews"), tmp_path / "out"
     program = (
-        "import os, sys; from pathlib import Path; from compress.trimming.model import measured;"
+        "import os, sys; from pathlib import Path; from compress.commands import trim as measured;"
         "measured.certified = lambda *_, **__: os._exit(9);"
         f"measured.trim_measured({str(bundle.path)!r}, Path({str(out)!r}), data={data!r})"
     )

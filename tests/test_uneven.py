@@ -35,8 +35,9 @@ from compress.models.flops import flops_per_token, parameters
 from compress.models.heads import create
 from compress.models.signals import NAMES, open_attention, read
 from compress.models.uneven import CLASSES, CONFIGS, UnevenBertConfig, kept_layerwise, to_uneven
-from compress.slicing import Kept, SlicePlan, masked
-from compress.slicing.plan import HIDDEN
+from compress.slicing.masking import masked
+from compress.slicing.plan import HIDDEN, SlicePlan
+from compress.slicing.select import Kept
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 from tests import tiny
@@ -183,7 +184,7 @@ def test_a_bundle_of_one_loads_and_predicts(tmp_path: Path) -> None:
         card={"name": "uneven"},
     )  # fmt: skip
     assert bundle.manifest.model_type == "uneven-bert"
-    assert "import compress.models  #" in (bundle.path / "README.md").read_text(encoding="utf-8")
+    assert "import compress.models.families  #" in (bundle.path / "README.md").read_text(encoding="utf-8")
     again = AutoModelForSequenceClassification.from_pretrained(bundle.path)
     tokenizer = AutoTokenizer.from_pretrained(bundle.path)
     with torch.no_grad():

@@ -45,7 +45,7 @@ from compress.nas.study import close_storage, close_study, make_sampler, open_st
 from compress.nas.worker import join, write_inputs
 from compress.provenance import command_line, redact
 from compress.records.search_report import SearchReport, TrialRecord
-from compress.slicing import SlicePlan
+from compress.slicing.plan import SlicePlan
 from compress.stages import StageModels
 from compress.training.context import opened, tutored
 from compress.training.run import Run

@@ -23,8 +23,8 @@ from compress.models.checkpoints import config_folder
 from compress.models.flops import TOKENS, Size, measured
 from compress.models.student import build
 from compress.models.teacher import load_config
-from compress.slicing import Sizes, resized
 from compress.slicing.shape import Shape, spelling
+from compress.slicing.sizes import Sizes, resized
 from compress.training.objective import Objective
 
 DEPTHS, WIDTHS = (1.0, 0.5, 0.25), (1.0, 0.5, 0.25)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import transformers
 from transformers import AutoModel, AutoTokenizer
 
-import compress.models  # noqa: F401 the Auto classes know ours
+import compress.models.families  # noqa: F401 the Auto classes know ours
 from compress.data.task import METRICS, Kind, Task
 from compress.errors import ExportError, TeacherError
 from compress.exporters.embeddings import UNLIMITED

@@ -12,7 +12,7 @@ from compress.exporters.artifact import Precision
 from compress.latency.measure import choose_spread, measure, sample
 from compress.latency.predictor import Estimate, Predictor
 from compress.records.latency import Setting, identity
-from compress.slicing import Sizes
+from compress.slicing.sizes import Sizes
 
 MEASURED = "measured.json"
 SAMPLES = 14

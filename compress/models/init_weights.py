@@ -9,9 +9,11 @@ from transformers import PreTrainedModel
 
 from compress.errors import StudentError
 from compress.models.naming import Weight, weight_of
-from compress.slicing import Sizes, SlicePlan, choose, cut, magnitude, parameters_of
+from compress.slicing.cut import cut
+from compress.slicing.plan import SlicePlan, parameters_of
+from compress.slicing.select import choose, magnitude
 from compress.slicing.shape import Shape
-from compress.slicing.sizes import copied_layers
+from compress.slicing.sizes import Sizes, copied_layers
 
 
 def narrowed(teacher: PreTrainedModel, student: Shape, layers: Sequence[int]) -> dict[Weight, Tensor]:

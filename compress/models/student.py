@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
-import compress.models  # noqa: F401  # transformers knows the families of ours from here on
+import compress.models.families  # noqa: F401  # transformers knows the families of ours from here on
 from compress.config.recipe import Head, StudentSpec
 from compress.config.reference import Call, options
 from compress.data.masking import Words

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+import compress.models.families  # noqa: F401  # checkpoints of the families of ours can be loaded
 from compress import io as digest
 from compress.data.task import Task
 from compress.errors import CompressError, TeacherError

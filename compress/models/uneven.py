@@ -4,8 +4,8 @@ What pruning leaves where it may take from each layer as it likes. Attention is 
 narrower than the stream; a block without heads, or without neurons, is its residual, its bias and its norm. Everything
 else, the names of the weights included, is the family's own in transformers.
 
-transformers alone does not know these model types: `import compress` is not enough either, `import compress.models`
-first, then the Auto classes load such a checkpoint. Its ONNX files need nothing of ours.
+transformers alone does not know these model types: `import compress` is not enough either. Import
+`compress.models.families` first, then the Auto classes load such a checkpoint. Its ONNX files need nothing of ours.
 
 Shapes: B batch, L tokens, D stream, K head size.
 """
@@ -38,9 +38,11 @@ from transformers import (
 
 from compress.errors import PruneError
 from compress.models.signals import Attention
-from compress.slicing import Group, Kept, SlicePlan, cut, parameters_of, resized
-from compress.slicing.plan import HIDDEN
+from compress.slicing.cut import cut
+from compress.slicing.plan import HIDDEN, Group, SlicePlan, parameters_of
+from compress.slicing.select import Kept
 from compress.slicing.shape import spelling
+from compress.slicing.sizes import resized
 
 _HEADED = MappingProxyType({"attention_head_size": "head_size"})  # by which compress.slicing.shape reads it
 

@@ -24,8 +24,8 @@ from compress.errors import PruneError, SearchError, StudentError
 from compress.models import heads
 from compress.models.student import config_for
 from compress.nas.space_file import SIZES, Space, Value
-from compress.slicing import Sizes, resized
 from compress.slicing.shape import Shape
+from compress.slicing.sizes import Sizes, resized
 
 if TYPE_CHECKING:
     import optuna

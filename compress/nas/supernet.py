@@ -30,8 +30,10 @@ from transformers.pytorch_utils import Conv1D
 from compress.errors import PruneError
 from compress.evaluation.batches import Sheets
 from compress.models.signals import Signals, read
-from compress.slicing import Kept, Sizes, SlicePlan, cut, parameters_of, prefix, resized, sliced
-from compress.slicing.sizes import copied_layers
+from compress.slicing.cut import cut, sliced
+from compress.slicing.plan import SlicePlan, parameters_of
+from compress.slicing.select import Kept, prefix
+from compress.slicing.sizes import Sizes, copied_layers, resized
 from compress.training.embedding_rows import whole_vocabulary
 
 LOGITS: Final = frozenset({"logits"})

@@ -25,9 +25,9 @@ from compress.nas.supernet import Supernet
 from compress.pruning import importance
 from compress.pruning.stage import calibration
 from compress.records.search_report import Rung
-from compress.slicing import Sizes, SlicePlan, order, sliced
-from compress.slicing.plan import HIDDEN
-from compress.slicing.sizes import inner_weights
+from compress.slicing.cut import order, sliced
+from compress.slicing.plan import HIDDEN, SlicePlan
+from compress.slicing.sizes import Sizes, inner_weights
 from compress.training.logging import curves
 from compress.training.run import Run
 from compress.training.stage import TrainingContext, run_stage

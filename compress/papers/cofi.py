@@ -38,8 +38,8 @@ from compress.models.uneven import to_uneven
 from compress.papers.hinton import mean_over
 from compress.papers.wang import Multipliers, wanted
 from compress.pruning.l0 import Budget, Exact, Gates, fold
-from compress.slicing import SlicePlan, sliced
-from compress.slicing.plan import HIDDEN
+from compress.slicing.cut import sliced
+from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 

@@ -42,9 +42,10 @@ from transformers import PreTrainedModel
 from compress.errors import ObjectiveError, PruneError, did_you_mean
 from compress.models.signals import Signals
 from compress.nas.supernet import Lookup, Supernet
-from compress.slicing import Importance, Sizes, SlicePlan, resized
+from compress.slicing.plan import SlicePlan
+from compress.slicing.select import Importance
 from compress.slicing.shape import Shape
-from compress.slicing.sizes import inner_weights
+from compress.slicing.sizes import Sizes, inner_weights, resized
 from compress.training.objective import Objective, pairs_of_subnet
 from compress.training.step import Distillation, Shows
 

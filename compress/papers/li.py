@@ -12,8 +12,9 @@ from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from compress.pruning.importance import Batches
-from compress.slicing import Importance, SlicePlan
-from compress.slicing import magnitude as of_weights
+from compress.slicing.plan import SlicePlan
+from compress.slicing.select import Importance
+from compress.slicing.select import magnitude as of_weights
 
 
 def magnitude(student: PreTrainedModel, batches: Batches, plan: SlicePlan) -> Importance:

@@ -24,8 +24,8 @@ from transformers import PreTrainedModel
 from compress.models.signals import read
 from compress.pruning.hooks import KEY, Tap, evaluating, over_tokens, passing_over, watching, watching_layers
 from compress.pruning.importance import Batches, Targets, asked
-from compress.slicing import Group, Importance, SlicePlan
-from compress.slicing.plan import LAYERS
+from compress.slicing.plan import LAYERS, Group, SlicePlan
+from compress.slicing.select import Importance
 
 
 def activation(

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 
 from compress.pruning.gates import gradients
 from compress.pruning.importance import Batches, Targets
-from compress.slicing import Group, Importance, SlicePlan
+from compress.slicing.plan import Group, SlicePlan
+from compress.slicing.select import Importance
 
 
 def taylor(student: PreTrainedModel, batches: Batches, plan: SlicePlan, *, targets: Targets = "labels") -> Importance:

@@ -25,8 +25,8 @@ from transformers import PreTrainedModel
 
 from compress.errors import PruneError
 from compress.pruning.importance import Batches, Targets
-from compress.slicing import Group, Importance, SlicePlan
-from compress.slicing.plan import LAYERS
+from compress.slicing.plan import LAYERS, Group, SlicePlan
+from compress.slicing.select import Importance
 
 
 def movement(

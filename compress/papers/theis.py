@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from compress.pruning.gates import gradients
 from compress.pruning.importance import Batches, Targets
-from compress.slicing import Group, Importance, SlicePlan
+from compress.slicing.plan import Group, SlicePlan
+from compress.slicing.select import Importance
 
 
 def fisher(student: PreTrainedModel, batches: Batches, plan: SlicePlan, *, targets: Targets = "labels") -> Importance:

@@ -42,9 +42,11 @@ from compress.models.teacher import Teacher
 from compress.pruning import importance
 from compress.pruning.stage import calibration
 from compress.records.latency import Setting
-from compress.slicing import Importance, Sizes, SlicePlan, choose, parameters_of, resized, sliced
-from compress.slicing.select import counts
+from compress.slicing.cut import sliced
+from compress.slicing.plan import SlicePlan, parameters_of
+from compress.slicing.select import Importance, choose, counts
 from compress.slicing.shape import Shape
+from compress.slicing.sizes import Sizes, resized
 from compress.training.objective import Objective, find_loss
 from compress.training.run import Run
 from compress.training.stage import TrainingContext

@@ -27,7 +27,8 @@ from compress.data.constants import IGNORE_INDEX
 from compress.errors import PruneError, did_you_mean
 from compress.models.signals import Signals, read
 from compress.models.teacher import Teacher
-from compress.slicing import Group, Importance, Kept, SlicePlan, counts
+from compress.slicing.plan import Group, SlicePlan
+from compress.slicing.select import Importance, Kept, counts
 from compress.training.objective import MASKED
 
 Targets = Literal["labels", "teacher", "drawn"]

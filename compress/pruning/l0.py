@@ -25,9 +25,10 @@ from transformers import PreTrainedModel
 from compress.config.reference import find
 from compress.errors import PruneError, did_you_mean
 from compress.models.uneven import kept_layerwise
-from compress.slicing import Group, Kept, Sizes, SlicePlan, choose
 from compress.slicing.masking import norms
-from compress.slicing.plan import HIDDEN, LAYERS, Cut
+from compress.slicing.plan import HIDDEN, LAYERS, Cut, Group, SlicePlan
+from compress.slicing.select import Kept, choose
+from compress.slicing.sizes import Sizes
 
 BLOCKS = ("query", "key", "value", "attention_out", "ffn_in", "ffn_out")
 """The matrices whose share is the sparsity of CoFi, Eq. 2."""

@@ -35,10 +35,11 @@ from compress.models.saving import save_tokenizer
 from compress.models.teacher import Teacher
 from compress.models.uneven import CLASSES, CONFIGS, kept_layerwise, to_uneven
 from compress.pruning import importance
-from compress.slicing import Group, Importance, Kept, Sizes, SlicePlan, choose, order, sliced
-from compress.slicing.plan import HIDDEN, LAYERS
+from compress.slicing.cut import order, sliced
+from compress.slicing.plan import HIDDEN, LAYERS, Group, SlicePlan
 from compress.slicing.rules import FAMILIES
-from compress.slicing.select import most, of_heads
+from compress.slicing.select import Importance, Kept, choose, most, of_heads
+from compress.slicing.sizes import Sizes
 from compress.training.run import Run
 from compress.training.stage import Trained, TrainingContext
 

@@ -12,7 +12,8 @@ from compress.config.reference import Call
 from compress.pruning import importance
 from compress.pruning.hooks import Tap, taps
 from compress.pruning.importance import Batches
-from compress.slicing import Group, Importance, SlicePlan
+from compress.slicing.plan import Group, SlicePlan
+from compress.slicing.select import Importance
 from tests import learning
 
 COLLATE = learning.collate()

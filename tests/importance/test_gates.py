@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from compress.pruning.hooks import KEY, passing_over, taps
-from compress.slicing import Group, SlicePlan, choose, counts, masked
-from compress.slicing.plan import LAYERS
+from compress.slicing.masking import masked
+from compress.slicing.plan import LAYERS, Group, SlicePlan
+from compress.slicing.select import choose, counts
 from tests import tiny
 from tests.importance import measured
 from tests.slicing import families

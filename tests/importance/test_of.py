@@ -21,7 +21,9 @@ from compress.pruning import importance
 from compress.pruning import importance as rating
 from compress.pruning.gates import gradients
 from compress.pruning.importance import Batches, Targets, summed
-from compress.slicing import Group, Importance, Kept, Sizes, SlicePlan, choose, magnitude
+from compress.slicing.plan import Group, SlicePlan
+from compress.slicing.select import Importance, Kept, choose, magnitude
+from compress.slicing.sizes import Sizes
 from tests import tiny
 from tests.importance import measured
 from tests.slicing import families

@@ -11,8 +11,7 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from compress.slicing import Group, SlicePlan
-from compress.slicing.plan import LAYERS
+from compress.slicing.plan import LAYERS, Group, SlicePlan
 from tests import tiny
 from tests.importance import measured
 
@@ -144,7 +143,7 @@ def test_what_is_rated_least_does_least(name: str) -> None:
 
 def test_gradients_tell_more_than_weights() -> None:
     """By brute force again: a neuron with large weights that is never active does nothing."""
-    from compress.slicing import magnitude
+    from compress.slicing.select import magnitude
 
     model = bert()
     layer, group = model.bert.encoder.layer[0], Group("ffn", "0")

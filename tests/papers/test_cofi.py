@@ -17,9 +17,9 @@ from compress.papers.cofi import Gated, Matched, distances, layers, matched
 from compress.papers.louizos import active, drawn, settled
 from compress.papers.wang import Multipliers, lagrangian, wanted
 from compress.pruning.l0 import Budget, Gates, Size, fold
-from compress.slicing import Group, Sizes, SlicePlan
-from compress.slicing.plan import HIDDEN
+from compress.slicing.plan import HIDDEN, Group, SlicePlan
 from compress.slicing.shape import Shape
+from compress.slicing.sizes import Sizes
 from compress.training.objective import Objective
 from tests import tiny
 from tests.papers.case import random

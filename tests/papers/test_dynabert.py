@@ -16,9 +16,11 @@ from compress.config.term import Term
 from compress.errors import ObjectiveError, PruneError
 from compress.models.signals import read
 from compress.papers import dynabert, hinton, tinybert
-from compress.slicing import Sizes, SlicePlan, choose, order, ordered, prefix
+from compress.slicing.cut import order, ordered
+from compress.slicing.plan import SlicePlan
+from compress.slicing.select import choose, prefix
 from compress.slicing.shape import Shape
-from compress.slicing.sizes import inner_weights
+from compress.slicing.sizes import Sizes, inner_weights
 from compress.training.objective import Objective
 from compress.training.stage import run_stage, train
 from compress.training.teacher_cache import teacher_cache

@@ -14,7 +14,7 @@ from compress.nas import space_file
 from compress.nas.space import Shapes, architecture_key
 from compress.nas.space_file import Space
 from compress.nas.study import SAMPLERS, make_sampler
-from compress.slicing import Sizes
+from compress.slicing.sizes import Sizes
 
 BERT = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
 STAGE = {"lr": 1e-3, "objective": [{"loss": "hinton.soft_targets"}]}

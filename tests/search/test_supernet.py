@@ -19,7 +19,10 @@ from compress.evaluation.evaluator import Evaluator
 from compress.models.signals import ATTENTION, LAYERED, Signals, has_lm_head, open_attention, read
 from compress.nas import supernet as module
 from compress.nas.supernet import Supernet
-from compress.slicing import Sizes, SlicePlan, cut, magnitude, ordered, parameters_of, prefix
+from compress.slicing.cut import cut, ordered
+from compress.slicing.plan import SlicePlan, parameters_of
+from compress.slicing.select import magnitude, prefix
+from compress.slicing.sizes import Sizes
 from compress.training.embedding_rows import only_tokens_in_use
 from tests import learning, tiny
 from tests.slicing.families import AXES, FAMILIES, model, ways

@@ -11,7 +11,8 @@ import pytest
 from compress.data.task import Kind
 from compress.exporters.onnx import to_onnx
 from compress.latency.features import EXACT, Terms
-from compress.models import IBBertConfig, heads
+from compress.models import heads
+from compress.models.families import IBBertConfig
 from compress.models.flops import flops_per_token
 from compress.records.latency import Setting
 from tests import tiny

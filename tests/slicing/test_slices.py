@@ -9,21 +9,11 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, GPT2LMHe
 
 from compress.errors import PruneError
 from compress.exporters.onnx import parity, to_onnx
-from compress.slicing import (
-    Group,
-    Kept,
-    Sizes,
-    SlicePlan,
-    choose,
-    cut,
-    magnitude,
-    masked,
-    ordered,
-    parameters_of,
-    prefix,
-    sliced,
-)
-from compress.slicing.select import without_tokens
+from compress.slicing.cut import cut, ordered, sliced
+from compress.slicing.masking import masked
+from compress.slicing.plan import Group, SlicePlan, parameters_of
+from compress.slicing.select import Kept, choose, magnitude, prefix, without_tokens
+from compress.slicing.sizes import Sizes
 from tests import tiny
 from tests.slicing.families import AXES, FAMILIES, logits, model, ways
 

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForTokenClassification
 
-from compress.slicing import Group, Kept, Sizes, SlicePlan, sliced
-from compress.slicing.plan import HIDDEN
+from compress.slicing.cut import sliced
+from compress.slicing.plan import HIDDEN, Group, SlicePlan
+from compress.slicing.select import Kept
+from compress.slicing.sizes import Sizes
 from tests import tiny
 from tests.slicing import families, their_pruner
 

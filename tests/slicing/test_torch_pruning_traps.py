@@ -18,8 +18,10 @@ from transformers import AutoModel, AutoModelForMaskedLM, BertForMaskedLM, BertM
 from transformers.utils import logging
 
 from compress.errors import PruneError
-from compress.slicing import Kept, Sizes, SlicePlan, choose, magnitude, sliced
-from compress.slicing.plan import HIDDEN, Group
+from compress.slicing.cut import sliced
+from compress.slicing.plan import HIDDEN, Group, SlicePlan
+from compress.slicing.select import Kept, choose, magnitude
+from compress.slicing.sizes import Sizes
 from compress.slicing.torch_pruning import generic
 from tests import tiny
 from tests.importance import measured
