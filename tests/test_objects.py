@@ -12,6 +12,7 @@ from compress import distill
 from compress.data import load_task
 from compress.data.objects import data_path, teacher_path
 from compress.errors import DataError, RunError, TeacherError
+from compress.models import checkpoints
 from compress.models import teacher as teachers
 from compress.prompting.texts import load_texts
 from tests import tiny
@@ -34,7 +35,7 @@ def test_a_model_with_its_tokenizer_is_a_teacher(home: Path) -> None:
     assert Path(first).parent == home / "models"
     assert teacher_path((tiny.bert(seed=1), tiny.tokenizer())) != first
     assert len(list((home / "models").glob("[!.]*"))) == 2
-    loaded = teachers.load(first, teachers.resolve(first), load_task(data_path(frame())).task)
+    loaded = teachers.load(first, checkpoints.resolve(first), load_task(data_path(frame())).task)
     assert loaded.trained
     assert loaded.model.num_parameters() == tiny.bert().num_parameters()
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import pyarrow as pa
-
 from compress.records import run_report
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
 
 Kind = run_report.Kind

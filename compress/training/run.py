@@ -27,9 +27,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
-
 from compress.config.recipe import AnyStage
 from compress.console import warn
 from compress.errors import DamagedError, RunError
@@ -43,6 +40,9 @@ T = TypeVar("T")
 
 def from_first(compute: Callable[[], T]) -> T:
     """Compute a value in the first process alone, and return it in all of them."""
+    from accelerate import PartialState
+    from accelerate.utils import broadcast_object_list
+
     shared: list[Any] = [compute() if PartialState().is_main_process else None]
     value: T = broadcast_object_list(shared)[0]
     return value
