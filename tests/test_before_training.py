@@ -21,7 +21,7 @@ def test_an_encoder_cannot_teach_writing_and_that_is_told_before_anything_is_tra
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "corpus.txt").write_text("the film was good\n" * 20, encoding="utf-8")
-    monkeypatch.setattr("compress.training.context.run_stage", lambda *_, **__: pytest.fail("was trained"))
+    monkeypatch.setattr("compress.stages.run_stage", lambda *_, **__: pytest.fail("was trained"))
     with pytest.raises(TeacherError, match="causal_lm head"):
         pretrain(
             teacher=tiny.checkpoint(tmp_path / "teacher", tiny.bert(max_position_embeddings=1024).bert), recipe=recipe,
