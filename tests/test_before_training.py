@@ -21,7 +21,7 @@ def test_an_encoder_cannot_teach_writing_and_that_is_told_before_anything_is_tra
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "corpus.txt").write_text("the film was good\n" * 20, encoding="utf-8")
-    monkeypatch.setattr("compress.stages.run_stage", lambda *_, **__: pytest.fail("was trained"))
+    monkeypatch.setattr("compress.commands.distill.run_stage", lambda *_, **__: pytest.fail("was trained"))
     with pytest.raises(TeacherError, match="causal_lm head"):
         pretrain(
             teacher=tiny.checkpoint(tmp_path / "teacher", tiny.bert(max_position_embeddings=1024).bert), recipe=recipe,
@@ -64,7 +64,7 @@ def test_the_note_comes_before_training_and_is_kept(tmp_path: Path, monkeypatch:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("compress.training.context.with_head", stop)
+    monkeypatch.setattr("compress.training.finetune.with_head", stop)
     told = command.run(*shelf.distill(tmp_path / "run", "--set", "student.layers=6", "--set", "student.hidden=64"))
     assert told.code == 130
     assert "larger than its teacher" in " ".join(told.out.split())

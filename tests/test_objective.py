@@ -13,7 +13,7 @@ from compress.errors import ObjectiveError
 from compress.models.signals import Attention, Signals
 from compress.papers import hinton, tinybert
 from compress.slicing.shape import Shape
-from compress.training.objective import Objective, check, find_loss, layer_pairs
+from compress.training.objective import Objective, check_terms, find_loss, layer_pairs
 from compress.training.reads import reads
 from tests import tiny
 
@@ -302,7 +302,7 @@ def needy(student_BLD: Tensor, teacher_BLD: Tensor, *, power: float) -> Tensor:
     ],
 )
 def test_problems_of_a_term(term: Term, message: str) -> None:
-    problems = check([Term("tinybert.hidden"), term], "stages[0]")
+    problems = check_terms([Term("tinybert.hidden"), term], "stages[0]")
     assert len(problems) == 1
     assert problems[0].startswith("stages[0].objective[1]: ")
     assert message in problems[0]
@@ -313,7 +313,7 @@ def test_problems_of_a_term(term: Term, message: str) -> None:
 
 def test_all_problems_at_once() -> None:
     terms = [Term("tinybert.hiden"), Term("tinybert.hidden"), Term("hinton.soft_targets", options={"t": 1, "u": 2})]
-    places = [problem.partition(":")[0] for problem in check(terms, "stages[1]")]
+    places = [problem.partition(":")[0] for problem in check_terms(terms, "stages[1]")]
     assert places == ["stages[1].objective[0]", "stages[1].objective[2]", "stages[1].objective[2]"]
 
 

@@ -109,7 +109,7 @@ def test_a_run_begins_with_objects_and_is_continued_with_the_same(tmp_path: Path
             data=frame(), out=str(tmp_path / "run"), resume=resume,
         )  # fmt: skip
 
-    with mock.patch("compress.training.context.with_head", side_effect=BeginsError):
+    with mock.patch("compress.training.finetune.with_head", side_effect=BeginsError):
         with pytest.raises(BeginsError):
             begin(0, resume=False)
         (tmp_path / "run" / "stages").mkdir()

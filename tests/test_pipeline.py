@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 
 import compress
+from compress.commands.distill import StageModels
 from compress.config.loader import names
 from compress.config.recipe import Recipe
 from compress.errors import RunError, TeacherError
@@ -24,7 +25,6 @@ from compress.models import teacher as teachers
 from compress.records.run_report import Report
 from compress.reporting import compare
 from compress.reporting.candidates import Basis
-from compress.stages import StageModels
 from compress.training import finetune
 from compress.training import stage as stages
 from compress.training.run import Run
@@ -231,13 +231,13 @@ def test_a_run_whose_teacher_has_changed_is_not_resumed(
 def test_a_new_head_is_the_same_whether_the_stage_before_it_ran_just_now(tmp_path: Path) -> None:
     text = tiny.RECIPE.replace("  - distill: intermediate\n", "  - distill: intermediate\n    head: encoder\n")
     recipe = Recipe.load(tiny.recipe(tmp_path, text))
-    material: Any = SimpleNamespace(kind="classification")
-    line = StageModels(recipe, None, None, material, Run(tmp_path, 0, main=True))  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(kind="classification")
+    line = StageModels(recipe, None, None, context, Run(tmp_path, 0, main=True))  # type: ignore[arg-type]
     drawn = []
     for seed in (1, 2):
         before = tiny.model("bert", head=AutoModel)
         torch.manual_seed(seed)
-        student: Any = line._student(recipe.stages[1], None, before)
+        student: Any = line.student(recipe.stages[1], before, None)
         drawn.append(student.classifier.weight)
     assert torch.equal(*drawn)
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from compress.commands.distill import StageModels
 from compress.exporters.artifact import Bundle
 from compress.pruning.stage import recorded
-from compress.stages import StageModels
 from tests import children, command, pruning_given, tiny
 from tests.pruning_given import pruned
 
@@ -165,17 +165,17 @@ def test_a_run_killed_before_any_stage_continues_to_the_same_weights(
     stage: str, whole: Path, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = {"layers": 3, "hidden": 0.5, "heads": 0.5, "ffn": 24}
-    student = StageModels._student
+    student = StageModels.student
 
     def dies(self: StageModels, at: Any, *rest: Any) -> Any:
         if at.name == stage:
             raise Killed
         return student(self, at, *rest)
 
-    monkeypatch.setattr(StageModels, "_student", dies)
+    monkeypatch.setattr(StageModels, "student", dies)
     with pytest.raises(Killed):
         pruned(given, tmp_path / "run", **sizes)
-    monkeypatch.setattr(StageModels, "_student", student)
+    monkeypatch.setattr(StageModels, "student", student)
     run = pruned(given, tmp_path / "run", **sizes, resume=True)
     for each in STAGES:
         mine, theirs = weights(run, each), weights(whole, each)

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
+from compress.commands.distill import load_functions
 from compress.commands.prune import aimed
 from compress.config.recipe import Prune, Recipe
 from compress.errors import PruneError, RecipeError
 from compress.pruning.stage import on_the_way
 from compress.slicing.sizes import Sizes
-from compress.stages import check_functions
 from tests import tiny
 from tests.pruning_given import RECIPE
 
@@ -114,7 +114,9 @@ def test_a_stage_with_a_student_of_its_own_cannot_follow(tmp_path: Path) -> None
     ],
 )
 def test_importance_is_looked_up_before_anything_runs(tmp_path: Path, line: str, said: str) -> None:
-    (found,) = check_functions(recipe(tmp_path, f"stages.all.importance={line}"))
+    with pytest.raises(RecipeError) as refused:
+        load_functions(recipe(tmp_path, f"stages.all.importance={line}"), 1, None)
+    (found,) = refused.value.problems
     assert found.startswith("tiny: stages[2].importance: ")
     assert said in found
 

@@ -13,7 +13,7 @@ from compress.config import loader
 from compress.config.recipe import Recipe
 from compress.config.term import Term
 from compress.errors import RecipeError
-from compress.training.objective import check
+from compress.training.objective import check_terms
 
 GOOD: dict[str, Any] = {
     "paper": {"title": "A", "authors": "B", "year": 2020, "url": "https://example.org"},
@@ -278,7 +278,7 @@ def test_the_resolved_recipe_loads_to_an_equal_one(name: str, tmp_path: Path) ->
 def test_every_loss_and_option_exists(name: str) -> None:
     recipe = Recipe.load(name)
     stages = [recipe.teacher, *recipe.training]
-    assert [problem for stage in stages for problem in check(stage.objective, stage.name)] == []
+    assert [problem for stage in stages for problem in check_terms(stage.objective, stage.name)] == []
 
 
 @pytest.mark.parametrize("name", loader.names())

@@ -23,9 +23,9 @@ from compress.errors import TeacherError
 from compress.models.checkpoints import resolve
 from compress.models.teacher import Teacher, load
 from compress.training import finetune, teacher_check
+from compress.training.context import TrainingContext
 from compress.training.finetune import with_head
 from compress.training.run import Run
-from compress.training.stage import TrainingContext
 from compress.training.teacher_check import TeacherCheck, check_logits
 from tests import tiny
 

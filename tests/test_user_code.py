@@ -11,7 +11,7 @@ from compress.config import user_code
 from compress.config.recipe import Recipe
 from compress.errors import RecipeError
 from compress.nas import space_file
-from compress.training.objective import check, find_loss
+from compress.training.objective import check_terms, find_loss
 from tests import command, tiny
 from tests.command import Shelf, accepted, refused
 from tests.test_recipe import GOOD, written
@@ -77,7 +77,7 @@ def test_it_is_imported_from_the_folder_that_is_named(tmp_path: Path) -> None:
     loaded = Recipe.load(name, allow_code=code)
     (term,) = loaded.training[0].objective
     assert find_loss(term).function(3.0 * _one(), _one()) == 4.0
-    assert check([term], "here") == []
+    assert check_terms([term], "here") == []
     assert (loaded, loaded.to_yaml()) == (read, read.to_yaml()), "the code is no part of what a recipe is"
     assert "loss: mine.margin" in loaded.to_yaml()
     assert user_code.load(loaded, None) is loaded
@@ -93,7 +93,7 @@ def test_a_function_without_a_mark_is_told_what_it_reads(tmp_path: Path) -> None
     loaded = Recipe.load(recipe(tmp_path, loss="mine.plain", reads="layers"), allow_code=folder(tmp_path))
     assert find_loss(loaded.training[0].objective[0]).reading.signal == "layers"
     loaded = Recipe.load(recipe(tmp_path, loss="mine.plain"), allow_code=tmp_path / "code")
-    assert "does not say what it reads" in check(loaded.training[0].objective, "here")[0]
+    assert "does not say what it reads" in check_terms(loaded.training[0].objective, "here")[0]
 
 
 def test_modules_beside_it_and_packages_are_in_reach(tmp_path: Path) -> None:

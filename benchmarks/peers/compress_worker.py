@@ -17,8 +17,9 @@ from compress import Recipe, load_task
 from compress.data.collate import Collate
 from compress.models import student as students
 from compress.models import teacher as teachers
+from compress.training.context import TrainingContext
 from compress.training.run import Run
-from compress.training.stage import TrainingContext, run_stage
+from compress.training.stage import run_stage
 
 data, folder, steps, precision = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 LINES = """

@@ -1,38 +1,53 @@
-"""The straight line: teacher and recipe in, shipped and measured student out."""
+"""Distil a teacher into a student: load, check, run the recipe's stages, ship and measure."""
 
 import os
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from accelerate import PartialState
 from rich.console import Console
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel, set_seed
 
 from compress.commands import preflight
 from compress.commands.ship import BUDGETED_LIMIT, INT8_LIMIT, ship
-from compress.config import user_code
+from compress.config import reference, user_code
 from compress.config.limits import check_max_drop
-from compress.config.recipe import AnyStage, Recipe, Stage
-from compress.console import warn
+from compress.config.recipe import WHOLE, AnyStage, Prune, Recipe, Stage, StudentSpec, ancestor, spec_of
+from compress.config.reference import Call
+from compress.console import print_note, warn
+from compress.data import load_task
+from compress.data.collate import Collate
+from compress.data.corpus import load_corpus
+from compress.data.masking import Words
 from compress.data.objects import data_path, teacher_path
 from compress.data.task import Kind
 from compress.errors import RecipeError
-from compress.exporters.artifact import Bundle
+from compress.exporters.artifact import Bundle, check_parts
+from compress.models import checkpoints, heads
 from compress.models import precision as precisions
+from compress.models import student as students
 from compress.models import teacher as teachers
+from compress.models.flops import larger
+from compress.models.teacher import Teacher
 from compress.prompting.prompt import Prompt
 from compress.prompting.teacher import beginning, instructed
 from compress.provenance import command_line
-from compress.pruning.budget import checked, settled
-from compress.slicing.shape import positions
-from compress.stages import StageModels, check_functions
+from compress.pruning.budget import check_budget, resolve_budget
+from compress.pruning.stage import check_family, prune_stage, recorded, sizes_of
+from compress.slicing.shape import Shape, positions
+from compress.slicing.sizes import resized
 from compress.training.augment import asks_language_model
-from compress.training.context import opened, tutored
-from compress.training.objective import check
+from compress.training.context import TrainingContext, use_bf16
+from compress.training.finetune import check_head, general, load_general, load_task_teacher
+from compress.training.objective import check_terms
 from compress.training.run import Run
-from compress.training.stage import shares
+from compress.training.stage import run_stage, shares
 
 if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
@@ -90,8 +105,7 @@ def distill(
         resume=resume, allow_pickle=allow_pickle, allow_code=allow_code,
     )  # fmt: skip
     state = PartialState(cpu=on_cpu())
-    recipe = with_code(recipe, state.num_processes, allow_code)
-    checkpoint = teacher if prompt is None else beginning(recipe)
+    recipe = load_functions(recipe, state.num_processes, allow_code)
     number_format = precisions.choose(precision)
     identity = {
         "teacher": teacher, "prompt": prompt and prompt.model_dump(mode="json"), "data": data, "corpus": corpus,
@@ -101,52 +115,46 @@ def distill(
     }  # fmt: skip
     run = Run.open(Path(out), recipe, identity, resume=resume, main=state.is_main_process)
     with closing(run):
-        room = opened(
-            checkpoint, data, recipe, run,
+        base_teacher, context = load_inputs(
+            teacher if prompt is None else beginning(recipe), data, recipe, run,
             corpus=corpus, text=text, label=label, kind=kind, metric=metric, unlabelled=prompt is not None,
             number_format=number_format, allow_pickle=allow_pickle, console=console,
         )  # fmt: skip
-        given, material, strict = room.given, room.material, gate == "refuse"
-        check_lengths(recipe, given, tuned=prompt is None)
-        notes = StageModels(recipe, given, None, material, run).check()
+        check_lengths(recipe, base_teacher, tuned=prompt is None)
+        notes = StageModels(recipe, base_teacher, None, context, run).check()
         for note in notes:
             warn(console, note)
         if prompt is None:
-            tutor, seen = tutored(room, recipe, run, strict=strict)
+            task_teacher, teacher_check = load_task_teacher(base_teacher, recipe, context, run, strict=gate == "refuse")
         else:
             with state.main_process_first():  # the others find its answers
-                tutor, seen = instructed(
-                    teacher, prompt, given, material.data, seed=seed, bf16=material.bf16, strict=strict,
+                task_teacher, teacher_check = instructed(
+                    teacher, prompt, base_teacher, context.data, seed=seed, bf16=context.bf16, strict=gate == "refuse",
                     allow_pickle=allow_pickle, console=console,
                 )  # fmt: skip
-            run.confirm(teacher=tutor.digest)
-        sized = settled(recipe, tutor, material, run)
-        models = StageModels(sized, given, tutor, material, run)
-        student, remaining = models.resume(sized.stages)
-        for stage in remaining:
-            student = models.run_stage(stage, student, teacher_logits=seen.logits)
-        assert student is not None, "a recipe has a stage"
+            run.confirm(teacher=task_teacher.digest)
+        sized = resolve_budget(recipe, task_teacher, context, run)
+        models = StageModels(sized, base_teacher, task_teacher, context, run)
+        student = models.run_stages(sized.stages, teacher_logits=teacher_check.logits)
         if run.main:
             timed = recipe.target.speedup is not None or recipe.target.max_latency_ms is not None
             usual = BUDGETED_LIMIT if timed else INT8_LIMIT
             bundle = ship(
-                student, tutor, material, recipe=sized, run=run, notes=[*notes, *seen.notes],
+                student, task_teacher, context, recipe=sized, run=run, notes=[*notes, *teacher_check.notes],
                 started=started - run.before, int8_limit=usual if max_drop is None else max_drop,
             )  # fmt: skip
-            checked(bundle, recipe, tutor, material, run)
+            check_budget(bundle, recipe, task_teacher, context, run)
             run.finish()
         state.wait_for_everyone()
     return Bundle.load(run.path / "bundle")
 
 
 def on_cpu() -> bool:
-    """Whether training stays on the CPU: there is nothing else, or ACCELERATE_USE_CPU says so."""
-    import torch
-
+    """Return True if training stays on the CPU: there is nothing else, or ACCELERATE_USE_CPU says so."""
     return not torch.cuda.is_available() or bool(os.environ.get("ACCELERATE_USE_CPU"))
 
 
-def with_code(recipe: Recipe, processes: int, allow_code: str | Path | None) -> Recipe:
+def load_functions(recipe: Recipe, processes: int, allow_code: str | Path | None) -> Recipe:
     """Return the recipe with the user's own functions, imported after all else was checked. Raises RecipeError."""
     check_recipe(recipe, processes)
     loaded = user_code.load(recipe, allow_code)
@@ -154,30 +162,55 @@ def with_code(recipe: Recipe, processes: int, allow_code: str | Path | None) -> 
     return loaded
 
 
+_FUNCTIONS = {"rows": ("max_length", "rng"), "corrupt": (), "step": ("words", "shown"), "augment": ("rng",)}
+_PRUNE_FUNCTIONS: dict[str, tuple[str, ...]] = {"importance": ()}
+"""The arguments that stages themselves pass to each kind of function that a recipe names."""
+
+
 def check_recipe(recipe: Recipe, processes: int) -> None:
-    """Raise RecipeError for what only shows with papers and machine at hand: unknown losses and options, batches that
-    do not split. The user's own functions are passed over until they have been imported."""
-    problems = check_functions(recipe, absent=True)
-    for where, stage in _stages(recipe):
+    """Raise RecipeError for what shows once papers can be imported and the number of processes is known.
+
+    Unknown functions and options, a stage that learns from an earlier one that is not there, batches that do not split.
+    The user's own functions are passed over until they have been imported.
+    """
+    problems, calls = list[str](), list[tuple[str, Any, tuple[str, ...]]]()
+    specs: list[tuple[str, StudentSpec | None]] = [("student", recipe.student)]
+    for at, stage in enumerate(recipe.stages):
+        names = _FUNCTIONS if isinstance(stage, Stage) else _PRUNE_FUNCTIONS
+        calls += [(f"stages[{at}].{name}", getattr(stage, name), passed) for name, passed in names.items()]
         if not isinstance(stage, Stage):
             continue
-        problems += check(stage.objective, f"{recipe.name}: {where}", absent=True)
-        try:
-            shares(stage, processes)
-        except RecipeError as error:
-            problems += [f"{recipe.name}: {problem}" for problem in error.problems]
+        specs.append((f"stages[{at}].student", stage.student))
+        if stage.teacher == "previous" and stage.kind == "distill":
+            try:
+                ancestor(recipe.stages, stage)
+            except RecipeError as error:
+                problems += [f"{recipe.name}: stages[{at}]: {problem}" for problem in error.problems]
+    calls += [(f"{where}.init", spec.init, ("words",)) for where, spec in specs if spec and isinstance(spec.init, Call)]
+    for where, call, passed in calls:
+        if call is not None and not call.absent:
+            problems += reference.check(call, f"{recipe.name}: {where}", given=passed)
+    for where, stage in named_stages(recipe):
+        if isinstance(stage, Stage):
+            problems += check_terms(stage.objective, f"{recipe.name}: {where}", absent=True)
+            try:
+                shares(stage, processes)
+            except RecipeError as error:
+                problems += [f"{recipe.name}: {problem}" for problem in error.problems]
     if problems:
         raise RecipeError(problems)
 
 
-def check_lengths(recipe: Recipe, teacher: teachers.Teacher, *, tuned: bool = True) -> None:
-    """A text longer than the model has positions for would end the run in the middle of a stage. `tuned`: whether a
-    teacher without a head is fine-tuned."""
+def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> None:
+    """Raise RecipeError where a stage's texts are longer than the teacher has positions for.
+
+    tuned: a teacher without a head is fine-tuned.
+    """
     known = positions(teacher.model)
     problems = [
         f"{recipe.name}: {where}.max_length is {stage.max_length}; teacher {teacher.name} has {known} positions: "
         f"--set {where.replace('[', '.').rstrip(']')}.max_length={known}"
-        for where, stage in _stages(recipe)
+        for where, stage in named_stages(recipe)
         if known is not None
         and stage.max_length > known
         and not (stage is recipe.teacher and (teacher.trained or not tuned))
@@ -186,12 +219,186 @@ def check_lengths(recipe: Recipe, teacher: teachers.Teacher, *, tuned: bool = Tr
         raise RecipeError(problems)
 
 
-def _stages(recipe: Recipe) -> list[tuple[str, AnyStage]]:
-    """The stages that may run, by what `--set` calls them."""
-    named: list[tuple[str, AnyStage]] = [(f"stages[{i}]", stage) for i, stage in enumerate(recipe.stages)]
+def named_stages(recipe: Recipe) -> list[tuple[str, AnyStage]]:
+    """List the stages that may run, by the names that `--set` calls them."""
     speaks = any(
         (each.augment and asks_language_model(each.augment))
         or (each.kind == "distill" and each.teacher == "general" and each.head == "masked_lm")
         for each in recipe.training
     )
-    return [("teacher", recipe.teacher), *([("teacher_lm", recipe.teacher_lm)] if speaks else []), *named]
+    before: list[tuple[str, AnyStage]] = [("teacher", recipe.teacher)]
+    before += [("teacher_lm", recipe.teacher_lm)] if speaks else []
+    return [*before, *((f"stages[{at}]", stage) for at, stage in enumerate(recipe.stages))]
+
+
+def load_inputs(
+    checkpoint: str,
+    data: str,
+    recipe: Recipe,
+    run: Run,
+    *,
+    corpus: str | None = None,
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    kind: Kind | None = None,
+    metric: str | None = None,
+    unlabelled: bool = False,
+    number_format: str = "fp32",
+    allow_pickle: bool = False,
+    console: Console,
+) -> tuple[Teacher, TrainingContext]:
+    """Load the base teacher and what the stages share. Each file is fetched by the first process.
+
+    Raises TeacherError, DataError.
+    """
+    with PartialState().main_process_first():
+        folder = checkpoints.resolve(checkpoint, allow_pickle=allow_pickle)
+        task_data = load_task(
+            data, text=text, label=label, kind=kind, metric=metric, seed=run.seed, unlabelled=unlabelled
+        )
+        base_teacher = teachers.load(checkpoint, folder, task_data.task, allow_pickle=allow_pickle)
+        texts = load_corpus(corpus) if corpus else None
+    read = {"student" if unlabelled else "teacher": base_teacher.digest, "data": task_data.fingerprint}
+    run.confirm(**read, **({"corpus": texts.fingerprint} if texts else {}))
+    for note in task_data.notes:
+        print_note(console, note)
+    tokenizer = base_teacher.tokenizer
+    bf16 = use_bf16(number_format, recipe, base_teacher, console)
+    context = TrainingContext(
+        task_data, texts, tokenizer, Collate(tokenizer), bf16, console, base_teacher=base_teacher,
+        masked_lm=lambda: general(base_teacher, "masked_lm", recipe.teacher_lm, context, run),
+    )  # fmt: skip
+    return base_teacher, context
+
+
+@dataclass(frozen=True)
+class StageModels:
+    """The models of a recipe's stages: which student each is given, and which teacher it learns from.
+
+    base_teacher   the teacher as the user named it
+    task_teacher   the same with a head for the task; None where the run has no task
+    """
+
+    recipe: Recipe
+    base_teacher: Teacher
+    task_teacher: Teacher | None
+    context: TrainingContext
+    run: Run
+
+    def resume(self, stages: Sequence[AnyStage]) -> tuple[PreTrainedModel | None, list[AnyStage]]:
+        """Load the model of the last of `stages` that the run has finished (None: of none); list those still to run."""
+        done, remaining = self.run.remaining(stages, self.context.console)
+        if done is None:
+            return None, remaining
+        return heads.load(done, stages[-len(remaining) - 1].head, self.context.kind), remaining
+
+    def run_stages(self, stages: Sequence[AnyStage], *, teacher_logits: Any = None) -> PreTrainedModel:
+        """Run what is left of `stages`, and return the model that the last one leaves."""
+        student, remaining = self.resume(stages)
+        for stage in remaining:
+            if isinstance(stage, Prune):
+                student = self.prune(stage, student)
+                continue
+            teacher = self.teacher(stage)
+            student = self.student(stage, student, teacher)
+            student = run_stage(
+                stage, student, teacher, self.context, self.run,
+                teacher_logits=teacher_logits, origin_D=self.origin(stage, student),
+            )  # fmt: skip
+        assert student is not None, "a recipe has a stage"
+        return student
+
+    def teacher(self, stage: Stage) -> Teacher | None:
+        """Load the teacher that this stage learns from; None where it learns from text or labels alone."""
+        if stage.kind != "distill":
+            return None
+        if stage.teacher == "task":
+            if self.task_teacher is None:
+                raise RecipeError(
+                    [f"{self.recipe.name}: stage {stage.name} learns from the task's teacher: give --data"]
+                )
+            return self.task_teacher
+        if stage.teacher == "general":
+            teacher = general(self.base_teacher, stage.head, self.recipe.teacher_lm, self.context, self.run)
+        else:
+            before = ancestor(self.recipe.stages, stage)
+            teacher = load_general(before.name, self._result(before), stage.head, kind=self.context.kind)
+        for name in ("id2label", "label2id", "problem_type"):  # students built from it end in the task's head
+            setattr(teacher.model.config, name, getattr(self.base_teacher.model.config, name))
+        teacher.model.to(PartialState().device)
+        return teacher
+
+    def student(self, stage: AnyStage, before: PreTrainedModel | None, teacher: Teacher | None) -> PreTrainedModel:
+        """Build the student of this stage, or put the stage's head on the model that the stage before left."""
+        set_seed(self.run.seed)  # a new head's weights do not depend on whether the stage before ran just now
+        spec = spec_of(self.recipe, stage)
+        if spec is None:
+            assert before is not None, "only a first stage has none before it"
+            return heads.under(before, stage.head, self.context.kind)
+        source = teacher or self.task_teacher or self.base_teacher
+        words = Words.of(self.base_teacher.tokenizer) if isinstance(spec.init, Call) else None
+        student = students.build(spec, source.model, head=stage.head, kind=self.context.kind, words=words)
+        last = self.recipe.stages[-1]
+        if last.head == "task" and self.context.kind is not None:
+            check_parts(student, self.base_teacher.tokenizer, self.context.data.task, last.max_length)
+        return student
+
+    def prune(self, stage: Prune, before: PreTrainedModel | None) -> PreTrainedModel:
+        """Cut the model down to the sizes of this stage. Its teacher is the model that its first stage was given."""
+        model = self.student(stage, before, None)
+        sizes = sizes_of(stage, self.recipe, self.base_teacher.model.config)
+        uneven = self.recipe.target.uneven and stage.way == 1
+        last = self._last_pruned(stage)
+        record = recorded(self._result(last)) if last is not None else None
+        return prune_stage(
+            stage, model, self.task_teacher, self.context, self.run, sizes=sizes, uneven=uneven, before=record
+        )
+
+    def origin(self, stage: Stage, student: PreTrainedModel) -> Tensor | None:
+        """Return the teacher's dimension for each one of the width of a student that was cut out of it."""
+        if not self.recipe.pruning:
+            return None
+        last = self._last_pruned(stage)
+        if last is None:
+            return torch.arange(Shape.of(student.config).hidden)
+        return torch.tensor(recorded(self._result(last))["of_teacher"]["hidden"])
+
+    def _last_pruned(self, stage: AnyStage) -> Prune | None:
+        """Find the last prune stage before this one."""
+        until = self.recipe.stages[: self.recipe.stages.index(stage)]
+        return next((each for each in reversed(until) if isinstance(each, Prune)), None)
+
+    def _result(self, stage: AnyStage) -> Path:
+        """Find the folder that an earlier stage left; where it is damaged, or gone, the stage makes it again."""
+        if not self.run.done(stage.name, self.context.console):
+            self.run_stages(self.recipe.stages[: self.recipe.stages.index(stage) + 1])
+        return self.run.result(stage.name)
+
+    def check(self) -> list[str]:
+        """Check every stage's student and teacher before anything is trained; return warnings of those that can be.
+
+        Raises StudentError or PruneError where a student cannot be made, TeacherError where the teacher lacks a head.
+        """
+        configs: dict[str, PreTrainedConfig] = {}
+        config, notes = self.base_teacher.model.config, list[str]()
+        if self.recipe.pruning:
+            check_family(self.base_teacher.model, uneven=self.recipe.target.uneven)
+        for stage in self.recipe.stages:
+            if isinstance(stage, Prune):
+                if not self.recipe.target.budgets:  # which decide the sizes once there is a teacher
+                    sizes = sizes_of(stage, self.recipe, self.base_teacher.model.config)
+                    config = config if self.recipe.target.uneven else resized(config, sizes)
+                continue
+            if stage.kind == "distill" and stage.teacher == "general":
+                check_head(self.base_teacher, stage.head, self.context.kind)
+            if (spec := spec_of(self.recipe, stage)) is not None:
+                previous = stage.teacher == "previous" and stage.kind == "distill"
+                before = configs[ancestor(self.recipe.stages, stage).name] if previous else None
+                source = before or self.base_teacher.model.config
+                config = students.planned(spec, source)
+                prompted = spec.init == self.base_teacher.name  # the teacher is another model, which answers in words
+                if stage.kind == "distill" and spec != WHOLE and not prompted:
+                    notes += larger(stage.name, config, source)
+            heads.model_class(config, stage.head, self.context.kind)
+            configs[stage.name] = config
+        return notes

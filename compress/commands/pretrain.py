@@ -11,7 +11,7 @@ from accelerate import PartialState
 from rich.console import Console
 
 from compress.commands import preflight
-from compress.commands.distill import check_lengths, on_cpu, with_code
+from compress.commands.distill import StageModels, check_lengths, load_functions, on_cpu
 from compress.config import user_code
 from compress.config.recipe import Recipe
 from compress.console import warn
@@ -23,11 +23,10 @@ from compress.io import filled, usable
 from compress.models import checkpoints
 from compress.models import precision as precisions
 from compress.provenance import command_line
-from compress.stages import StageModels
 from compress.training import finetune
-from compress.training.context import in_bf16
+from compress.training.context import TrainingContext, use_bf16
 from compress.training.run import Run
-from compress.training.stage import TrainingContext, taken
+from compress.training.stage import taken
 
 if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
@@ -65,7 +64,7 @@ def pretrain(
         allow_pickle=allow_pickle, allow_code=allow_code,
     )  # fmt: skip
     state = PartialState(cpu=on_cpu())
-    recipe = with_code(preflight.without_task(recipe, corpus, data), state.num_processes, allow_code)
+    recipe = load_functions(preflight.without_task(recipe, corpus, data), state.num_processes, allow_code)
     number_format = precisions.choose(precision)
     identity = {
         "teacher": teacher, "data": data, "corpus": corpus, "seed": seed, "precision": number_format,
@@ -75,20 +74,25 @@ def pretrain(
     with closing(run):
         with state.main_process_first():
             folder = checkpoints.resolve(teacher, allow_pickle=allow_pickle)
-            given = finetune.load_general(teacher, folder, "encoder", allow_pickle=allow_pickle)
+            base_teacher = finetune.load_general(teacher, folder, "encoder", allow_pickle=allow_pickle)
             task_data = load_task(data, seed=seed) if data else None
             text = load_corpus(corpus) if corpus else None
         run.confirm(
-            teacher=given.digest,
+            teacher=base_teacher.digest,
             **({"data": task_data.fingerprint} if task_data else {}),
             **({"corpus": text.fingerprint} if text else {}),
         )
-        check_lengths(recipe, given)
-        collate = Collate(given.tokenizer)
-        material = TrainingContext(
-            task_data, text, given.tokenizer, collate, in_bf16(number_format, recipe, given, console), console
+        check_lengths(recipe, base_teacher)
+        collate = Collate(base_teacher.tokenizer)
+        context = TrainingContext(
+            task_data,
+            text,
+            base_teacher.tokenizer,
+            collate,
+            use_bf16(number_format, recipe, base_teacher, console),
+            console,
         )
-        models = StageModels(recipe, given, None, material, run)
+        models = StageModels(recipe, base_teacher, None, context, run)
         for note in models.check():
             warn(console, note)
         models.run_stages(recipe.stages)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from compress.benchmark.devices import open_device
 from compress.commands import preflight
-from compress.commands.distill import distill, on_cpu, with_code
+from compress.commands.distill import distill, load_functions, on_cpu
 from compress.config.loader import names
 from compress.config.recipe import BUDGETS, SIZES, Recipe, Stage, Target
 from compress.config.reference import options
@@ -87,7 +87,7 @@ def prune(
         recipe, teacher=model, out=out, data=data, seed=seed, resume=resume, allow_pickle=allow_pickle,
         allow_code=allow_code,
     )  # fmt: skip
-    recipe = with_code(recipe, PartialState(cpu=on_cpu()).num_processes, allow_code)
+    recipe = load_functions(recipe, PartialState(cpu=on_cpu()).num_processes, allow_code)
     setting = {"device": device, "threads": threads, "batch": batch, "seq": seq, "uneven": uneven}
     recipe = aimed(recipe, {**sizes, **budgets}, setting)
     if recipe.target.max_latency_ms is not None or recipe.target.speedup is not None:

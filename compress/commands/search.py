@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from accelerate import PartialState
 from rich.console import Console
+from transformers import PreTrainedModel
 
 from compress.benchmark.devices import Device, open_device
 from compress.commands import preflight
-from compress.commands.distill import check_lengths, check_recipe, on_cpu
+from compress.commands.distill import StageModels, check_lengths, check_recipe, load_inputs, on_cpu
 from compress.commands.ship import BUDGETED_LIMIT, ship
 from compress.config import user_code
-from compress.config.recipe import Recipe, Stage
+from compress.config.recipe import AnyStage, Recipe, Stage
 from compress.console import print_note
 from compress.data.objects import data_path, teacher_path
 from compress.data.task import Kind
@@ -36,8 +37,16 @@ from compress.nas.budget import Budget
 from compress.nas.config import NAME, Columns, SearchConfig
 from compress.nas.context import SearchContext, kept
 from compress.nas.costs import CostModel
-from compress.nas.evaluators import ScratchEvaluator, SupernetEvaluator
-from compress.nas.finalists import begun, clock, finish, shipped, shorten, shortlist, winner
+from compress.nas.evaluators import RunStages, ScratchEvaluator, StudentEvaluator, SupernetEvaluator
+from compress.nas.finalists import (
+    choose_winner,
+    distill_briefly,
+    distill_winner,
+    find_checkpoint,
+    ship_student,
+    shortlist,
+    time_finalists,
+)
 from compress.nas.schedule import TimeBudget
 from compress.nas.space import Shapes
 from compress.nas.space_file import Space
@@ -46,10 +55,9 @@ from compress.nas.worker import join, write_inputs
 from compress.provenance import command_line, redact
 from compress.records.search_report import SearchReport, TrialRecord
 from compress.slicing.plan import SlicePlan
-from compress.stages import StageModels
-from compress.training.context import opened, tutored
+from compress.training.context import TrainingContext
+from compress.training.finetune import load_task_teacher
 from compress.training.run import Run
-from compress.training.stage import TrainingContext
 
 if TYPE_CHECKING:
     import optuna
@@ -138,7 +146,7 @@ def search(
     )  # fmt: skip
     if PartialState(cpu=on_cpu()).num_processes > 1:
         raise SearchError("a search is one process: start more with `compress search --storage URL --worker`")
-    asked = SearchConfig.of(
+    config = SearchConfig.of(
         teacher=teacher, data=data, space=chosen, columns=Columns(text=text, label=label, kind=kind, metric=metric),
         budget=Budget(max_latency_ms=max_latency_ms, speedup=speedup, max_params=max_params, max_file_mb=max_file_mb,
                       min_score=min_score),
@@ -149,23 +157,25 @@ def search(
     )  # fmt: skip
     _check_counts(trials=trials, minutes=minutes, finalists=finalists, winners=winners)
     _check_study(storage, sampler)
-    asked = asked.with_code(allow_code)
-    run = Run.open(Path(out), asked, _identity(asked, sampler, storage), resume=resume, name=NAME)
-    with closing(run), open_as(asked.device) as place:
-        ledger = TimeBudget(run.path, parts(chosen), None if minutes is None else 60 * minutes)
-        desk = prepared(asked, run, ledger, place, strict=gate == "refuse", allow_pickle=allow_pickle, console=console)
-        with begin_study(desk, storage or run.path / STUDY, name or run.path.resolve().name, sampler) as study:
-            desk = desk.judged_by(judge(desk))
-            write_inputs(study, desk)
+    config = config.with_code(allow_code)
+    run = Run.open(Path(out), config, _identity(config, sampler, storage), resume=resume, name=NAME)
+    with closing(run), open_as(config.device) as place:
+        time_budget = TimeBudget(run.path, parts(chosen), None if minutes is None else 60 * minutes)
+        context = load_context(
+            config, run, time_budget, place, strict=gate == "refuse", allow_pickle=allow_pickle, console=console
+        )
+        with begin_study(context, storage or run.path / STUDY, name or run.path.resolve().name, sampler) as study:
+            context = context.with_student_evaluator(make_student_evaluator(context))
+            write_inputs(study, context)
             limit = TRIALS[chosen.mode] if trials is None and minutes is None else trials
-            found = tried(desk, study, trials=limit)
-            return finished(desk, study, found, place, finalists=finalists, winners=winners)
+            found = run_search(context, study, trials=limit)
+            return ship_winners(context, study, found, place, finalists=finalists, winners=winners)
 
 
-def prepared(
-    asked: SearchConfig,
+def load_context(
+    config: SearchConfig,
     run: Run,
-    ledger: TimeBudget,
+    time_budget: TimeBudget,
     place: Device | None,
     *,
     strict: bool,
@@ -177,64 +187,82 @@ def prepared(
     place: the device, which may be left out once shapes were measured. Raises SearchError where no shape keeps the
     budget.
     """
-    with ledger.part("preparation"):
-        recipe = _recipe(asked.space)
-        room = opened(
-            asked.teacher, asked.data, recipe, run,
-            **asked.columns.model_dump(), number_format=asked.training, allow_pickle=allow_pickle, console=console,
+    with time_budget.part("preparation"):
+        recipe = _recipe(config.space)
+        base_teacher, training = load_inputs(
+            config.teacher, config.data, recipe, run,
+            **config.columns.model_dump(), number_format=config.training, allow_pickle=allow_pickle, console=console,
         )  # fmt: skip
-        shapes = Shapes.of(asked.space, room.given.model.config)
+        shapes = Shapes.of(config.space, base_teacher.model.config)
         for line in shapes.dropped:
             print_note(console, line)
-        _check_stages(asked.space, recipe, room.given, room.material, run)
-        tutor, seen = tutored(room, recipe, run, strict=strict)
-    task = room.material.data.task
-    known = LatencyTable.load(run.path / "clocks", asked.precisions)
+        _check_stages(config.space, recipe, base_teacher, training, run)
+        task_teacher, teacher_check = load_task_teacher(base_teacher, recipe, training, run, strict=strict)
+    task = training.data.task
+    known = LatencyTable.load(run.path / "clocks", config.precisions)
     if known is None:
         if place is None:
             raise SearchError(f"{run.path}: has not measured its shapes yet; continue it with --resume")
-        with ledger.part("measuring"):
+        with time_budget.part("measuring"):
             say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-            segments = makes_segments(tutor.tokenizer)
-            known = clocks.measure(asked, shapes, place, kind=task.kind, segments=segments, say=say)
+            segments = makes_segments(task_teacher.tokenizer)
+            known = clocks.measure(config, shapes, place, kind=task.kind, segments=segments, say=say)
             known.save(run.path / "clocks")
-    costs = CostModel(asked, shapes, known, task.kind)
-    exam = Evaluator.of(task, room.material.data.validation, tutor.tokenizer, asked.max_length)
+    costs = CostModel(config, shapes, known, task.kind)
+    evaluator = Evaluator.of(task, training.data.validation, task_teacher.tokenizer, config.max_length)
     among = tuple(clocks.within(costs, train_supernet.DRAWN))
-    return SearchContext(asked, run, room.given, tutor, seen, room.material, exam, costs, among, ledger, ship)
+    run_stages = stage_runner(base_teacher, task_teacher, training)
+    return SearchContext(
+        config, run, task_teacher, teacher_check, training, evaluator, costs, among, time_budget, run_stages, ship
+    )
 
 
-def judge(desk: SearchContext) -> SupernetEvaluator | ScratchEvaluator:
-    """The supernet, trained now or in an earlier session; or what trains each choice."""
-    among = desk.among
-    if desk.search.space.mode == "supernet":
-        with desk.ledger.part("supernet"):
-            net = train_supernet.trained(
-                desk.costs, among, tutor=desk.tutor, material=desk.material, run=desk.run, ledger=desk.ledger
+def stage_runner(base_teacher: Teacher, task_teacher: Teacher, training: TrainingContext) -> RunStages:
+    """Return the function that runs stages of a recipe with these teachers, as `distill` does."""
+
+    def run_stages(recipe: Recipe, run: Run, stages: Sequence[AnyStage], teacher_logits: Any = None) -> PreTrainedModel:
+        models = StageModels(recipe, base_teacher, task_teacher, training, run)
+        return models.run_stages(stages, teacher_logits=teacher_logits)
+
+    return run_stages
+
+
+def make_student_evaluator(context: SearchContext) -> StudentEvaluator:
+    """Train the supernet, or load that of an earlier session; without one, fit the stage that trains each choice."""
+    among = context.among
+    if context.search.space.mode == "supernet":
+        with context.time_budget.part("supernet"):
+            net = train_supernet.train_supernet(
+                context.costs,
+                among,
+                task_teacher=context.task_teacher,
+                training=context.training,
+                run=context.run,
+                time_budget=context.time_budget,
             )
-        return SupernetEvaluator.of(desk.costs, net, desk.exam, desk.material)
-    largest = max(among, key=lambda choice: desk.costs.whole(choice).flops_per_token)
+        return SupernetEvaluator.of(context.costs, net, context.evaluator, context.training)
+    largest = max(among, key=lambda choice: context.costs.whole(choice).flops_per_token)
 
     def train(stage: Stage, scratch: Run) -> None:
-        recipe = desk.search.space.recipe("timing", [stage], desk.costs.shapes.spec(largest))
-        StageModels(recipe, desk.given, desk.tutor, desk.material, scratch).run_stages(recipe.stages)
+        recipe = context.search.space.recipe("timing", [stage], context.costs.shapes.spec(largest))
+        context.run_stages(recipe, scratch, recipe.stages)
 
-    with desk.ledger.part("trials"):
-        short = desk.search.space.short
-        (stage,) = desk.ledger.fit("trials", [short], desk.material.data, train, share=1 / LEAST_TRIALS)
+    with context.time_budget.part("trials"):
+        short = context.search.space.short
+        (stage,) = context.time_budget.fit("trials", [short], context.training.data, train, share=1 / LEAST_TRIALS)
     return ScratchEvaluator(
-        desk.costs, desk.given, desk.tutor, desk.material, desk.exam, desk.run.path / "trials", stage
+        context.costs, context.run_stages, context.training, context.evaluator, context.run.path / "trials", stage
     )  # fmt: skip
 
 
 @contextmanager
-def begin_study(desk: SearchContext, storage: str | Path, name: str, sampler: str) -> "Iterator[optuna.Study]":
+def begin_study(context: SearchContext, storage: str | Path, name: str, sampler: str) -> "Iterator[optuna.Study]":
     """The study of this search, begun or continued, and closed at the end."""
     study = open_study(
-        storage, name, desk.search.identity(),
-        objectives=desk.search.objectives, limits={str(limited): most for limited, most in desk.costs.limits().items()},
-        sampler=sampler, seed=desk.search.seed, say=desk.say,
-        owner=f"{platform.node()}:{desk.run.path.resolve()}",  # which this process has locked
+        storage, name, context.search.identity(),
+        objectives=context.search.objectives, limits={str(name): most for name, most in context.costs.limits().items()},
+        sampler=sampler, seed=context.search.seed, say=context.say,
+        owner=f"{platform.node()}:{context.run.path.resolve()}",  # which this process has locked
     )  # fmt: skip
     try:
         yield study
@@ -242,60 +270,60 @@ def begin_study(desk: SearchContext, storage: str | Path, name: str, sampler: st
         close_study(study)
 
 
-def tried(desk: SearchContext, study: "optuna.Study", *, trials: int | None) -> SearchReport:
+def run_search(context: SearchContext, study: "optuna.Study", *, trials: int | None) -> SearchReport:
     """The trials; the record and its page now and then, and at their end."""
     looked = [time.monotonic()]
-    anchors = record.anchored(desk)
+    anchors = record.anchored(context)
 
     def look(now: "optuna.Study") -> None:
         if time.monotonic() - looked[-1] > SHOWN:
-            record.keep(record.found(desk, now, anchors=anchors), desk.run.path)
-            desk.material.console.print(record.front_table(now))
+            record.keep(record.found(context, now, anchors=anchors), context.run.path)
+            context.training.console.print(record.front_table(now))
             looked[:] = [time.monotonic()]
 
     try:
-        with desk.ledger.part("trials"):
+        with context.time_budget.part("trials"):
             run_trials(
-                study, desk.judge,
-                trials=trials, seconds=desk.ledger.left("trials"), say=desk.say, watch=look,
+                study, context.student_evaluator,
+                trials=trials, seconds=context.time_budget.left("trials"), say=context.say, watch=look,
             )  # fmt: skip
     finally:  # an interruption, or a space without a shape that fits, leaves what was found
-        found = record.found(desk, study, anchors=anchors)
-        record.keep(found, desk.run.path)
+        found = record.found(context, study, anchors=anchors)
+        record.keep(found, context.run.path)
     return found
 
 
-def finished(
-    desk: SearchContext, study: "optuna.Study", found: SearchReport, place: Device, *, finalists: int, winners: int
+def ship_winners(
+    context: SearchContext, study: "optuna.Study", found: SearchReport, place: Device, *, finalists: int, winners: int
 ) -> SearchReport:
     """The best trained for a short while, measured, and the winners of these distilled fully, shipped and measured."""
 
     def kept(teacher_ms: float | None, **more: Any) -> SearchReport:
-        now = record.found(desk, study, teacher_ms=teacher_ms, anchors=found.anchors, **more)
-        record.keep(now, desk.run.path)
+        now = record.found(context, study, teacher_ms=teacher_ms, anchors=found.anchors, **more)
+        record.keep(now, context.run.path)
         return now
 
     points, notes = shortlist(found, max(finalists, winners)), list[str]()
-    if desk.search.space.mode == "supernet":
-        with desk.ledger.part("short distillations"):
-            shorten(desk, points)
-    with desk.ledger.part("timing finalists"):
-        teacher_ms = clock(desk, points, place)
+    if context.search.space.mode == "supernet":
+        with context.time_budget.part("short distillations"):
+            distill_briefly(context, points)
+    with context.time_budget.part("timing finalists"):
+        teacher_ms = time_finalists(context, points, place)
     now = kept(teacher_ms)
     for at in range(min(winners, len(points))):
-        best = now.point(desk.decided(at, partial(winner, now, points)))
+        best = now.point(context.decided(at, partial(choose_winner, now, points)))
         if over := now.exceeded(best):
             notes.append(f"Measured, no finalist keeps the budget: trial {best.number} is over in {', '.join(over)}.")
-            desk.say(notes[-1])
-        with desk.ledger.part("final"):
-            finish(desk, best, share=1 / (winners - at))
+            context.say(notes[-1])
+        with context.time_budget.part("final"):
+            distill_winner(context, best, share=1 / (winners - at))
         now = kept(teacher_ms, notes=notes)
-    with desk.ledger.part("timing finalists"):
-        teacher_ms = clock(desk, points, place)
-    now = kept(teacher_ms, notes=notes, winner=next(iter(desk.winners), None))
-    record.show(now, desk.material.console)
-    desk.run.finish()
-    desk.say(f"page: {desk.run.path / record.PAGE}")
+    with context.time_budget.part("timing finalists"):
+        teacher_ms = time_finalists(context, points, place)
+    now = kept(teacher_ms, notes=notes, winner=next(iter(context.winners), None))
+    record.show(now, context.training.console)
+    context.run.finish()
+    context.say(f"page: {context.run.path / record.PAGE}")
     return now
 
 
@@ -310,18 +338,18 @@ def parts(space: Space) -> schedule.Parts:
     return schedule.SUPERNET if space.mode == "supernet" else schedule.PLAIN
 
 
-def _check_stages(space: Space, recipe: Recipe, given: Teacher, material: TrainingContext, run: Run) -> None:
+def _check_stages(space: Space, recipe: Recipe, base_teacher: Teacher, training: TrainingContext, run: Run) -> None:
     """Raise what would end the recipe, of all the space's stages, in the middle, in the words of the space.
 
-    See `pipeline.check_recipe` and `StageModels.check`.
+    See `check_recipe` and `StageModels.check` of `commands.distill`.
     """
     if space.mode == "supernet":
-        SlicePlan.of(given.model)
+        SlicePlan.of(base_teacher.model)
     places = {f"stages[{at}]": where for at, where in enumerate(where for where in space.stages if where != "teacher")}
     try:
         check_recipe(recipe, 1)
-        check_lengths(recipe, given)
-        StageModels(recipe, given, None, material, run).check()
+        check_lengths(recipe, base_teacher)
+        StageModels(recipe, base_teacher, None, training, run).check()
     except RecipeError as error:
         problems = error.problems
         for stage, where in places.items():
@@ -330,11 +358,11 @@ def _check_stages(space: Space, recipe: Recipe, given: Teacher, material: Traini
         raise RecipeError(problems) from error
 
 
-def _identity(asked: SearchConfig, sampler: str, storage: str | None) -> dict[str, Any]:
+def _identity(config: SearchConfig, sampler: str, storage: str | None) -> dict[str, Any]:
     return {
-        "teacher": asked.teacher, "data": asked.data, "seed": asked.seed, "precision": asked.training,
-        "columns": list(asked.columns.model_dump(mode="json").values()), "sampler": sampler,
-        "storage": None if storage is None else redact(storage), "code": user_code.digests(asked.space),
+        "teacher": config.teacher, "data": config.data, "seed": config.seed, "precision": config.training,
+        "columns": list(config.columns.model_dump(mode="json").values()), "sampler": sampler,
+        "storage": None if storage is None else redact(storage), "code": user_code.digests(config.space),
         "command": command_line(),
     }  # fmt: skip
 
@@ -363,7 +391,15 @@ def work(
 ) -> None:
     """Join the search in this storage and evaluate shapes for it: see `nas.worker.join`."""
     PartialState(cpu=on_cpu())
-    join(storage, name=name, weights=weights, minutes=minutes, allow_code=allow_code, console=console)
+    join(
+        storage,
+        name=name,
+        weights=weights,
+        minutes=minutes,
+        allow_code=allow_code,
+        console=console,
+        stage_runner=stage_runner,
+    )
 
 
 def show(
@@ -383,7 +419,7 @@ def show(
     trial or its shape could not be judged.
     """
     console = console or Console(quiet=True)
-    asked, found = SearchConfig.read(study), record.read(study)
+    config, found = SearchConfig.read(study), record.read(study)
     point = found.point(number)
     if not point.choice or point.state == "failed":
         raise SearchError(
@@ -393,14 +429,16 @@ def show(
     known = kept(study, number)
     if known.bundle is None or (train and "final" not in known.scores):
         facts = load_json(study / "run.json", f"Put back a whole copy of it; the trials are still told of: {study}")
-        run = Run.open(study, asked, facts, resume=True, name=NAME)
+        run = Run.open(study, config, facts, resume=True, name=NAME)
         try:
-            asked = asked.with_code(allow_code)
-            ledger = TimeBudget(study / "students" / str(number), parts(asked.space), None)  # not the search's own time
-            ledger.folder.mkdir(parents=True, exist_ok=True)
-            desk = prepared(asked, run, ledger, None, strict=False, allow_pickle=False, console=console)
-            desk = desk.judged_by(judge(desk))
-            bundle = finish(desk, point) if train else _as_it_is(desk, point)
+            config = config.with_code(allow_code)
+            time_budget = TimeBudget(
+                study / "students" / str(number), parts(config.space), None
+            )  # not the search's own time
+            time_budget.folder.mkdir(parents=True, exist_ok=True)
+            context = load_context(config, run, time_budget, None, strict=False, allow_pickle=False, console=console)
+            context = context.with_student_evaluator(make_student_evaluator(context))
+            bundle = distill_winner(context, point) if train else _as_it_is(context, point)
             record.keep(_with(found, number, study), study)
         finally:
             run.close()
@@ -409,16 +447,16 @@ def show(
     return bundle.copied(out)
 
 
-def _as_it_is(desk: SearchContext, point: TrialRecord) -> Bundle:
+def _as_it_is(context: SearchContext, point: TrialRecord) -> Bundle:
     """Of the training that it had in the search."""
-    space, short = desk.search.space, "short" in desk.kept(point.number).scores
-    student = heads.load(begun(desk, point), "task", desk.material.kind)
+    space, short = context.search.space, "short" in context.kept(point.number).scores
+    student = heads.load(find_checkpoint(context, point), "task", context.training.kind)
     stages = [stage for stage in (space.supernet, space.short) if stage is not None]
     had = f"a short distillation, stage `{space.short.name}`"
     if space.mode == "supernet" and not short:
         stages, had = stages[:1], f"the supernet's training, stage `{stages[0].name}`, of which it is a part"
     note = f"Its only training was {had}; the search's final distillation was left out."
-    return shipped(desk, point, student, stages, began=time.time(), note=note)
+    return ship_student(context, point, student, stages, began=time.time(), note=note)
 
 
 def _with(found: SearchReport, number: int, study: Path) -> SearchReport:

@@ -37,9 +37,10 @@ from compress.records.run_report import Report, Row
 from compress.reporting.html import render_html
 from compress.reporting.remarks import warnings
 from compress.reporting.tables import render_table
+from compress.training.context import TrainingContext
 from compress.training.logging import curves, mend
 from compress.training.run import Run
-from compress.training.stage import Trained, TrainingContext, taken
+from compress.training.stage import Trained, taken
 
 LENGTHS = (128, 32)
 """Tokens at which latency is measured, one text and one thread at a time; at most what the bundle was made for."""
@@ -64,7 +65,7 @@ class Examined:
 class Room:
     """Where models are examined: the measured rows, and, where a threshold must be chosen, those that choose it."""
 
-    exam: Evaluator
+    evaluator: Evaluator
     chosen: Evaluator | None
 
     def examined(
@@ -72,14 +73,14 @@ class Room:
     ) -> Examined:
         """Thresholds are chosen where the weights were: on the validation split, for each model by itself."""
         threshold = self.chosen.threshold(ask(self.chosen.rows)) if self.chosen else None
-        return Examined(name, ask(self.exam.rows), threshold, model, file, parameters(model))
+        return Examined(name, ask(self.evaluator.rows), threshold, model, file, parameters(model))
 
 
 def measure(
     bundle: Bundle,
-    tutor: Teacher,
+    task_teacher: Teacher,
     student: PreTrainedModel,
-    material: TrainingContext,
+    context: TrainingContext,
     *,
     recipe: Recipe,
     run: Run,
@@ -91,40 +92,43 @@ def measure(
 
     On the test split, or the validation split where there is none with labels. `seconds`: wall time of the run so far.
     """
-    data, length = material.data, bundle.manifest.max_length
-    mend(run.path / "log.jsonl", partial(warn, material.console))
+    data, length = context.data, bundle.manifest.max_length
+    mend(run.path / "log.jsonl", partial(warn, context.console))
     name, split = ("validation", data.validation) if data.test is None else ("test", data.test)
-    material.console.print(f"measuring on {len(split):,} {name} rows")
+    context.console.print(f"measuring on {len(split):,} {name} rows")
     elsewhere = data.task.unanswerable and data.test is not None
-    chosen = Evaluator.of(data.task, data.validation, tutor.tokenizer, length) if elsewhere else None
-    room = Room(Evaluator.of(data.task, split, tutor.tokenizer, length), chosen)
-    material.console.print(f"scoring {tutor.name}", highlight=False, markup=False)
-    teacher, note = _teacher(tutor, material, room, bundle, run.path / "teacher" / "model.onnx")
+    chosen = Evaluator.of(data.task, data.validation, task_teacher.tokenizer, length) if elsewhere else None
+    room = Room(Evaluator.of(data.task, split, task_teacher.tokenizer, length), chosen)
+    context.console.print(f"scoring {task_teacher.name}", highlight=False, markup=False)
+    teacher, note = _teacher(task_teacher, context, room, bundle, run.path / "teacher" / "model.onnx")
     students = []
     for which, path in bundle.files().items():
-        material.console.print(f"scoring student {which}", highlight=False)
+        context.console.print(f"scoring student {which}", highlight=False)
         students.append(room.examined(f"student {which}", _asked(bundle, path), student, path))
     files = {each.name: each.file for each in (teacher, *students) if each.file is not None}
     lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
-    material.console.print(f"timing {len(files)} files at {', '.join(map(str, lengths))} tokens", highlight=False)
-    with material.console.status("timing") as status:  # a line that is not there but on a terminal
+    context.console.print(f"timing {len(files)} files at {', '.join(map(str, lengths))} tokens", highlight=False)
+    with context.console.status("timing") as status:  # a line that is not there but on a terminal
         times = race(files, [Setting(threads=1, batch=1, seq=each) for each in lengths], say=status.update)
-    spent = {stage.name: taken(run, stage.name, material.console) for stage in (recipe.teacher, *recipe.stages)}
+    spent = {stage.name: taken(run, stage.name, context.console) for stage in (recipe.teacher, *recipe.stages)}
     rows = [
         *(Row(each, "baseline", found) for each, found in baselines.baselines(data, split).items()),
-        _row(teacher, room.exam, times, [spent[recipe.teacher.name]]),
-        *(_row(each, room.exam, times, [spent[stage.name] for stage in recipe.stages], teacher) for each in students),
+        _row(teacher, room.evaluator, times, [spent[recipe.teacher.name]]),
+        *(
+            _row(each, room.evaluator, times, [spent[stage.name] for stage in recipe.stages], teacher)
+            for each in students
+        ),
     ]
     batches = [
-        material.collate([room.exam.rows[i] for i in range(at, min(at + 8, len(room.exam.rows)))])
-        for at in range(0, min(64, len(room.exam.rows)), 8)
+        context.collate([room.evaluator.rows[i] for i in range(at, min(at + 8, len(room.evaluator.rows)))])
+        for at in range(0, min(64, len(room.evaluator.rows)), 8)
     ]
     noisy = [f"{time.name}, {time.setting}: {time.noise}" for time in times if time.noisy]
     noisy += dict.fromkeys(f"{time.setting}: {time.busy}" for time in times if time.busy)
     return Report(
-        title=f"{recipe.name}: {tutor.name} on {data.name}",
+        title=f"{recipe.name}: {task_teacher.name} on {data.name}",
         recipe=recipe.name,
-        teacher=tutor.name,
+        teacher=task_teacher.name,
         data=data.name,
         kind=data.task.kind,
         metric=data.task.metric,
@@ -154,19 +158,21 @@ def measure(
 
 
 def _teacher(
-    tutor: Teacher, material: TrainingContext, room: Room, bundle: Bundle, file: Path
+    task_teacher: Teacher, context: TrainingContext, room: Room, bundle: Bundle, file: Path
 ) -> tuple[Examined, str | None]:
     """The teacher, run from an ONNX `file` of its own; by torch where that cannot be, with a note of why."""
-    if tutor.asked is not None:
-        said = tutor.asked.of(room.exam.split)
-        return Examined(tutor.name, said, None, parameters=tutor.asked.parameters), None
-    model = teachers.load(tutor.name, tutor.folder, material.data.task, allow_pickle=tutor.pickled).model
-    why = _export(model, tutor, file)
+    if task_teacher.asked is not None:
+        said = task_teacher.asked.of(room.evaluator.split)
+        return Examined(task_teacher.name, said, None, parameters=task_teacher.asked.parameters), None
+    model = teachers.load(
+        task_teacher.name, task_teacher.folder, context.data.task, allow_pickle=task_teacher.pickled
+    ).model
+    why = _export(model, task_teacher, file)
     if why is None:
-        return room.examined(tutor.name, _asked(bundle, file), model, file), None
-    ask = partial(metrics.logits, model, collate=material.collate)
+        return room.examined(task_teacher.name, _asked(bundle, file), model, file), None
+    ask = partial(metrics.logits, model, collate=context.collate)
     return (
-        room.examined(tutor.name, ask, model, None),
+        room.examined(task_teacher.name, ask, model, None),
         f"The teacher was scored by torch and has no latency here. {why}",
     )
 
@@ -180,7 +186,7 @@ def _asked(bundle: Bundle, file: Path) -> Callable[[Dataset], NDArray[np.float32
 
 def _row(
     one: Examined,
-    exam: Evaluator,
+    evaluator: Evaluator,
     times: Sequence[Latency],
     spent: Sequence[Trained | None],
     teacher: Examined | None = None,
@@ -188,7 +194,7 @@ def _row(
     """A line of the report; of a student, when it is told the teacher."""
     agreement = None
     if teacher is not None:
-        agreement = exam.agreement(one.logits, teacher.logits, thresholds=(one.threshold, teacher.threshold))
+        agreement = evaluator.agreement(one.logits, teacher.logits, thresholds=(one.threshold, teacher.threshold))
     measured: dict[str, Any] = {}
     if one.file is not None and one.model is not None:
         measured = {
@@ -202,10 +208,10 @@ def _row(
     return Row(
         name=one.name,
         role="student" if teacher else "teacher",
-        score=exam.scores(one.logits, threshold=one.threshold),
+        score=evaluator.scores(one.logits, threshold=one.threshold),
         agreement=agreement,
         parameters=one.parameters,
-        classes=exam.by_class(one.logits),
+        classes=evaluator.by_class(one.logits),
         **measured,
     )
 
@@ -263,13 +269,13 @@ def _four(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def _export(teacher: PreTrainedModel, tutor: Teacher, path: Path) -> str | None:
+def _export(teacher: PreTrainedModel, task_teacher: Teacher, path: Path) -> str | None:
     """Write the teacher's ONNX file with its config beside it, or say why that cannot be done."""
     path.parent.mkdir(exist_ok=True)
     with naming(path.parent):
         teacher.config.save_pretrained(path.parent)
     try:
-        to_onnx(teacher, path, segments=makes_segments(tutor.tokenizer))
+        to_onnx(teacher, path, segments=makes_segments(task_teacher.tokenizer))
     except ExportError as error:
         return str(error)
     return None
@@ -310,8 +316,8 @@ BUDGETED_LIMIT = 0.005
 
 def ship(
     student: PreTrainedModel,
-    tutor: Teacher,
-    material: TrainingContext,
+    task_teacher: Teacher,
+    context: TrainingContext,
     *,
     recipe: Recipe,
     run: Run,
@@ -325,38 +331,38 @@ def ship(
     the two with what it must leave in float32; it is certified on the validation split that decided so. The bundle gets
     its name when all of that is in it. `started`: time.time() of the run's start.
     """
-    data, length, console = material.data, recipe.stages[-1].max_length, material.console
-    threads, place = os.cpu_count() or 1, run.path / "bundle"
+    data, console, tokenizer = context.data, context.console, task_teacher.tokenizer
+    length, threads, place = recipe.stages[-1].max_length, os.cpu_count() or 1, run.path / "bundle"
     with building(place) as folder:
         bundle = Bundle.write(
-            folder, model=student.cpu(), tokenizer=tutor.tokenizer, task=data.task, max_length=length,
-            recipe=recipe.to_yaml(), card={"name": f"{recipe.name} student of {tutor.name}"},
+            folder, model=student.cpu(), tokenizer=tokenizer, task=data.task, max_length=length,
+            recipe=recipe.to_yaml(), card={"name": f"{recipe.name} student of {task_teacher.name}"},
         )  # fmt: skip
-        exam = Evaluator.of(data.task, data.validation, tutor.tokenizer, length)
+        evaluator = Evaluator.of(data.task, data.validation, tokenizer, length)
         bundle, mixed, method = keep_score(
-            bundle, exam, limit=int8_limit, threads=threads,
-            rows=lambda: Evaluator.of(data.task, data.train, tutor.tokenizer, length).spread(CALIBRATION_ROWS).rows,
+            bundle, evaluator, limit=int8_limit, threads=threads,
+            rows=lambda: Evaluator.of(data.task, data.train, tokenizer, length).spread(CALIBRATION_ROWS).rows,
         )  # fmt: skip
         if mixed.keep:
             warn(console, mixed.price())
             notes = [*notes, f"{mixed.price()} They are: {', '.join(mixed.keep)}."]
         if data.task.unanswerable:
-            bundle = bundle.with_threshold(exam.threshold(bundle.logits(exam.rows, threads=threads)))
+            bundle = bundle.with_threshold(evaluator.threshold(bundle.logits(evaluator.rows, threads=threads)))
         with open_device("local") as here:
             proof = certify(
-                bundle, "int8", exam, max_drop=int8_limit, device=here, method=method,
+                bundle, "int8", evaluator, max_drop=int8_limit, device=here, method=method,
                 split="validation", data=data.name, kept=mixed.keep, cost=mixed.cost,
             )  # fmt: skip
         bundle, proof = signed(bundle, "int8", proof)  # before the file is measured: it is another one from here on
         report = measure(
-            bundle, tutor, student, material,
+            bundle, task_teacher, student, context,
             recipe=recipe, run=run, notes=notes, command=command_line(), seconds=time.time() - started,
         )  # fmt: skip
         report = replace(report, certificates=(proof,), sensitivity=mixed.sensitivity)
         bundle = bundle.attach("report.json", report.to_json())
-        if tutor.asked is not None:
-            bundle = bundle.attach("prompt.yaml", tutor.asked.prompt)
-        bundle.attach("README.md", bundle.card(card(report, recipe, tutor.name)))
+        if task_teacher.asked is not None:
+            bundle = bundle.attach("prompt.yaml", task_teacher.asked.prompt)
+        bundle.attach("README.md", bundle.card(card(report, recipe, task_teacher.name)))
     with written(run.path / "report.html") as page:
         page.write_text(render_html(report), encoding="utf-8")
     console.print(render_table(report, console.width))

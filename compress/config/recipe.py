@@ -374,8 +374,8 @@ class Recipe(Frozen):
         allow_code   the folder of the user's own functions that the recipe names (or an installed package): they are
                      imported last, and only then. Left out, none is.
 
-        Raises RecipeError with every problem found. Losses of papers are looked up by `objective.check`, which needs
-        torch.
+        Raises RecipeError with every problem found. Losses of papers are looked up by `objective.check_terms`, which
+        needs torch.
         """
         path = locate(str(name))
         tree = extended(path)

@@ -54,7 +54,7 @@ class Term:
         options: Mapping[str, Any] | None = None,
         code: Callable[..., Any] | None = None,
         **more: Any,
-    ) -> None:  # `more` hides no typo: options are checked against the loss's own, see objective.check
+    ) -> None:  # `more` hides no typo: options are checked against the loss's own, see objective.check_terms
         values = {
             "loss": loss, "weight": weight, "layers": layers, "project": project, "only": only, "reads": reads,
             "options": {**(options or {}), **more}, "code": code,

@@ -1,4 +1,4 @@
-"""What the later phases of a search work with: its models, data and judge, and what is kept of each student."""
+"""The state that the phases of a search share: its models, data and evaluators, and the records of its students."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +19,12 @@ from compress.models.saving import save_tokenizer
 from compress.models.teacher import Teacher
 from compress.nas.config import SearchConfig
 from compress.nas.costs import CostModel
-from compress.nas.evaluators import ScratchEvaluator, SupernetEvaluator
+from compress.nas.evaluators import RunStages, ScratchEvaluator, StudentEvaluator
 from compress.nas.schedule import TimeBudget
 from compress.nas.space import Choice
 from compress.records.search_report import Stage
+from compress.training.context import TrainingContext
 from compress.training.run import Run
-from compress.training.stage import TrainingContext
 from compress.training.teacher_check import TeacherCheck
 
 FACTS, WINNERS = "student.json", "winners.json"
@@ -45,40 +45,40 @@ class Kept:
 
 @dataclass(frozen=True)
 class SearchContext:
-    """The search, its folder, and all that trains and judges its students.
+    """The search, its folder, and all that trains and scores its students.
 
-    exam: the validation rows; among: shapes that keep the budget; ship: `commands.ship.ship`
+    evaluator: the validation rows; among: shapes that keep the budget; ship: `commands.ship.ship`
     """
 
     search: SearchConfig
     run: Run
-    given: Teacher
-    tutor: Teacher
-    seen: TeacherCheck
-    material: TrainingContext
-    exam: Evaluator
+    task_teacher: Teacher
+    teacher_check: TeacherCheck
+    training: TrainingContext
+    evaluator: Evaluator
     costs: CostModel
     among: tuple[Choice, ...]
-    ledger: TimeBudget
+    time_budget: TimeBudget
+    run_stages: RunStages
     ship: Callable[..., Bundle]
-    _judge: SupernetEvaluator | ScratchEvaluator | None = None
+    _student_evaluator: StudentEvaluator | None = None
 
     @property
-    def judge(self) -> SupernetEvaluator | ScratchEvaluator:
-        """There is one once the supernet is trained."""
-        assert self._judge is not None, "the desk was given its judge"
-        return self._judge
+    def student_evaluator(self) -> StudentEvaluator:
+        """Return what scores the choices; there is one once the supernet is trained."""
+        assert self._student_evaluator is not None, "the context has its student evaluator"
+        return self._student_evaluator
 
-    def judged_by(self, judge: SupernetEvaluator | ScratchEvaluator) -> "SearchContext":
-        return replace(self, _judge=judge)
+    def with_student_evaluator(self, student_evaluator: StudentEvaluator) -> "SearchContext":
+        return replace(self, _student_evaluator=student_evaluator)
 
     def say(self, line: str) -> None:
-        self.material.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.training.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     @cached_property
     def tokens(self) -> float:
         """Mean length of the training rows."""
-        rows = self.material.rows(self.search.space.short, self.run.seed)
+        rows = self.training.rows(self.search.space.short, self.run.seed)
         return float(fmean(rows["length"][:]))
 
     def place(self, number: int) -> Run:
@@ -124,20 +124,20 @@ class SearchContext:
 
         Where a worker elsewhere trained those, they are trained again here.
         """
-        if isinstance(self.judge, ScratchEvaluator):
-            found = self.judge.trained(choice)
+        if isinstance(self.student_evaluator, ScratchEvaluator):
+            found = self.student_evaluator.trained(choice)
             if found is None:
-                self.material.console.print(f"trial {number} was trained elsewhere: training it again here")
-                for rung in range(self.judge.rungs):
-                    self.judge.score(choice, rung)
-                found = self.judge.trained(choice)
+                self.training.console.print(f"trial {number} was trained elsewhere: training it again here")
+                for rung in range(self.student_evaluator.rungs):
+                    self.student_evaluator.score(choice, rung)
+                found = self.student_evaluator.trained(choice)
             assert found is not None, "its last leg is done"
             return found
         folder = self.place(number).path / "subnet"
-        if not usable(folder, partial(warn, self.material.console)):
+        if not usable(folder, partial(warn, self.training.console)):
             with filled(folder, sealed=True) as new:
-                self.judge.net.extract(self.costs.shapes.sizes(choice)).save_pretrained(new)
-                save_tokenizer(new, self.material.tokenizer)
+                self.student_evaluator.net.extract(self.costs.shapes.sizes(choice)).save_pretrained(new)
+                save_tokenizer(new, self.training.tokenizer)
         return folder
 
 

@@ -1,7 +1,7 @@
-"""Who judges a search's choices: a supernet of which each is a part, or a short training of each by itself."""
+"""Score the students a search chooses: as parts of one supernet, or by a short training of each."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -14,14 +14,15 @@ from compress.data.task import TaskData
 from compress.evaluation import metrics
 from compress.evaluation.batches import Sheets
 from compress.evaluation.evaluator import Evaluator
-from compress.models.teacher import Teacher
 from compress.nas.costs import CostModel
 from compress.nas.schedule import planned
 from compress.nas.space import Choice, architecture_key
 from compress.nas.supernet import Supernet
-from compress.stages import StageModels
+from compress.training.context import TrainingContext
 from compress.training.run import Run
-from compress.training.stage import TrainingContext
+
+RunStages = Callable[..., PreTrainedModel]
+"""Run stages of a recipe in a run's folder and return the last model: (recipe, run, stages, teacher_logits=None)."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,14 @@ class SupernetEvaluator:
     bf16: bool
 
     @staticmethod
-    def of(costs: CostModel, whole: PreTrainedModel, exam: Evaluator, material: TrainingContext) -> "SupernetEvaluator":
-        """`exam`: the validation rows, `whole`: the supernet as its training left it."""
-        counts = [ceil(share * len(exam)) for share in costs.search.space.rungs]
+    def of(
+        costs: CostModel, whole: PreTrainedModel, evaluator: Evaluator, training: TrainingContext
+    ) -> "SupernetEvaluator":
+        """`evaluator`: the validation rows, `whole`: the supernet as its training left it."""
+        counts = [ceil(share * len(evaluator)) for share in costs.search.space.rungs]
         device = next(whole.parameters()).device
-        sheets = [Sheets.of(exam.spread(count), material.collate, device=device) for count in counts]
-        return SupernetEvaluator(costs, Supernet(whole.eval()), sheets, material.bf16)
+        sheets = [Sheets.of(evaluator.spread(count), training.collate, device=device) for count in counts]
+        return SupernetEvaluator(costs, Supernet(whole.eval()), sheets, training.bf16)
 
     @property
     def rungs(self) -> int:
@@ -58,10 +61,9 @@ class ScratchEvaluator:
     """
 
     costs: CostModel
-    given: Teacher
-    tutor: Teacher
-    material: TrainingContext
-    exam: Evaluator
+    run_stages: RunStages
+    training: TrainingContext
+    evaluator: Evaluator
     folder: Path
     stage: Stage
 
@@ -74,27 +76,27 @@ class ScratchEvaluator:
         run = Run(self.folder / key, self.costs.search.seed, main=True)
         run.path.mkdir(parents=True, exist_ok=True)
         recipe = space.recipe(f"trial {key}", self.legs, self.costs.shapes.spec(choice))
-        student = StageModels(recipe, self.given, self.tutor, self.material, run).run_stages(recipe.stages[: rung + 1])
+        student = self.run_stages(recipe, run, recipe.stages[: rung + 1])
         if rung:
             shutil.rmtree(run.stage(self.legs[rung - 1].name), ignore_errors=True)
-        return scored(student, self.exam, self.material)
+        return score_student(student, self.evaluator, self.training)
 
     def trained(self, choice: Choice) -> Path | None:
         """The folder of the student as its last leg left it; None where it is not here."""
         run = Run(self.folder / architecture_key(choice), self.costs.search.seed, main=True)
-        return run.remaining(self.legs, self.material.console)[0]
+        return run.remaining(self.legs, self.training.console)[0]
 
     @cached_property
     def legs(self) -> tuple[Stage, ...]:
-        return legs(self.stage, self.costs.search.space.rungs, self.material.data)
+        return split_stage(self.stage, self.costs.search.space.rungs, self.training.data)
 
 
 StudentEvaluator = ScratchEvaluator | SupernetEvaluator
 """Scores a choice: `rungs` times, on more rows or after more training each time; the last one is its score."""
 
 
-def legs(stage: Stage, rungs: Sequence[float], data: TaskData) -> tuple[Stage, ...]:
-    """The stage's steps in parts that end at these shares of them."""
+def split_stage(stage: Stage, rungs: Sequence[float], data: TaskData) -> tuple[Stage, ...]:
+    """Split the stage's steps into parts that end at these shares of them."""
     ends = [max(at + 1, round(share * planned(stage, data))) for at, share in enumerate(rungs)]
     lengths = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     return tuple(
@@ -103,7 +105,7 @@ def legs(stage: Stage, rungs: Sequence[float], data: TaskData) -> tuple[Stage, .
     )
 
 
-def scored(student: PreTrainedModel, exam: Evaluator, material: TrainingContext) -> float:
-    """The task's metric."""
-    logits = metrics.logits(student, exam.rows, material.collate, bf16=material.bf16)
-    return float(exam.scores(logits)[exam.task.metric])
+def score_student(student: PreTrainedModel, evaluator: Evaluator, training: TrainingContext) -> float:
+    """Compute the task's metric of a student on the validation rows."""
+    logits = metrics.logits(student, evaluator.rows, training.collate, bf16=training.bf16)
+    return float(evaluator.scores(logits)[evaluator.task.metric])

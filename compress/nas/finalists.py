@@ -20,11 +20,10 @@ from compress.exporters.onnx import makes_segments
 from compress.latency.measure import exported, race
 from compress.nas.context import SearchContext
 from compress.nas.costs import named
-from compress.nas.evaluators import ScratchEvaluator, scored
+from compress.nas.evaluators import ScratchEvaluator, score_student
 from compress.nas.record import unmet
 from compress.records.latency import Latency
 from compress.records.search_report import SearchReport, TrialRecord
-from compress.stages import StageModels
 from compress.training.run import Run
 
 KEEP = 0.97
@@ -51,79 +50,79 @@ def shortlist(found: SearchReport, count: int) -> list[TrialRecord]:
     return [found.point(point.number) for point in feasible[:count]]
 
 
-def shorten(desk: SearchContext, points: Sequence[TrialRecord]) -> None:
+def distill_briefly(context: SearchContext, points: Sequence[TrialRecord]) -> None:
     """A short distillation of each, from what the supernet made of it, as far as the time stated for them goes.
 
     Those that had theirs are left alone.
     """
     if not points:
         return
-    left, began = desk.ledger.left("short distillations"), time.monotonic()
-    stages = _fitted(desk, "short distillations", [desk.search.space.short], points[0], share=1 / len(points))
+    left, began = context.time_budget.left("short distillations"), time.monotonic()
+    stages = _fit_stages(context, "short distillations", [context.search.space.short], points[0], share=1 / len(points))
     for point in points:
-        if "short" in desk.kept(point.number).scores:
+        if "short" in context.kept(point.number).scores:
             continue
         if point is not points[0] and left is not None and time.monotonic() - began >= left:
-            desk.say(f"the time for short distillations is over: trial {point.number} and those after it have none")
+            context.say(f"the time for short distillations is over: trial {point.number} and those after it have none")
             return
-        desk.material.console.print(
+        context.training.console.print(
             f"short distillation of trial {point.number}: {named(point.choice)}", highlight=False
         )
-        student = trained(desk, point, stages, desk.untrained(point.number, point.choice))
-        desk.keep(point.number, scores={"short": scored(student, desk.exam, desk.material)})
+        student = train_student(context, point, stages, context.untrained(point.number, point.choice))
+        context.keep(point.number, scores={"short": score_student(student, context.evaluator, context.training)})
 
 
-def begun(desk: SearchContext, point: TrialRecord) -> Path:
+def find_checkpoint(context: SearchContext, point: TrialRecord) -> Path:
     """Find the student as its short distillation left it, which is made again where it is damaged; without one, as its
     trial knew it."""
-    short, place = desk.search.space.short, desk.place(point.number)
-    if "short" not in desk.kept(point.number).scores:
-        return desk.untrained(point.number, point.choice)
-    if not place.done(short.name, desk.material.console):
-        stages = _fitted(desk, "short distillations", [short], point, share=1.0)
-        trained(desk, point, stages, desk.untrained(point.number, point.choice))
+    short, place = context.search.space.short, context.place(point.number)
+    if "short" not in context.kept(point.number).scores:
+        return context.untrained(point.number, point.choice)
+    if not place.done(short.name, context.training.console):
+        stages = _fit_stages(context, "short distillations", [short], point, share=1.0)
+        train_student(context, point, stages, context.untrained(point.number, point.choice))
     return place.result(short.name)
 
 
-def trained(
-    desk: SearchContext, point: TrialRecord, stages: Sequence[Stage], begin: Path, run: Run | None = None
+def train_student(
+    context: SearchContext, point: TrialRecord, stages: Sequence[Stage], begin: Path, run: Run | None = None
 ) -> PreTrainedModel:
     """The student after `stages`, from the checkpoint in `begin`, kept in its directory, or in `run`."""
     spec = StudentSpec.model_validate({"init": str(begin)})
-    recipe = desk.search.space.recipe(f"trial {point.number}", stages, spec)
-    lineage = StageModels(recipe, desk.given, desk.tutor, desk.material, run or desk.place(point.number))
-    return lineage.run_stages(recipe.stages, teacher_logits=desk.seen.logits)
+    recipe = context.search.space.recipe(f"trial {point.number}", stages, spec)
+    run = run or context.place(point.number)
+    return context.run_stages(recipe, run, recipe.stages, teacher_logits=context.teacher_check.logits)
 
 
-def clock(desk: SearchContext, points: Sequence[TrialRecord], device: Device) -> float | None:
+def time_finalists(context: SearchContext, points: Sequence[TrialRecord], device: Device) -> float | None:
     """Time the points on the device in one race with the teacher: shipped files as they are, other shapes with random
     weights. What the teacher took, in ms."""
-    search, files = desk.search, dict[str, Path]()
+    search, files = context.search, dict[str, Path]()
     with ExitStack() as scratch:
         for precision in search.precisions:
-            configs = {"teacher": desk.costs.shapes.teacher} if precision == search.precision else {}
+            configs = {"teacher": context.costs.shapes.teacher} if precision == search.precision else {}
             for point in points:
-                bundle = desk.kept(point.number).bundle
-                if desk.costs.precision(point.choice) != precision:
+                bundle = context.kept(point.number).bundle
+                if context.costs.precision(point.choice) != precision:
                     continue
                 if bundle is None:
-                    configs[str(point.number)] = desk.costs.shapes.config(point.choice)
+                    configs[str(point.number)] = context.costs.shapes.config(point.choice)
                 else:
                     files[str(point.number)] = Bundle.load(Path(bundle)).path / FILES[precision]
             if configs:
                 made = exported(
-                    configs, search.setting, precision=precision, kind=desk.costs.kind,
-                    segments=makes_segments(desk.material.tokenizer),
+                    configs, search.setting, precision=precision, kind=context.costs.kind,
+                    segments=makes_segments(context.training.tokenizer),
                 )  # fmt: skip
                 files |= scratch.enter_context(made)
-        found = race(files, device, search.setting, rounds=search.rounds, runs=search.runs, say=desk.say)
+        found = race(files, device, search.setting, rounds=search.rounds, runs=search.runs, say=context.say)
     for point in points:
-        desk.keep(point.number, measured={str(search.setting): found[str(point.number)].p50_ms})
-    _mention(desk, found)
+        context.keep(point.number, measured={str(search.setting): found[str(point.number)].p50_ms})
+    _mention(context, found)
     return found["teacher"].p50_ms if "teacher" in found else None
 
 
-def winner(found: SearchReport, points: Sequence[TrialRecord], besides: Sequence[int] = ()) -> int:
+def choose_winner(found: SearchReport, points: Sequence[TrialRecord], besides: Sequence[int] = ()) -> int:
     """The number of a finalist: within its budgets the best as they stand; without any, the fastest that keeps KEEP.
 
     Where none keeps the budgets when it is measured, the one that exceeds them least.
@@ -141,23 +140,23 @@ def winner(found: SearchReport, points: Sequence[TrialRecord], besides: Sequence
     return max(within, key=lambda point: (point.score or 0.0, -(found.ms(point) or 0.0), -point.number)).number
 
 
-def finish(desk: SearchContext, point: TrialRecord, *, share: float = 1.0) -> Bundle:
+def distill_winner(context: SearchContext, point: TrialRecord, *, share: float = 1.0) -> Bundle:
     """Distil the student by the final stages, ship it as a bundle in its directory, and score the shipped file.
 
     share: of the time for the last part.
     """
-    kept, space = desk.kept(point.number), desk.search.space
+    kept, space = context.kept(point.number), context.search.space
     if kept.bundle is not None and "shipped" in kept.scores and "final" in kept.scores:
         return Bundle.load(Path(kept.bundle))
     began = time.time()
-    stages = _fitted(desk, "final", space.final, point, share=TRAINING * share)
-    student = trained(desk, point, stages, begun(desk, point))
-    desk.keep(point.number, scores={"final": scored(student, desk.exam, desk.material)})
-    return shipped(desk, point, student, [*_before(desk, point), *stages], began=began)
+    stages = _fit_stages(context, "final", space.final, point, share=TRAINING * share)
+    student = train_student(context, point, stages, find_checkpoint(context, point))
+    context.keep(point.number, scores={"final": score_student(student, context.evaluator, context.training)})
+    return ship_student(context, point, student, [*_earlier_stages(context, point), *stages], began=began)
 
 
-def shipped(
-    desk: SearchContext,
+def ship_student(
+    context: SearchContext,
     point: TrialRecord,
     student: PreTrainedModel,
     stages: Sequence[Stage],
@@ -166,46 +165,46 @@ def shipped(
     note: str = "",
 ) -> Bundle:
     """The bundle of a student that had these stages, in its directory, with what it was part of in its notes."""
-    search, place = desk.search, desk.place(point.number)
+    search, place = context.search, context.place(point.number)
     recipe = search.space.recipe(f"{search.space.name}-{point.number}", stages)
-    found = f"Trial {point.number} of the search in {desk.run.path.name}: {named(point.choice)}."
-    notes = [*desk.seen.notes, found, *([note] if note else [])]
-    bundle = desk.ship(
-        student, desk.tutor, desk.material, recipe=recipe, run=place, notes=notes, started=began,
+    found = f"Trial {point.number} of the search in {context.run.path.name}: {named(point.choice)}."
+    notes = [*context.teacher_check.notes, found, *([note] if note else [])]
+    bundle = context.ship(
+        student, context.task_teacher, context.training, recipe=recipe, run=place, notes=notes, started=began,
         int8_limit=search.max_drop,
     )  # fmt: skip
     readme = (bundle.path / "README.md").read_text(encoding="utf-8")
     bundle = bundle.attach("README.md", f"{readme}\n## Found by a search\n\n{found} {note}".rstrip() + "\n")
-    precision = desk.costs.precision(point.choice)
-    answers = bundle.logits(desk.exam.rows, precision=precision)
-    score = float(desk.exam.scores(answers)[desk.exam.task.metric])
+    precision = context.costs.precision(point.choice)
+    answers = bundle.logits(context.evaluator.rows, precision=precision)
+    score = float(context.evaluator.scores(answers)[context.evaluator.task.metric])
     size = bundle.files()[precision].stat().st_size / 1e6
-    desk.keep(point.number, scores={"shipped": score}, bundle=str(bundle.path), file_mb=size)
+    context.keep(point.number, scores={"shipped": score}, bundle=str(bundle.path), file_mb=size)
     return bundle
 
 
-def _before(desk: SearchContext, point: TrialRecord) -> list[Stage]:
+def _earlier_stages(context: SearchContext, point: TrialRecord) -> list[Stage]:
     """What trained the student before the final stages."""
-    space = desk.search.space
-    if isinstance(desk.judge, ScratchEvaluator):
-        return list(desk.judge.legs)
+    space = context.search.space
+    if isinstance(context.student_evaluator, ScratchEvaluator):
+        return list(context.student_evaluator.legs)
     assert space.supernet is not None, "a space of a supernet has its stage"
-    short = [space.short] if "short" in desk.kept(point.number).scores else []
+    short = [space.short] if "short" in context.kept(point.number).scores else []
     return [space.supernet, *short]
 
 
-def _fitted(
-    desk: SearchContext, part: str, stages: Sequence[Stage], point: TrialRecord, *, share: float
+def _fit_stages(
+    context: SearchContext, part: str, stages: Sequence[Stage], point: TrialRecord, *, share: float
 ) -> list[Stage]:
     """The stages with as many steps as there is time for, timed with this student."""
 
     def train(stage: Stage, run: Run) -> None:
-        trained(desk, point, [stage], desk.untrained(point.number, point.choice), run)
+        train_student(context, point, [stage], context.untrained(point.number, point.choice), run)
 
-    return desk.ledger.fit(part, stages, desk.material.data, train, share=share)
+    return context.time_budget.fit(part, stages, context.training.data, train, share=share)
 
 
-def _mention(desk: SearchContext, found: Mapping[str, Latency]) -> None:
+def _mention(context: SearchContext, found: Mapping[str, Latency]) -> None:
     for name, each in found.items():
         if each.noisy:
-            desk.say(f"timing of {name}: {each.noise}")
+            context.say(f"timing of {name}: {each.noise}")

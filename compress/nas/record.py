@@ -21,7 +21,7 @@ from compress.io import written
 from compress.nas.context import SearchContext, kept
 from compress.nas.costs import named
 from compress.nas.study import quiet
-from compress.nas.train_supernet import climbed
+from compress.nas.train_supernet import load_ladder
 from compress.nas.trial import describe_shape, outcome, pareto_front
 from compress.provenance import command_line, versions
 from compress.records.run_report import finite
@@ -34,21 +34,21 @@ LIBRARIES = ("compress", "optuna", "torch", "transformers", "datasets", "onnxrun
 
 
 def found(
-    desk: SearchContext, study: optuna.Study, *, teacher_ms: float | None = None, winner: int | None = None,
+    context: SearchContext, study: optuna.Study, *, teacher_ms: float | None = None, winner: int | None = None,
     anchors: Sequence[Anchor] = (), notes: Sequence[str] = (),
 ) -> SearchReport:  # fmt: skip
     """All that is known now. teacher_ms: of the latest race; left out, that of the measuring phase."""
-    search, costs, task = desk.search, desk.costs, desk.material.data.task
-    known = tuple(further(desk.run.path, point) for point in points(study))
+    search, costs, task = context.search, context.costs, context.training.data.task
+    known = tuple(further(context.run.path, point) for point in points(study))
     beside = costs.clocks.teacher(search.precision)
     weights = costs.teacher()
     now = SearchReport(
-        title=f"{search.space.name}: students of {desk.tutor.name} on {desk.material.data.name}",
-        study=str(desk.run.path),
-        teacher=desk.tutor.name,
-        data=desk.material.data.name,
+        title=f"{search.space.name}: students of {context.task_teacher.name} on {context.training.data.name}",
+        study=str(context.run.path),
+        teacher=context.task_teacher.name,
+        data=context.training.data.name,
         metric=task.metric,
-        teacher_score=desk.seen.scores[task.metric],
+        teacher_score=context.teacher_check.scores[task.metric],
         device=search.device,
         setting=str(search.setting),
         budgets=costs.limits(),
@@ -61,17 +61,17 @@ def found(
         teacher_parameters=weights.parameters,
         teacher_mb=beside.file_mb if beside else None,
         prediction=costs.clocks.predictors[search.precision].record(),
-        costs=desk.ledger.costs,
-        ladder=(*climbed(desk.run), *_trained(desk, known)),
+        costs=context.time_budget.costs,
+        ladder=(*load_ladder(context.run), *_trained(context, known)),
         anchors=tuple(anchors),
         split="validation",
-        split_rows=len(desk.exam),
-        train_rows=len(desk.material.data.train),
+        split_rows=len(context.evaluator),
+        train_rows=len(context.training.data.train),
         sampler=str(study.user_attrs.get("sampler", "")),
         seed=search.seed,
         versions=versions(LIBRARIES),
         machine=machine(),
-        notes=(*desk.seen.notes, *costs.shapes.dropped, *notes),
+        notes=(*context.teacher_check.notes, *costs.shapes.dropped, *notes),
     )
     now = replace(now, front=now.compute_front())
     return replace(now, importances=compute_importances(now))
@@ -183,28 +183,28 @@ def _cells(found: SearchReport, point: TrialRecord) -> tuple[str, ...]:
     )
 
 
-def anchored(desk: SearchContext) -> list[Anchor]:
+def anchored(context: SearchContext) -> list[Anchor]:
     """The teacher's own files, and the anchors scored on the same rows, with what they took in the measuring race."""
-    search, score = desk.search, desk.seen.scores[desk.exam.task.metric]
-    beside = desk.costs.clocks.beside
-    weights = desk.costs.teacher().parameters
+    search, score = context.search, context.teacher_check.scores[context.evaluator.task.metric]
+    beside = context.costs.clocks.beside
+    weights = context.costs.teacher().parameters
     known = []
     for name, one in beside.items():
         who, _, precision = name.rpartition(" ")
         if who == "teacher":
             own = score if precision == "fp32" else None
-            known.append(Anchor(f"{desk.tutor.name} {precision}", own, one.ms, weights, one.file_mb))
+            known.append(Anchor(f"{context.task_teacher.name} {precision}", own, one.ms, weights, one.file_mb))
     for anchor in search.anchors:
         bundle, one = Bundle.load(Path(anchor)), beside[f"{anchor} {search.precision}"]
-        value = _asked(bundle, desk.material.data, search.precision)
+        value = _asked(bundle, context.training.data, search.precision)
         known.append(Anchor(Path(anchor).name, value, one.ms, bundle.manifest.parameters, one.file_mb))
     return known
 
 
 def _asked(bundle: Bundle, data: TaskData, precision: Any) -> float:
     """The bundle's score on the validation rows, as its own tokenizer reads them."""
-    exam = bundle.evaluator(data.validation)
-    return float(exam.scores(bundle.logits(exam.rows, precision=precision))[bundle.task.metric])
+    evaluator = bundle.evaluator(data.validation)
+    return float(evaluator.scores(bundle.logits(evaluator.rows, precision=precision))[bundle.task.metric])
 
 
 def further(study: Path, point: TrialRecord) -> TrialRecord:
@@ -219,20 +219,20 @@ def further(study: Path, point: TrialRecord) -> TrialRecord:
     )
 
 
-def _trained(desk: SearchContext, known: Sequence[TrialRecord]) -> list[Rung]:
+def _trained(context: SearchContext, known: Sequence[TrialRecord]) -> list[Rung]:
     """What students scored after a stage of their own, with what that stage cost."""
     rungs = []
-    stages = {"short": desk.search.space.short, "final": desk.search.space.final[-1]}
+    stages = {"short": context.search.space.short, "final": context.search.space.final[-1]}
     for point in known:
         for which, stage in stages.items():
             score = point.scores.get(which)  # type: ignore[call-overload]
             if score is None or point.body_parameters is None:
                 continue
-            spent = taken(desk.place(point.number), stage.name, desk.material.console)
+            spent = taken(context.place(point.number), stage.name, context.training.console)
             if spent is None:
                 continue
             examples = spent.examples
-            flops = 3.0 * (point.flops_per_token or 0.0) * desk.tokens * examples
+            flops = 3.0 * (point.flops_per_token or 0.0) * context.tokens * examples
             rungs.append(Rung(which, point.body_parameters, examples, flops, score))
     return rungs
 

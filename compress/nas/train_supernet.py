@@ -28,9 +28,10 @@ from compress.records.search_report import Rung
 from compress.slicing.cut import order, sliced
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.sizes import Sizes, inner_weights
+from compress.training.context import TrainingContext
 from compress.training.logging import curves
 from compress.training.run import Run
-from compress.training.stage import TrainingContext, run_stage
+from compress.training.stage import run_stage
 from compress.training.trainer import Score
 
 LADDER = "ladder.json"
@@ -56,8 +57,8 @@ class Ladder:
         picked = {named(each): each for each in map(by_size.__getitem__, places)}
         return Ladder(tuple(picked.values()), costs)
 
-    def judged(self, score: Score) -> Score:
-        """In place of the whole model's, the mean of the rungs' scores, and each of them."""
+    def score_rungs(self, score: Score) -> Score:
+        """Wrap a score of the whole model: return the mean of the rungs' scores, and each of them."""
 
         def found(student: PreTrainedModel) -> Mapping[str, float]:
             net = Supernet(student)
@@ -74,7 +75,7 @@ class Ladder:
             partial.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
-def climbed(run: Run) -> tuple[Rung, ...]:
+def load_ladder(run: Run) -> tuple[Rung, ...]:
     """The ladder's scores while the supernet was trained; none where there was no supernet, or no ladder."""
     file = run.path / LADDER
     if not file.is_file():
@@ -89,32 +90,32 @@ def climbed(run: Run) -> tuple[Rung, ...]:
     )
 
 
-def trained(
+def train_supernet(
     costs: CostModel,
     among: Sequence[Choice],
     *,
-    tutor: Teacher,
-    material: TrainingContext,
+    task_teacher: Teacher,
+    training: TrainingContext,
     run: Run,
-    ledger: TimeBudget,
+    time_budget: TimeBudget,
 ) -> PreTrainedModel:
     """The supernet of this search: trained now, on subnets drawn from `among`, or in an earlier session."""
     said = costs.search.space.supernet
     assert said is not None, "a space of a supernet has its stage"
-    if run.done(said.name, material.console):
-        return heads.load(run.result(said.name), said.head, material.kind)
+    if run.done(said.name, training.console):
+        return heads.load(run.result(said.name), said.head, training.kind)
     stage = _drawing_from(said, among, costs)
-    whole, origin_D = _in_order(costs, stage, tutor, material, run.seed)
+    whole, origin_D = _in_order(costs, stage, task_teacher, training, run.seed)
 
     def probe(short: Stage, scratch: Run) -> None:
-        run_stage(short, copy.deepcopy(whole), tutor, material, scratch, origin_D=origin_D)
+        run_stage(short, copy.deepcopy(whole), task_teacher, training, scratch, origin_D=origin_D)
 
-    (stage,) = ledger.fit("supernet", [stage], material.data, probe)
-    epochs = planned(stage, material.data) * stage.batch / len(material.data.train)
+    (stage,) = time_budget.fit("supernet", [stage], training.data, probe)
+    epochs = planned(stage, training.data) * stage.batch / len(training.data.train)
     stage = stage.model_copy(update={"evaluate": max(stage.evaluate, ceil(LOOKS / max(1.0, epochs)))})
     ladder = Ladder.of(costs, among)
-    ladder.keep(run.path / LADDER, stage, _flops(costs, among, stage, material))
-    return run_stage(stage, whole, tutor, material, run, origin_D=origin_D, judged=ladder.judged)
+    ladder.keep(run.path / LADDER, stage, _flops(costs, among, stage, training))
+    return run_stage(stage, whole, task_teacher, training, run, origin_D=origin_D, wrap_score=ladder.score_rungs)
 
 
 def _drawing_from(stage: Stage, among: Sequence[Choice], costs: CostModel) -> Stage:
@@ -128,7 +129,7 @@ def _drawing_from(stage: Stage, among: Sequence[Choice], costs: CostModel) -> St
 
 
 def _in_order(
-    costs: CostModel, stage: Stage, tutor: Teacher, material: TrainingContext, seed: int
+    costs: CostModel, stage: Stage, task_teacher: Teacher, training: TrainingContext, seed: int
 ) -> tuple[PreTrainedModel, torch.Tensor]:
     """The teacher with the units that matter most first, and which of its dimensions each one is."""
     space = costs.search.space
@@ -136,19 +137,20 @@ def _in_order(
         {"prune": "order", "importance": space.importance, "rows": space.rows, "way": 0.0,
          "batch": stage.batch, "max_length": stage.max_length}
     )  # fmt: skip
-    plan = SlicePlan.of(tutor.model)
+    plan = SlicePlan.of(task_teacher.model)
     rated = importance.of(
-        space.importance, copy.deepcopy(tutor.model).requires_grad_(True), plan, calibration(prune, material, seed),
-        material.collate, batch=prune.batch, teacher=tutor, bf16=material.bf16, console=material.console,
+        space.importance, copy.deepcopy(task_teacher.model).requires_grad_(True), plan,
+        calibration(prune, training, seed), training.collate,
+        batch=prune.batch, teacher=task_teacher, bf16=training.bf16, console=training.console,
     )  # fmt: skip
     kept = importance.agreed(order(plan, rated))
-    whole = sliced(tutor.model, kept).requires_grad_(True)
+    whole = sliced(task_teacher.model, kept).requires_grad_(True)
     return whole, kept.indices.get(HIDDEN, torch.arange(plan.sizes.hidden))
 
 
-def _flops(costs: CostModel, among: Sequence[Choice], stage: Stage, material: TrainingContext) -> float:
+def _flops(costs: CostModel, among: Sequence[Choice], stage: Stage, training: TrainingContext) -> float:
     """Spent on an example, at its mean length: the teacher's forward pass, and both passes of a step's subnets."""
-    rows = material.rows(stage, 0)
+    rows = training.rows(stage, 0)
     tokens = fmean(rows["length"][:])
     ends = [costs.whole(choice).flops_per_token for choice in among[:DRAWN]]
     given: Mapping[str, Any] = stage.step.options if stage.step else {}

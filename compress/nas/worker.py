@@ -4,6 +4,7 @@ Start as many as you like, at any time; what they need is in the study. One that
 run again, with the same parameters, by another process.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,17 +23,20 @@ from compress.errors import SearchError
 from compress.evaluation.evaluator import Evaluator
 from compress.latency.costs import LatencyTable
 from compress.models import heads, teacher
+from compress.models.teacher import Teacher
 from compress.nas.config import SearchConfig
 from compress.nas.context import SearchContext
 from compress.nas.costs import CostModel
-from compress.nas.evaluators import ScratchEvaluator, StudentEvaluator, SupernetEvaluator
+from compress.nas.evaluators import RunStages, ScratchEvaluator, StudentEvaluator, SupernetEvaluator
 from compress.nas.space import Shapes
 from compress.nas.study import close_study, join_study, run_trials
 from compress.provenance import redact
-from compress.training.stage import TrainingContext
+from compress.training.context import TrainingContext
 
+StageRunner = Callable[[Teacher, Teacher, TrainingContext], RunStages]
+"""Make what runs stages with this base teacher and task teacher: `commands.search.stage_runner`."""
 ATTRIBUTE = "for workers"
-"""Of the study."""
+"""The attribute of the study that holds WorkerInputs."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +65,15 @@ class WorkerInputs:
         return WorkerInputs(**found)
 
 
-def write_inputs(study: "optuna.Study", desk: SearchContext) -> None:
+def write_inputs(study: "optuna.Study", context: SearchContext) -> None:
     """Write what workers need into the study, once the supernet is trained, or the teacher fine-tuned."""
-    plain = isinstance(desk.judge, ScratchEvaluator)
-    stage = desk.search.space.supernet
-    folder = desk.tutor.folder if stage is None else desk.run.result(stage.name)
-    steps = desk.judge.stage.steps if isinstance(desk.judge, ScratchEvaluator) else None
+    plain = isinstance(context.student_evaluator, ScratchEvaluator)
+    stage = context.search.space.supernet
+    folder = context.task_teacher.folder if stage is None else context.run.result(stage.name)
+    steps = context.student_evaluator.stage.steps if isinstance(context.student_evaluator, ScratchEvaluator) else None
     inputs = WorkerInputs(
-        desk.search.to_yaml(), desk.costs.clocks.to_json(), str(folder.resolve()), teacher.identify(folder),
-        desk.material.bf16, steps if plain else None,
+        context.search.to_yaml(), context.costs.clocks.to_json(), str(folder.resolve()), teacher.identify(folder),
+        context.training.bf16, steps if plain else None,
     )  # fmt: skip
     if study.user_attrs.get(ATTRIBUTE) != vars(inputs):
         study.set_user_attr(ATTRIBUTE, vars(inputs))
@@ -77,6 +81,7 @@ def write_inputs(study: "optuna.Study", desk: SearchContext) -> None:
 
 def join(
     storage: str,
+    stage_runner: StageRunner,
     *,
     name: str | None = None,
     weights: Path | None = None,
@@ -101,7 +106,9 @@ def join(
         inputs = WorkerInputs.from_study(study)
         folder = _find_weights(inputs, weights, redact(storage))
         search = SearchConfig.from_yaml(inputs.search, redact(storage)).with_code(allow_code)
-        evaluator = _make_evaluator(search, inputs, folder, study.study_name, console)
+        evaluator = _make_evaluator(
+            search, inputs, folder, study.study_name, console=console, stage_runner=stage_runner
+        )
         run_trials(study, evaluator, seconds=None if minutes is None else 60 * minutes, worker=True, say=say)
     finally:
         close_study(study)
@@ -120,23 +127,25 @@ def _find_weights(inputs: WorkerInputs, weights: Path | None, where: str) -> Pat
 
 
 def _make_evaluator(
-    search: SearchConfig, inputs: WorkerInputs, folder: Path, study: str, console: Console
+    search: SearchConfig, inputs: WorkerInputs, folder: Path, study: str, *, console: Console, stage_runner: StageRunner
 ) -> StudentEvaluator:
     data = load_task(search.data, **search.columns.model_dump(), seed=search.seed)
     task = data.task
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    material = TrainingContext(data, None, tokenizer, Collate(tokenizer), inputs.bf16, console)
-    exam = Evaluator.of(task, data.validation, tokenizer, search.max_length)
+    training = TrainingContext(data, None, tokenizer, Collate(tokenizer), inputs.bf16, console)
+    evaluator = Evaluator.of(task, data.validation, tokenizer, search.max_length)
     clocks = LatencyTable.from_json(inputs.clocks)
     if search.space.mode == "supernet":
         whole = heads.load(folder, "task", task.kind).to(PartialState().device)
         costs = CostModel(search, Shapes.of(search.space, whole.config), clocks, task.kind)
-        return SupernetEvaluator.of(costs, whole, exam, material)
-    tutor = teacher.load(search.teacher, folder, task)
-    tutor.model.to(PartialState().device)
-    costs = CostModel(search, Shapes.of(search.space, tutor.model.config), clocks, task.kind)
+        return SupernetEvaluator.of(costs, whole, evaluator, training)
+    task_teacher = teacher.load(search.teacher, folder, task)
+    task_teacher.model.to(PartialState().device)
+    costs = CostModel(search, Shapes.of(search.space, task_teacher.model.config), clocks, task.kind)
     stage = search.space.short
     if inputs.steps is not None:
         stage = stage.model_copy(update={"steps": inputs.steps})
     scratch = home() / "search" / f"{study}-{digest.of_value(inputs.search)[:12]}"
-    return ScratchEvaluator(costs, tutor, tutor, material, exam, scratch, stage)
+    return ScratchEvaluator(
+        costs, stage_runner(task_teacher, task_teacher, training), training, evaluator, scratch, stage
+    )

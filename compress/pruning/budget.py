@@ -47,9 +47,9 @@ from compress.slicing.plan import SlicePlan, parameters_of
 from compress.slicing.select import Importance, choose, counts
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, resized
+from compress.training.context import TrainingContext
 from compress.training.objective import Objective, find_loss
 from compress.training.run import Run
-from compress.training.stage import TrainingContext
 
 STEPS = 8
 """Shares of widths, heads and neurons in the grid: eighths of the model's own."""
@@ -260,38 +260,38 @@ def setting_of(recipe: Recipe) -> Setting:
     return Setting(target.threads, target.batch, target.seq or recipe.stages[-1].max_length)
 
 
-def settled(recipe: Recipe, tutor: Teacher, material: TrainingContext, run: Run) -> Recipe:
-    """The recipe with sizes as its target, where it has a budget. Raises PruneError for a budget nothing keeps."""
+def resolve_budget(recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run) -> Recipe:
+    """Return the recipe with sizes in place of its budget, where it has one. Raises PruneError if no shape keeps it."""
     if not recipe.pruning or not recipe.target.budgets:
         return recipe
     file = run.path / NAME
     decided = file.is_file()
     PartialState().wait_for_everyone()
     if not decided:
-        found = decide(recipe, tutor, material, run)
+        found = decide(recipe, task_teacher, context, run)
         if run.main:
             assert found is not None, "the first process decides"
             found.write(file)
-            material.console.print(found.table())
+            context.console.print(found.table())
     PartialState().wait_for_everyone()
     chosen = Decision.read(file).chosen
     sizes = {name: count for name, count in chosen.sizes.items() if name != "head_size"}
-    material.console.print(f"pruning to {chosen.name}", highlight=False)
+    context.console.print(f"pruning to {chosen.name}", highlight=False)
     return recipe.model_copy(update={"target": Target.model_validate(sizes)})
 
 
-def checked(bundle: Bundle, recipe: Recipe, tutor: Teacher, material: TrainingContext, run: Run) -> None:
+def check_budget(bundle: Bundle, recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run) -> None:
     """Measure the file that ships, in turns with the unpruned model's, and say whether it keeps the recipe's budget."""
     target, file = recipe.target, run.path / NAME
     if target.max_latency_ms is None and target.speedup is None:
         return
     decision = Decision.read(file)
-    segments = makes_segments(material.tokenizer)
+    segments = makes_segments(context.tokenizer)
     with (
-        open_device(target.device, say=to_the_user(target.device, material.console)) as device,
+        open_device(target.device, say=to_the_user(target.device, context.console)) as device,
         exported(
-            {WHOLE: tutor.model.config}, setting_of(recipe),
-            precision=target.precision, kind=material.kind, segments=segments,
+            {WHOLE: task_teacher.model.config}, setting_of(recipe),
+            precision=target.precision, kind=context.kind, segments=segments,
         ) as files,
     ):  # fmt: skip
         found = race({**files, SHIPPED: bundle.files()[target.precision]}, device, setting_of(recipe))
@@ -300,10 +300,10 @@ def checked(bundle: Bundle, recipe: Recipe, tutor: Teacher, material: TrainingCo
     decision = replace(decision, shipped_ms=shipped_ms, whole_ms=whole_ms, limit_ms=limit_ms)
     decision.write(file)
     bundle.attach(NAME, file.read_text(encoding="utf-8"))
-    material.console.print(decision.verdict(), highlight=False)
+    context.console.print(decision.verdict(), highlight=False)
     for each in found.values():
         if each.noisy:
-            print_note(material.console, f"{each.name}: {each.noise}")
+            print_note(context.console, f"{each.name}: {each.noise}")
 
 
 SHORTLISTED = 24
@@ -312,28 +312,28 @@ FINALISTS = 4
 """Shapes whose files are measured before the training."""
 
 
-def decide(recipe: Recipe, tutor: Teacher, material: TrainingContext, run: Run) -> Decision | None:
-    """The shape that keeps the recipe's budget and answers most as `tutor` does; on the first process only.
+def decide(recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run) -> Decision | None:
+    """The shape that keeps the recipe's budget and answers most as `task_teacher` does; on the first process only.
 
     Raises PruneError for a budget that nothing keeps, or that the model itself keeps.
     """
     stage, target = recipe.pruning[0], recipe.target
-    model = tutor.model.to(PartialState().device)
-    rows = calibration(stage, material, run.seed)
+    model = task_teacher.model.to(PartialState().device)
+    rows = calibration(stage, context, run.seed)
     rated = importance.of(
-        stage.importance, model, SlicePlan.of(model), rows, material.collate,
-        batch=stage.batch, teacher=tutor, bf16=material.bf16, console=material.console,
+        stage.importance, model, SlicePlan.of(model), rows, context.collate,
+        batch=stage.batch, teacher=task_teacher, bf16=context.bf16, console=context.console,
     )  # fmt: skip
     if not run.main:
         return None
     with ExitStack() as opened:
         clock = None
         if target.max_latency_ms is not None or target.speedup is not None:
-            say = partial(material.console.print, highlight=False, markup=False, soft_wrap=True)
-            device = opened.enter_context(open_device(target.device, say=to_the_user(target.device, material.console)))
-            segments = makes_segments(material.tokenizer)
-            clock = Clock(device, setting_of(recipe), target.precision, material.kind, segments, say)
-        return _Choice(recipe, tutor, material, rated, rows, clock).decide()
+            say = partial(context.console.print, highlight=False, markup=False, soft_wrap=True)
+            device = opened.enter_context(open_device(target.device, say=to_the_user(target.device, context.console)))
+            segments = makes_segments(context.tokenizer)
+            clock = Clock(device, setting_of(recipe), target.precision, context.kind, segments, say)
+        return _Choice(recipe, task_teacher, context, rated, rows, clock).decide()
 
 
 @dataclass(frozen=True)
@@ -341,8 +341,8 @@ class _Choice:
     """`clock` is None where the budget says nothing of time."""
 
     recipe: Recipe
-    tutor: Teacher
-    material: TrainingContext
+    task_teacher: Teacher
+    context: TrainingContext
     rated: Importance
     rows: Dataset
     clock: Clock | None
@@ -350,7 +350,7 @@ class _Choice:
     def decide(self) -> Decision:
         if self.clock is None:
             if self.plan.sizes in self.shapes.values():
-                raise PruneError(f"max_params: {self.tutor.name} itself has no more: there is nothing to prune")
+                raise PruneError(f"max_params: {self.task_teacher.name} itself has no more: there is nothing to prune")
             ranked = self._ranked(self._largest(self.shapes))
             return self._decision(ranked, ranked[0])
         limit, whole_ms = self._limit(self.clock)
@@ -358,14 +358,14 @@ class _Choice:
         if not _keeping(found, limit):
             over = min(each.ms / limit for each in found if each.ms is not None)
             if any(each.ms <= limit / over for each in self.estimates.values()):
-                self.material.console.print(f"the files take {over - 1:.0%} more than predicted: now smaller shapes")
+                self.context.console.print(f"the files take {over - 1:.0%} more than predicted: now smaller shapes")
                 found = _both(found, self._raced(self.clock, limit / over))
         measured = [each for each in found if each.ms is not None]
         keeping = _keeping(found, limit)
         chosen = keeping[0] if keeping else min(measured, key=lambda each: each.ms or 0.0)
         if not keeping:
             print_note(
-                self.material.console,
+                self.context.console,
                 f"no measured shape takes {limit:.3g} ms; the fastest, {chosen.name}, is taken, which takes "
                 f"{chosen.ms:.3g} ms",
             )
@@ -373,30 +373,30 @@ class _Choice:
 
     @cached_property
     def plan(self) -> SlicePlan:
-        return SlicePlan.of(self.tutor.model)
+        return SlicePlan.of(self.task_teacher.model)
 
     @cached_property
     def counted(self) -> dict[str, int]:
         """Parameters of every shape of the grid."""
-        found = smaller(self.tutor.model.config, self.plan)
-        return {name: parameters(self.tutor.model, self.plan, sizes) for name, sizes in found.items()}
+        found = smaller(self.task_teacher.model.config, self.plan)
+        return {name: parameters(self.task_teacher.model, self.plan, sizes) for name, sizes in found.items()}
 
     @cached_property
     def shapes(self) -> dict[str, Sizes]:
         """Those of the grid that have few enough parameters."""
-        found, limit = smaller(self.tutor.model.config, self.plan), self.recipe.target.max_params
+        found, limit = smaller(self.task_teacher.model.config, self.plan), self.recipe.target.max_params
         within = {name: sizes for name, sizes in found.items() if limit is None or self.counted[name] <= limit}
         if not within:
             least = min(self.counted, key=lambda name: self.counted[name])
             raise PruneError(
-                f"max_params {limit:,}: the least that can be left of {self.tutor.name} has {self.counted[least]:,} "
-                f"({least}). Its tokens are never pruned: `compress trim` shortens their table"
+                f"max_params {limit:,}: the least that can be left of {self.task_teacher.name} has "
+                f"{self.counted[least]:,} ({least}). Its tokens are never pruned: `compress trim` shortens their table"
             )
         return within
 
     @cached_property
     def configs(self) -> dict[str, Any]:
-        return {name: resized(self.tutor.model.config, sizes) for name, sizes in self.shapes.items()}
+        return {name: resized(self.task_teacher.model.config, sizes) for name, sizes in self.shapes.items()}
 
     @cached_property
     def estimates(self) -> Mapping[str, Estimate]:
@@ -405,13 +405,13 @@ class _Choice:
     def _limit(self, clock: Clock) -> tuple[float, float]:
         """What one forward may take, and what the unpruned model's takes, in ms."""
         target = self.recipe.target
-        whole_ms = clock.measured({WHOLE: self.tutor.model.config})[WHOLE]
+        whole_ms = clock.measured({WHOLE: self.task_teacher.model.config})[WHOLE]
         limit = target.max_latency_ms if target.speedup is None else whole_ms / target.speedup
         assert limit is not None, "one of the two is given"
         if whole_ms <= limit and target.max_params is None:
             raise PruneError(
-                f"max_latency_ms {limit:g}: {self.tutor.name} itself takes {whole_ms:.3g} ms on {clock.about}: there "
-                "is nothing to prune"
+                f"max_latency_ms {limit:g}: {self.task_teacher.name} itself takes {whole_ms:.3g} ms on {clock.about}: "
+                "there is nothing to prune"
             )
         return limit, whole_ms
 
@@ -421,9 +421,9 @@ class _Choice:
         if not fits:
             least = min(self.estimates, key=lambda name: self.estimates[name].ms)
             raise PruneError(
-                f"{', '.join(self.recipe.target.budgets)}: no shape of {self.tutor.name} takes {limit:.3g} ms on "
-                f"{clock.about}. The nearest, {least}, takes about {self.estimates[least].ms:.3g} ms: ask for no less "
-                "than that, or for fewer tokens (seq)"
+                f"{', '.join(self.recipe.target.budgets)}: no shape of {self.task_teacher.name} takes {limit:.3g} ms "
+                f"on {clock.about}. The nearest, {least}, takes about {self.estimates[least].ms:.3g} ms: ask for no "
+                "less than that, or for fewer tokens (seq)"
             )
         ranked = self._ranked(self._largest(fits))
         measured = clock.measured({each.name: self.configs[each.name] for each in ranked[:FINALISTS]})
@@ -439,11 +439,11 @@ class _Choice:
     def _ranked(self, names: Iterable[str]) -> list[Candidate]:
         """Each cut and asked, the nearest to the whole model's answers first."""
         chosen = {name: self.shapes[name] for name in names}
-        self.material.console.print(f"cutting {len(chosen)} shapes that fill the budget, to see what each answers")
+        self.context.console.print(f"cutting {len(chosen)} shapes that fill the budget, to see what each answers")
         found = losses(
-            self.tutor.model, chosen, self.rated, self.rows, self.material.collate,
-            layers=self.recipe.pruning[-1].rule, terms=last_words(self.recipe, self.material.kind),
-            kind=self.material.kind,
+            self.task_teacher.model, chosen, self.rated, self.rows, self.context.collate,
+            layers=self.recipe.pruning[-1].rule, terms=last_words(self.recipe, self.context.kind),
+            kind=self.context.kind,
         )  # fmt: skip
         ranked = []
         for name in sorted(chosen, key=lambda each: found[each]):

@@ -40,8 +40,9 @@ from compress.slicing.plan import HIDDEN, LAYERS, Group, SlicePlan
 from compress.slicing.rules import FAMILIES
 from compress.slicing.select import Importance, Kept, choose, most, of_heads
 from compress.slicing.sizes import Sizes
+from compress.training.context import TrainingContext
 from compress.training.run import Run
-from compress.training.stage import Trained, TrainingContext
+from compress.training.stage import Trained
 
 
 def check_form(model: PreTrainedModel) -> None:
@@ -149,8 +150,8 @@ def on_the_way(whole: Sizes, target: Sizes, way: float, *, tied: bool = True) ->
 def prune_stage(
     stage: Prune,
     model: PreTrainedModel,
-    tutor: Teacher | None,
-    material: TrainingContext,
+    task_teacher: Teacher | None,
+    context: TrainingContext,
     run: Run,
     *,
     sizes: Sizes,
@@ -167,12 +168,12 @@ def prune_stage(
     set_seed(seed)
     plan = SlicePlan.of(model)
     rated = importance.of(
-        stage.importance, model.to(PartialState().device), plan, calibration(stage, material, seed), material.collate,
-        batch=stage.batch, teacher=tutor, bf16=material.bf16, console=material.console,
+        stage.importance, model.to(PartialState().device), plan, calibration(stage, context, seed), context.collate,
+        batch=stage.batch, teacher=task_teacher, bf16=context.bf16, console=context.console,
     )  # fmt: skip
     rule = stage.rule
     if sizes.layers < plan.sizes.layers and rule is None and LAYERS not in rated:
-        material.console.print(f"{stage.name}: {stage.importance.by} rates no layers; the kept ones are spread evenly")
+        context.console.print(f"{stage.name}: {stage.importance.by} rates no layers; the kept ones are spread evenly")
     if uneven:
         small, kept = cut_unevenly(model, rated, sizes, layers=rule)
     else:
@@ -183,9 +184,9 @@ def prune_stage(
     if run.main:
         with filled(run.result(stage.name), sealed=True) as folder:
             small.save_pretrained(folder)
-            save_tokenizer(folder, material.tokenizer)
+            save_tokenizer(folder, context.tokenizer)
             _write(folder, note, rated, seconds=time.perf_counter() - started)
-    _say(material.console, stage.name, plan.sizes, sizes)
+    _say(context.console, stage.name, plan.sizes, sizes)
     return small
 
 
@@ -199,14 +200,14 @@ def _say(console: Console, name: str, before: Sizes, after: Sizes) -> None:
         )
 
 
-def calibration(stage: Prune, material: TrainingContext, seed: int) -> Dataset:
+def calibration(stage: Prune, context: TrainingContext, seed: int) -> Dataset:
     """So many of the training rows, drawn from the seed; the longest text comes wherever chance puts it."""
     with PartialState().main_process_first():
         if stage.data == "text":
             limit = stage.rows * stage.max_length
-            rows = encode_corpus(material.text, material.tokenizer, stage.max_length, limit_tokens=limit)
+            rows = encode_corpus(context.text, context.tokenizer, stage.max_length, limit_tokens=limit)
         else:
-            rows = encode(material.data.train, material.tokenizer, stage.max_length)
+            rows = encode(context.data.train, context.tokenizer, stage.max_length)
     if len(rows) <= stage.rows:
         return rows
     return rows.select(np.sort(np.random.default_rng(seed).choice(len(rows), stage.rows, replace=False)))

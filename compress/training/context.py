@@ -1,89 +1,106 @@
-"""From stage to stage: which model a stage is given, and which it learns from."""
+"""The data, tokenizer, precision and console that the stages of one command share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from accelerate import PartialState
+from datasets import Dataset
 from rich.console import Console
+from transformers import PreTrainedTokenizerBase
 
-from compress.config.recipe import Recipe, spec_of
-from compress.console import print_note, warn
-from compress.data import load_task
-from compress.data.collate import Collate, encode
-from compress.data.corpus import load_corpus
-from compress.data.task import Kind
-from compress.models import checkpoints, teacher
+from compress.config.recipe import Recipe, Stage, spec_of
+from compress.config.reference import Call
+from compress.console import print_note
+from compress.data.collate import Batching, encode, encode_task
+from compress.data.corpus import Corpus, encode_corpus
+from compress.data.mlm_rows import built
+from compress.data.task import Kind, TaskData
+from compress.errors import DataError
 from compress.models.precision import FLOAT32_ONLY
 from compress.models.teacher import Teacher
-from compress.training import teacher_check
-from compress.training.finetune import general, with_head
-from compress.training.run import Run
-from compress.training.stage import TrainingContext
-from compress.training.teacher_check import TeacherCheck
+from compress.training.augment import asks_language_model, augmented, task_text
 
-
-def in_bf16(number_format: str, recipe: Recipe, given: Teacher, console: Console) -> bool:
-    """Whether this run computes in bfloat16: as asked, but for families that cannot, which is said."""
-    specs = [spec for stage in recipe.stages if (spec := spec_of(recipe, stage))]
-    unfit = {given.model.config.model_type, *(spec.family for spec in specs)} & set(FLOAT32_ONLY)
-    if number_format == "bf16" and unfit:
-        print_note(console, f"{', '.join(unfit)} models run in float32 only: this run is slower for it")
-    return number_format == "bf16" and not unfit
+HELD_OUT_TOKENS: Final = 200_000
+"""How much text, at most, scores a language model."""
 
 
 @dataclass(frozen=True)
-class Opened:
-    """The teacher as named, and all else that stages work on."""
+class TrainingContext:
+    """The data that stages work on: the task, unlabelled text where there is any, and how batches are made of them.
 
-    given: Teacher
-    material: TrainingContext
-
-
-def opened(
-    checkpoint: str,
-    data: str,
-    recipe: Recipe,
-    run: Run,
-    *,
-    corpus: str | None = None,
-    text: Sequence[str] | None = None,
-    label: str | None = None,
-    kind: Kind | None = None,
-    metric: str | None = None,
-    unlabelled: bool = False,
-    number_format: str = "fp32",
-    allow_pickle: bool = False,
-    console: Console,
-) -> Opened:
-    """Teacher and data, loaded, each file fetched by the first process. Raises TeacherError, DataError."""
-    with PartialState().main_process_first():
-        folder = checkpoints.resolve(checkpoint, allow_pickle=allow_pickle)
-        task_data = load_task(
-            data, text=text, label=label, kind=kind, metric=metric, seed=run.seed, unlabelled=unlabelled
-        )
-        given = teacher.load(checkpoint, folder, task_data.task, allow_pickle=allow_pickle)
-        texts = load_corpus(corpus) if corpus else None
-    read = {"student" if unlabelled else "teacher": given.digest, "data": task_data.fingerprint}
-    run.confirm(**read, **({"corpus": texts.fingerprint} if texts else {}))
-    for note in task_data.notes:
-        print_note(console, note)
-    material = TrainingContext(
-        task_data, texts, given.tokenizer, Collate(given.tokenizer), in_bf16(number_format, recipe, given, console),
-        console, masked_lm=lambda: general(given, "masked_lm", recipe.teacher_lm, material, run), given=given,
-    )  # fmt: skip
-    return Opened(given, material)
-
-
-def tutored(found: Opened, recipe: Recipe, run: Run, *, strict: bool) -> tuple[Teacher, TeacherCheck]:
-    """The teacher with a head for the task, fine-tuned by `recipe.teacher` where it has none, and past the gate.
-
-    Raises TeacherError where it is no better than the majority answer, and `strict`. What the gate notes is printed.
+    Stages that augment the task's rows ask `masked_lm()`, the teacher's language model, or `base_teacher`, the teacher
+    as the user named it.
     """
-    tutor = with_head(found.given, recipe.teacher, found.material, run)
-    tutor.model.to(PartialState().device)
-    material = found.material
-    rows = encode(material.data.validation, tutor.tokenizer, recipe.stages[-1].max_length)
-    seen = teacher_check.check_teacher(tutor, material.data, rows, material.collate, bf16=material.bf16, strict=strict)
-    for note in seen.notes:
-        warn(material.console, note)
-    return tutor, seen
+
+    task_data: TaskData | None
+    corpus: Corpus | None
+    tokenizer: PreTrainedTokenizerBase
+    collate: Batching
+    bf16: bool
+    console: Console
+    masked_lm: Callable[[], Teacher] | None = None
+    base_teacher: Teacher | None = None
+
+    @property
+    def kind(self) -> Kind | None:
+        return self.task_data.task.kind if self.task_data else None
+
+    @property
+    def data(self) -> TaskData:
+        if self.task_data is None:
+            raise DataError("a stage on the task's examples needs them: give --data")
+        return self.task_data
+
+    @property
+    def text(self) -> Corpus:
+        """The corpus, else the task's own training texts."""
+        return self.corpus or task_text(self.data, self.data.train)
+
+    def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
+        """Encoded rows to train on, or with `held_out` those kept apart to score a language model on."""
+        lm = None if held_out or stage.augment is None else self._augmenter(stage.augment)
+        with PartialState().main_process_first():  # the others find what the first has cached
+            if stage.data == "text":
+                return self._text_rows(stage, seed, held_out)
+            split = self.data.validation if held_out else self.data.train
+            if stage.augment is not None and lm is not None:
+                self.console.print(f"{stage.name}: more rows by {stage.augment.by}; they are kept")
+                split = augmented(split, stage.augment, lm.model, lm.tokenizer, lm_digest=lm.digest, seed=seed)
+            if stage.rows is not None:
+                return encode_task(
+                    split, self.data.task, self.tokenizer, stage.rows.function, stage.rows.options,
+                    max_length=stage.max_length,
+                )  # fmt: skip
+            return encode(split, self.tokenizer, stage.max_length)
+
+    def _augmenter(self, call: Call) -> Teacher:
+        """The model that an augmentation asks. It may have to be trained first, by all processes together."""
+        if self.masked_lm is None or self.base_teacher is None:
+            raise DataError("a stage with `augment` needs a teacher: give --teacher")
+        lm = self.masked_lm() if asks_language_model(call) else self.base_teacher
+        lm.model.to(PartialState().device)
+        return lm
+
+    def _text_rows(self, stage: Stage, seed: int, held_out: bool) -> Dataset:
+        if self.corpus is not None:
+            text = self.corpus.part(held_out)
+        else:
+            text = task_text(self.data, self.data.validation if held_out else self.data.train)
+        limit = HELD_OUT_TOKENS if held_out else stage.limit_tokens
+        if stage.rows is None:
+            return encode_corpus(text, self.tokenizer, stage.max_length, limit_tokens=limit)
+        builder, options = stage.rows.function, stage.rows.options
+        return built(
+            text, self.tokenizer, builder, stage.rows.by, options,
+            max_length=stage.max_length, seed=seed, limit_tokens=limit,
+        )  # fmt: skip
+
+
+def use_bf16(number_format: str, recipe: Recipe, base_teacher: Teacher, console: Console) -> bool:
+    """Return True if this run computes in bfloat16: as asked, but for families that cannot, which is noted."""
+    specs = [spec for stage in recipe.stages if (spec := spec_of(recipe, stage))]
+    unfit = {base_teacher.model.config.model_type, *(spec.family for spec in specs)} & set(FLOAT32_ONLY)
+    if number_format == "bf16" and unfit:
+        print_note(console, f"{', '.join(unfit)} models run in float32 only: this run is slower for it")
+    return number_format == "bf16" and not unfit

@@ -10,17 +10,21 @@ from accelerate import PartialState
 from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
 from compress import io
-from compress.config.recipe import Head, Stage
+from compress.config.recipe import Head, Recipe, Stage
+from compress.console import warn
 from compress.data.cache import cached, home, is_whole
+from compress.data.collate import encode
 from compress.data.task import Kind
 from compress.errors import TeacherError
 from compress.models import heads
 from compress.models.teacher import Teacher, explained, identify, load, load_config, same_vocabulary
+from compress.training.context import TrainingContext
 from compress.training.run import Run, from_first
-from compress.training.stage import TrainingContext, run_stage
+from compress.training.stage import run_stage
+from compress.training.teacher_check import TeacherCheck, check_teacher
 
 
-def with_head(teacher: Teacher, stage: Stage, material: TrainingContext, run: Run) -> Teacher:
+def with_head(teacher: Teacher, stage: Stage, context: TrainingContext, run: Run) -> Teacher:
     """`teacher` itself when it was trained for this task, else its fine-tuned self.
 
     The result is kept under $COMPRESS_HOME/teachers by what it depends on: the checkpoint, the data, the stage's
@@ -28,14 +32,14 @@ def with_head(teacher: Teacher, stage: Stage, material: TrainingContext, run: Ru
     """
     if teacher.trained:
         return teacher
-    data = material.data
+    data = context.data
 
     def fresh() -> PreTrainedModel:
         """With a new head, drawn from the run's seed."""
         return load(teacher.name, teacher.folder, data.task, allow_pickle=teacher.pickled).model
 
     said = (f"{teacher.name} has no head for {data.name}: fine-tuning it first", f"fine-tuned on {data.name}")
-    kept = trained_once(teacher, data.name, data.fingerprint, stage, material, run=run, fresh=fresh, said=said)
+    kept = trained_once(teacher, data.name, data.fingerprint, stage, context, run=run, fresh=fresh, said=said)
     return replace(load(teacher.name, kept, data.task), tokenizer=teacher.tokenizer)
 
 
@@ -44,7 +48,7 @@ def trained_once(
     on: str,
     fingerprint: str,
     stage: Stage,
-    material: TrainingContext,
+    context: TrainingContext,
     *,
     run: Run,
     fresh: Callable[[], PreTrainedModel],
@@ -55,17 +59,17 @@ def trained_once(
     `said`: what to tell where it is trained, and what it is called where it was kept.
     """
     numbers = stage.model_dump(exclude_defaults=True)
-    key = io.of_value([teacher.digest, fingerprint, numbers, run.seed, material.bf16])
+    key = io.of_value([teacher.digest, fingerprint, numbers, run.seed, context.bf16])
     name = "".join(c if c.isalnum() else "-" for c in f"{teacher.name}-{on}"[-60:]).strip("-")
     kept = home() / "teachers" / f"{name}-{key[:12]}"
-    console = material.console
+    console = context.console
     if from_first(lambda: is_whole(kept)):
         console.print(f"{teacher.name}, {said[1]}: kept from an earlier run in {kept}")
     else:
         console.print(said[0])
         if not run.done(stage.name, console):
             set_seed(run.seed)
-            run_stage(stage, fresh().requires_grad_(True), None, material, run)
+            run_stage(stage, fresh().requires_grad_(True), None, context, run)
         if run.main:
             cached(kept, lambda folder: shutil.copytree(run.result(stage.name), folder, dirs_exist_ok=True))
     PartialState().wait_for_everyone()  # until the first process has kept it
@@ -109,46 +113,62 @@ def load_general(
     return Teacher(name, folder, model, tokenizer, identify(folder), not above, allow_pickle)
 
 
-def general(given: Teacher, head: Head, stage: Stage, material: TrainingContext, run: Run) -> Teacher:
-    """`given` as it was pre-trained, with `head`.
+def general(teacher: Teacher, head: Head, stage: Stage, context: TrainingContext, run: Run) -> Teacher:
+    """`teacher` as it was pre-trained, with `head`.
 
     A masked language model's head that the checkpoint lacks is trained by `stage` on the run's text, once: the result
     is kept under $COMPRESS_HOME/teachers by what it depends on. Raises TeacherError for other heads it lacks.
     """
-    found = load_general(given.name, given.folder, head, kind=material.kind, allow_pickle=given.pickled)
+    found = load_general(teacher.name, teacher.folder, head, kind=context.kind, allow_pickle=teacher.pickled)
     if found.trained:
         return found
-    check_head(given, head, material.kind)
-    text = material.text
+    check_head(teacher, head, context.kind)
+    text = context.text
 
     def fresh() -> PreTrainedModel:
-        return load_general(given.name, given.folder, head, allow_pickle=given.pickled).model
+        return load_general(teacher.name, teacher.folder, head, allow_pickle=teacher.pickled).model
 
     said = (
-        f"{given.name} has no language model's head: training one on {text.name}",
+        f"{teacher.name} has no language model's head: training one on {text.name}",
         "with a language model's head",
     )
     on = f"lm-{text.name}"
-    kept = trained_once(given, on, text.fingerprint, stage, material, run=run, fresh=fresh, said=said)
-    return load_general(given.name, kept, head)
+    kept = trained_once(teacher, on, text.fingerprint, stage, context, run=run, fresh=fresh, said=said)
+    return load_general(teacher.name, kept, head)
 
 
-def check_head(given: Teacher, head: Head, kind: Kind | None) -> None:
+def check_head(teacher: Teacher, head: Head, kind: Kind | None) -> None:
     """Raise TeacherError where the checkpoint lacks a head that is not trained here; no weights are read.
 
     Raises StudentError for a family that has no such head at all.
     """
-    chosen: Any = heads.model_class(given.model.config, head, kind)
+    chosen: Any = heads.model_class(teacher.model.config, head, kind)
     if head in ("encoder", "masked_lm"):
         return
-    with explained(given.folder):
-        config = load_config(given.folder)
+    with explained(teacher.folder):
+        config = load_config(teacher.folder)
         model, found = chosen.from_pretrained(
-            given.folder, config=config, use_safetensors=None if given.pickled else True, device_map="meta",
+            teacher.folder, config=config, use_safetensors=None if teacher.pickled else True, device_map="meta",
             output_loading_info=True,
         )  # fmt: skip
     if [key for key in found["missing_keys"] if not key.startswith(f"{model.base_model_prefix}.")]:
         raise TeacherError(
-            f"teacher {given.name} ({config.model_type}) has no {head} head, and only a masked language model's is "
+            f"teacher {teacher.name} ({config.model_type}) has no {head} head, and only a masked language model's is "
             "trained here; give a checkpoint that was saved with one, or another recipe (`compress recipes`)"
         )
+
+
+def load_task_teacher(
+    teacher: Teacher, recipe: Recipe, context: TrainingContext, run: Run, *, strict: bool
+) -> tuple[Teacher, TeacherCheck]:
+    """Load the teacher with a head for the task, fine-tuned by `recipe.teacher` where it has none, and check it.
+
+    Warns of what the check notes. Raises TeacherError where it is no better than the majority answer, and `strict`.
+    """
+    task_teacher = with_head(teacher, recipe.teacher, context, run)
+    task_teacher.model.to(PartialState().device)
+    rows = encode(context.data.validation, task_teacher.tokenizer, recipe.stages[-1].max_length)
+    check = check_teacher(task_teacher, context.data, rows, context.collate, bf16=context.bf16, strict=strict)
+    for note in check.notes:
+        warn(context.console, note)
+    return task_teacher, check

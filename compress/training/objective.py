@@ -195,7 +195,7 @@ def _takes_mask(function: Any, name: str, reading: Reading) -> bool:
     return len(places) == 3
 
 
-def check(terms: Sequence[Term], where: str, *, absent: bool = False) -> list[str]:
+def check_terms(terms: Sequence[Term], where: str, *, absent: bool = False) -> list[str]:
     """List every problem of these terms that shows without models: unknown losses and options, senseless settings.
 
     absent: functions of the user's that have not been imported are passed over.
@@ -237,7 +237,7 @@ class Objective(nn.Module):
         self.terms = [term for term in terms if term.serves(kind)]
         if not self.terms:
             raise ObjectiveError(f"no term of this objective serves a {kind} task: {', '.join(t.name for t in terms)}")
-        problems = check(self.terms, "")
+        problems = check_terms(self.terms, "")
         if problems:
             raise ObjectiveError("\n".join(problems))
         self.losses = [find_loss(term) for term in self.terms]

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from rich.console import Console
 from torch import Tensor
 from transformers import (
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -31,15 +30,12 @@ from transformers import (
 
 from compress import io
 from compress.config.recipe import Stage
-from compress.config.reference import Call, find, options
+from compress.config.reference import find, options
 from compress.console import warn
 from compress.data.cache import home
-from compress.data.collate import Batching, LengthGrouped, Seq2SeqCollate, TokenBudget, encode, encode_task
-from compress.data.corpus import Corpus, encode_corpus
+from compress.data.collate import Batching, LengthGrouped, Seq2SeqCollate, TokenBudget
 from compress.data.masking import Words, counts
-from compress.data.mlm_rows import built
-from compress.data.task import Kind, TaskData
-from compress.errors import DamagedError, DataError, RecipeError
+from compress.errors import DamagedError, RecipeError
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.evaluation.perplexity import held_out
@@ -49,7 +45,7 @@ from compress.models.precision import cast_linear_layers
 from compress.models.saving import save_tokenizer
 from compress.models.teacher import Teacher
 from compress.slicing.shape import Shape
-from compress.training.augment import asks_language_model, augmented, task_text
+from compress.training.context import TrainingContext
 from compress.training.embedding_rows import only_tokens_in_use
 from compress.training.logging import Journal, forget_after
 from compress.training.objective import Objective
@@ -278,122 +274,46 @@ def shares(stage: Stage, processes: int) -> tuple[int, int]:
     return micro, share // micro
 
 
-HELD_OUT_TOKENS: Final = 200_000
-"""How much text, at most, scores a language model."""
-
-
-@dataclass(frozen=True)
-class TrainingContext:
-    """What stages work on: the task, unlabelled text where there is a corpus, and how batches are made of them.
-
-    For stages that augment the task's rows: `masked_lm` opens the teacher's language model, `given` is the teacher as
-    the user named it.
-    """
-
-    task_data: TaskData | None
-    corpus: Corpus | None
-    tokenizer: PreTrainedTokenizerBase
-    collate: Batching
-    bf16: bool
-    console: Console
-    masked_lm: Callable[[], Teacher] | None = None
-    given: Teacher | None = None
-
-    @property
-    def kind(self) -> Kind | None:
-        return self.task_data.task.kind if self.task_data else None
-
-    @property
-    def data(self) -> TaskData:
-        if self.task_data is None:
-            raise DataError("a stage on the task's examples needs them: give --data")
-        return self.task_data
-
-    @property
-    def text(self) -> Corpus:
-        """The corpus, else the task's own training texts."""
-        return self.corpus or task_text(self.data, self.data.train)
-
-    def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
-        """Encoded rows to train on, or with `held_out` those kept apart to score a language model on."""
-        lm = None if held_out or stage.augment is None else self._augmenter(stage.augment)
-        with PartialState().main_process_first():  # the others find what the first has cached
-            if stage.data == "text":
-                return self._text_rows(stage, seed, held_out)
-            split = self.data.validation if held_out else self.data.train
-            if stage.augment is not None and lm is not None:
-                self.console.print(f"{stage.name}: more rows by {stage.augment.by}; they are kept")
-                split = augmented(split, stage.augment, lm.model, lm.tokenizer, lm_digest=lm.digest, seed=seed)
-            if stage.rows is not None:
-                return encode_task(
-                    split, self.data.task, self.tokenizer, stage.rows.function, stage.rows.options,
-                    max_length=stage.max_length,
-                )  # fmt: skip
-            return encode(split, self.tokenizer, stage.max_length)
-
-    def _augmenter(self, call: Call) -> Teacher:
-        """The model that an augmentation asks. It may have to be trained first, by all processes together."""
-        if self.masked_lm is None or self.given is None:
-            raise DataError("a stage with `augment` needs a teacher: give --teacher")
-        lm = self.masked_lm() if asks_language_model(call) else self.given
-        lm.model.to(PartialState().device)
-        return lm
-
-    def _text_rows(self, stage: Stage, seed: int, held_out: bool) -> Dataset:
-        if self.corpus is not None:
-            text = self.corpus.part(held_out)
-        else:
-            text = task_text(self.data, self.data.validation if held_out else self.data.train)
-        limit = HELD_OUT_TOKENS if held_out else stage.limit_tokens
-        if stage.rows is None:
-            return encode_corpus(text, self.tokenizer, stage.max_length, limit_tokens=limit)
-        builder, options = stage.rows.function, stage.rows.options
-        return built(
-            text, self.tokenizer, builder, stage.rows.by, options,
-            max_length=stage.max_length, seed=seed, limit_tokens=limit,
-        )  # fmt: skip
-
-
 def run_stage(
     stage: Stage,
     student: PreTrainedModel,
     teacher: Teacher | None,
-    material: TrainingContext,
+    context: TrainingContext,
     run: Run,
     *,
     teacher_logits: Any = None,
     origin_D: Tensor | None = None,
-    judged: Callable[[Score], Score] | None = None,
+    wrap_score: Callable[[Score], Score] | None = None,
 ) -> PreTrainedModel:
     """Train `student` by the stage's objective and keep the result in the run's directory of this stage.
 
     `teacher_logits` on the validation split add the agreement to each evaluation. `origin_D`: the dimensions of the
-    teacher that those of a student cut out of it came from. `judged` makes of the stage's score another, as one that
-    asks parts of the student. The seed is set from the run and the stage's name, so that a stage does the same whether
-    or not the ones before it ran in this process. The result is the step's student, which may have become another
-    model when the step finished.
+    teacher that those of a student cut out of it came from. `wrap_score` wraps the scoring function, for example to
+    score parts of a supernet instead of the whole. The seed is set from the run and the stage's name, so that a stage
+    does the same whether or not the ones before it ran in this process. The result is the step's student, which may
+    have become another model when the step finished.
     """
     if stage.head == "seq2seq":
-        material = replace(material, collate=Seq2SeqCollate(material.tokenizer, student))
+        context = replace(context, collate=Seq2SeqCollate(context.tokenizer, student))
     seed = (run.seed + int(io.of_value(stage.name)[:6], 16)) % 2**32
     set_seed(seed)
-    rows = material.rows(stage, seed)
-    words = _words(stage, material, rows) if stage.corrupt or stage.step else None
+    rows = context.rows(stage, seed)
+    words = _words(stage, context, rows) if stage.corrupt or stage.step else None
     corrupt = partial(stage.corrupt, words=words) if stage.corrupt else None
-    if teacher and material.bf16:
+    if teacher and context.bf16:
         cast_linear_layers(teacher.model)
-    made = _step(stage, student, teacher, material, words=words, rows=rows, origin_D=origin_D)
-    score = _score(stage, made, corrupt, material, seed=seed, teacher_logits=teacher_logits)
-    if judged is not None and score is not None:
-        score = judged(score)
+    made = _step(stage, student, teacher, context, words=words, rows=rows, origin_D=origin_D)
+    score = _score(stage, made, corrupt, context, seed=seed, teacher_logits=teacher_logits)
+    if wrap_score is not None and score is not None:
+        score = wrap_score(score)
     with _only_head(student) if stage.train == "head" else nullcontext():
         trained = train(
-            made, stage, rows, material.collate, run,
-            corrupt=corrupt, score=score, bf16=material.bf16, console=material.console,
+            made, stage, rows, context.collate, run,
+            corrupt=corrupt, score=score, bf16=context.bf16, console=context.console,
         )  # fmt: skip
     if run.main:
         with filled(run.result(stage.name), sealed=True) as folder:
-            _keep(folder, made.student, material, trained)
+            _keep(folder, made.student, context, trained)
         run.keep_seconds()
     return made.student
 
@@ -402,7 +322,7 @@ def _step(
     stage: Stage,
     student: PreTrainedModel,
     teacher: Teacher | None,
-    material: TrainingContext,
+    context: TrainingContext,
     *,
     words: Words | None,
     rows: Dataset,
@@ -411,7 +331,7 @@ def _step(
     objective = None
     if stage.objective:
         shape = Shape.of(teacher.model.config) if teacher else None
-        kind = material.kind if stage.head == "task" else None
+        kind = context.kind if stage.head == "task" else None
         objective = Objective(stage.objective, Shape.of(student.config), shape, kind=kind)
         for map_DS in objective.projections.parameters() if origin_D is not None else ():
             map_DS.data = torch.eye(len(map_DS))[:, origin_D]  # instead of a random map, which must first be learned
@@ -420,9 +340,9 @@ def _step(
     shown = None
     if objective and teacher and "shown" in known:
         if teacher.asked:
-            shown = of_logits(teacher.asked.of(material.data.train), rows)
+            shown = of_logits(teacher.asked.of(context.data.train), rows)
         elif stage.cache_teacher:
-            shown = _cached(stage, objective, teacher, rows, material)
+            shown = _cached(stage, objective, teacher, rows, context)
     if stage.step is not None:
         given = {"words": words} | ({"shown": shown} if "shown" in known else {})
         made: Step = stage.step(student, model, objective, **given)
@@ -431,9 +351,9 @@ def _step(
     return Distillation(student, shown or model, objective)
 
 
-def _words(stage: Stage, material: TrainingContext, rows: Dataset) -> Words:
+def _words(stage: Stage, context: TrainingContext, rows: Dataset) -> Words:
     """The vocabulary for what corrupts a batch, with its counts, and for a paper's own step."""
-    words = Words.of(material.tokenizer)
+    words = Words.of(context.tokenizer)
     if stage.corrupt is not None:
         words = replace(words, counts_V=counts(rows, words.size))
     return words.to(PartialState().device)
@@ -453,57 +373,57 @@ def _only_head(student: PreTrainedModel) -> Iterator[None]:
 
 
 def _score(
-    stage: Stage, step: Step, corrupt: Corrupt | None, material: TrainingContext, *, seed: int, teacher_logits: Any
+    stage: Stage, step: Step, corrupt: Corrupt | None, context: TrainingContext, *, seed: int, teacher_logits: Any
 ) -> Score | None:
     """What tells the best weights of this stage: the task's metric, or a language model's on text kept apart."""
     if stage.evaluate == 0:
         return None
     reads_logits = not isinstance(step, Distillation) or "logits" in step.objective.student_wants
     if stage.data == "task" and stage.head == "task" and reads_logits:
-        return scorer(material, stage, teacher_logits)
+        return scorer(context, stage, teacher_logits)
     if stage.data == "task" and stage.head == "seq2seq":
-        return text_scorer(material, stage)
+        return text_scorer(context, stage)
     speaks = stage.head in LANGUAGE and step.student.get_output_embeddings() is not None
     if corrupt is not None and speaks and reads_logits:
-        return language_scorer(material, stage, corrupt, seed)
+        return language_scorer(context, stage, corrupt, seed)
     return None
 
 
-def text_scorer(material: TrainingContext, stage: Stage) -> Score:
+def text_scorer(context: TrainingContext, stage: Stage) -> Score:
     """student -> the task's metrics of the answers it would write on the validation split."""
-    task, split, options = material.data.task, material.data.validation, stage.rows.options if stage.rows else {}
+    task, split, options = context.data.task, context.data.validation, stage.rows.options if stage.rows else {}
     labels = np.asarray(split["label"][:])
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
-        said = find("t5.answers")(student, split, task, material.tokenizer, max_length=stage.max_length, **options)
+        said = find("t5.answers")(student, split, task, context.tokenizer, max_length=stage.max_length, **options)
         values = metrics.scores(task, said, labels)
         return values | {"score": values[task.metric]}
 
     return score
 
 
-def language_scorer(material: TrainingContext, stage: Stage, corrupt: Corrupt, seed: int) -> Score:
+def language_scorer(context: TrainingContext, stage: Stage, corrupt: Corrupt, seed: int) -> Score:
     """student -> perplexity on held-out text, and as `score` the mean log-likelihood of a token, in nats."""
-    rows = material.rows(stage, seed, held_out=True)
+    rows = context.rows(stage, seed, held_out=True)
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
-        found = held_out(student, rows, material.collate, corrupt, bf16=material.bf16)
+        found = held_out(student, rows, context.collate, corrupt, bf16=context.bf16)
         return {"score": -found["nll"], "perplexity": found["perplexity"]}
 
     return score
 
 
-def scorer(material: TrainingContext, stage: Stage, teacher_logits: NDArray[np.float32] | None) -> Score:
+def scorer(context: TrainingContext, stage: Stage, teacher_logits: NDArray[np.float32] | None) -> Score:
     """student -> every metric on the validation split, the task's own as `score`, and the agreement."""
-    task = material.data.task
-    exam = Evaluator.of(task, material.data.validation, material.tokenizer, stage.max_length)
+    task = context.data.task
+    evaluator = Evaluator.of(task, context.data.validation, context.tokenizer, stage.max_length)
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
-        logits = metrics.logits(student, exam.rows, material.collate, bf16=material.bf16)
-        values = exam.scores(logits)
+        logits = metrics.logits(student, evaluator.rows, context.collate, bf16=context.bf16)
+        values = evaluator.scores(logits)
         values["score"] = values[task.metric]
         if teacher_logits is not None and teacher_logits.shape == logits.shape:
-            values["agreement"] = exam.agreement(logits, teacher_logits)
+            values["agreement"] = evaluator.agreement(logits, teacher_logits)
         return values
 
     return score
@@ -522,20 +442,20 @@ def taken(run: Run, stage: str, console: Console) -> Trained | None:
     return Trained.read(folder)
 
 
-def _keep(folder: Path, student: PreTrainedModel, material: TrainingContext, trained: Trained) -> None:
+def _keep(folder: Path, student: PreTrainedModel, context: TrainingContext, trained: Trained) -> None:
     student.save_pretrained(folder)
-    save_tokenizer(folder, material.tokenizer)
+    save_tokenizer(folder, context.tokenizer)
     trained.write(folder)
 
 
 def _cached(
-    stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset, material: TrainingContext
+    stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset, context: TrainingContext
 ) -> TeacherCache:
     layers = sorted({n for pairs in objective.pairs for _, n in pairs})
     wants = objective.teacher_wants
-    computed = [str(teacher.model.dtype), teacher.model.device.type, material.bf16]
+    computed = [str(teacher.model.dtype), teacher.model.device.type, context.bf16]
     computed += [torch.__version__, transformers.__version__]
     key = io.of_value([teacher.digest, rows._fingerprint, stage.max_length, sorted(wants), layers, *computed])
     folder = home() / "teacher-outputs" / key[:24]
-    material.console.print(f"{stage.name}: teacher outputs are kept in {folder}")
-    return teacher_cache(teacher.model, rows, material.collate, folder, wants=wants, layers=layers, bf16=material.bf16)
+    context.console.print(f"{stage.name}: teacher outputs are kept in {folder}")
+    return teacher_cache(teacher.model, rows, context.collate, folder, wants=wants, layers=layers, bf16=context.bf16)

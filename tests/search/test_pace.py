@@ -114,23 +114,23 @@ def test_short_distillations_end_with_their_time(monkeypatch: pytest.MonkeyPatch
     kept: list[int] = []
     said: list[str] = []
     fixed: dict[str, Any] = {
-        "_fitted": lambda *_, **__: [], "trained": lambda *_: None, "scored": lambda *_: 0.5,
+        "_fit_stages": lambda *_, **__: [], "train_student": lambda *_: None, "score_student": lambda *_: 0.5,
         "named": str, "time": SimpleNamespace(monotonic=lambda: next(began)),
     }  # fmt: skip
     for name, stand_in in fixed.items():
         monkeypatch.setattr(finalists, name, stand_in)
-    desk: Any = SimpleNamespace(
-        ledger=SimpleNamespace(left=lambda _: 10.0),
+    context: Any = SimpleNamespace(
+        time_budget=SimpleNamespace(left=lambda _: 10.0),
         search=SimpleNamespace(space=SimpleNamespace(short=None)),
         kept=lambda number: SimpleNamespace(scores={}),
         keep=lambda number, **_: kept.append(number),
         untrained=lambda *_: None,
-        material=SimpleNamespace(console=Console(quiet=True)),
-        exam=None,
+        training=SimpleNamespace(console=Console(quiet=True)),
+        evaluator=None,
         say=said.append,
     )
     points: Any = [SimpleNamespace(number=number, choice={}) for number in (3, 1, 4, 2)]
-    finalists.shorten(desk, points)
+    finalists.distill_briefly(context, points)
     assert kept == [3, 1]
     assert said == ["the time for short distillations is over: trial 4 and those after it have none"]
 
