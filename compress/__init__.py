@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from compress.training.step import Distillation
 
 __version__ = "0.1.0"
-
-
 _HOMES = {
     "Bundle": "compress.exporters.artifact",
     "CompressError": "compress.errors",

@@ -67,7 +67,7 @@ def prune(
     layers, hidden, heads, ffn, embedding, bottleneck
              what is to be left: counts, or shares below 1 of the model's; what is not named stays
     max_latency_ms, speedup, max_params
-             or what it may cost: the sizes are then found (`pruning.choice`). Milliseconds are of the int8 file's
+             or what it may cost: the sizes are then found (`pruning.budget`). Milliseconds are of the int8 file's
              forward on `device` at `threads`, `batch` and `seq` tokens (the recipe's max_length by default); the
              speedup is over the unpruned model's own int8 file there
     uneven   layers may differ in heads and neurons, whose counts are then means over the layers: not a plain

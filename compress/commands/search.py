@@ -129,7 +129,7 @@ def search(
     max_drop    of the score, in its own unit, that the shipped int8 file may lose
     shapes, rounds, runs    of the measurement that the latency of all shapes is predicted from
     anchors     bundles of the same task to compare with
-    trials      shapes that are scored; minutes: for all of it, in shares (`pace.SUPERNET`, `pace.PLAIN`)
+    trials      shapes that are scored; minutes: for all of it, in shares (`schedule.SUPERNET`, `schedule.PLAIN`)
     finalists, winners    how many are trained for a short while, and how many fully
     storage     of the study: the path of an SQLite file, or a database's URL that workers reach
     name        of the study, the folder's by default

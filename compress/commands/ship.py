@@ -217,7 +217,7 @@ def _row(
 
 
 def card(report: Report, recipe: Recipe, teacher: str) -> dict[str, Any]:
-    """What the model card says: see export.card.Card."""
+    """Make the fields of the model card: see `exporters.card.Card`."""
     setting = next(iter(report.settings), None)
     rows = [
         {

@@ -36,8 +36,6 @@ ALL_KINDS = (*KINDS, "prune")
 Head = Literal["task", "encoder", "masked_lm", "pretraining", "causal_lm", "seq2seq"]
 Line = Annotated[Call, BeforeValidator(parse_call)]
 """A function by its address, with options: `paper.function` or `{by: paper.function, option: value}`."""
-
-
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -52,7 +50,7 @@ class StudentSpec(Frozen):
     folder of a checkpoint, or a function (student, teacher) that fills the weights. copy_layers: even (first, last and
     evenly between: DistilBERT's 0 2 4 7 9 11), uniform (every N/M-th), first, last, or a list of 0-based teacher
     layers. config: further settings of the family's transformers config. share: how many different attention blocks,
-    and FFNs, the layers use (`students.sharing`).
+    and FFNs, the layers use (`models.sharing`).
     """
 
     family: str = "teacher"
@@ -288,8 +286,6 @@ class Paper(Frozen):
 
 FINETUNE = {"finetune": "teacher", "epochs": 3, "lr": 5e-5, "batch": 32, "evaluate": 2}
 """Devlin et al. 2019, A.3: batch 16 or 32, Adam 5e-5, 3e-5 or 2e-5, 2 to 4 epochs, warm-up, decay 0.01."""
-
-
 TEACHER_LM = {
     "pretrain": "teacher-lm",
     "head": "masked_lm",
@@ -304,8 +300,6 @@ TEACHER_LM = {
 }
 """Measured (docs/LOG.md): the embedded teacher's head alone stays at the perplexity of word counts. More than 40 passes
 over the same text are worth nothing (Muennighoff et al. 2023, arXiv:2305.16264, Sec. 6)."""
-
-
 WHOLE = StudentSpec.model_validate({"init": "teacher"})
 """A student that is the teacher itself, to begin with."""
 

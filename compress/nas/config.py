@@ -32,11 +32,9 @@ OBJECTIVES: Mapping[str, Literal["maximize", "minimize"]] = {
     "file_mb": "minimize",
 }
 """What a study can be over, and what may be limited: the score from below, the others from above."""
-
-
 NAME = "search.yaml"
 FEWEST = 5
-"""Shapes that a prediction needs at least (`latency.FEWEST`)."""
+"""Shapes that a prediction needs at least (`latency.predictor.FEWEST`)."""
 
 
 class Columns(Frozen):

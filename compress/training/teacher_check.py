@@ -16,8 +16,6 @@ from compress.models.teacher import Teacher
 
 SURE = 1.645
 """Standard errors by which a teacher must lead the majority's answer: 95 %, one-sided."""
-
-
 HALFWAY, HARDLY = 0.5, 0.1
 """Of the way from the majority's score to 1: below, a teacher is compared with a bag of words, or is none."""
 
