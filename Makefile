@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: demo test check campaign soak lint clean help
+.PHONY: demo test check campaign soak docs lint clean help
 
 demo: $(VENV)/base.stamp ## distil, export, quantise and measure the embedded default; needs no network once installed
 	rm -rf runs/demo
@@ -26,10 +26,14 @@ campaign: $(VENV)/dev.stamp ## interrupt, damage and deceive every command, 30 m
 soak: $(VENV)/dev.stamp ## run for 30 minutes each what runs for long, one after the other: is memory flat, is nothing paid twice
 	$(BIN)/python -m tests.campaign.soak --minutes 30
 
-lint: $(VENV)/dev.stamp ## ruff and mypy
+docs: $(VENV)/dev.stamp ## build the site into build/site; open build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+lint: $(VENV)/dev.stamp ## ruff, mypy and codespell
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
 
 clean: ## remove what make made: the environment, caches, the demo's run
 	rm -rf $(VENV) runs/demo build dist .pytest_cache .mypy_cache .ruff_cache

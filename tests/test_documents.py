@@ -1,18 +1,24 @@
 """What the documents show as Python, YAML and commands runs as it stands there."""
 
+import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 import transformers
+import typer
 
+import compress
 from compress import Distillation, Term
+from compress.cli import app
 from compress.config.loader import folder
 from compress.config.recipe import Recipe
 from tests import command, learning, tiny
@@ -112,3 +118,48 @@ def test_an_own_loss_in_python(own: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert names["student"].classifier.weight.grad is not None
     loaded = Recipe.load("mine.yaml", allow_code="mylosses")
     assert [term.code is not None for stage in loaded.training for term in stage.objective] == [True, True, False]
+
+
+DOCUMENTS = [*(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").rglob("*.yaml"), *ROOT.glob("*.md")]
+COMMANDS = [
+    pytest.param(line, id=f"{file.name}: {line}")
+    for file in sorted(DOCUMENTS)
+    if file.name != "LOG.md"  # which says what was run, without where it was written
+    for line in re.findall(r"^(?:#)?\s*(?:torchrun .* -m )?(compress [a-z].*)$", file.read_text("utf-8"), re.MULTILINE)
+    if " ..." not in line and not line.startswith("compress is ")
+]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_that_is_shown_has_options_that_there_are(line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    group: Any = typer.main.get_command(app)
+    context = click.Context(group, info_name="compress")
+    name, chosen, rest = group.resolve_command(context, words)
+    while rest and rest[0] in getattr(chosen, "commands", {}):
+        context = click.Context(chosen, info_name=name, parent=context)
+        name, chosen, rest = chosen.resolve_command(context, rest)
+    chosen.make_context(name, list(rest), parent=context)
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(COMMANDS) > 100
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    command_words = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
+    subprocess.run(command_words, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    for page in ("index", "quickstart", "recipes", "cli", "api", "architecture"):
+        assert (tmp_path / "site" / f"{page}.html").is_file()
+    shown = (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+    assert all(f'id="{getattr(compress, name).__module__}.{name}"' in shown for name in compress.__all__)
