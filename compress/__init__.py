@@ -11,9 +11,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from compress.commands.bench import bench
     from compress.commands.distill import distill
+    from compress.commands.export import export
+    from compress.commands.label import label
     from compress.commands.pretrain import pretrain
     from compress.commands.prune import prune
+    from compress.commands.quantize import quantize
+    from compress.commands.search import search
+    from compress.commands.trim import trim
     from compress.config.recipe import Recipe, StudentSpec
     from compress.config.term import Term
     from compress.data import Task, TaskData, load_task
@@ -41,12 +47,18 @@ _HOMES = {
     "Task": "compress.data",
     "TaskData": "compress.data",
     "Term": "compress.config.term",
+    "bench": "compress.commands.bench",
     "build": "compress.models.student",
     "distill": "compress.commands.distill",
+    "export": "compress.commands.export",
+    "label": "compress.commands.label",
     "load_task": "compress.data",
     "pretrain": "compress.commands.pretrain",
     "prune": "compress.commands.prune",
+    "quantize": "compress.commands.quantize",
     "reads": "compress.training.reads",
+    "search": "compress.commands.search",
+    "trim": "compress.commands.trim",
 }
 
 __all__ = [
@@ -62,12 +74,18 @@ __all__ = [
     "Task",
     "TaskData",
     "Term",
+    "bench",
     "build",
     "distill",
+    "export",
+    "label",
     "load_task",
     "pretrain",
     "prune",
+    "quantize",
     "reads",
+    "search",
+    "trim",
 ]
 
 

@@ -4,6 +4,7 @@ import inspect
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -22,13 +23,22 @@ PUBLIC = [
     "Task",
     "TaskData",
     "Term",
+    "bench",
     "build",
     "distill",
+    "export",
+    "label",
     "load_task",
     "pretrain",
     "prune",
+    "quantize",
     "reads",
+    "search",
+    "trim",
 ]
+
+
+COMMANDS = sorted((Path(compress.__file__).parent / "commands").glob("[a-z]*.py"))
 
 
 def test_the_public_names_are_these() -> None:
@@ -62,3 +72,13 @@ def test_importing_compress_imports_nothing_else_that_is_installed() -> None:
         "sys.exit(str(new) if new != {'compress'} else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("first", ["functions", "modules"])
+def test_a_module_never_hides_the_function_of_its_name(first: str) -> None:
+    """Whether `compress.search` or `compress.commands.search` is imported first, `compress.search` is the function."""
+    functions = "from compress import " + ", ".join(PUBLIC)
+    modules = "import " + ", ".join(f"compress.commands.{path.stem}" for path in COMMANDS)
+    order = [functions, modules] if first == "functions" else [modules, functions]
+    check = f"assert not any(inspect.ismodule(getattr(compress, name)) for name in {PUBLIC})"
+    subprocess.run([sys.executable, "-c", "; ".join(["import inspect, compress", *order, check])], check=True)

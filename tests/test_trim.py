@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from compress.commands.trim import trim_measured
+from compress.commands.trim import trim
 from compress.data.task import Task
 from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import FILES, TEXT, Bundle
@@ -34,7 +34,6 @@ from compress.exporters.weight_only import quantize_weights
 from compress.quantization.evaluator import ScoreDrop
 from compress.records.run_report import Report
 from compress.trimming import model as tables
-from compress.trimming import model as trim
 from compress.trimming.model import Trimmed, trim_bundle, trim_checkpoint
 from compress.trimming.vocabulary import cut
 from tests import command, tiny
@@ -221,7 +220,7 @@ def test_a_bundle_that_would_answer_otherwise_is_not_written(
     def shifted(source: Path, target: Path, kept: Sequence[int]) -> None:
         cut_file(source, target, [*kept[1:], kept[0]])
 
-    monkeypatch.setattr(trim, "cut_file", shifted)
+    monkeypatch.setattr(tables, "cut_file", shifted)
     with pytest.raises(CompressError, match="logits change"):
         trim_bundle(bundle, CORPUS, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -286,7 +285,7 @@ def test_bad_input_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="exists"):
         trim_bundle(bundle, CORPUS, tmp_path)
     with pytest.raises(CompressError, match="no texts; give --data"):
-        trim_measured(str(bundle.path), tmp_path / "out")
+        trim(str(bundle.path), tmp_path / "out")
     suffix = Tokenizer(models.BPE(vocab={"a</w>": 0}, merges=[], end_of_word_suffix="</w>"))
     with pytest.raises(CompressError, match="BPE with marks inside words"):
         cut(suffix, ["a"], min_count=1, keep=(), pinned=set())
@@ -295,7 +294,7 @@ def test_bad_input_is_refused(bundle: Bundle, tmp_path: Path) -> None:
 
 def test_the_score_is_measured_before_and_after_and_kept_in_the_report(bundle: Bundle, tmp_path: Path) -> None:
     data = tiny.reviews(tmp_path / "reviews")
-    found = trim_measured(str(bundle.path), tmp_path / "out", data=data)
+    found = trim(str(bundle.path), tmp_path / "out", data=data)
     small = Bundle.load(tmp_path / "out")
     assert [proof.artefact for proof in found.certificates] == list(FILES.values())
     for proof in found.certificates:
@@ -335,13 +334,13 @@ def test_a_kill_before_it_is_certified_leaves_nothing_and_the_same_command_works
     program = (
         "import os, sys; from pathlib import Path; from compress.commands import trim as measured;"
         "measured.certified = lambda *_, **__: os._exit(9);"
-        f"measured.trim_measured({str(bundle.path)!r}, Path({str(out)!r}), data={data!r})"
+        f"measured.trim({str(bundle.path)!r}, Path({str(out)!r}), data={data!r})"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(trim.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(tables.__file__).parents[2])}
     assert subprocess.run([sys.executable, "-c", program], check=False, env=environment).returncode == 9
     assert not out.exists()
     assert command.partial(tmp_path) != [], "the kill left its work beside"
-    assert all(proof.certified for proof in trim_measured(str(bundle.path), out, data=data).certificates)
+    assert all(proof.certified for proof in trim(str(bundle.path), out, data=data).certificates)
     assert {path.name for path in tmp_path.iterdir()} <= {"out", "reviews", "home"}
     Bundle.load(out)
 
@@ -349,7 +348,7 @@ def test_a_kill_before_it_is_certified_leaves_nothing_and_the_same_command_works
 @pytest.mark.parametrize("max_drop", [-0.01, 1.5, float("nan"), float("inf")])
 def test_a_limit_that_is_none_is_refused(bundle: Bundle, tmp_path: Path, max_drop: float) -> None:
     with pytest.raises(CompressError, match="max_drop"):
-        trim_measured(str(bundle.path), tmp_path / "out", data="intents", max_drop=max_drop)
+        trim(str(bundle.path), tmp_path / "out", data="intents", max_drop=max_drop)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -358,7 +357,7 @@ def test_data_of_another_task_is_refused(bundle: Bundle, tmp_path: Path) -> None
     for file in data.iterdir():
         file.write_text(file.read_text().replace("positive", "good").replace("negative", "bad"))
     with pytest.raises(BundleError, match=r"2 labels \(bad, good\) .* 2 labels \(negative, positive\)"):
-        trim_measured(str(bundle.path), tmp_path / "out", data=str(data))
+        trim(str(bundle.path), tmp_path / "out", data=str(data))
     assert not (tmp_path / "out").exists()
 
 

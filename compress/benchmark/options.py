@@ -15,7 +15,7 @@ LONE = (".onnx", ".xml", ".tflite")
 
 def settings(threads: str, batch: str, seq: str) -> list[Setting]:
     """Every combination of three comma-separated lists. Raises DeviceError."""
-    lists = [_numbers(name, text) for name, text in (("threads", threads), ("batch", batch), ("seq", seq))]
+    lists = [numbers(name, text) for name, text in (("threads", threads), ("batch", batch), ("seq", seq))]
     return [Setting(*values) for values in product(*lists)]
 
 
@@ -84,7 +84,8 @@ def place(out: Path | None) -> None:
         raise DeviceError(f"--out {out}: {what}; expected a file to write, as in latency.json")
 
 
-def _numbers(name: str, text: str) -> list[int]:
+def numbers(name: str, text: str) -> list[int]:
+    """Parse a comma-separated list of whole numbers, such as `1,2,4`. Raises DeviceError, naming the option."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise DeviceError(f"--{name} {text}: expected whole numbers separated by commas, as in 1,2,4")

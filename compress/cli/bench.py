@@ -37,30 +37,19 @@ def bench(
     """Measure latency on a device: interleaved, warmed up, in two passes, with a verdict on noise."""
     with told():
         from compress.benchmark import options
-        from compress.benchmark.devices import measure, open_device
+        from compress.commands.bench import bench as run
         from compress.records.bench_result import save
         from compress.reporting import bench_tables
 
-        files, settings = options.files(bundles, precision), options.settings(threads, batch, seq)
-        seconds = options.span(sustain) if sustain else None
         options.place(out)
         talk = console(as_json)
-
-        def say(line: str) -> None:
-            talk.print(line, markup=False, highlight=False, soft_wrap=True)
-
-        with open_device(
-            device,
-            lan=lan,
-            timeout=timeout,
-            say=say,
-            affinity=options.cpus(affinity),
-            python=python,
-            native=native,
-            assets=assets,
-            webgpu=webgpu,
-        ) as opened:
-            result = measure(opened, files, settings, rounds=rounds, runs=runs, seconds=seconds)
+        result = run(
+            bundles, device=device, precision=precision, threads=options.numbers("threads", threads),
+            batch=options.numbers("batch", batch), seq=options.numbers("seq", seq), rounds=rounds, runs=runs,
+            sustain=options.span(sustain) if sustain else None, affinity=options.cpus(affinity), lan=lan,
+            timeout=timeout, python=python, native=native, assets=assets, webgpu=webgpu,
+            say=lambda line: talk.print(line, markup=False, highlight=False, soft_wrap=True),
+        )  # fmt: skip
         if out is not None:
             save(result, out)
         if as_json:

@@ -69,7 +69,8 @@ def told(hint: str = "") -> Iterator[None]:
     except OSError as error:
         if error.errno in (None, errno.EPIPE):  # a library's own, and a reader that has read enough
             raise
-        where = f"{error.filename}: " if error.filename else ""
+        name = error.filename2 or error.filename  # of a copy or a rename, the place that could not be written
+        where = f"{name}: " if name else ""
         words = f"error: {where}{error.strerror}. Nothing half-written is left. {hint}".rstrip()
         print(printable(words), file=sys.stderr)
         raise typer.Exit(USER_ERROR) from None

@@ -157,9 +157,9 @@ def trim(
         import json
         from dataclasses import asdict
 
-        from compress.commands.trim import trim_measured
+        from compress.commands.trim import trim as run
 
-        found = trim_measured(
+        found = run(
             model, out, data=data, corpus=corpus, text=text, label=label, min_count=min_count, keep=keep or (),
             max_drop=max_drop / 100,
         )  # fmt: skip

@@ -64,7 +64,7 @@ class Measured:
     rows: int = 0
 
 
-def trim_measured(
+def trim(
     model: str,
     out: Path,
     *,

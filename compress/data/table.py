@@ -19,6 +19,8 @@ from compress.errors import DataError
 Cell = str | list[str | None] | None
 Row = TypeVar("Row")
 
+SHOWN = 40
+"""Columns that a message lists."""
 SAMPLE_ROWS = 1000
 SAMPLE_CHARACTERS = 4_000_000
 BATCH_ROWS = 10_000
@@ -54,7 +56,9 @@ class Rows:
 
     def listing(self) -> str:
         """The columns with an example each, one a line: for messages that ask the user to choose."""
-        return "\n".join(f"  {name}: {_example(self.sample[name])}" for name in self.columns)
+        shown = [f"  {name}: {_example(self.sample[name])}" for name in self.columns[:SHOWN]]
+        more = len(self.columns) - SHOWN
+        return "\n".join([*shown, *([f"  and {more:,} more"] if more > 0 else [])])
 
     def lists(self, column: str) -> bool:
         return any(isinstance(cell, list) for cell in self.sample[column])

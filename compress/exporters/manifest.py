@@ -98,8 +98,16 @@ class Manifest:
 
 
 def located(folder: Path) -> Path | None:
-    """Find the bundle in a bundle's own folder, or in its run's."""
-    return next((place for place in (folder, folder / "bundle") if (place / NAME).is_file()), None)
+    """Find the bundle in a bundle's own folder, or in its run's; None where there is none.
+
+    Raises BundleError for a bundle without its manifest, which would pass for a checkpoint.
+    """
+    for place in (folder, folder / "bundle"):
+        if (place / NAME).is_file():
+            return place
+        if (place / "config.json").is_file() and (place / "recipe.yaml").is_file():
+            raise BundleError(f"{place / NAME}: is missing, so the bundle is not whole; write or copy it again")
+    return None
 
 
 def check_inside(path: Path, names: Iterable[str]) -> None:

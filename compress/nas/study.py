@@ -304,7 +304,9 @@ def open_study(
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if owner is not None and trial.user_attrs.get("owner") == owner:
                 study.tell(trial.number, state=TrialState.FAIL)
-                say(f"trial {trial.number}: its process was killed; {queue_again(study, trial)}")
+                drawn = "key" in trial.user_attrs  # else the next draw is the same
+                again = queue_again(study, trial) if drawn else "it had drawn no shape"
+                say(f"trial {trial.number}: its process was killed; {again}")
         return study
 
 
@@ -452,6 +454,8 @@ def run_trials(
                     optuna.storages.fail_stale_trials(study)
                 continue
             waiting = None
+            if not worker:
+                _reseed(study)
             number, verdict = _run_trial(study, evaluator, limits, None if worker else study.user_attrs.get("owner"))
             say(f"trial {number}: {_report(study, number, verdict)}")
             barren = barren + 1 if verdict.state in {"duplicate", "too slow"} else 0
@@ -465,6 +469,15 @@ def run_trials(
         scored, front = count_scored(study.get_trials(deepcopy=False)), pareto_front(study)
         say(f"{over}; {scored} shapes scored, {len(front)} on the front")
         _check_one_within(study, limits)
+
+
+def _reseed(study: optuna.Study) -> None:
+    """Let the next draw depend on seed and number of shapes drawn alone, so that a killed search draws the same."""
+    seed = study.user_attrs.get("seed")
+    if seed is not None:
+        trials = study.get_trials(deepcopy=False)
+        drawn = sum("key" in trial.user_attrs and not trial.system_attrs.get("fixed_params") for trial in trials)
+        study.sampler = make_sampler(study.user_attrs["sampler"], seed, [drawn])
 
 
 def _is_over(study: optuna.Study, size: int | None, barren: int, worker: bool) -> str:
@@ -533,7 +546,7 @@ def _give_back(study: optuna.Study, number: int) -> None:
         return
     with suppress(StorageError), storage_errors(study.study_name):
         trial = study.get_trials(deepcopy=False)[number]
-        if trial.state == TrialState.FAIL and trial.params and outcome(trial) is None:
+        if trial.state == TrialState.FAIL and "key" in trial.user_attrs and outcome(trial) is None:
             study.enqueue_trial(trial.params)
 
 

@@ -55,7 +55,7 @@ class Lookup:
 class Supernet:
     """Runs, scores and extracts the subnets of `model`, which need be `ordered` for its prefixes to be good.
 
-    depth: which layers fewer layers are, as `slicing.sizes.copied_layers` names it: even, uniform (DynaBERT's own rule),
+    depth: which layers fewer layers are, as `sizes.copied_layers` names it: even, uniform (DynaBERT's own rule),
     first, last. Each method takes other `layers` of the whole, as many as `sizes` has. Raises PruneError for a family
     without a slice plan and for sizes that are not within the model's.
     """

@@ -136,7 +136,8 @@ class Run:
             )
         above = next(each for each in (path, *path.absolute().parents) if each.exists())
         if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-            why = os.strerror(errno.EACCES if above.is_dir() else errno.ENOTDIR)
+            locked = os.statvfs(above).f_flag & os.ST_RDONLY
+            why = os.strerror((errno.EROFS if locked else errno.EACCES) if above.is_dir() else errno.ENOTDIR)
             raise RunError(f"{path}: cannot be made ({why}); choose an --out that can be written")
         if (path / _LOCK).is_file():
             with (path / _LOCK).open(encoding="utf-8") as file:

@@ -23,7 +23,7 @@ class Step(Protocol):
         groups()               named groups of the parameters that are trained
         factors(step, total)   each group's multiplier of the learning rate at this step
         finish()               called when training is over: the student becomes what is kept
-        only_rows              true where it meets no token that is not in its rows (`embedding_rows.only_tokens_in_use`)
+        only_rows              true where it meets only tokens of its rows (`embedding_rows.only_tokens_in_use`)
     """
 
     @property

@@ -325,7 +325,8 @@ ALL = [
     }.items()
     for name in table
 ]  # fmt: skip
-FINE = {("teacher", "auto_map"), ("teacher", "auto_map of a repository"), ("teacher", "tokenizer class"),
+FINE = {("teacher", "attention kernel"), ("teacher", "attention kernel, internal"), ("teacher", "attention of a file"),
+        ("teacher", "auto_map"), ("teacher", "auto_map of a repository"), ("teacher", "tokenizer class"),
         ("teacher", "labels, named"), ("data", "cell")}  # fmt: skip
 """What may be used: the hostile part of it is left alone."""
 

@@ -1,6 +1,7 @@
 """What the campaign interrupts and damages: each command at tiny size, and what of its results must never differ."""
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -56,7 +57,8 @@ class Work:
 
     def arguments(self, given: Mapping[str, str], out: Path, *, repeated: bool = False) -> list[str]:
         """Return the command's words; `repeated`: those that continue it."""
-        words = f"{self.words} {self.again}" if repeated else self.words
+        continued = repeated and (self.again != "--resume" or (out / ".lock").exists())  # it may not have begun
+        words = f"{self.words} {self.again}" if continued else self.words
         return [word.format(**given, out=out) for word in words.split()]
 
 
@@ -130,8 +132,26 @@ def fill(folder: Path) -> dict[str, str]:
 
 
 def results(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file that must not differ, by name."""
-    return {path.relative_to(folder).as_posix(): _digest(path) for path in _compared(folder)}
+    """Return the SHA-256 of every file that must not differ, by name.
+
+    A trial that was killed is run again under another number. So the trials of a search are counted without it.
+    """
+    places, record = dict[str, str](), folder / "search.json"
+    if record.is_file():
+        points = json.loads(record.read_text(encoding="utf-8"))["points"]
+        done = sorted(point["number"] for point in points if point["state"] != "failed")
+        places = {str(number): str(place) for place, number in enumerate(done)}
+    found = {}
+    for path in _compared(folder):
+        parts, content = list(path.relative_to(folder).parts), path.read_bytes()
+        if parts[0] == "students":
+            number, parts[1] = parts[1], places.get(parts[1], parts[1])
+            if path.name == "recipe.yaml":
+                content = re.sub(rf"\b{number}\b".encode(), parts[1].encode(), content, count=1)
+        elif parts == ["winners.json"]:
+            content = json.dumps([places[str(number)] for number in json.loads(content)]).encode()
+        found["/".join(parts)] = _digest(path, content)
+    return found
 
 
 def plain(text: str, bundle: str | Path, out: Path) -> str:
@@ -145,8 +165,7 @@ def _compared(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _digest(path: Path) -> str:
-    content = path.read_bytes()
+def _digest(path: Path, content: bytes) -> str:
     if path.suffix == ".onnx":  # certificates are in its metadata, with their dates
         file = onnx.load_model_from_string(content)
         file.ClearField("metadata_props")
