@@ -33,7 +33,8 @@ from torch import Tensor, nn
 from compress import load_task
 from compress.benchmark.local import machine
 from compress.config.term import Term
-from compress.data.collate import Collate, LengthGrouped, encode
+from compress.data.collate import Collate, LengthGrouped
+from compress.data.tokenize import encode
 from compress.evaluation.batches import Sheets
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.manifest import versions

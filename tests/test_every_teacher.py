@@ -14,7 +14,8 @@ import compress
 from compress.config.recipe import StudentSpec
 from compress.config.term import Term
 from compress.data import TaskData, load_task
-from compress.data.collate import Collate, encode
+from compress.data.collate import Collate
+from compress.data.tokenize import encode
 from compress.errors import DataError, ExportError, StudentError
 from compress.evaluation import metrics
 from compress.exporters.onnx import makes_segments, parity, to_onnx

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from compress.config.recipe import FINETUNE, Stage
 from compress.data import Task, TaskData, load_task
-from compress.data.collate import Collate, encode
+from compress.data.collate import Collate
+from compress.data.tokenize import encode
 from compress.errors import TeacherError
 from compress.models.checkpoints import resolve
 from compress.models.teacher import Teacher, load

@@ -5,22 +5,23 @@ from __future__ import annotations
 import http.client
 import json
 import urllib.request
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count, islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compress.data import cache, documents, paths
+from compress.data import cache, documents, paths, sentences
 from compress.data.resources import pydoc
-from compress.data.sentences import Template, tokenised
+from compress.data.sentences import Frame, Template, tokenised
 from compress.data.text_files import reading
+from compress.data.tokenize import Row, fingerprint, row_batches, source_files
 from compress.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ENCODING: Final = "1"
-"""Part of every cache key: raise it when what `encode_corpus` writes changes."""
+"""Part of every cache key: raise it when what `encode_corpus` or `build_rows` writes changes."""
 
-BLOCKS_PER_WRITE: Final = 1000
+Builder = Callable[..., Iterator[dict[str, Any]]]
+"""(documents, frame, *, max_length, rng, **options) -> rows of input_ids and columns of one int per row or token."""
+
 WRITES_PER_PART: Final = 50
 """Writes in one file: about 40 MB of blocks of 128 tokens, which a process that is stopped has to make again."""
 
@@ -154,115 +157,113 @@ def _streamed(name: str, configuration: str | None, revision: str) -> Iterator[s
 def encode_corpus(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, *, limit_tokens: int | None = None
 ) -> Dataset:
-    """The corpus as blocks of at most `max_length` tokens, special tokens included; columns as `batches.encode` writes.
+    """Write a corpus as blocks of at most `max_length` tokens, special tokens included; columns as `encode` writes.
 
     Whole sentences are packed greedily; only one longer than a block is cut. A block never crosses documents: the
     column `document` (number in the corpus) is equal for the blocks of one, which follow each other. With
     `limit_tokens` the block that reaches it is the last. Streamed once to the cache, by the fingerprints of corpus and
-    tokenizer, and memory-mapped.
+    tokenizer, and memory-mapped; an attempt that was stopped is gone on with.
     """
-    from compress.data.collate import fingerprint
+    template = Template.of(tokenizer, 1)
+    room = max_length - template.size
+    if room < 1:
+        raise DataError(f"max_length {max_length}: a block needs {template.size} special tokens and room for text.")
+
+    def make(folder: Path) -> None:
+        """Write the parts that `folder` lacks: the first missing one, and all behind it."""
+        paths = (folder / f"{number:05d}.arrow" for number in count())
+        done = [cache.table(path).select(["length", "document"]) for path in takewhile(Path.exists, paths)]
+        blocks = tokens = document = of_document = 0
+        if done:
+            table = pa.concat_tables(done)
+            blocks, tokens, document = len(table), pc.sum(table["length"]).as_py(), table["document"][-1].as_py()
+            of_document = pc.sum(pc.equal(table["document"], document)).as_py()
+        rows = islice(_blocks(corpus, tokenizer, template, room, document), of_document, None)
+        with closing(_limited(rows, limit_tokens, f"Encoding {corpus.name}", tokens)) as limited:
+            batches = row_batches(limited, first=blocks)
+            for number in count(len(done)):
+                if not (some := list(islice(batches, 1))):
+                    break
+                with cache.part(folder, f"{number:05d}.arrow") as path:
+                    cache.write(path, chain(some, islice(batches, WRITES_PER_PART - 1)))
+        if not (folder / "00000.arrow").exists():
+            raise DataError(f"{corpus.name}: no token to learn from; the tokenizer makes nothing of its text.")
 
     key = cache.digest(ENCODING, corpus.fingerprint, fingerprint(tokenizer), str(max_length), str(limit_tokens))
-    entry = cache.home() / "corpora" / key
-    cache.cached(entry, lambda folder: _encode(folder, corpus, tokenizer, max_length, limit_tokens))
-    return cache.dataset(entry, key)
-
-
-def _encode(
-    folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, limit_tokens: int | None
-) -> None:
-    """Write the parts of an encoded corpus that `folder` lacks: the first missing one, and all behind it."""
-    parts = [folder / f"{number:05d}.arrow" for number in range(len(list(folder.glob("*.arrow"))) + 1)]
-    whole = list(takewhile(Path.exists, parts))
-    encoded = _encoded(corpus, tokenizer, max_length, limit_tokens, done=_Done.of(whole))
-    with closing(encoded) as batches:  # its progress bar ends before an error is told
-        for number in count(len(whole)):
-            some = list(islice(batches, 1))
-            if not some:
-                break
-            with cache.part(folder, f"{number:05d}.arrow") as path:
-                cache.write(path, chain(some, islice(batches, WRITES_PER_PART - 1)))
-    if not (folder / "00000.arrow").exists():
-        raise DataError(f"{corpus.name}: no token to learn from; the tokenizer makes nothing of its text.")
-
-
-@dataclass(frozen=True)
-class _Done:
-    """What the finished parts hold: blocks, tokens, the last document, and how many of the blocks are its."""
-
-    blocks: int = 0
-    tokens: int = 0
-    document: int = 0
-    of_document: int = 0
-
-    @classmethod
-    def of(cls, parts: Sequence[Path]) -> _Done:
-        if not parts:
-            return cls()
-        tables = [cache.table(path).select(["length", "document"]) for path in parts]
-        table = pa.concat_tables(tables)
-        document = table["document"][-1].as_py()
-        of_document = pc.sum(pc.equal(table["document"], document)).as_py()
-        return cls(len(table), pc.sum(table["length"]).as_py(), document, of_document)
-
-
-def _encoded(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, limit_tokens: int | None, *, done: _Done
-) -> Generator[pa.RecordBatch, None, None]:
-    """Yield the blocks behind those that are done already."""
-    from datasets.utils import tqdm
-
-    frame = Template.of(tokenizer, 1)
-    if max_length <= frame.size:
-        raise DataError(f"max_length {max_length}: a block needs {frame.size} special tokens and room for text.")
-    blocks = islice(_blocks(corpus, tokenizer, max_length - frame.size, done.document), done.of_document, None)
-    index, tokens = done.blocks, done.tokens
-    with tqdm(desc=f"Encoding {corpus.name}", unit=" tokens", unit_scale=True, initial=tokens) as progress:
-        while (limit_tokens is None or tokens < limit_tokens) and (batch := list(islice(blocks, BLOCKS_PER_WRITE))):
-            ends = tokens + np.cumsum([len(block) + frame.size for _, block in batch])
-            if limit_tokens is not None:
-                batch = batch[: int(np.searchsorted(ends, limit_tokens)) + 1]
-            yield _record_batch(batch, frame, index)
-            index += len(batch)
-            progress.update(int(ends[len(batch) - 1]) - tokens)
-            tokens = int(ends[len(batch) - 1])
-
-
-def _record_batch(blocks: Sequence[tuple[int, list[int]]], frame: Template, index: int) -> pa.RecordBatch:
-    lengths = np.array([len(block) + frame.size for _, block in blocks], np.int32)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    before, after = frame.ids
-    flat = chain.from_iterable(chain(before, block, after) for _, block in blocks)
-    columns = {
-        "input_ids": np.fromiter(flat, np.int32, offsets[-1]),
-        "attention_mask": np.ones(offsets[-1], np.int8),
-    }
-    if frame.types is not None and frame.text_types is not None:
-        columns["token_type_ids"] = types = np.full(offsets[-1], frame.text_types[0], np.int8)
-        for place, kind in enumerate(frame.types[0]):
-            types[offsets[:-1] + place] = kind
-        for place, kind in enumerate(reversed(frame.types[1]), start=1):
-            types[offsets[1:] - place] = kind
-    lists = {name: pa.ListArray.from_arrays(offsets, values) for name, values in columns.items()}
-    numbers = pa.array(range(index, index + len(blocks)), pa.int64())
-    owners = pa.array([document for document, _ in blocks], pa.int64())
-    return pa.record_batch(lists | {"length": pa.array(lengths), "index": numbers, "document": owners})
+    return cache.dataset(cache.cached(cache.home() / "corpora" / key, make), key)
 
 
 def _blocks(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, room: int, start: int
-) -> Iterator[tuple[int, list[int]]]:
-    """Yield document number and tokens, without special ones, of each block from the document `start` on."""
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, template: Template, room: int, start: int
+) -> Iterator[Row]:
+    """Yield each block, of at most `room` tokens and the special ones, from the document `start` on."""
     block: list[int] = []
     owner = 0
     for number, ids in tokenised(corpus, tokenizer, start=start):
         if block and (number != owner or len(block) + len(ids) > room):
-            yield owner, block
+            yield template.fill(block) | {"document": owner}
             block = []
         owner = number
         cut = max(0, (len(ids) - 1) // room * room)
-        yield from ((number, ids[start : start + room]) for start in range(0, cut, room))
+        for first in range(0, cut, room):
+            yield template.fill(ids[first : first + room]) | {"document": number}
         block = block + ids[cut:]
     if block:
-        yield owner, block
+        yield template.fill(block) | {"document": owner}
+
+
+def build_rows(
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    builder: Builder,
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    max_length: int,
+    seed: int,
+    limit_tokens: int | None = None,
+) -> Dataset:
+    """Write the rows that `builder`, called `name`, makes of a corpus; attention_mask, length and index are added.
+
+    With `limit_tokens` the row that reaches it is the last. Streamed once to the cache, by all that decides the rows:
+    corpus, tokenizer, the file of the builder, its options, length, seed and limit; then memory-mapped. DataError when
+    nothing comes, or something that is no row.
+    """
+    settings = json.dumps([dict(options), max_length, seed, limit_tokens], sort_keys=True)
+    read = (corpus.fingerprint, fingerprint(tokenizer))
+    key = cache.digest("built", ENCODING, name, settings, *read, *source_files(builder))
+    what = f"{name} of {corpus.name}"
+
+    def rows() -> Iterator[Row]:
+        rng, texts = np.random.default_rng(seed), sentences.documents(corpus, tokenizer)
+        several: Mapping[str, bool] = {}
+        for number, row in enumerate(builder(texts, Frame.of(tokenizer), max_length=max_length, rng=rng, **options)):
+            several = several or {column: isinstance(cell, list) for column, cell in row.items()}
+            _check(row, several, max_length, f"{what}, row {number}")
+            yield row
+
+    empty = f"{corpus.name}: {name} makes no row of it. It needs more text, or a larger max_length."
+    return cache.rows("corpora", key, lambda: row_batches(_limited(rows(), limit_tokens, f"Rows: {what}")), empty=empty)
+
+
+def _check(row: Row, several: Mapping[str, bool], max_length: int, where: str) -> None:
+    """Refuse a row that has not the columns of the first, or lists that have not one number a token."""
+    if row.keys() != several.keys() or "input_ids" not in row:
+        raise DataError(f"{where}: has {', '.join(row)}; expected input_ids and the columns of the first row.")
+    length = len(row["input_ids"])
+    if not 0 < length <= max_length:
+        raise DataError(f"{where}: {length} tokens; expected 1 to max_length = {max_length}.")
+    for name, is_list in several.items():
+        if isinstance(row[name], list) != is_list or (is_list and len(row[name]) != length):
+            raise DataError(f"{where}: {name} must be a list of {length} numbers, one a token, or one number.")
+
+
+def _limited(rows: Iterator[Row], limit_tokens: int | None, what: str, tokens: int = 0) -> Iterator[Row]:
+    """Yield rows, with a progress bar, up to the one that reaches the limit; `tokens` were written before."""
+    from datasets.utils import tqdm
+
+    with tqdm(desc=what, unit=" tokens", unit_scale=True, initial=tokens) as progress:
+        while (limit_tokens is None or tokens < limit_tokens) and (row := next(rows, None)) is not None:
+            yield row
+            tokens += len(row["input_ids"])
+            progress.update(len(row["input_ids"]))

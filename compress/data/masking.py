@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import BoolTensor, LongTensor
 
+from compress.data.sentences import Template
 from compress.errors import DataError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Words:
             starts_V | special_V,  # type: ignore[arg-type]
             counts,
             tokenizer.unk_token_id,
-            *_around(tokenizer),
+            *map(tuple, Template.of(tokenizer, 1).ids),
         )
 
     def to(self, device: torch.device) -> Words:
@@ -84,13 +85,6 @@ class Words:
         if self.mask is None:
             raise DataError(f"{what} needs a mask token, and this tokenizer has none: use another corruption")
         return self.mask
-
-
-def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tokens before and after those of a text."""
-    bare, dressed = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
-    at = next(at for at in range(len(dressed) - len(bare) + 1) if dressed[at : at + len(bare)] == bare)
-    return tuple(dressed[:at]), tuple(dressed[at + len(bare) :])
 
 
 def _inside(vocabulary: dict[str, int]) -> list[int]:

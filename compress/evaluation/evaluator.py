@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.collate import encode
 from compress.data.tags import OUTSIDE
+from compress.data.tokenize import encode
 from compress.errors import CompressError
 from compress.evaluation import metrics, qa
 from compress.evaluation.metrics import not_finite

@@ -27,8 +27,8 @@ from transformers import PreTrainedModel, set_seed
 from compress import io
 from compress.config.recipe import Prune, Recipe
 from compress.console import print_note
-from compress.data.collate import encode
 from compress.data.corpus import encode_corpus
+from compress.data.tokenize import encode
 from compress.errors import PruneError
 from compress.io import filled
 from compress.models.saving import save_tokenizer

@@ -30,8 +30,8 @@ import pyarrow.compute as pc
 
 from compress.config.reference import Call
 from compress.data import cache
-from compress.data.collate import fingerprint
 from compress.data.corpus import Corpus
+from compress.data.tokenize import fingerprint
 from compress.errors import DataError, ObjectiveError
 from compress.training.replacements import Asked
 from compress.training.replacements import candidates as find

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 from compress.config.recipe import Recipe, Stage, spec_of
 from compress.config.reference import Call
 from compress.console import print_note
-from compress.data.collate import Batching, encode, encode_task
-from compress.data.corpus import Corpus, encode_corpus
-from compress.data.mlm_rows import built
+from compress.data.collate import Batching
+from compress.data.corpus import Corpus, build_rows, encode_corpus
 from compress.data.task import Kind, TaskData
+from compress.data.tokenize import encode, encode_task
 from compress.errors import DataError
 from compress.models.precision import FLOAT32_ONLY
 from compress.models.teacher import Teacher
@@ -91,7 +91,7 @@ class TrainingContext:
         if stage.rows is None:
             return encode_corpus(text, self.tokenizer, stage.max_length, limit_tokens=limit)
         builder, options = stage.rows.function, stage.rows.options
-        return built(
+        return build_rows(
             text, self.tokenizer, builder, stage.rows.by, options,
             max_length=stage.max_length, seed=seed, limit_tokens=limit,
         )  # fmt: skip

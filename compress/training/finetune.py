@@ -13,8 +13,8 @@ from compress import io
 from compress.config.recipe import Head, Recipe, Stage
 from compress.console import warn
 from compress.data.cache import cached, home, is_whole
-from compress.data.collate import encode
 from compress.data.task import Kind
+from compress.data.tokenize import encode
 from compress.errors import TeacherError
 from compress.models import heads
 from compress.models.teacher import Teacher, explained, identify, load, load_config, same_vocabulary

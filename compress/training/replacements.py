@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 
-from compress.data import cache, collate
+from compress.data import cache, tokenize
 from compress.data.masking import Words
 from compress.data.sentences import Frame
 from compress.errors import DataError
@@ -183,7 +183,7 @@ def _key(texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
         weights.update(parameter.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().data)
     for text in texts:
         words.update(text.as_py().encode() + b"\0")
-    parts = [weights.hexdigest(), words.hexdigest(), collate.fingerprint(tokenizer), repr(asked)]
+    parts = [weights.hexdigest(), words.hexdigest(), tokenize.fingerprint(tokenizer), repr(asked)]
     return cache.digest(ENCODING, *parts, *([Path(asked.vectors)] if asked.vectors else []))
 
 

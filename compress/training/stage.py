@@ -100,7 +100,7 @@ def train(
     """Minimise `step` over `rows` as `stage` says; the step's student ends with the best weights scored, or the last.
 
     Continues from the newest whole checkpoint in the run's directory of this stage, to the same final weights as
-    without the interruption. `rows` are encoded (see data.collate.encode). Raises CompressError when the loss is not
+    without the interruption. `rows` are encoded (see data.tokenize.encode). Raises CompressError when the loss is not
     finite.
     """
     known = getattr(step, "only_rows", False) and corrupt is None  # others meet tokens that are not in the rows

@@ -13,7 +13,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from compress.data.collate import Collate, LengthGrouped, TokenBudget, encode, fingerprint
+from compress.data.collate import Collate, LengthGrouped, TokenBudget
+from compress.data.tokenize import encode, fingerprint
 from compress.errors import DataError
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c")

@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from compress.data import mlm_rows as module
-from compress.data.corpus import Corpus
-from compress.data.mlm_rows import built
+from compress.data import tokenize as module
+from compress.data.corpus import Corpus, build_rows
 from compress.data.sentences import Document, Frame
 from compress.errors import DataError
 from tests import tiny
@@ -44,7 +43,7 @@ def sentences(
 
 def rows(found: Corpus = THREE, builder: Any = sentences, seed: int = 0, **options: Any) -> Any:
     settings = {"max_length": options.pop("max_length", 16), "limit_tokens": options.pop("limit_tokens", None)}
-    return built(found, tiny.tokenizer(), builder, "mine.sentences", options, seed=seed, **settings)
+    return build_rows(found, tiny.tokenizer(), builder, "mine.sentences", options, seed=seed, **settings)
 
 
 def test_rows_are_written_with_what_every_row_has() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from compress.data import cache, load_task, sentences
+from compress.data import cache, load_task, sentences, tokenize
 from compress.data import corpus as corpora
-from compress.data.collate import encode
 from compress.data.corpus import Corpus, encode_corpus
+from compress.data.tokenize import encode
 from compress.errors import DataError
 from compress.io import CHECKSUMS
 from tests import tiny
@@ -66,7 +66,7 @@ def test_a_damaged_entry_is_made_anew_and_named(
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentences, "SENTENCES_PER_CALL", 4)
-    monkeypatch.setattr(corpora, "BLOCKS_PER_WRITE", 3)
+    monkeypatch.setattr(tokenize, "ROWS_PER_WRITE", 3)
     monkeypatch.setattr(corpora, "WRITES_PER_PART", 2)
 
 

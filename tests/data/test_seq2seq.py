@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from compress.data.collate import Seq2SeqCollate, encode_task
+from compress.data.collate import Seq2SeqCollate
 from compress.data.task import Task
+from compress.data.tokenize import encode_task
 from compress.errors import DataError
 from compress.papers import t5
 from tests import generative

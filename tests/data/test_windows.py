@@ -14,7 +14,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from compress.data import windows
-from compress.data.collate import Collate, encode
+from compress.data.collate import Collate
+from compress.data.tokenize import encode
 from compress.errors import DataError
 from tests import tiny
 

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from compress.data.corpus import Corpus
-from compress.data.mlm_rows import built
+from compress.data.corpus import Corpus, build_rows
 from compress.data.sentences import Document
 from compress.errors import DataError
 from compress.papers import roberta, xlm
@@ -50,7 +49,7 @@ def test_a_corpus_of_pairs_becomes_rows_that_xlm_reads() -> None:
     texts = ["the film was good\nthis movie is great", "a dull plot. so sad\na poor story. very bad"]
     corpus = Corpus("pairs", "pairs", lambda: iter(texts), parallel=True)
     tokenizer = tiny.tokenizer()
-    rows = built(corpus, tokenizer, xlm.translation_pairs, "xlm.translation_pairs", {}, max_length=32, seed=0)
+    rows = build_rows(corpus, tokenizer, xlm.translation_pairs, "xlm.translation_pairs", {}, max_length=32, seed=0)
     assert [tokenizer.decode(row) for row in rows["input_ids"]] == [
         "[CLS] the film was good [SEP] this movie is great [SEP]",
         "[CLS] a dull plot. so sad [SEP] a poor story. very bad [SEP]",
@@ -58,7 +57,7 @@ def test_a_corpus_of_pairs_becomes_rows_that_xlm_reads() -> None:
     assert rows["langs"][0] == [0] * 6 + [1] * 5
     with pytest.raises(DataError, match="needs parallel text"):
         plain = Corpus("plain", "plain", lambda: iter(texts))
-        built(plain, tokenizer, xlm.translation_pairs, "xlm.translation_pairs", {}, max_length=32, seed=0)
+        build_rows(plain, tokenizer, xlm.translation_pairs, "xlm.translation_pairs", {}, max_length=32, seed=0)
 
 
 def test_language_and_position_change_what_xlm_computes() -> None:

@@ -1,0 +1,200 @@
+"""Texts as rows of tokens: tokenised once, written to the cache, memory-mapped."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from compress.data import cache, windows
+from compress.data.constants import IGNORE_INDEX
+from compress.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+    from compress.data.task import Task
+
+ENCODING: Final = "1"
+"""Part of every cache key: raise it when what `encode` writes changes."""
+SEQ2SEQ_ENCODING: Final = "1"
+"""The same for `encode_task`."""
+
+ROWS_PER_WRITE: Final = 1000
+
+_BYTES: Final = ("attention_mask", "token_type_ids")
+"""Columns of small numbers: int8; other columns with one number per token are int32."""
+
+Row = Mapping[str, Any]
+
+Builder = Callable[..., Iterator[dict[str, Any]]]
+"""(split, task, tokenizer, *, max_length, options) -> rows of input_ids and labels, the target's token ids."""
+
+
+def encode(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+    """Tokenise a split: input_ids, attention_mask, token_type_ids (if the tokenizer makes them), labels (if the split
+    has any), length (tokens), index (row number). No padding.
+
+    Texts are `text` and, for pairs, `text_pair`; the longer of a pair is truncated first. Words and questions take
+    several rows where they are too long for one (see `windows`), and more columns: example (their number in the
+    split), and
+
+    words       labels: the tag at the first token of each word, -100 elsewhere; word: the number of the word there, -1
+    questions   labels: [first, last] token of the answer, both `null` where the row does not hold it; null: the token
+                that stands for no answer; starts, ends: the characters of the context that each token covers, -1
+
+    Written once to the cache, by the fingerprints of split and tokenizer, and memory-mapped.
+    """
+    key = cache.digest(ENCODING, split._fingerprint, fingerprint(tokenizer), str(max_length))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        if "question" in split.column_names:
+            return row_batches(_questions(split, tokenizer, max_length))
+        if "words" in split.column_names:
+            return row_batches(_sentences(split, tokenizer, max_length))
+        return _texts(split, tokenizer, max_length)
+
+    return cache.rows("encoded", key, batches, empty="the split has no rows to tokenise.")
+
+
+def encode_task(
+    split: Dataset,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    builder: Builder,
+    options: Mapping[str, Any],
+    *,
+    max_length: int,
+) -> Dataset:
+    """Write the rows that `builder` makes of a split, in its order: input_ids, attention_mask, labels, length, index.
+
+    length counts source and target. Written once to the cache, by all that decides the rows, and memory-mapped.
+    DataError when nothing comes, or a row without a source or a target.
+    """
+    about = json.dumps([builder.__qualname__, dict(options), max_length, task.kind, task.text, task.labels])
+    key = cache.digest(
+        "seq2seq", SEQ2SEQ_ENCODING, about, split._fingerprint, fingerprint(tokenizer), *source_files(builder)
+    )
+
+    def rows() -> Iterator[Row]:
+        for number, row in enumerate(builder(split, task, tokenizer, max_length=max_length, **options)):
+            if not row.get("input_ids") or not row.get("labels"):
+                raise DataError(f"row {number} has {dict(row)}; expected input_ids and labels, neither of them empty.")
+            source, target = row["input_ids"], row["labels"]
+            yield {"input_ids": source, "labels": target, "length": len(source) + len(target)}
+
+    empty = f"{builder.__qualname__} makes no row of the split; it needs at least one example."
+    return cache.rows("encoded", key, lambda: row_batches(rows()), empty=empty)
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash all that decides which tokens a text becomes; not the padding and truncation that each call sets."""
+    settings = [type(tokenizer).__name__, tokenizer.truncation_side, *tokenizer.model_input_names]
+    if tokenizer.is_fast:
+        state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+        return cache.digest(*settings, json.dumps(state))
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        return cache.digest(*settings, *(path for path in sorted(Path(folder).rglob("*")) if path.is_file()))
+
+
+def source_files(function: Callable[..., Any]) -> list[Path]:
+    """List the file that a function is written in, where there is one: part of the cache keys of what it makes."""
+    source = inspect.getsourcefile(inspect.unwrap(function))
+    return [Path(source)] if source and Path(source).is_file() else []
+
+
+def row_batches(rows: Iterable[Row], *, first: int = 0) -> Iterator[pa.RecordBatch]:
+    """Write rows of equal columns as Arrow batches, and add attention_mask, length (tokens) and index.
+
+    A column has a list of whole numbers or one of them: int32 (_BYTES: int8), or int64. A row may bring a `length` of
+    its own. `first` is the index of the first row.
+    """
+    rows = iter(rows)
+    while batch := list(islice(rows, ROWS_PER_WRITE)):
+        yield _record_batch(batch, first)
+        first += len(batch)
+
+
+def _record_batch(rows: Sequence[Row], first: int) -> pa.RecordBatch:
+    sizes = np.fromiter((len(row["input_ids"]) for row in rows), np.int32, len(rows))
+    arrays: dict[str, pa.Array] = {}
+    for name, cell in rows[0].items():
+        if isinstance(cell, list):
+            lengths = np.fromiter((len(row[name]) for row in rows), np.int32, len(rows))
+            flat = chain.from_iterable(row[name] for row in rows)
+            values = np.fromiter(flat, np.int8 if name in _BYTES else np.int32, lengths.sum())
+            arrays[name] = _lists(lengths, values)
+        else:
+            arrays[name] = pa.array([int(row[name]) for row in rows], pa.int64())
+    arrays["attention_mask"] = _lists(sizes, np.ones(sizes.sum(), np.int8))
+    arrays["length"] = arrays["length"].cast(pa.int32()) if "length" in arrays else pa.array(sizes)
+    arrays["index"] = pa.array(np.arange(first, first + len(rows)))
+    return pa.record_batch(arrays)
+
+
+def _lists(lengths: np.ndarray, values: np.ndarray) -> pa.ListArray:
+    return pa.ListArray.from_arrays(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), values)
+
+
+def _texts(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[pa.RecordBatch]:
+    first = 0
+    for table in split.with_format("arrow").iter(ROWS_PER_WRITE):
+        texts = [table[name].to_pylist() for name in ("text", "text_pair") if name in table.column_names]
+        tokens = tokenizer(*texts, truncation=True, max_length=max_length, padding=False)
+        names = [name for name in ("input_ids", "token_type_ids") if name in tokens]
+        rows = [dict(zip(names, cells, strict=True)) for cells in zip(*map(tokens.get, names), strict=True)]
+        batch = _record_batch(rows, first)
+        yield batch.append_column("labels", table["label"].combine_chunks()) if "label" in table.column_names else batch
+        first += len(rows)
+
+
+def _questions(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[Row]:
+    """The first of a question's answers is the one to be learned."""
+    fast, example = _fast(tokenizer, "questions"), 0
+    for part in split.iter(ROWS_PER_WRITE):
+        asked = windows.asked(fast, part["question"], part["context"], max_length)
+        for found, context, answers, starts in zip(
+            asked, part["context"], part["answers"], part["starts"], strict=True
+        ):
+            for window in found:
+                labels = [window.null, window.null]
+                if answers:
+                    assert context.startswith(answers[0], starts[0])
+                    labels = window.span(starts[0], starts[0] + len(answers[0]))
+                spots = {"starts": window.starts, "ends": window.ends, "null": window.null}
+                yield _tokens(window.row, tokenizer) | {"labels": labels, "example": example, **spots}
+            example += 1
+
+
+def _sentences(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[Row]:
+    fast, example = _fast(tokenizer, "words"), 0
+    for part in split.iter(ROWS_PER_WRITE):
+        for found, tags in zip(windows.read(fast, part["words"], max_length), part["tags"], strict=True):
+            for window in found:
+                labels = [IGNORE_INDEX if word < 0 else tags[word] for word in window.word]
+                yield _tokens(window.row, tokenizer) | {"labels": labels, "example": example, "word": window.word}
+            example += 1
+
+
+def _fast(tokenizer: PreTrainedTokenizerBase, what: str) -> Any:
+    """The fast tokenizer inside, which tells where its tokens come from."""
+    if not tokenizer.is_fast:
+        raise DataError(
+            f"{type(tokenizer).__name__} does not tell which characters its tokens come from, and {what} cannot do "
+            "without; expected a fast tokenizer, as AutoTokenizer gives for all common models."
+        )
+    return windows.plain(tokenizer.backend_tokenizer)
+
+
+def _tokens(row: windows.Window, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
+    types = {"token_type_ids": row.types} if "token_type_ids" in tokenizer.model_input_names else {}
+    return {"input_ids": row.ids, **types}
