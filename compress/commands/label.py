@@ -2,15 +2,22 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from datasets import Dataset
 from rich.console import Console
 
 from compress.config.limits import check_seed
 from compress.console import print_note
-from compress.data.objects import DataLike
+from compress.data import load_task, schema, sources
+from compress.data.corpus import load_corpus
+from compress.data.objects import DataLike, data_path
+from compress.data.sources import SUFFIXES
+from compress.data.task import Task, TaskData
+from compress.data.text_files import lines
 from compress.errors import DataError, TeacherError
 from compress.evaluation import metrics
 from compress.io import written
@@ -20,11 +27,29 @@ from compress.prompting.labels import (
     SoftLabels,
     open_speaker,
     questions_for,
-    refuse_one_answer,
-    refuse_unanswered,
+    refuse_unusable,
 )
 from compress.prompting.prompt import Prompt
-from compress.prompting.texts import Texts, load_texts
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts to be labelled.
+
+    rows      columns `text`, and `text_pair` for pairs
+    labelled  where there are labels, the task they belong to
+    """
+
+    name: str
+    rows: Dataset
+    labelled: TaskData | None
+    notes: tuple[str, ...] = ()
+
+    def task(self, labels: Sequence[str]) -> Task:
+        """The task of giving them `labels`, where they bring none of their own."""
+        if self.labelled is not None:
+            return self.labelled.task
+        return Task("classification", tuple(self.rows.column_names), "label", tuple(labels), "accuracy")
 
 
 def label(
@@ -67,15 +92,14 @@ def label(
     notes = [*texts.notes, soft.balance(texts.name)]
     if soft.asked:
         notes.append(f"{soft.asked:,} prompts in {soft.seconds:.0f} s, {soft.seconds / soft.asked:.3f} s each")
-    notes += refuse_unanswered(soft, tutor.name, texts.name, strict=gate == "refuse")
-    notes += refuse_one_answer(soft, tutor.name, texts.name, strict=gate == "refuse")
+    notes += refuse_unusable(soft, tutor.name, texts.name, strict=gate == "refuse")
     notes += _scored(soft, texts, tutor.name, strict=gate == "refuse")
     for note in notes:
         print_note(console, note)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with written(file) as partial, partial.open("w", encoding="utf-8") as lines:
+    with written(file) as partial, partial.open("w", encoding="utf-8") as rows:
         for row, log_p_C in zip(texts.rows, soft.log_p_NC, strict=True):
-            lines.write(json.dumps(_line(row, log_p_C, soft.labels), ensure_ascii=False) + "\n")
+            rows.write(json.dumps(_line(row, log_p_C, soft.labels), ensure_ascii=False) + "\n")
     console.print(f"{len(soft.log_p_NC):,} texts: {file}", highlight=False)
     return soft
 
@@ -89,7 +113,7 @@ def _line(row: Mapping[str, Any], log_p_C: Any, labels: Sequence[str]) -> dict[s
 
 
 def _scored(soft: SoftLabels, texts: Texts, teacher: str, *, strict: bool) -> list[str]:
-    """How well the labels are met that the data have, if any."""
+    """Score the labels against those that the data have, if any. Raises TeacherError."""
     if texts.labelled is None:
         return []
     given = np.asarray(texts.rows["label"][:])
@@ -102,3 +126,47 @@ def _scored(soft: SoftLabels, texts: Texts, teacher: str, *, strict: bool) -> li
             f"teacher {teacher} is no teacher for this task: {said}. --gate warn writes them all the same"
         )
     return [said]
+
+
+def load_texts(
+    source: DataLike, *, text: Sequence[str] | None = None, label: str | None = None, seed: int = 0
+) -> Texts:
+    """Load texts to be labelled, from wherever they lie.
+
+    Stated rules. A .txt file whose columns are not named holds one text a line. A source with a column of a label's
+    name (or `label`) is a task: its training rows are read, and their labels only score the teacher. Any other table
+    gives its text columns. What is no table is a corpus: one text a document. Raises DataError for a source without
+    text, and for one whose text column cannot be told.
+    """
+    source = data_path(source)
+    path = sources.local(source)
+    if path.suffix.lower() == ".txt" and path.is_file() and text is None and label is None:
+        found = [line.strip() for line in lines(path) if line.strip()]
+        if not found:
+            raise DataError(f"{path}: there is no text in it.")
+        return Texts(path.name, _rows([found]), None)
+    if _is_corpus(source, path):
+        corpus = load_corpus(source)
+        return Texts(corpus.name, _rows([[each for each in corpus.documents() if each.strip()]]), None)
+    splits = sources.find(source, [*(text or ()), *(part.strip() for part in (label or "").split(",") if part)])
+    if label is not None or schema.has_label(splits.train):
+        data = load_task(source, text=text, label=label, seed=seed)
+        return Texts(data.name, data.train, data, data.notes)
+    chosen, notes = schema.choose_text(splits.train, text)
+    read: list[list[str]] = [[] for _ in chosen]
+    for batch in splits.train.read(chosen):
+        for values, column in zip(read, batch.columns, strict=True):
+            values += [value or "" for value in column.to_pylist()]
+    return Texts(splits.name, _rows(read), None, (*splits.notes, *notes))
+
+
+def _is_corpus(source: str, path: Path) -> bool:
+    if source == "pydoc":
+        return True
+    if path.is_dir():
+        return not any("train" in entry.name and entry.suffix.lower() in SUFFIXES for entry in path.iterdir())
+    return path.is_file() and path.suffix.lower() not in SUFFIXES
+
+
+def _rows(texts: Sequence[list[str]]) -> Dataset:
+    return Dataset.from_dict(dict(zip(("text", "text_pair"), texts, strict=False)))

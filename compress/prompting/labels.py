@@ -3,7 +3,18 @@
 The economics are those of Wang et al. 2021, "Want To Reduce Labeling Cost? GPT-3 Can Help", arXiv:2108.13487: labels
 of a large model cost a fraction of people's, and a small model trained on them can be as good as their teacher.
 
-Shapes: N rows, A answers, C labels.
+From likelihoods of answers to probabilities of labels:
+Brown et al. 2020, "Language Models are Few-Shot Learners", arXiv:2005.14165, Sec. 2.4: likelihood of an answer per
+token, or divided by its likelihood after a context that asks nothing, P(answer | prompt) / P(answer | "Answer:").
+Zhao et al. 2021, "Calibrate Before Use", arXiv:2102.09690, Sec. 5: q = softmax(W p), W = diag(p_cf)^-1, where p_cf are
+the label probabilities for texts without content, averaged over several and normalised.
+
+Everything is in logarithms, float64. Shapes: N rows, A answers, C labels, M texts without content.
+
+Deviations: the paper's softmax of W p is replaced by dividing W p by its sum: the order of the labels is the same, and
+p_cf uniform then leaves p as it is, where softmax would flatten it (the authors' code takes the argmax only, so
+neither shows in their scores). Several answers for one label count with their mean; the authors' code sums them, which
+favours the label with more words.
 """
 
 from __future__ import annotations
@@ -11,19 +22,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final, Literal
 
 import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 from rich.console import Console
+from scipy.special import log_softmax, logsumexp
 
 from compress import io as digest
 from compress.console import print_note
 from compress.data.task import Task
 from compress.errors import PromptError, TeacherError, did_you_mean
-from compress.prompting import calibration, http_model, local_model
+from compress.prompting import http_model, local_model
 from compress.prompting.answers import Likelihoods, Speaker, ask
 from compress.prompting.prompt import Example, Prompt
+
+ENOUGH: Final = 20
+"""Rows from which on one answer to all of them tells that the teacher does not tell them apart."""
+MOST_UNANSWERED: Final = 0.2
+"""Share of rows that a teacher may leave without an answer."""
+EQUAL: Final = 1e-9
+"""Scores that differ by less say nothing: floats of equal probabilities."""
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -44,7 +66,7 @@ class Questions:
     owners: tuple[int, ...]
 
     @staticmethod
-    def of(prompt: Prompt, labels: Sequence[str], examples: Sequence[Example], *, pair: bool) -> Questions:
+    def from_prompt(prompt: Prompt, labels: Sequence[str], examples: Sequence[Example], *, pair: bool) -> Questions:
         """Raises PromptError where the prompt is not one for these labels, or not for (single or paired) texts."""
         named = label_names(prompt, labels)
         if pair != prompt.pair:
@@ -143,13 +165,39 @@ def choose_examples(prompt: Prompt, split: Dataset, labels: Sequence[str], *, se
     return tuple(Example(text=row["text"], text_pair=row.get("text_pair"), label=named[row["label"]]) for row in chosen)
 
 
-ENOUGH = 20
-"""Rows from which on one answer to all of them tells that the teacher does not tell them apart."""
+def normalise(
+    log_p_NA: Array,
+    tokens_NA: NDArray[np.int64],
+    how: Literal["length", "none", "unconditional"],
+    unconditional_A: Array | None = None,
+) -> Array:
+    """Make likelihoods of answers of different length comparable: (N, A).
 
-MOST_UNANSWERED = 0.2
-"""Share of rows that a teacher may leave without an answer."""
-EQUAL = 1e-9
-"""Scores that differ by less say nothing: floats of equal probabilities."""
+    unconditional_A  log P(answer | a context like "Answer:"), for `how` of that name
+    """
+    if how == "length":
+        return log_p_NA / tokens_NA
+    if how == "none":
+        return log_p_NA
+    assert unconditional_A is not None
+    return log_p_NA - unconditional_A
+
+
+def average_by_label(scores_NA: Array, owners: Sequence[int]) -> Array:
+    """Average exp(score) over each label's answers, in logarithms: (N, C). `owners`: the label of each answer."""
+    groups = [np.flatnonzero(np.asarray(owners) == label) for label in range(max(owners) + 1)]
+    return np.stack([logsumexp(scores_NA[:, group], axis=1) - np.log(len(group)) for group in groups], axis=1)
+
+
+def content_free_prior(scores_MC: Array) -> Array:
+    """Average the probabilities for the M texts without content, then normalise over the labels: log p_cf (C,)."""
+    mean_C: Array = logsumexp(scores_MC, axis=0)
+    return np.asarray(log_softmax(mean_C))
+
+
+def calibrate(scores_NC: Array, log_p_cf_C: Array | None) -> Array:
+    """Divide probabilities by p_cf, and normalise: log q (N, C); None: q = p."""
+    return np.asarray(log_softmax(scores_NC if log_p_cf_C is None else scores_NC - log_p_cf_C, axis=1))
 
 
 @dataclass(frozen=True)
@@ -238,7 +286,7 @@ class PromptedTeacher:
             )
         for note in notes:
             print_note(self.console, note)
-        log_p_NC = calibration.calibrated(scores_NC, self._log_p_cf(room)).astype(np.float32)
+        log_p_NC = calibrate(scores_NC, self._log_p_cf(room)).astype(np.float32)
         log_p_NC[~answered_N] = -np.log(len(self.questions.labels))
         return SoftLabels(log_p_NC, self.questions.labels, found.asked, found.seconds, tuple(notes))
 
@@ -253,8 +301,8 @@ class PromptedTeacher:
     def _scores(self, found: Likelihoods) -> NDArray[np.float64]:
         prompt = self.questions.prompt
         alone = self._ask([prompt.answer_context]).log_p_NA[0] if prompt.normalise == "unconditional" else None
-        scores_NA = calibration.normalised(found.log_p_NA, found.tokens_NA, prompt.normalise, alone)
-        return calibration.by_label(scores_NA, self.questions.owners)
+        scores_NA = normalise(found.log_p_NA, found.tokens_NA, prompt.normalise, alone)
+        return average_by_label(scores_NA, self.questions.owners)
 
     def _log_p_cf(self, room: int) -> NDArray[np.float64] | None:
         prompt = self.questions.prompt
@@ -262,7 +310,7 @@ class PromptedTeacher:
             return None
         texts = [[text] * (2 if prompt.pair else 1) for text in prompt.content_free]
         asked = [self.questions.fitting(each, self.speaker.count, room)[0] for each in texts]
-        return calibration.content_free(self._scores(self._ask(asked)))
+        return content_free_prior(self._scores(self._ask(asked)))
 
 
 def open_speaker(name: str, *, allow_pickle: bool = False, bf16: bool = False) -> Speaker:
@@ -278,33 +326,28 @@ def questions_for(prompt: Prompt, task: Task, *, train: Dataset, seed: int) -> Q
     if task.kind != "classification":
         raise PromptError([f"{prompt.name}: a prompt's answers are classes; the task is {task.kind}"])
     examples = choose_examples(prompt, train, task.labels, seed=seed)
-    return Questions.of(prompt, task.labels, examples, pair=task.pair)
+    return Questions.from_prompt(prompt, task.labels, examples, pair=task.pair)
 
 
-def refuse_unanswered(soft: SoftLabels, teacher: str, split: str, *, strict: bool) -> tuple[str, ...]:
-    """Raise TeacherError, or with `strict` false give a note, where too many rows have no answer."""
+def refuse_unusable(soft: SoftLabels, teacher: str, split: str, *, strict: bool) -> list[str]:
+    """Raise TeacherError, or with `strict` false give notes, where labels teach nothing.
+
+    Too many rows have no answer, or one label is the likeliest for every row.
+    """
+    notes = []
     unanswered, rows = int((~soft.answered).sum()), len(soft.log_p_NC)
-    if unanswered <= MOST_UNANSWERED * rows:
-        return ()
-    problem = (
-        f"teacher {teacher} does not answer {unanswered:,} of {rows:,} {split} rows: all labels are equally likely to "
-        f"it, and at most {MOST_UNANSWERED:.0%} may be so. Try other words for the labels, another `mode`, or more "
-        "`top` tokens in the endpoint file"
-    )
-    if strict:
-        raise TeacherError(f"{problem}. --gate warn goes on all the same")
-    return (problem,)
-
-
-def refuse_one_answer(soft: SoftLabels, teacher: str, split: str, *, strict: bool) -> tuple[str, ...]:
-    """Raise TeacherError, or with `strict` false give a note, where one label is the likeliest for every row."""
+    if unanswered > MOST_UNANSWERED * rows:
+        notes.append(
+            f"teacher {teacher} does not answer {unanswered:,} of {rows:,} {split} rows: all labels are equally likely "
+            f"to it, and at most {MOST_UNANSWERED:.0%} may be so. Try other words for the labels, another `mode`, or "
+            "more `top` tokens in the endpoint file"
+        )
     label, share = max(soft.shares.items(), key=lambda pair: pair[1])
-    if share < 1 or len(soft.log_p_NC) < ENOUGH:
-        return ()
-    problem = (
-        f"teacher {teacher} gives every one of {len(soft.log_p_NC):,} {split} rows the label {label!r}: there is "
-        "nothing to learn from it. Try other words for the labels, examples, calibration, or a larger model"
-    )
-    if strict:
-        raise TeacherError(problem)
-    return (problem,)
+    if share == 1 and rows >= ENOUGH:
+        notes.append(
+            f"teacher {teacher} gives every one of {rows:,} {split} rows the label {label!r}: there is nothing to "
+            "learn from it. Try other words for the labels, examples, calibration, or a larger model"
+        )
+    if notes and strict:
+        raise TeacherError(f"{notes[0]}. --gate warn goes on all the same")
+    return notes

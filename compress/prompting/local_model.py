@@ -26,6 +26,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from compress.data.sentences import Template
 from compress.errors import TeacherError
 from compress.models.checkpoints import resolve
 from compress.models.teacher import explained, identify, load_config, same_vocabulary
@@ -127,11 +128,9 @@ class LocalModel:
         return list(self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"])
 
     @cached_property
-    def _ends(self) -> tuple[list[int], list[int]]:
+    def _ends(self) -> Sequence[list[int]]:
         """The special tokens that the tokenizer puts before and after a text."""
-        bare, whole = self._tokens("a")[0], list(self.tokenizer("a")["input_ids"])
-        start = next(at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
-        return whole[:start], whole[start + len(bare) :]
+        return Template.from_tokenizer(self.tokenizer, 1).ids
 
     def _row(self, number: int, prompt: str, answers: Sequence[str]) -> Row:
         before, after = self._ends

@@ -14,8 +14,7 @@ from compress.prompting.labels import (
     SoftLabels,
     open_speaker,
     questions_for,
-    refuse_one_answer,
-    refuse_unanswered,
+    refuse_unusable,
 )
 from compress.prompting.prompt import Prompt
 from compress.training.objective import find_loss
@@ -88,8 +87,7 @@ def instructed(
     soft = {"validation": tutor.label_split(data.validation)}
     seen = check_logits(tutor.name, soft["validation"].log_p_NC, data, strict=strict, remedy=REMEDY)
     soft["train"] = tutor.label_split(data.train)
-    lazy = refuse_unanswered(soft["train"], tutor.name, "training", strict=strict)
-    lazy += refuse_one_answer(soft["train"], tutor.name, "training", strict=strict)
+    unusable = refuse_unusable(soft["train"], tutor.name, "training", strict=strict)
     if data.test is not None:
         soft["test"] = tutor.label_split(data.test)
     splits = {"validation": data.validation, "train": data.train, "test": data.test}
@@ -97,7 +95,7 @@ def instructed(
     settings = yaml.safe_dump(prompt.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
     notes = [
         *seen.notes,
-        *lazy,
+        *unusable,
         *(f"{each}: {note}" for each, found in soft.items() for note in found.notes),
         *(soft[each].balance(f"{tutor.name}, asked about {each}") for each in ("train", "validation")),
         *_spent(tutor.name, soft),

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from compress.commands import label as labelled
+from compress.commands.label import load_texts
 from compress.data import load_task
 from compress.errors import DataError, PromptError, TeacherError
-from compress.prompting.texts import load_texts
 from tests import command, tiny
 from tests.prompted import speakers
 from tests.prompted.speakers import Told

@@ -40,11 +40,11 @@ def rows(count: int = 60) -> Dataset:
 
 
 def asked(prompt: Prompt, *texts: str, examples: Any = ()) -> str:
-    return Questions.of(prompt, LABELS, examples, pair=prompt.pair).ask(texts)
+    return Questions.from_prompt(prompt, LABELS, examples, pair=prompt.pair).ask(texts)
 
 
 def test_a_question_ends_where_the_answer_begins() -> None:
-    questions = Questions.of(made(), LABELS, (), pair=False)
+    questions = Questions.from_prompt(made(), LABELS, (), pair=False)
     assert questions.ask(["a film"]) == "Review: a film\nSentiment:"
     assert questions.answers == (" bad", " good", " fine")
     assert questions.owners == (0, 1, 1)
@@ -54,7 +54,7 @@ def test_a_question_ends_where_the_answer_begins() -> None:
     "template", ["{{ text }}\n{{ label }}\n\n", "{{ text }}{% if label %}\n{{ label }}{% endif %}"]
 )
 def test_the_white_space_before_the_answer_is_the_answer_s(template: str) -> None:
-    questions = Questions.of(made(template=template), LABELS, (), pair=False)
+    questions = Questions.from_prompt(made(template=template), LABELS, (), pair=False)
     assert questions.ask(["a film"]) == "a film"
     assert questions.answers[0] == "\nbad"
     assert questions.ask(["spaces stay "]) == "spaces stay "
@@ -73,7 +73,7 @@ def test_a_pair_is_asked_as_two_texts() -> None:
     assert prompt.pair
     assert asked(prompt, "one", "two") == "one => two?"
     with pytest.raises(PromptError, match="its template asks about two texts, the task has one"):
-        Questions.of(prompt, LABELS, (), pair=False)
+        Questions.from_prompt(prompt, LABELS, (), pair=False)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_misspelled_name_is_answered_with_the_nearest() -> None:
 def test_the_prompts_that_come_along_are_whole(name: str) -> None:
     prompt = Prompt.load(name)
     assert prompt.about
-    questions = Questions.of(prompt, tuple(prompt.labels), (), pair=prompt.pair)
+    questions = Questions.from_prompt(prompt, tuple(prompt.labels), (), pair=prompt.pair)
     assert all(answer.startswith(" ") and answer.strip() for answer in questions.answers)
     assert set(questions.owners) == set(range(len(prompt.labels)))
 
@@ -242,7 +242,7 @@ def words(text: str) -> int:
 
 
 def fitted(prompt: Prompt, texts: tuple[str, ...], room: int) -> tuple[str, bool]:
-    questions = Questions.of(
+    questions = Questions.from_prompt(
         prompt, LABELS, prompt.examples if isinstance(prompt.examples, tuple) else (), pair=prompt.pair
     )
     return questions.fitting(texts, words, room)
@@ -277,7 +277,7 @@ def test_the_longer_of_a_pair_is_cut_first() -> None:
 
 
 def test_a_text_without_spaces_is_cut_anywhere() -> None:
-    questions = Questions.of(made(), LABELS, (), pair=False)
+    questions = Questions.from_prompt(made(), LABELS, (), pair=False)
     question, cut = questions.fitting(["字" * 100], len, 40)
     assert cut
     assert len(question) == 40

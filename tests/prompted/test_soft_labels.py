@@ -12,7 +12,7 @@ from rich.console import Console
 from compress.data.task import Task
 from compress.errors import PromptError, TeacherError
 from compress.prompting import labels
-from compress.prompting.labels import PromptedTeacher, open_speaker, questions_for, refuse_one_answer
+from compress.prompting.labels import PromptedTeacher, open_speaker, questions_for, refuse_unusable
 from compress.prompting.prompt import Prompt
 from tests.prompted import speakers
 from tests.prompted.speakers import Told
@@ -129,13 +129,13 @@ def test_balance_and_entropy() -> None:
 def test_one_answer_for_everything_is_refused() -> None:
     soft = teacher().label([[f"dull {n}"] for n in range(20)])
     with pytest.raises(TeacherError, match=r"every one of 20 train rows the label 'negative'"):
-        refuse_one_answer(soft, "told", "train", strict=True)
-    (note,) = refuse_one_answer(soft, "told", "train", strict=False)
+        refuse_unusable(soft, "told", "train", strict=True)
+    (note,) = refuse_unusable(soft, "told", "train", strict=False)
     assert "nothing to learn" in note
     few = teacher().label([[f"dull {n}"] for n in range(19)])
-    assert refuse_one_answer(few, "told", "train", strict=True) == ()
+    assert refuse_unusable(few, "told", "train", strict=True) == []
     mixed = teacher().label([["warm"], *([f"dull {n}"] for n in range(19))])
-    assert refuse_one_answer(mixed, "told", "train", strict=True) == ()
+    assert refuse_unusable(mixed, "told", "train", strict=True) == []
 
 
 def test_a_prompt_answers_with_classes() -> None:
