@@ -65,7 +65,7 @@ def t5(*, layers: int = 2, hidden: int = 32, seed: int = 0, **config: Any) -> An
 
 
 def words(tokenizer: PreTrainedTokenizerFast) -> Words:
-    return Words.of(tokenizer)
+    return Words.from_tokenizer(tokenizer)
 
 
 def rows(*texts: str, left: bool = False) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import pytest
 from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.metrics.sequence_labeling import get_entities
 
-from compress.data.tags import Entity, entities, iob2
+from compress.data.conll import Entity, entities, iob2
 from compress.evaluation import metrics
 
 

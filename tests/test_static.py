@@ -46,7 +46,7 @@ def spec(**sizes: Any) -> StudentSpec:
 
 def drawn(teacher: Any, *, hidden: int = WIDTH, **options: Any) -> Any:
     student = StaticForSequenceClassification(config(hidden_size=hidden))
-    from_teacher(student, teacher, words=Words.of(tiny.tokenizer()), **options)
+    from_teacher(student, teacher, words=Words.from_tokenizer(tiny.tokenizer()), **options)
     return student
 
 
@@ -157,7 +157,7 @@ def test_frequent_tokens_say_less_and_special_ones_nothing() -> None:
 
 
 def test_teachers_wrap_tokens_in_their_own_way() -> None:
-    words = Words.of(tiny.tokenizer())
+    words = Words.from_tokenizer(tiny.tokenizer())
     tokenizer = tiny.tokenizer()
     assert (words.before, words.after) == ((tokenizer.cls_token_id,), (tokenizer.sep_token_id,))
     assert words.unknown == tokenizer.unk_token_id
@@ -172,7 +172,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     ):
         drawn(teacher, hidden=32)
     with pytest.raises(StudentError, match="fills static-embedding students, not bert"):
-        from_teacher(tiny.model("bert"), teacher, words=Words.of(tiny.tokenizer()))
+        from_teacher(tiny.model("bert"), teacher, words=Words.from_tokenizer(tiny.tokenizer()))
     with pytest.raises(StudentError, match="static-embedding models have no such size"):
         build(spec(layers=2), teacher)
     with pytest.raises(StudentError, match="has no task head"):

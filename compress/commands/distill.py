@@ -336,7 +336,7 @@ class StageModels:
             assert before is not None, "only a first stage has none before it"
             return heads.under(before, stage.head, self.context.kind)
         source = teacher or self.task_teacher or self.base_teacher
-        words = Words.of(self.base_teacher.tokenizer) if isinstance(spec.init, Call) else None
+        words = Words.from_tokenizer(self.base_teacher.tokenizer) if isinstance(spec.init, Call) else None
         student = students.build(spec, source.model, head=stage.head, kind=self.context.kind, words=words)
         last = self.recipe.stages[-1]
         if last.head == "task" and self.context.kind is not None:

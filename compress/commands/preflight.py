@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from compress.config import user_code
 from compress.config.limits import check_seed
 from compress.config.recipe import Recipe
-from compress.data import paths
+from compress.data import sources
 from compress.errors import RecipeError, TeacherError
 from compress.models import checkpoints
 from compress.training.run import Run
@@ -53,9 +53,9 @@ def check(
     else:
         checkpoints.check(teacher, allow_pickle=allow_pickle)
     if data is not None:
-        paths.check(data)
+        sources.check(data)
     if corpus is not None:
-        paths.check_corpus(corpus)
+        sources.check_corpus(corpus)
     if os.environ.get("RANK", "0") == "0":  # other processes of a launch find the run that the first one has begun
         Run.check(Path(out), resume=resume)
 

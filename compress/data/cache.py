@@ -15,10 +15,10 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -33,7 +33,7 @@ RESUMABLE_SECONDS: Final = 7 * 24 * 3600
 
 
 def home() -> Path:
-    """Where our caches live: $COMPRESS_HOME, else ~/.cache/compress."""
+    """Return the folder of our caches: $COMPRESS_HOME, else ~/.cache/compress."""
     return Path(os.environ.get("COMPRESS_HOME") or Path.home() / ".cache" / "compress")
 
 
@@ -116,24 +116,27 @@ def rows(kind: str, key: str, batches: Callable[[], Iterable[pa.RecordBatch]], *
     return dataset(entry, key)
 
 
-def keep_splits(splits: Path, *identity: str) -> tuple[dict[str, Dataset], str]:
-    """Keep the Arrow files in `splits`, one per role, under `home()`.
+def keep_splits(
+    folder: Path, splits: Mapping[Any, Iterable[pa.RecordBatch]], *identity: str
+) -> tuple[dict[str, Dataset], str]:
+    """Write splits, by role, to `folder`, and keep them under `home()`.
 
-    Returns them, memory-mapped, by role, and the fingerprint of them all, which `identity` enters.
+    Return them, memory-mapped, by role, and the fingerprint of them all, which `identity` enters.
     """
-    prints = {path.stem: digest(path) for path in sorted(splits.iterdir())}
+    files = {role: write(folder / f"{role}.arrow", splits[role]) for role in sorted(splits)}
+    prints = {role: digest(path) for role, path in files.items()}
     fingerprint = digest(*identity, *(word for pair in prints.items() for word in pair))
 
-    def move(folder: Path) -> None:
-        for role in prints:
-            shutil.move(splits / f"{role}.arrow", folder / f"{role}.arrow")
+    def move(into: Path) -> None:
+        for path in files.values():
+            shutil.move(path, into / path.name)
 
     kept = cached(home() / "data" / fingerprint, move)
     return {role: dataset(kept / f"{role}.arrow", print_) for role, print_ in prints.items()}, fingerprint
 
 
 def table(path: Path) -> pa.Table:
-    """The rows of an Arrow file, memory-mapped."""
+    """Open the rows of an Arrow file, memory-mapped."""
     return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
 
 
@@ -147,7 +150,7 @@ def dataset(path: Path, fingerprint: str) -> Dataset:
 
 
 def digest(*parts: str | Path) -> str:
-    """A short hash of texts and of the contents of files."""
+    """Hash texts and the contents of files, shortly."""
     total = hashlib.blake2b(digest_size=16)
     for part in parts:
         if isinstance(part, Path):

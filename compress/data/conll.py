@@ -6,27 +6,26 @@
 Stated rules. Columns are divided by tabs, or by spaces in lines without a tab; the first is the word, the last the tag,
 others are passed over. Lines of -DOCSTART- and comments (`# ...` where a sentence begins, ending in no tag) are, too.
 Tags in IOB1, IOB2, BIOES or BILOU are rewritten in IOB2; where any tag is of another form (NOUN), all stay as they are.
+Schemes of tags: Tjong Kim Sang & De Meulder 2003.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-import pyarrow as pa
-
-from compress.data.tags import OUTSIDE, iob2, prefixed
 from compress.data.task import Examples
 from compress.data.text_files import head, lines, reading, refuse_large
 from compress.errors import DataError
 
 DOCUMENT = "-DOCSTART-"
-
-Tagged = tuple[list[str], list[str]]
+OUTSIDE = "O"
+_BEGINS, _ENDS = "BSU", "ESLU"
 
 
 def is_conll(path: Path) -> bool:
-    """Whether the first lines look like tagged words: several columns each, the last of them tags of entities."""
+    """Tell whether the first lines look like tagged words: several columns each, the last of them tags of entities."""
     tags = []
     beginning = head(path)
     shown = beginning.splitlines()
@@ -41,11 +40,14 @@ def is_conll(path: Path) -> bool:
 
 
 def is_tag(cell: str) -> bool:
+    """Tell whether a cell is a tag of an entity, or O."""
     return cell == OUTSIDE or prefixed(cell)
 
 
 def read(path: Path) -> Examples:
-    """The sentences of a file: words and tags, in IOB2 where they name entities. DataError."""
+    """Read the sentences of a file: words and tags, in IOB2 where they name entities. Raises DataError."""
+    import pyarrow as pa  # not for those that only ask for the entities of a sentence
+
     with reading(path):
         refuse_large(path, "Leave sentences out.")
     sentences = list(_sentences(path))
@@ -62,7 +64,7 @@ def read(path: Path) -> Examples:
 
 
 def labels(tags: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """The classes of a task, from its training tags: O, then B- and I- of each label; or the tags as they are."""
+    """List the classes of a task, from its training tags: O, then B- and I- of each label; or the tags as they are."""
     found = {tag for each in tags for tag in each}
     if not all(map(is_tag, found)):
         return tuple(sorted(found))
@@ -70,7 +72,7 @@ def labels(tags: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return (OUTSIDE, *(f"{prefix}-{name}" for name in names for prefix in "BI"))
 
 
-def _sentences(path: Path) -> Iterator[Tagged]:
+def _sentences(path: Path) -> Iterator[tuple[list[str], list[str]]]:
     words: list[str] = []
     tags: list[str] = []
     for number, line in enumerate(lines(path, newline=""), start=1):
@@ -98,3 +100,57 @@ def _columns(line: str) -> list[str]:
     if not line.strip():
         return []
     return [cell.strip() for cell in line.rstrip("\r\n").split("\t")] if "\t" in line else line.split()
+
+
+class Entity(NamedTuple):
+    """Words `first` to `last` (exclusive) are one `label`."""
+
+    label: str
+    first: int
+    last: int
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+    """Find the entities of a sentence tagged in IOB1, IOB2, IOE, BIOES or BILOU; labels without prefix are of one word.
+
+    As conlleval reads it, a tag that continues nothing, or another label, begins an entity: I-x after O or after B-y.
+    """
+    found: list[Entity] = []
+    open_label, first = None, 0
+    for at, tag in enumerate(tags):
+        prefix, label = split_tag(tag)
+        if open_label is not None and (prefix in _BEGINS or label != open_label):
+            found.append(Entity(open_label, first, at))
+            open_label = None
+        if label is None:
+            continue
+        if open_label is None:
+            open_label, first = label, at
+        if prefix in _ENDS:
+            found.append(Entity(open_label, first, at + 1))
+            open_label = None
+    if open_label is not None:
+        found.append(Entity(open_label, first, len(tags)))
+    return found
+
+
+def split_tag(tag: str) -> tuple[str, str | None]:
+    """Split a tag: `B-person` -> ("B", "person"); `O` -> ("O", None); a tag without prefix, `NOUN` -> ("S", "NOUN")."""
+    if tag == OUTSIDE:
+        return OUTSIDE, None
+    if prefixed(tag):
+        return tag[0], tag[2:]
+    return "S", tag
+
+
+def prefixed(tag: str) -> bool:
+    """Tell whether a tag says which part of an entity its word is: `B-person`."""
+    return len(tag) > 2 and tag[0] in "BIESLU" and tag[1] == "-"
+
+
+def iob2(tags: Sequence[str]) -> list[str]:
+    """Write the same entities in IOB2: B- on the first word of each, I- on its others."""
+    written = [OUTSIDE] * len(tags)
+    for label, first, last in entities(tags):
+        written[first:last] = [f"B-{label}", *[f"I-{label}"] * (last - first - 1)]
+    return written

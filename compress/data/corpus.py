@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compress.data import cache, documents, paths, sentences
+from compress.data import cache, documents, sentences, sources
 from compress.data.resources import pydoc
 from compress.data.sentences import Frame, Template, tokenised
 from compress.data.text_files import reading
@@ -55,7 +55,7 @@ class Corpus:
     """Whether each document is a text and its translation, a line each."""
 
     def part(self, held_out: bool, every: int = 50) -> Corpus:
-        """Only the documents held out, or all others: those whose number from 1 is a multiple of `every`.
+        """Keep only the documents held out, or all others: those whose number from 1 is a multiple of `every`.
 
         A corpus too small for two of these holds out two at equal distance, one of two or three documents only one.
         DataError for a single document.
@@ -79,14 +79,14 @@ def _part(corpus: Corpus, held_out: bool, every: int) -> Iterator[str]:
 
 
 def load_corpus(source: str) -> Corpus:
-    """`pydoc`; a text, jsonl or parquet file, a Wikipedia-extractor dump or its tar, a folder of these; or a hub id.
+    """Open `pydoc`, a text, jsonl or parquet file, a Wikipedia-extractor dump or its tar, a folder of these, a hub id.
 
     Documents are separated by blank lines in plain text, are the articles of a dump, the column `text` of the others.
     A hub data set (`owner/name`, `owner/name:configuration`) is streamed from its train split. Parallel text is what
-    `data.parallel` reads; its documents are pairs. DataError, within 30 seconds, where there is no such source or no
-    text in it.
+    `documents.read_parallel` reads; its documents are pairs. DataError, within 30 seconds, where there is no such
+    source or no text in it.
     """
-    kind, path = paths.corpus_kind(source), paths.local(source)
+    kind, path = sources.corpus_kind(source), sources.local(source)
     match kind:
         case "pydoc":
             corpus = Corpus("pydoc", pydoc.fingerprint(), pydoc.documents)
@@ -164,7 +164,7 @@ def encode_corpus(
     `limit_tokens` the block that reaches it is the last. Streamed once to the cache, by the fingerprints of corpus and
     tokenizer, and memory-mapped; an attempt that was stopped is gone on with.
     """
-    template = Template.of(tokenizer, 1)
+    template = Template.from_tokenizer(tokenizer, 1)
     room = max_length - template.size
     if room < 1:
         raise DataError(f"max_length {max_length}: a block needs {template.size} special tokens and room for text.")
@@ -237,7 +237,9 @@ def build_rows(
     def rows() -> Iterator[Row]:
         rng, texts = np.random.default_rng(seed), sentences.documents(corpus, tokenizer)
         several: Mapping[str, bool] = {}
-        for number, row in enumerate(builder(texts, Frame.of(tokenizer), max_length=max_length, rng=rng, **options)):
+        for number, row in enumerate(
+            builder(texts, Frame.from_tokenizer(tokenizer), max_length=max_length, rng=rng, **options)
+        ):
             several = several or {column: isinstance(cell, list) for column, cell in row.items()}
             _check(row, several, max_length, f"{what}, row {number}")
             yield row
@@ -258,7 +260,7 @@ def _check(row: Row, several: Mapping[str, bool], max_length: int, where: str) -
             raise DataError(f"{where}: {name} must be a list of {length} numbers, one a token, or one number.")
 
 
-def _limited(rows: Iterator[Row], limit_tokens: int | None, what: str, tokens: int = 0) -> Iterator[Row]:
+def _limited(rows: Iterator[Row], limit_tokens: int | None, what: str, tokens: int = 0) -> Generator[Row, None, None]:
     """Yield rows, with a progress bar, up to the one that reaches the limit; `tokens` were written before."""
     from datasets.utils import tqdm
 

@@ -21,6 +21,7 @@ from compress.data.text_files import (
     LONGEST,
     TOO_EXPANSIVE,
     decoded,
+    json_objects,
     lines,
     parse_json,
     reading,
@@ -52,7 +53,7 @@ _DAMAGE: Final = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, tarfil
 
 
 def kind(name: str) -> Kind | None:
-    """What a file holds, by its name; None where it is nothing we read."""
+    """Tell what a file holds, by its name; None where it is nothing we read."""
     path = PurePath(name)
     if path.suffix in _PACKED:
         path = path.with_suffix("")
@@ -66,7 +67,7 @@ def kind(name: str) -> Kind | None:
 
 
 def find(source: Path) -> list[Path]:
-    """The files a corpus is made of: the file itself, or those of the folder and all below it, in order of their paths.
+    """Find the files of a corpus: the file itself, or those of the folder and all below it, in order of their paths.
 
     A folder that holds a dump (wiki_NN files or tar archives) is that dump: a note or licence beside it is not read.
     """
@@ -90,7 +91,7 @@ def _fail(error: OSError) -> None:
 
 
 def read(files: Sequence[Path]) -> Iterator[str]:
-    """The documents of the files, one after the other. DataError says file and place of what cannot be read."""
+    """Yield the documents of the files, one after the other. DataError says file and place of what cannot be read."""
     for path in files:
         with _reading(path):
             match kind(path.name):
@@ -126,18 +127,21 @@ def _archive(path: Path) -> Iterator[str]:
 
 
 def _stream(file: IO[bytes], name: str, where: str) -> Iterator[str]:
-    """Documents of a file that is not an archive; a dump is known by its first bytes, whatever its name."""
+    """Yield the documents of a file that is no archive; a dump is known by its first bytes, whatever its name."""
     with _unpacked(file, where) as stream:
         head = stream.peek(64).removeprefix(codecs.BOM_UTF8).lstrip()
         if kind(name) == "jsonl" or (kind(name) == "wiki" and head.startswith(b"{")):
-            yield from _jsonl(decoded(stream, where), where)
+            for place, row in json_objects(decoded(stream, where), where):
+                if not isinstance(row.get("text"), str):
+                    raise DataError(f'{place}: expected an object with "text".{did_you_mean("text", row)}')
+                yield row["text"]
             return
         lines = decoded(stream, where, longest=LONGEST_PIECE, cut=True)
         yield from _articles(lines, where) if head.startswith(b"<doc ") else _plain(lines)
 
 
 def _unpacked(file: IO[bytes], where: str) -> io.BufferedReader[Any]:
-    """The bytes of a file that may be compressed, as its first bytes tell."""
+    """Unpack a file that may be compressed, as its first bytes tell."""
     counted = _Counted(file, where)
     packed = io.BufferedReader(counted, 1 << 16)
     start = packed.peek(8)
@@ -179,7 +183,7 @@ def _plain(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _articles(lines: Iterator[str], where: str) -> Iterator[str]:
-    """`<doc ...>`, title, text, `</doc>`; an article with nothing but its title is none."""
+    """Yield what stands between `<doc ...>` and `</doc>`; an article with nothing but its title is none."""
     article: list[str] | None = None
     size = 0
     for line in lines:
@@ -201,25 +205,14 @@ def _articles(lines: Iterator[str], where: str) -> Iterator[str]:
         )
 
 
-def _jsonl(lines: Iterator[str], where: str) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        row = parse_json(line, where, number, " Expected one object a line.")
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            names = row if isinstance(row, dict) else ()
-            raise DataError(f'{where}, line {number}: expected an object with "text".{did_you_mean("text", names)}')
-        yield row["text"]
-
-
 def _parquet(path: Path) -> Iterator[str]:
     from compress.data.readers import open_file  # pyarrow
 
-    rows = open_file(path)
-    if "text" not in rows.columns:
-        raise DataError(f"{path}: no column 'text'.{did_you_mean('text', rows.columns)}")
-    for batch in rows.read(("text",)):
-        yield from (text for text in batch.column(1).to_pylist() if text is not None)
+    split = open_file(path)
+    if "text" not in split.columns:
+        raise DataError(f"{path}: no column 'text'.{did_you_mean('text', split.columns)}")
+    for batch in split.read(("text",)):
+        yield from (text for text in batch.column(0).to_pylist() if text is not None)
 
 
 _CODE = re.compile(r"(?!tsv$)[a-z]{2,3}(_[A-Z]{2})?")
@@ -227,7 +220,7 @@ _CODE = re.compile(r"(?!tsv$)[a-z]{2,3}(_[A-Z]{2})?")
 
 
 def find_parallel(source: Path) -> list[Path]:
-    """The one or two files of parallel text that `source` names; none where it is something else."""
+    """Find the one or two files of parallel text that `source` names; none where it is something else."""
     if source.suffix == ".tsv" and source.is_file():
         return [source]
     if source.suffix == ".jsonl" and source.is_file():
@@ -240,7 +233,7 @@ def find_parallel(source: Path) -> list[Path]:
 
 
 def read_parallel(files: Sequence[Path]) -> Iterator[str]:
-    """Each pair as two lines, in the order of the columns or of the languages' names."""
+    """Yield each pair as two lines, in the order of the columns or of the languages' names."""
     pairs = _aligned(*files) if len(files) == 2 else _rows(files[0])
     for first, second in pairs:
         sides = " ".join(first.split()), " ".join(second.split())
@@ -273,7 +266,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _two_texts(line: str) -> Sequence[str]:
-    """The two texts of a JSON line; none where it has not exactly two, or a column `text`."""
+    """Return the two texts of a JSON line; none where it has not exactly two, or a column `text`."""
     try:
         row: Any = parse_json(line, "")
     except DataError:

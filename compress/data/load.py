@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,111 +13,277 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from compress.data import cache, conll, schema, sources, squad
-from compress.data import schema as columns
-from compress.data.audit import audited
+from compress.data.audit import audit
 from compress.data.objects import DataLike, data_path
-from compress.data.paths import Role, local_files
-from compress.data.schema import Cells, Choice, Coding
-from compress.data.sources import Source
-from compress.data.table import Rows, at
+from compress.data.readers import RawSplit
+from compress.data.schema import Coding, Columns, LabelColumn
+from compress.data.sources import Role, Source
 from compress.data.task import METRICS, Examples, Kind, Task, TaskData
 from compress.errors import DataError, did_you_mean
 
-HELD_OUT_GROUPS = 0.1
+HELD_OUT: Final = 0.1
+"""The share of the training rows, or texts, that becomes the validation split where the source has none."""
 
-
-class _Form(NamedTuple):
-    matches: Callable[[Path], bool]
-    expected: str
-
-
-_FORMS: Mapping[Kind, _Form] = {
-    "qa": _Form(squad.is_squad, "the json of SQuAD"),
-    "tagging": _Form(conll.is_conll, "words and tags in columns"),
+FORMS: Final[Mapping[Kind, tuple[Callable[[Path], bool], Callable[[Path], Examples | None], str]]] = {
+    "qa": (squad.is_squad, squad.read, "the json of SQuAD"),
+    "tagging": (conll.is_conll, conll.read, "words and tags in columns"),
 }
+"""Annotated files by kind: what tells them, what reads them, what they are called."""
+
+Labels = NDArray[np.int64] | NDArray[np.float32]
 
 
-def find(source: str, kind: Kind | None) -> tuple[str, Kind, dict[Role, Path]] | None:
-    """(name, kind, file of each split) of a source of annotated files, None where it is none.
+def load_task(
+    source: DataLike,
+    *,
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    kind: Kind | None = None,
+    metric: str | None = None,
+    seed: int = 0,
+    unlabelled: bool = False,
+) -> TaskData:
+    """Load the task that a source holds, with its splits on disk, memory-mapped.
 
-    A `kind` that is asked for is not doubted: DataError where the source has no file for it.
+    source  an embedded set (`intents`), a folder or file (tsv, csv, txt, jsonl, json, parquet, the json of SQuAD,
+            CoNLL's columns), a file for each split (`train=a.tsv,test=b.tsv`), a hub id; or a DataFrame, Dataset, or
+            {split: either of them}
+    text    one or two column names, detected when None; the columns of files without header are "1", "2", ...
+    label   the label column, or several 0/1 columns joined by commas; detected when None
+    kind    detected from the labels when None
+    metric  one of METRICS[kind]; the first when None
+    seed    chooses the rows held out for validation where the source has no validation split
+    unlabelled  accept a training split without labels, and give it no column `label`: the validation split then names
+            columns and classes
+
+    The rules of detection stand at the top of `sources`, `readers` and `schema`, of questions and tagged words at the
+    top of `squad` and `conll`; guesses become notes. Where no test split has labels, a second validation split takes
+    its place. Raises DataError.
     """
-    found = local_files(source)
-    if found is None:
-        if kind is not None and kind in _FORMS:
-            raise DataError(f"{source}: {kind} is learned from files or a folder of {_FORMS[kind].expected}.")
-        return None
-    name, files = found
-    for each, form in _FORMS.items():
-        if kind not in (None, each):
-            continue
-        mine = {role: next(iter(paths)) for role, paths in files.items() if paths}
-        if kind is None:
-            matching = {role: [path for path in paths if form.matches(path)] for role, paths in files.items()}
-            mine = {role: paths[0] for role, paths in matching.items() if paths}
-        if mine and "train" not in mine:
-            given = ", ".join(f"{role}={path}" for role, path in mine.items())
-            raise DataError(
-                f"{source}: {given} but no training split. Name one: a file with 'train' as a word of its name, or "
-                f"--data train={next(iter(mine.values()))}"
+    if kind is not None and kind not in METRICS:
+        raise DataError(f"no kind of task {kind!r}.{did_you_mean(kind, METRICS)}")
+    source = data_path(source)
+    if text is None and label is None and (annotated := _find_annotated(source, kind)) is not None:
+        return audit(_load_annotated(*annotated, metric=metric, seed=seed))
+    found = sources.find(source, [*(text or ()), *(part.strip() for part in (label or "").split(",") if part)])
+    guide = found.train  # names columns and classes: train, or where that has no labels the validation split that does
+    if unlabelled and not schema.has_label(guide, label):
+        guide = next((split for split in found.validation[:1] if schema.has_label(split, label)), guide)
+    columns = schema.choose(guide, text, label)
+    notes = [*found.notes, *columns.notes]
+    with cache.scratch(cache.home() / "data") as folder:
+        splits: dict[Role, _Split] = {}
+        learned = _read(guide, columns, folder, notes)
+        assert learned.labels is not None
+        declared = columns.label if len(columns.label) > 1 else guide.classes.get(columns.label[0])
+        coding = schema.learn(learned.labels, kind, declared)
+        task = Task(coding.kind, columns.text, ",".join(columns.label), coding.names, _metric(coding.kind, metric))
+        _refuse_constant(guide.place, schema.encode(learned.labels, coding), coding)
+        guessed = kind is None and not guide.classes and coding.kind == "classification" and coding.numeric
+        if guessed and len(coding.names) > 2:
+            notes.append(
+                f"whole numbers are read as {len(coding.names)} classes; ask for the kind regression otherwise"
             )
-        if mine:
-            return name, each, mine
-    if kind is not None and kind in _FORMS:
-        raise DataError(f"{source}: no file of {_FORMS[kind].expected} in it whose name says its split.")
-    return None
+        splits["train"] = learned
+        if guide is not found.train:
+            splits = {"train": _read(found.train, columns._replace(label=()), folder, notes), "validation": learned}
+        elif found.validation:
+            splits["validation"] = _read(found.validation[0], columns, folder, notes)
+        if (test := _read_test(found, columns, coding, folder, notes)) is not None:
+            splits["test"] = test
+        encoded = {role: schema.encode(each.labels, coding) for role, each in splits.items() if each.labels}
+        masks: dict[Role, NDArray[np.bool_]] = {}
+        if "validation" not in splits:
+            held = hold_out(encoded["train"], coding.kind, seed)
+            if not held.any():
+                raise DataError(
+                    f"{guide.place}: {len(held)} rows are too few to hold some out: add a validation split."
+                )
+            notes.append(_held_out_note(held, seed))
+            masks = {"train": ~held, "validation": held}
+            splits["validation"], encoded["validation"] = splits["train"], encoded["train"]
+        batches = {role: _batches(each.table, encoded.get(role), masks.get(role)) for role, each in splits.items()}
+        datasets, fingerprint = cache.keep_splits(folder, batches, coding.kind, *coding.names)
+    return audit(TaskData(
+        found.name, task, datasets["train"], datasets["validation"], datasets.get("test"), fingerprint, tuple(notes)
+    ))  # fmt: skip
 
 
-def load(name: str, kind: Kind, files: Mapping[Role, Path], *, metric: str | None, seed: int) -> TaskData:
-    """The task that annotated files hold, its splits written to the cache. Raises DataError."""
+def _metric(kind: Kind, metric: str | None) -> str:
     metrics = METRICS[kind]
     if metric is not None and metric not in metrics:
         raise DataError(f"metric {metric!r} does not score a {kind} task.{did_you_mean(metric, metrics)}")
-    read = squad.read if kind == "qa" else conll.read
+    return metric or metrics[0]
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The columns `text`, and `text_pair` for pairs, of a split, on disk, with its labels, if any."""
+
+    name: str
+    table: pa.Table
+    labels: LabelColumn | None
+
+
+def _read(split: RawSplit, columns: Columns, folder: Path, notes: list[str]) -> _Split:
+    """Copy the chosen columns of a split to disk, and note what is odd about its rows."""
+    names = (*columns.text, *columns.label)
+    schema.refuse_unknown(split, names)
+    notes.extend(split.notes)
+    table = cache.table(cache.write(folder / f"{cache.digest(split.place)}.raw", split.read(names)))
+    if columns.label and columns.label[0] in split.classes:
+        labelled = pc.is_valid(table[columns.label[0]])
+        dropped = len(table) - (pc.sum(labelled).as_py() or 0)
+        if 0 < dropped < len(table):
+            notes.append(f"{split.name}: {dropped} rows that the source marks as unlabelled are left out")
+            table = table.filter(labelled)
+    for name in columns.text:
+        empty = np.flatnonzero(pc.equal(pc.fill_null(pc.utf8_trim_whitespace(table[name]), ""), ""))
+        if len(empty) == len(table):
+            raise DataError(f"{split.place}: the text column {name!r} is empty in every row. Name another with --text.")
+        if len(empty):
+            where = schema.at((empty[:5] + split.first).tolist(), len(empty))
+            notes.append(f"{split.name}: {len(empty)} of {len(table)} texts in {name!r} are empty ({where})")
+    labels = schema.label_column(split, columns.label, table.select(columns.label).columns) if columns.label else None
+    texts = table.select(columns.text).rename_columns(["text", "text_pair"][: len(columns.text)])
+    return _Split(split.name, texts, labels)
+
+
+def _refuse_constant(place: str, encoded: Labels, coding: Coding) -> None:
+    if not (encoded == encoded[0]).all():
+        return
+    only = "the same labels" if coding.kind == "multilabel" else f"the number {encoded[0]}"
+    if coding.kind == "classification":
+        only = f"the class {coding.names[int(encoded[0])]!r}"
+    raise DataError(f"{place}: every training row has {only}: there is nothing to learn.")
+
+
+def _read_test(found: Source, columns: Columns, coding: Coding, folder: Path, notes: list[str]) -> _Split | None:
+    """Read the first test split that has labels, or else the second validation split; note what is passed over."""
+    chosen: _Split | None = None
+    for raw in (*found.test, *found.validation[1:]):
+        if chosen is not None:
+            notes.append(f"{raw.name} is passed over: {chosen.name} is the test split")
+            continue
+        split = _read(raw, columns, folder, notes) if set(columns.label) <= set(raw.columns) else None
+        if split is None or split.labels is None or not schema.is_labelled(split.labels, coding):
+            notes.append(f"{raw.name} has no labels: passed over")
+            continue
+        chosen = split
+        if raw not in found.test:
+            notes.append(f"{raw.name}, a second validation split, serves as the test split")
+    return chosen
+
+
+def _batches(texts: pa.Table, encoded: Labels | None, mask: NDArray[np.bool_] | None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a final split that are in the mask: its texts and labels, if any."""
+    start = 0
+    for batch in texts.to_batches():
+        rows = slice(start, start + batch.num_rows)
+        columns = {name: pc.fill_null(batch[name], "") for name in batch.schema.names}
+        if encoded is not None:
+            columns["label"] = pa.array(encoded[rows].reshape(-1))
+            if encoded.ndim > 1:
+                offsets = np.arange(batch.num_rows + 1, dtype=np.int32) * encoded.shape[1]
+                columns["label"] = pa.ListArray.from_arrays(pa.array(offsets), columns["label"])
+        whole = pa.record_batch(columns)
+        yield whole if mask is None else whole.filter(pa.array(mask[rows]))
+        start = rows.stop
+
+
+def hold_out(encoded: Labels, kind: Kind, seed: int) -> NDArray[np.bool_]:
+    """Mask every tenth row in the order of the labels, ties at random; no class loses its only row."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(encoded))
+    if kind != "multilabel":
+        order = order[np.argsort(encoded[order], kind="stable")]
+    if kind == "classification":
+        _, classes, counts = np.unique(encoded, return_inverse=True, return_counts=True)
+        order = order[counts[classes[order]] > 1]
+    step = round(1 / HELD_OUT)
+    mask = np.zeros(len(encoded), bool)
+    if len(order) > 1:
+        mask[order[rng.integers(min(step, len(order))) :: step]] = True
+    return mask
+
+
+def _held_out_note(held: NDArray[np.bool_], seed: int) -> str:
+    return f"no validation split: {held.sum()} of {len(held)} training rows are held out for it (seed {seed})"
+
+
+def _find_annotated(source: str, kind: Kind | None) -> tuple[str, Kind, dict[Role, Path]] | None:
+    """Find (name, kind, file of each split) of a source of annotated files, None where it is none.
+
+    A `kind` that is asked for is not doubted: DataError where the source has no file for it.
+    """
+    found = sources.local_files(source)
+    form = FORMS.get(kind) if kind else None
+    if found is None and form:
+        raise DataError(f"{source}: {kind} is learned from files or a folder of {form[2]}.")
+    name, files = found or ("", {})
+    for each, (matches, _, _) in FORMS.items():
+        if kind not in (None, each):
+            continue
+        usable = {role: [path for path in paths if kind or matches(path)] for role, paths in files.items()}
+        chosen = {role: paths[0] for role, paths in usable.items() if paths}
+        if chosen and "train" not in chosen:
+            given = ", ".join(f"{role}={path}" for role, path in chosen.items())
+            raise DataError(
+                f"{source}: {given} but no training split. Name one: a file with 'train' as a word of its name, or "
+                f"--data train={next(iter(chosen.values()))}"
+            )
+        if chosen:
+            return name, each, chosen
+    if form:
+        raise DataError(f"{source}: no file of {form[2]} in it whose name says its split.")
+    return None
+
+
+def _load_annotated(name: str, kind: Kind, files: Mapping[Role, Path], *, metric: str | None, seed: int) -> TaskData:
+    """Load the task that annotated files hold, its splits written to the cache. Raises DataError."""
+    metric = _metric(kind, metric)
     notes: list[str] = []
     splits: dict[Role, Examples] = {}
     for role, path in files.items():
-        examples = read(path)
-        if examples is None:
-            if role == "train":
-                raise DataError(f"{path}: no question has an answer: there is nothing to learn.")
+        examples = FORMS[kind][1](path)
+        if examples is not None:
+            notes += examples.notes
+            splits[role] = examples
+        elif role == "train":
+            raise DataError(f"{path}: no question has an answer: there is nothing to learn.")
+        else:
             notes.append(f"{path.name} has no answers: passed over")
-            continue
-        notes += examples.notes
-        splits[role] = examples
     tables = {role: examples.table for role, examples in splits.items()}
     if "validation" not in tables:
-        tables |= _hold_out_groups(files["train"], splits["train"], kind, seed, notes)
+        held = _hold_out_groups(files["train"], splits["train"].groups, kind, seed)
+        notes.append(_held_out_note(held, seed))
+        tables["validation"] = tables["train"].filter(pa.array(held))
+        tables["train"] = tables["train"].filter(pa.array(~held))
     if kind == "qa":
-        task = Task(kind, ("question", "context"), "answers", (), metric or metrics[0], _unanswerable(tables, notes))
+        task = Task(kind, ("question", "context"), "answers", (), metric, _unanswerable(tables, notes))
     else:
         names = conll.labels(tables["train"]["tags"].to_pylist())
-        task = Task(kind, ("words",), "tags", names, metric or metrics[0])
+        task = Task(kind, ("words",), "tags", names, metric)
         tables = {role: _coded(table, names, files.get(role, files["train"])) for role, table in tables.items()}
     with cache.scratch(cache.home() / "data") as folder:
-        (folder / "splits").mkdir()
-        for role, table in tables.items():
-            cache.write(folder / "splits" / f"{role}.arrow", table.to_batches(max_chunksize=10_000))
-        datasets, fingerprint = cache.keep_splits(folder / "splits", kind, *task.labels, str(task.unanswerable))
+        batches = {role: table.to_batches(max_chunksize=10_000) for role, table in tables.items()}
+        datasets, fingerprint = cache.keep_splits(folder, batches, kind, *task.labels, str(task.unanswerable))
     return TaskData(
         name, task, datasets["train"], datasets["validation"], datasets.get("test"), fingerprint, tuple(notes)
     )
 
 
-def _hold_out_groups(path: Path, train: Examples, kind: Kind, seed: int, notes: list[str]) -> dict[Role, pa.Table]:
-    """Training rows that stay, and those of every tenth group, at random, which become the validation split."""
-    groups = np.asarray(train.groups)
+def _hold_out_groups(path: Path, groups: Sequence[int], kind: Kind, seed: int) -> NDArray[np.bool_]:
+    """Mask the rows of every tenth group, at random."""
     names = np.random.default_rng(seed).permutation(np.unique(groups))
     if len(names) < 2:
         what = "texts" if kind == "qa" else "sentences"
         raise DataError(f"{path}: too few {what} to hold some out: add a validation split.")
-    held = np.isin(groups, names[: max(1, round(HELD_OUT_GROUPS * len(names)))])
-    notes.append(f"no validation split: {held.sum()} of {len(held)} training rows are held out for it (seed {seed})")
-    return {"train": train.table.filter(pa.array(~held)), "validation": train.table.filter(pa.array(held))}
+    return np.isin(np.asarray(groups), names[: max(1, round(HELD_OUT * len(names)))])
 
 
 def _unanswerable(tables: Mapping[Role, pa.Table], notes: list[str]) -> bool:
-    """Whether training questions without an answer teach to give none."""
+    """Tell whether training questions without an answer teach to give none."""
     none = {role: pc.sum(pc.equal(pc.list_value_length(table["answers"]), 0)).as_py() for role, table in tables.items()}
     if none["train"] == len(tables["train"]):
         raise DataError("no training question has an answer: there is nothing to learn.")
@@ -131,7 +297,7 @@ def _unanswerable(tables: Mapping[Role, pa.Table], notes: list[str]) -> bool:
 
 
 def _coded(table: pa.Table, names: tuple[str, ...], path: Path) -> pa.Table:
-    """The table with its tags as class ids."""
+    """Replace the tags of a table by class ids."""
     tags = table["tags"].combine_chunks()
     ids = pc.index_in(tags.flatten(), value_set=pa.array(names))
     if ids.null_count:
@@ -139,224 +305,3 @@ def _coded(table: pa.Table, names: tuple[str, ...], path: Path) -> pa.Table:
         raise DataError(f"{path}: tag {strange!r} is none of the training split.{did_you_mean(strange, names)}")
     coded = pa.ListArray.from_arrays(tags.offsets, ids.cast(pa.int64()))
     return table.set_column(table.column_names.index("tags"), "tags", coded)
-
-
-HELD_OUT = 0.1
-"""The share of the training rows that becomes the validation split where the source has none."""
-
-Labels = NDArray[np.int64] | NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Raw:
-    """A split on disk in its source's spelling: columns `line`, `text`, `text_pair` for pairs, and the label cells."""
-
-    name: str
-    table: pa.Table
-    cells: Cells
-
-
-def load_task(
-    source: DataLike,
-    *,
-    text: Sequence[str] | None = None,
-    label: str | None = None,
-    kind: Kind | None = None,
-    metric: str | None = None,
-    seed: int = 0,
-    unlabelled: bool = False,
-) -> TaskData:
-    """The task that a source holds, with its splits on disk, memory-mapped.
-
-    source  an embedded set (`intents`), a folder or file (tsv, csv, txt, jsonl, json, parquet, the json of SQuAD,
-            CoNLL's columns), a file for each split (`train=a.tsv,test=b.tsv`), a hub id; or a DataFrame, Dataset, or
-            {split: either of them}
-    text    one or two column names, detected when None; the columns of files without header are "1", "2", ...
-    label   the label column, or several 0/1 columns joined by commas; detected when None
-    kind    detected from the labels when None
-    metric  one of METRICS[kind]; the first when None
-    seed    chooses the rows held out for validation where the source has no validation split
-    unlabelled  accept a training split without labels, and give it no column `label`: the validation split then names
-            columns and classes
-
-    The rules of detection stand at the top of `sources`, `delimited`, `columns` and `labels`, of questions and tagged
-    words at the top of `annotated`, `squad` and `conll`; guesses become notes.
-    Where no test split has labels, a second validation split takes its place. Raises DataError.
-    """
-    if kind is not None and kind not in METRICS:
-        raise DataError(f"no kind of task {kind!r}.{did_you_mean(kind, METRICS)}")
-    source = data_path(source)
-    by_columns = text is not None or label is not None
-    if not by_columns and (files := find(source, kind)) is not None:
-        return audited(load(*files, metric=metric, seed=seed))
-    found = sources.find(source, named=[*(text or ()), *(part.strip() for part in (label or "").split(",") if part)])
-    guide = _guide(found, label) if unlabelled else found.train
-    choice = columns.choose(guide, text, label)
-    notes = [*found.notes, *choice.notes]
-    with cache.scratch(cache.home() / "data") as folder:
-        learned = _read(guide, choice, folder, notes)
-        coding = schema.learn(learned.cells, kind, guide.classes.get(choice.label[0]))
-        task = _task(choice, coding, metric)
-        _refuse_constant(learned, schema.encode(learned.cells, coding), coding)
-        _note_numbers(coding, kind, guide.classes, notes)
-        train = learned if guide is found.train else _read(found.train, choice._replace(label=()), folder, notes)
-        raws = {"train": train} | _others(found, choice, coding, folder, notes)
-        encoded = {role: schema.encode(raw.cells, coding) for role, raw in raws.items() if raw.cells.columns}
-        masks: dict[str, NDArray[np.bool_]] = {}
-        if "validation" not in raws:
-            masks = _hold_out(train, encoded["train"], coding.kind, seed, notes)
-            raws["validation"], encoded["validation"] = train, encoded["train"]
-        splits = folder / "splits"
-        splits.mkdir()
-        for role, raw in raws.items():
-            _write(splits / f"{role}.arrow", raw, encoded.get(role), masks.get(role))
-        datasets, fingerprint = cache.keep_splits(splits, coding.kind, *coding.names)
-    return audited(TaskData(
-        found.name, task, datasets["train"], datasets["validation"], datasets.get("test"), fingerprint, tuple(notes)
-    ))  # fmt: skip
-
-
-def _guide(found: Source, label: str | None) -> Rows:
-    """The split that names columns and classes: train, or where that has no labels the validation split that does."""
-    labelled = [rows for rows in (found.train, *found.validation[:1]) if columns.has_label(rows, label)]
-    return next(iter(labelled), found.train)
-
-
-def _task(choice: Choice, coding: Coding, metric: str | None) -> Task:
-    metrics = METRICS[coding.kind]
-    if metric is not None and metric not in metrics:
-        raise DataError(f"metric {metric!r} does not score a {coding.kind} task.{did_you_mean(metric, metrics)}")
-    return Task(coding.kind, choice.text, ",".join(choice.label), coding.names, metric or metrics[0])
-
-
-def _read(rows: Rows, choice: Choice, folder: Path, notes: list[str]) -> Raw:
-    """Copy the chosen columns of a split to disk, and note what is odd about its rows."""
-    columns.existing(rows, (*choice.text, *choice.label))
-    notes.extend(rows.notes)
-    texts = ["text", "text_pair"][: len(choice.text)]
-    answers = [f"label {name}" for name in choice.label]
-    batches = (
-        pa.record_batch(_without_nulls(batch.columns, len(texts)), names=["line", *texts, *answers])
-        for batch in rows.read((*choice.text, *choice.label))
-    )
-    path = folder / f"{cache.digest(rows.place)}.raw"
-    table = cache.table(path if path.exists() else cache.write(path, batches))
-    table = _labelled(rows, choice, table, answers, notes)
-    _note_empty(rows, choice, table, texts, notes)
-    cells = Cells(
-        rows.place, rows.unit, table["line"], dict(zip(choice.label, map(table.column, answers), strict=True))
-    )
-    return Raw(rows.name, table.select(texts), cells)
-
-
-def _without_nulls(columns: Sequence[pa.Array], texts: int) -> list[pa.Array]:
-    line, *rest = columns
-    return [line, *(pc.fill_null(column, "") for column in rest[:texts]), *rest[texts:]]
-
-
-def _labelled(rows: Rows, choice: Choice, table: pa.Table, answers: Sequence[str], notes: list[str]) -> pa.Table:
-    """The rows without those that a source of class ids marks as having no label (-1), unless it marks all."""
-    if not answers or choice.label[0] not in rows.classes:
-        return table
-    keep = pc.is_valid(table[answers[0]])
-    dropped = len(table) - (pc.sum(keep).as_py() or 0)
-    if dropped in {0, len(table)}:
-        return table
-    notes.append(f"{rows.name}: {dropped} rows that the source marks as unlabelled are left out")
-    return table.filter(keep)
-
-
-def _note_empty(rows: Rows, choice: Choice, table: pa.Table, texts: Sequence[str], notes: list[str]) -> None:
-    for name, column in zip(choice.text, texts, strict=True):
-        empty = pc.equal(pc.utf8_trim_whitespace(table[column]), "")
-        count = pc.sum(empty).as_py() or 0
-        if count == len(table):
-            raise DataError(f"{rows.place}: the text column {name!r} is empty in every row. Name another with --text.")
-        if count:
-            lines = table["line"].filter(empty).slice(0, 5).to_pylist()
-            notes.append(
-                f"{rows.name}: {count} of {len(table)} texts in {name!r} are empty ({at(rows.unit, lines, count)})"
-            )
-
-
-def _others(found: Source, choice: Choice, coding: Coding, folder: Path, notes: list[str]) -> dict[str, Raw]:
-    """The validation and the test split, where the source has them."""
-    raws: dict[str, Raw] = {}
-    if found.validation:
-        raws["validation"] = _read(found.validation[0], choice, folder, notes)
-    for rows in (*found.test, *found.validation[1:]):
-        if "test" in raws:
-            notes.append(f"{rows.name} is passed over: {raws['test'].name} is the test split")
-            continue
-        raw = _read(rows, choice, folder, notes) if set(choice.label) <= set(rows.columns) else None
-        if raw is None or not schema.any_given(raw.cells, coding):
-            notes.append(f"{rows.name} has no labels: passed over")
-            continue
-        raws["test"] = raw
-        if rows not in found.test:
-            notes.append(f"{rows.name}, a second validation split, serves as the test split")
-    return raws
-
-
-def _refuse_constant(train: Raw, encoded: Labels, coding: Coding) -> None:
-    if not (encoded == encoded[0]).all():
-        return
-    if coding.kind == "multilabel":
-        only = "the same labels"
-    else:
-        only = f"the class {coding.names[int(encoded[0])]!r}" if coding.names else f"the number {encoded[0]}"
-    raise DataError(f"{train.cells.place}: every training row has {only}: there is nothing to learn.")
-
-
-def _note_numbers(coding: Coding, kind: Kind | None, classes: Mapping[str, tuple[str, ...]], notes: list[str]) -> None:
-    if kind is None and coding.kind == "classification" and coding.numeric and len(coding.names) > 2 and not classes:
-        notes.append(f"whole numbers are read as {len(coding.names)} classes; ask for the kind regression otherwise")
-
-
-def _write(path: Path, raw: Raw, encoded: Labels | None, mask: NDArray[np.bool_] | None) -> None:
-    """One final split: its texts and labels, if any, of the rows in the mask."""
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        start = 0
-        for batch in raw.table.to_batches():
-            rows = slice(start, start + batch.num_rows)
-            answers = {} if encoded is None else {"label": _column(encoded[rows])}
-            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            whole = pa.record_batch(columns | answers)
-            yield whole if mask is None else whole.filter(pa.array(mask[rows]))
-            start = rows.stop
-
-    cache.write(path, batches())
-
-
-def _column(encoded: Labels) -> pa.Array:
-    if encoded.ndim == 1:
-        return pa.array(encoded)
-    rows, classes = encoded.shape
-    offsets = pa.array(np.arange(0, (rows + 1) * classes, classes, dtype=np.int32))
-    return pa.ListArray.from_arrays(offsets, pa.array(encoded.reshape(-1)))
-
-
-def _hold_out(train: Raw, encoded: Labels, kind: Kind, seed: int, notes: list[str]) -> dict[str, NDArray[np.bool_]]:
-    """Which training rows stay, and which become the validation split."""
-    mask = held_out(encoded, kind, seed)
-    if not mask.any():
-        raise DataError(f"{train.cells.place}: {len(mask)} rows are too few to hold some out: add a validation split.")
-    notes.append(f"no validation split: {mask.sum()} of {len(mask)} training rows are held out for it (seed {seed})")
-    return {"train": ~mask, "validation": mask}
-
-
-def held_out(encoded: Labels, kind: Kind, seed: int) -> NDArray[np.bool_]:
-    """A mask of every tenth row in the order of the labels, ties at random; no class loses its only row."""
-    rng = np.random.default_rng(seed)
-    order = rng.permutation(len(encoded))
-    if kind != "multilabel":
-        order = order[np.argsort(encoded[order], kind="stable")]
-    if kind == "classification":
-        _, classes, counts = np.unique(encoded, return_inverse=True, return_counts=True)
-        order = order[counts[classes[order]] > 1]
-    step = round(1 / HELD_OUT)
-    mask = np.zeros(len(encoded), bool)
-    if len(order) > 1:
-        mask[order[rng.integers(min(step, len(order))) :: step]] = True
-    return mask

@@ -1,4 +1,4 @@
-"""What a corruption knows of the vocabulary. V: token ids."""
+"""The vocabulary of a tokenizer as corruptions of text need it. V: token ids."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Words:
     after: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, counts: LongTensor | None = None) -> Words:
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, counts: LongTensor | None = None) -> Words:
         if tokenizer.pad_token_id is None:
             raise DataError(
                 f"{type(tokenizer).__name__} has no padding token. "
@@ -68,11 +68,11 @@ class Words:
             starts_V | special_V,  # type: ignore[arg-type]
             counts,
             tokenizer.unk_token_id,
-            *map(tuple, Template.of(tokenizer, 1).ids),
+            *map(tuple, Template.from_tokenizer(tokenizer, 1).ids),
         )
 
     def to(self, device: torch.device) -> Words:
-        """The same on another device."""
+        """Move the tensors to another device."""
         moved: dict[str, Any] = {
             each.name: value.to(device)
             for each in fields(self)
@@ -81,14 +81,14 @@ class Words:
         return replace(self, **moved)
 
     def need_mask(self, what: str) -> int:
-        """The mask token; DataError, saying `what` needs it, where the tokenizer has none."""
+        """Return the mask token. DataError, saying that `what` needs it, where the tokenizer has none."""
         if self.mask is None:
             raise DataError(f"{what} needs a mask token, and this tokenizer has none: use another corruption")
         return self.mask
 
 
 def _inside(vocabulary: dict[str, int]) -> list[int]:
-    """Ids of the tokens that continue a word, by the mark that most tokens have."""
+    """List the ids of the tokens that continue a word, by the mark that most tokens have."""
     marked = {mark: sum(token.startswith(mark) for token in vocabulary) for mark in (_INSIDE, *_BEGINS)}
     mark = max(marked, key=lambda each: marked[each])
     if not marked[mark]:
@@ -103,7 +103,7 @@ def _inside(vocabulary: dict[str, int]) -> list[int]:
 
 
 def counts(rows: Dataset, vocabulary: int) -> LongTensor:
-    """(V,) how often each token id below `vocabulary` occurs in the column `input_ids`; streamed."""
+    """Count how often each token id below `vocabulary` occurs in the column `input_ids`: (V,); streamed."""
     total = np.zeros(vocabulary, np.int64)
     for table in rows.select_columns(["input_ids"]).with_format("arrow").iter(ROWS_PER_CALL):
         for chunk in table["input_ids"].chunks:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from compress import io
-from compress.data import paths
+from compress.data import sources
 from compress.data.cache import cached, home, scratch
 from compress.errors import DataError, TeacherError
 
@@ -51,7 +51,7 @@ def data_path(data: "DataLike") -> str:
             f"data: found {_kinds(splits.values())}; expected a folder, a file, a hub id, a DataFrame or Dataset, or "
             "{'train': ..., 'test': ...} of these"
         )
-    if strange := [name for name in splits if paths.split_word(str(name)) is None or not str(name).isidentifier()]:
+    if strange := [name for name in splits if sources.split_word(str(name)) is None or not str(name).isidentifier()]:
         raise DataError(f"data: no split {strange[0]!r}; expected train, validation and test")
     kind = type(next(iter(splits.values()))).__name__
     return _kept("tables", {f"{name}.parquet": _writer(table) for name, table in splits.items()}, f"{kind}-")

@@ -1,4 +1,7 @@
-"""Tab- and comma-separated text, with or without a header, quoted or not, told from the rows themselves.
+"""Files and tables as splits not yet read: named columns of cells, which stream as Arrow batches.
+
+A cell is a string, a list of strings, or None where the source has nothing: labels keep the source's own spelling
+until every split has been seen, so that "1", 1 and 1.0 can be told from a word, whatever the file format.
 
 Stated rules. A csv file is quoted as RFC 4180 says. A tsv or txt file is read without quoting unless all quotation
 marks of its first rows wrap whole fields, and the file or a sibling needs it so: a field with a doubled mark, a tab or
@@ -17,10 +20,10 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,21 +31,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from compress.data.schema import is_known, number
-from compress.data.table import (
-    BATCH_CHARACTERS,
-    BATCH_ROWS,
-    SAMPLE_ROWS,
-    Cell,
-    Rows,
-    as_cells,
-    batches,
-    characters,
-    sampled,
-)
 from compress.data.text_files import (
     LONGEST,
     TOO_EXPANSIVE,
     head,
+    json_object,
+    json_objects,
     lines,
     parse_json,
     reading,
@@ -54,6 +48,98 @@ from compress.errors import DataError
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+Cell = str | list[str | None] | None
+Item = TypeVar("Item")
+
+SAMPLE_ROWS: Final = 1000
+SAMPLE_CHARACTERS: Final = 4_000_000
+BATCH_ROWS: Final = 10_000
+BATCH_CHARACTERS: Final = 16_000_000
+LARGEST_LIST: Final = 64 * 2**20
+"""Bytes of a json list, which is read as a whole: as objects it takes up to twenty times as much."""
+
+
+@dataclass(frozen=True)
+class RawSplit:
+    """A split not yet read.
+
+    place    how messages call it: a file name, or a hub data set and split
+    columns  the source's column names; numbers from "1" where it has none
+    sample   the first rows' cells, by column: what detection may look at
+    read     streams the chosen columns as batches of strings, or of lists of strings where the sample has lists
+    classes  class names the source declares for a column, in the order of their ids
+    first    the number of its first row, as messages count: 2 where a header comes before it
+    """
+
+    place: str
+    columns: tuple[str, ...]
+    sample: Mapping[str, Sequence[Cell]]
+    read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    first: int = 1
+    headerless: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The last part of the place: what notes call the split."""
+        return self.place.rpartition("/")[2]
+
+    def examples(self) -> str:
+        """List the columns with an example each, one a line: for messages that ask the user to choose."""
+        shown = {name: repr(next((cell for cell in cells if cell), "")) for name, cells in self.sample.items()}
+        return "\n".join(f"  {name}: {text if len(text) <= 60 else text[:57] + '...'}" for name, text in shown.items())
+
+    def has_lists(self, column: str) -> bool:
+        return any(isinstance(cell, list) for cell in self.sample[column])
+
+
+def chunks(
+    rows: Iterable[Item], size: Callable[[Item], int], most_rows: int, most_characters: int
+) -> Iterator[list[Item]]:
+    """Yield rows in lists, bounded in rows and in the characters that `size` tells of one."""
+    chunk: list[Item] = []
+    total = 0
+    for row in rows:
+        chunk.append(row)
+        total += size(row)
+        if len(chunk) >= most_rows or total >= most_characters:
+            yield chunk
+            chunk, total = [], 0
+    if chunk:
+        yield chunk
+
+
+def _sample(rows: Iterable[Item], size: Callable[[Item], int]) -> list[Item]:
+    return next(chunks(rows, size, SAMPLE_ROWS, SAMPLE_CHARACTERS), [])
+
+
+def _characters(cells: Iterable[Any]) -> int:
+    """Tell about how much memory cells take, in characters: each is at least one, however empty."""
+    total = 0
+    for cell in cells:
+        total += 1 + len(cell) if isinstance(cell, str) else _characters(cell) if isinstance(cell, list) else 1
+    return total
+
+
+def _batches(
+    rows: Iterable[Sequence[Cell]], names: Sequence[str], sample: Mapping[str, Sequence[Cell]], place: str, first: int
+) -> Iterator[pa.RecordBatch]:
+    """Write rows of the named columns as Arrow batches. DataError for a list among texts, and a text among lists."""
+    wrong = [str if any(isinstance(cell, list) for cell in sample[name]) else list for name in names]
+    types = [pa.list_(pa.string()) if each is str else pa.string() for each in wrong]
+    for chunk in chunks(rows, _characters, BATCH_ROWS, BATCH_CHARACTERS):
+        for row in chunk:
+            if any(map(isinstance, row, wrong)):
+                raise DataError(
+                    f"{place}, row {first}: a cell is a list where other rows have text, or text where they have a "
+                    "list. Write every row of a column the same way."
+                )
+            first += 1
+        columns = zip(*chunk, strict=True)
+        yield pa.record_batch([pa.array(each, kind) for each, kind in zip(columns, types, strict=True)], list(names))
+
 
 HEADER_CELL = 64
 RECURRING_ROWS = 20
@@ -80,29 +166,19 @@ class Header(NamedTuple):
     note: str | None = None
 
 
-def open_files(paths: Sequence[Path], named: Sequence[str]) -> dict[Path, Rows]:
-    """The files of one folder as splits not yet read; `named` are the columns the user asks for, if any."""
-    quoted = _quoted(paths)
-    looks = [_look(path, quoted=path in quoted) for path in paths]
-    headers = {look.path: _header(look, looks, named) for look in looks}
-    return {look.path: _rows(look, headers[look.path] or _borrowed(look, headers), named) for look in looks}
-
-
-def _quoted(paths: Sequence[Path]) -> set[Path]:
-    """The files to be read with quoting."""
-    heads = {path: _head(path) for path in paths if not _is_csv(path)}
+def open_texts(paths: Sequence[Path], named: Sequence[str]) -> dict[Path, RawSplit]:
+    """Open the delimited files of one folder; `named` are the columns the user asks for, if any."""
+    heads = {path: _head(path) for path in paths if path.suffix.lower() != ".csv"}
     clean = {path for path, head in heads.items() if _CLEAN.fullmatch(head)}
     proven = any(_needs_quoting(heads[path]) for path in clean)
-    return {path for path in paths if _is_csv(path)} | (clean if proven else set())
-
-
-def _is_csv(path: Path) -> bool:
-    return path.suffix.lower() == ".csv"
+    looks = [_look(path, quoted=path not in heads or (proven and path in clean)) for path in paths]
+    headers = {look.path: _header(look, looks, named) for look in looks}
+    return {look.path: _delimited(look, headers[look.path] or _borrowed(look, headers), named) for look in looks}
 
 
 def _head(path: Path) -> str:
     """The first lines, without those of a quoted field that the cut goes through."""
-    first = sampled(lines(path), size=len)
+    first = _sample(lines(path), len)
     odd = sum(line.count('"') for line in first) % 2
     while odd and len(first) > 1:
         odd -= first.pop().count('"') % 2
@@ -115,31 +191,24 @@ def _needs_quoting(head: str) -> bool:
 
 
 def _look(path: Path, *, quoted: bool) -> Look:
-    look = Look(path, _delimiter(path), quoted, ())
-    rows = [cells for _, cells in sampled(_lines(look), size=lambda row: characters(row[1]))]
+    delimiter = "\t"
+    if path.suffix.lower() == ".csv":
+        start = next(lines(path), "")
+        delimiter = next((mark for mark in ",\t;" if mark in start), ",")
+    look = Look(path, delimiter, quoted, ())
+    rows = [cells for _, cells in _sample(_rows(look), lambda row: _characters(row[1]))]
     if not rows:
         raise DataError(f"{path} is empty: it needs rows of a text and a label.")
     return replace(look, rows=rows)
 
 
-def _delimiter(path: Path) -> str:
-    if not _is_csv(path):
-        return "\t"
-    first = next(lines(path), "")
-    return next((mark for mark in ",\t;" if mark in first), ",")
-
-
-def _lines(look: Look) -> Iterator[tuple[int, list[str]]]:
-    """The cells of every row that is not blank, with the number of the line it starts on."""
-    if look.quoted:
-        yield from _quoted_lines(look)
+def _rows(look: Look) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of every row that is not blank, with the number of the line it starts on."""
+    if not look.quoted:
+        for number, text in enumerate(lines(look.path), start=1):
+            if row := text.rstrip("\r\n"):
+                yield number, row.split(look.delimiter)
         return
-    for line, text in enumerate(lines(look.path), start=1):
-        if row := text.rstrip("\r\n"):
-            yield line, row.split(look.delimiter)
-
-
-def _quoted_lines(look: Look) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST))  # one setting per process; we only raise it
     line, size = 1, 0
 
@@ -177,14 +246,13 @@ def _header(look: Look, looks: Sequence[Look], named: Sequence[str]) -> Header |
         return Header(names, own=True)
     if any(is_known(name) and is_fresh for name, is_fresh in zip(names, fresh, strict=True)):
         return Header(names, own=True)
-    if any(_titled(cell, column) for cell, column in zip(first, below, strict=True)):
-        note = f"{look.path.name}: took the first row for a header ({', '.join(names)})"
-        return Header(names, own=True, note=note)
+    if any(_is_title(cell, column) for cell, column in zip(first, below, strict=True)):
+        return Header(names, own=True, note=f"{look.path.name}: took the first row for a header ({', '.join(names)})")
     return None
 
 
-def _titled(cell: str, below: Sequence[str]) -> bool:
-    """Whether a column's first cell can only be its title: a word over numbers, or over values that all recur."""
+def _is_title(cell: str, below: Sequence[str]) -> bool:
+    """Tell whether a column's first cell can only be its title: a word over numbers, or over values that all recur."""
     if not cell.strip() or number(cell) is not None or len(below) < 3:
         return False
     if all(number(value) is not None for value in below):
@@ -201,90 +269,82 @@ def _borrowed(look: Look, headers: Mapping[Path, Header | None]) -> Header | Non
     return None
 
 
-def _rows(look: Look, header: Header | None, named: Sequence[str]) -> Rows:
+def _delimited(look: Look, header: Header | None, named: Sequence[str]) -> RawSplit:
+    place = str(look.path)
     names = header.names if header else tuple(str(n + 1) for n in range(min(len(row) for row in look.rows)))
-    _no_duplicates(look.path, names)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{place}: the header names {', '.join(map(repr, twice))} more than once: rename one of them.")
     skip = int(header is not None and header.own)
     body = look.rows[skip:]
     if not body:
-        raise DataError(f"{look.path} has a header and no rows: it needs rows of a text and a label.")
+        raise DataError(f"{place} has a header and no rows: it needs rows of a text and a label.")
     # Who names columns by number has looked at them: cells after the last one asked for are theirs to ignore.
     lenient = header is None and bool(named)
-
-    def read(columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-        places = [names.index(column) for column in columns]
-        cells = max(places) + 1 if lenient else len(names)
-        rows = _fitting(itertools.islice(_lines(look), skip, None), look, places, cells=cells, lenient=lenient)
-        return batches(rows, [False] * len(columns), place=str(look.path), unit="line")
-
     sample = {name: [row[n] if n < len(row) else None for row in body] for n, name in enumerate(names)}
+
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        places = [names.index(column) for column in columns]
+        expected = max(places) + 1 if lenient else len(names)
+
+        def rows() -> Iterator[Sequence[Cell]]:
+            for line, row in itertools.islice(_rows(look), skip, None):
+                if len(row) < expected or (len(row) > expected and not lenient):
+                    raise DataError(
+                        f"{place}, line {line}: {len(row)} cells, not {'at least ' if lenient else ''}{expected} as "
+                        f"expected (separated by {look.delimiter!r}, {'with' if look.quoted else 'without'} quoting). "
+                        f"Mend the row that begins {row[0][:40]!r}."
+                    )
+                yield [row[at] for at in places]
+
+        return _batches(rows(), columns, sample, place, 1 + skip)
+
     notes = [header.note] if header and header.note else []
     if lenient and any(len(row) > len(names) for row in body):
         notes.append(f"{look.path.name}: some rows have more than {len(names)} cells; the rest is ignored")
-    return Rows(str(look.path), names, sample, read, headerless=header is None, notes=tuple(notes))
+    return RawSplit(place, names, sample, read, first=1 + skip, headerless=header is None, notes=tuple(notes))
 
-
-def _no_duplicates(path: Path, names: Sequence[str]) -> None:
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(f"{path}: the header names {', '.join(map(repr, twice))} more than once: rename one of them.")
-
-
-def _fitting(
-    rows: Iterable[tuple[int, list[str]]], look: Look, places: Sequence[int], *, cells: int, lenient: bool
-) -> Iterator[tuple[int, Sequence[Cell]]]:
-    """The chosen cells of every row; DataError for a row that has not the file's number of cells."""
-    for line, row in rows:
-        if len(row) < cells or (len(row) > cells and not lenient):
-            quoting = "with" if look.quoted else "without"
-            raise DataError(
-                f"{look.path}, line {line}: {len(row)} cells, not {'at least ' if lenient else ''}{cells} as expected "
-                f"(separated by {look.delimiter!r}, {quoting} quoting). Mend the row that begins {row[0][:40]!r}."
-            )
-        yield line, [row[place] for place in places]
-
-
-LARGEST_LIST: Final = 64 * 2**20
-"""Bytes of a json list, which is read as a whole: as objects it takes up to twenty times as much."""
 
 Record = Mapping[str, Any]
 
 
-def open_file(path: Path) -> Rows:
-    """A jsonl, json or parquet file as a split not yet read. A json list is read whole; the others stream."""
+def open_file(path: Path) -> RawSplit:
+    """Open a jsonl, json or parquet file. A json list is read whole; the others stream."""
+    place = str(path)
     if path.suffix.lower() == ".parquet":
         return _parquet(path)
-    if path.suffix.lower() == ".json" and _is_list(path):
-        return from_records(str(path), lambda: _json_list(path), unit="item")
-    return from_records(str(path), lambda: _json_lines(path), unit="line")
+    if path.suffix.lower() == ".json" and head(path).lstrip().startswith("["):
+
+        def items() -> Iterator[Record]:
+            remedy = f"Write one object a line: jq -c '.[]' {shlex.quote(path.name)} > {path.stem}.jsonl"
+            for at, item in enumerate(parse_json(whole(path, remedy, LARGEST_LIST), place), start=1):
+                yield json_object(item, f"{place}, item {at}")
+
+        return from_records(place, items)
+    expected = f" Expected one object a line{', or a list of objects' if path.suffix.lower() == '.json' else ''}."
+    return from_records(place, lambda: (row for _, row in json_objects(lines(path), place, expected)))
 
 
-def from_records(place: str, records: Callable[[], Iterable[tuple[int, Record]]], *, unit: str) -> Rows:
-    """Numbered mappings of column name to value as a split; `records` is called anew for every reading."""
-    first = [record for _, record in sampled(records(), size=lambda row: _characters(row[1]))]
-    if not first:
+def from_records(place: str, records: Callable[[], Iterable[Record]]) -> RawSplit:
+    """Make a split of mappings of column name to value; `records` is called anew for every reading."""
+    shown = _sample(records(), lambda record: _characters(record.values()))
+    if not shown:
         raise DataError(f"{place} is empty: it needs rows of a text and a label.")
-    nested = {name for record in first for name, value in record.items() if _is_nested(value)}
-    columns = tuple(dict.fromkeys(name for record in first for name in record if name not in nested))
-    sample = {name: [_cell(record.get(name), f"{place}, column {name!r}") for record in first] for name in columns}
+    nested = {name for record in shown for name, value in record.items() if _is_nested(value)}
+    columns = tuple(dict.fromkeys(name for record in shown for name in record if name not in nested))
+    sample = {name: [_cell(record.get(name), place) for record in shown] for name in columns}
 
-    def read(wanted: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    def read(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         rows = (
-            (line, [_cell(record.get(name), f"{place}, {unit} {line}, column {name!r}") for name in wanted])
-            for line, record in records()
+            [_cell(record.get(name), f"{place}, row {at}, column {name!r}") for name in wanted]
+            for at, record in enumerate(records(), start=1)
         )
-        lists = [any(isinstance(cell, list) for cell in sample[name]) for name in wanted]
-        return batches(rows, lists, place=place, unit=unit)
+        return _batches(rows, wanted, sample, place, 1)
 
-    return Rows(place, columns, sample, read, unit=unit)
+    return RawSplit(place, columns, sample, read)
 
 
 def _is_nested(value: object) -> bool:
     return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, list | dict) for item in value))
-
-
-def _characters(record: Record) -> int:
-    return sum(len(name) + (len(value) if isinstance(value, str | list) else 1) for name, value in record.items())
 
 
 def _cell(value: object, place: str) -> Cell:
@@ -299,44 +359,20 @@ def _cell(value: object, place: str) -> Cell:
     raise DataError(f"{place}: {type(value).__name__} found, where text, a number or a list of these was expected.")
 
 
-def _is_list(path: Path) -> bool:
-    return head(path).lstrip().startswith("[")
-
-
-def _json_list(path: Path) -> Iterator[tuple[int, Record]]:
-    text = whole(
-        path, f"Write one object a line: jq -c '.[]' {shlex.quote(path.name)} > {path.stem}.jsonl", LARGEST_LIST
-    )
-    for at, item in enumerate(parse_json(text, str(path)), start=1):
-        yield at, _record(item, f"{path}, item {at}")
-
-
-def _json_lines(path: Path) -> Iterator[tuple[int, Record]]:
-    expected = f" Expected one object a line{', or a list of objects' if path.suffix.lower() == '.json' else ''}."
-    for at, line in enumerate(lines(path), start=1):
-        if line.strip():
-            yield at, _record(parse_json(line, str(path), at, expected), f"{path}, line {at}")
-
-
-def _record(item: object, place: str) -> Record:
-    if not isinstance(item, dict):
-        raise DataError(
-            f"{place}: {type(item).__name__} found, where an object of column names and values was expected."
-        )
-    return item
-
-
-def _parquet(path: Path) -> Rows:
+def _parquet(path: Path) -> RawSplit:
     with reading(path):
         refuse_special(path)
     with _decoding(path):
         types = pq.read_schema(path)
-        texts = [
-            field.name for field in types if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
-        ]
+        texts = [each.name for each in types if pa.types.is_string(each.type) or pa.types.is_large_string(each.type)]
         # A text that many rows share is held once: written out for each of them, a small file may take any memory.
         file = pq.ParquetFile(path, read_dictionary=texts)
-        rows_at_once = _rows_at_once(path, file.metadata)
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        parts = [group.column(number) for group in groups for number in range(group.num_columns)]
+        if any(each.total_uncompressed_size > unpacked_limit(each.total_compressed_size) for each in parts):
+            raise DataError(f"{path}: {TOO_EXPANSIVE}")
+        mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
+        rows_at_once = max(1, min(BATCH_ROWS, BATCH_CHARACTERS // max(1, mean)))
 
     def stream(columns: list[str]) -> Iterator[pa.Table]:
         row = 1
@@ -346,7 +382,15 @@ def _parquet(path: Path) -> Rows:
                 yield from _bounded(batch, path, row)
                 row += len(batch)
 
-    return _typed(str(path), file.schema_arrow, stream, _declared(file.schema_arrow, path))
+    classes: Mapping[str, tuple[str, ...]] = {}
+    if b"huggingface" in (file.schema_arrow.metadata or {}):  # `datasets` wrote it, with the names of its classes
+        from datasets import Features
+
+        try:
+            classes = _classes(Features.from_arrow_schema(file.schema_arrow))
+        except Exception as error:
+            raise DataError(f"{path}: its metadata is damaged: {type(error).__name__}: {error}") from error
+    return _typed(str(path), file.schema_arrow, stream, classes)
 
 
 @contextmanager
@@ -357,18 +401,8 @@ def _decoding(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: not a parquet file, or a damaged one: {error}") from error
 
 
-def _rows_at_once(path: Path, metadata: pq.FileMetaData) -> int:
-    """How many rows may be decoded together, by what the file says they take. DataError for what no text takes."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
-    if any(each.total_uncompressed_size > unpacked_limit(each.total_compressed_size) for each in chunks):
-        raise DataError(f"{path}: {TOO_EXPANSIVE}")
-    mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
-    return max(1, min(BATCH_ROWS, BATCH_CHARACTERS // max(1, mean)))
-
-
 def _bounded(batch: pa.RecordBatch, path: Path, row: int) -> Iterator[pa.Table]:
-    """The rows in slices that stay small where each has its own copy of its texts. DataError for a cell too long."""
+    """Slice rows so that they stay small where each has its own copy of its texts. DataError for a cell too long."""
     sizes = np.zeros(len(batch), np.int64)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type):
@@ -383,20 +417,8 @@ def _bounded(batch: pa.RecordBatch, path: Path, row: int) -> Iterator[pa.Table]:
         yield pa.Table.from_batches([batch.slice(start, end - start)])
 
 
-def _declared(schema: pa.Schema, path: Path) -> Mapping[str, tuple[str, ...]]:
-    """The class names that a file which `datasets` wrote keeps in its schema's metadata."""
-    if b"huggingface" not in (schema.metadata or {}):
-        return {}
-    from datasets import Features
-
-    try:
-        return _classes(Features.from_arrow_schema(schema))
-    except Exception as error:
-        raise DataError(f"{path}: its metadata is damaged: {type(error).__name__}: {error}") from error
-
-
-def from_dataset(place: str, split: Dataset) -> Rows:
-    """A split that `datasets` has loaded, read from its memory-mapped table."""
+def from_dataset(place: str, split: Dataset) -> RawSplit:
+    """Make a split of one that `datasets` has loaded, read from its memory-mapped table."""
 
     def stream(columns: list[str]) -> Iterator[pa.Table]:
         yield from split.select_columns(columns).with_format("arrow").iter(BATCH_ROWS)
@@ -415,45 +437,54 @@ def _typed(
     schema: pa.Schema,
     stream: Callable[[list[str]], Iterator[pa.Table]],
     classes: Mapping[str, tuple[str, ...]],
-) -> Rows:
-    columns = tuple(field.name for field in schema if _readable(field.type))
+) -> RawSplit:
+    columns = tuple(field.name for field in schema if _is_readable(field.type))
     if len(set(schema.names)) < len(schema.names):
         raise DataError(f"{place}: has several columns of one name among {', '.join(schema.names)}: rename one.")
 
-    def as_text(table: pa.Table, name: str) -> pa.ChunkedArray:
+    def cells(table: pa.Table, name: str) -> pa.ChunkedArray:
         try:
-            return as_cells(table[name], classes.get(name))
+            return _cells(table[name], classes.get(name))
         except pa.ArrowException as error:
             raise DataError(f"{place}, column {name!r}: cannot be read: {error}") from error
 
     first = next(stream(list(columns)), None) if columns else None
     if first is None or not first.num_rows:
         raise DataError(f"{place} is empty: it needs rows of a text and a label.")
-    sample = {name: as_text(first.slice(0, SAMPLE_ROWS), name).to_pylist() for name in columns}
+    sample = {name: cells(first.slice(0, SAMPLE_ROWS), name).to_pylist() for name in columns}
 
-    def read(wanted: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-        row = 1
+    def read(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for table in stream(list(wanted)):
-            cells = [as_text(table, name) for name in wanted]
-            numbers = pa.chunked_array([pa.array(range(row, row + table.num_rows), pa.int64())])
-            names = ["line", *(str(n) for n in range(len(wanted)))]
-            yield from pa.table([numbers, *cells], names=names).to_batches()
-            row += table.num_rows
+            yield from pa.table({name: cells(table, name) for name in wanted}).to_batches()
 
-    return Rows(place, columns, sample, read, classes=classes, unit="row")
+    return RawSplit(place, columns, sample, read, classes)
 
 
-def _readable(kind: pa.DataType) -> bool:
-    """Whether a column holds text, numbers, or lists of these: what `as_cells` takes."""
+def _is_readable(kind: pa.DataType) -> bool:
+    """Tell whether a column holds text, numbers, or lists of these."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _readable(kind.value_type) and not pa.types.is_nested(kind.value_type)
+        return not pa.types.is_nested(kind.value_type) and _is_readable(kind.value_type)
     if pa.types.is_dictionary(kind):
-        return _readable(kind.value_type)
-    texts = (
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_boolean,
-        pa.types.is_floating,
-        pa.types.is_integer,
-    )
-    return pa.types.is_null(kind) or pa.types.is_decimal(kind) or any(is_kind(kind) for is_kind in texts)
+        return _is_readable(kind.value_type)
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
+    numeric = pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)
+    return text or numeric or pa.types.is_boolean(kind)
+
+
+def _cells(column: pa.ChunkedArray, names: tuple[str, ...] | None) -> pa.ChunkedArray:
+    """Turn a typed Arrow column into cells: class ids into `names` (-1: no label, null), numbers into decimals."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if not pa.types.is_nested(column.type):
+        return column.cast(pa.string()) if names is None else _named(column, names)
+    if names is None:
+        return column.cast(pa.list_(pa.string()))
+    lists = column.cast(pa.list_(column.type.value_type)).combine_chunks()
+    lengths = pc.fill_null(pc.list_value_length(lists), 0)
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
+    return pa.chunked_array([pa.ListArray.from_arrays(offsets, _named(lists.flatten(), names), mask=lists.is_null())])
+
+
+def _named(ids: pa.Array | pa.ChunkedArray, names: tuple[str, ...]) -> pa.Array | pa.ChunkedArray:
+    ids = ids.cast(pa.int64())
+    return pc.take(pa.array(names, pa.string()), pc.if_else(pc.less(ids, 0), None, ids))

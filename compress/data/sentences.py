@@ -38,7 +38,7 @@ class Document:
 
 
 def documents(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
-    """The documents that have tokens, in order, one at a time; the call before the last is all that is held.
+    """Yield the documents that have tokens, in order, one at a time; the call before the last is all that is held.
 
     A sentence that follows another is tokenised with the space between them, as in running text: it matters to
     tokenizers that keep spaces (GPT-2, RoBERTa) and to no other.
@@ -70,6 +70,7 @@ def tokenised(
 
 
 def split_sentences(document: str) -> Iterator[str]:
+    """Yield the sentences of a document; none goes over a line end."""
     for line in document.splitlines():
         for sentence in _SENTENCE_END.split(line):
             rest = sentence.strip()
@@ -94,8 +95,8 @@ class Template:
     text_types: tuple[int, ...] | None
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, texts: int) -> Template:
-        """Read off what the tokenizer makes of one word, given once or as a pair."""
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, texts: int) -> Template:
+        """Read off what the tokenizer makes of one word, given once or as a pair. Raises DataError."""
         bare = tokenizer("a", add_special_tokens=False)["input_ids"]
         whole = tokenizer(*["a"] * texts)
         ids, types = whole["input_ids"], whole.get("token_type_ids")
@@ -118,6 +119,7 @@ class Template:
         )
 
     def fill(self, *texts: Sequence[int]) -> dict[str, list[int]]:
+        """Make a row of texts: {input_ids, token_type_ids (where the tokenizer makes them)}."""
         row = {"input_ids": _woven(self.ids, texts)}
         if self.types is not None and self.text_types is not None:
             kinds = [[kind] * len(text) for kind, text in zip(self.text_types, texts, strict=True)]
@@ -149,20 +151,20 @@ class Frame:
     words: Words
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> Frame:
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> Frame:
         from compress.data.masking import Words  # torch
 
-        templates = Template.of(tokenizer, 1), Template.of(tokenizer, 2)
-        return cls(*templates, tokenizer.eos_token_id, Words.of(tokenizer))
+        templates = Template.from_tokenizer(tokenizer, 1), Template.from_tokenizer(tokenizer, 2)
+        return cls(*templates, tokenizer.eos_token_id, Words.from_tokenizer(tokenizer))
 
     def single(self, ids: Sequence[int]) -> dict[str, list[int]]:
-        """{input_ids, token_type_ids (where the tokenizer makes them)} of one text."""
+        """Make a row of one text: {input_ids, token_type_ids (where the tokenizer makes them)}."""
         return self.alone.fill(ids)
 
     def pair(self, first: Sequence[int], second: Sequence[int]) -> dict[str, list[int]]:
-        """The same of a pair of texts."""
+        """Make a row of a pair of texts."""
         return self.paired.fill(first, second)
 
     def room(self, pair: bool = False) -> int:
-        """How many special tokens a row needs besides its text."""
+        """Count the special tokens that a row needs besides its text."""
         return (self.paired if pair else self.alone).size

@@ -4,6 +4,8 @@ Stated rules. A file of a folder belongs to the split that its name says, as a w
 val or dev; test; the last such word counts. Files that differ only in digits are shards of one split. Of several
 validation files the first in the order validation, valid, val, dev (then by name) is taken. The task is that of the
 training split: columns and classes are detected there alone.
+
+Light enough to be asked before anything else is imported: `check` and `check_corpus` tell a wrong name in no time.
 """
 
 from __future__ import annotations
@@ -12,52 +14,251 @@ import http.client
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
-from compress.data import paths, readers
-from compress.data.paths import DELIMITED, EMBEDDED, SUFFIXES, WORDS, Role, split_word
-from compress.data.readers import from_dataset
-from compress.data.table import Rows
+from compress.data import documents
 from compress.data.text_files import reading, refuse_special
-from compress.errors import DataError
+from compress.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
-    from datasets import DatasetDict
+    from pyarrow import RecordBatch
+
+    from compress.data.readers import RawSplit
+
+Role = Literal["train", "validation", "test"]
+CorpusKind = Literal["pydoc", "parallel", "local", "hub"]
+Part = TypeVar("Part")
+
+EMBEDDED: Final = ("intents",)
+WORDS: Final[Mapping[str, Role]] = {
+    "train": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+}
+"""The words that name a split, the preferred ones of a role first."""
+DELIMITED: Final = (".tsv", ".csv", ".txt")
+SUFFIXES: Final = (*DELIMITED, ".jsonl", ".ndjson", ".json", ".parquet")
 
 SUITES: Final = {"glue": "nyu-mll/glue", "super_glue": "aps/super_glue", "tweet_eval": "cardiffnlp/tweet_eval"}
 """Data sets of many tasks, which `suite/task` names as the papers do."""
 
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS: Final = 5.0
 """How long the hub may take to answer at all; without this check its client retries for minutes."""
 
 
-def load_hub_splits(source: str) -> tuple[dict[str, Rows], tuple[str, ...]]:
-    """The splits of a hub data set by the hub's names, and notes. DataError within 30 s when it cannot be had."""
-    path, configuration = _address(source)
+def check(source: str) -> None:
+    """Refuse a source of labelled data that cannot be one: nothing there, an empty file, a folder without a split.
+
+    What its rows hold shows when `load_task` reads them, and whether the hub has it when it is asked.
+    """
+    if (found := local_files(source)) is None:
+        return
+    name, files = found
+    folder = local(source)
+    with reading(source):
+        is_folder = folder.is_dir()
+        if "train" not in files:
+            raise _no_training_split(name, _holds(folder))
+        for path in files["train"]:
+            if not is_folder or path.suffix.lower() in SUFFIXES:
+                _refuse_empty(path)
+
+
+def check_corpus(source: str) -> None:
+    """Refuse a source of unlabelled text that cannot be one. Whether there is text in it shows when it is read."""
+    if corpus_kind(source) == "local":
+        with reading(source):
+            for file in documents.find(local(source)):
+                refuse_special(file)
+
+
+def corpus_kind(source: str) -> CorpusKind:
+    """Tell what an unlabelled source is. DataError where it is nothing that is there."""
+    if source == "pydoc":
+        return "pydoc"
+    path = local(source)
+    with reading(source):
+        if documents.find_parallel(path):
+            return "parallel"
+        if path.exists():
+            return "local"
+    if _is_hub_id(source) and documents.kind(path.name) is None and not source.startswith("."):
+        return "hub"
+    raise _missing(source)
+
+
+def local(source: str) -> Path:
+    """Return the path that a source names, if it names one. DataError for what can be no path."""
+    if not source.strip() or "\0" in source:
+        raise _no_source(source)
+    try:
+        return Path(source).expanduser()
+    except RuntimeError as error:  # ~somebody, who has no home here
+        raise DataError(f"{source}: there is no such folder: {error}") from None
+
+
+def local_files(source: str) -> tuple[str, dict[Role, list[Path]]] | None:
+    """Return the name of a source that is here, and its files for each split, the preferred first, whatever they hold.
+
+    None for an embedded set and a hub id. DataError for what is none of these.
+    """
+    if source in EMBEDDED:
+        return None
+    if re.match(r"\w+=", source):
+        named = _named_files(source)
+        return " + ".join(path.name for path in named.values()), {role: [path] for role, path in named.items()}
+    path = local(source)
+    with reading(source):
+        if path.is_dir():
+            entries = [entry for entry in _entries(path) if not entry.is_dir()]
+            return path.resolve().name, by_role((entry.stem, entry) for entry in entries)
+        if path.exists():
+            return path.name, {"train": [path]}
+    here = Path(source)
+    looks_like_path = source.startswith((".", "~")) or source.endswith("/") or here.suffix.lower() in SUFFIXES
+    begins_here = len(here.parts) > 2 or (len(here.parts) == 2 and here.parent.is_dir())
+    if looks_like_path or here.is_absolute() or begins_here:
+        raise _missing(source)
+    if not _is_hub_id(source):
+        raise _no_source(source)
+    return None
+
+
+def _named_files(source: str) -> dict[Role, Path]:
+    """The files of a source that names one for each split, `train=a.tsv,test=b.tsv`."""
+    files: dict[Role, Path] = {}
+    for part in re.split(r",(?=\w+=)", source):
+        word, _, name = part.partition("=")
+        if word not in WORDS:
+            raise DataError(f"{source}: no split {word!r}.{did_you_mean(word, WORDS)}")
+        if WORDS[word] in files:
+            raise DataError(f"{source}: names two files for the {WORDS[word]} split; expected one.")
+        files[WORDS[word]] = path = local(name)
+        with reading(name):
+            if not path.exists():
+                raise DataError(f"{source}: {name}: there is no such file.{_neighbours(path)}")
+            _refuse_empty(path)
+    if "train" not in files:
+        raise DataError(f"{source}: names no training split; expected train=FILE among them.")
+    return files
+
+
+def by_role(parts: Iterable[tuple[str, Part]]) -> dict[Role, list[Part]]:
+    """Sort named parts into splits by the word in their names, the preferred first; leave out those without one."""
+    order = list(WORDS)
+    ranked = [(order.index(word), stem != word, stem, part) for stem, part in parts if (word := split_word(stem))]
+    found: dict[Role, list[Part]] = {}
+    for rank, *_, part in sorted(ranked, key=lambda entry: entry[:3]):
+        found.setdefault(WORDS[order[rank]], []).append(part)
+    return found
+
+
+def split_word(name: str) -> str | None:
+    """Return the split's word in a file or split name."""
+    words = [word for word in re.split(r"[^a-z]+", name.lower()) if word in WORDS]
+    return words[-1] if words else None
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a source offers: every split not yet read, by role; the preferred one of a role first."""
+
+    name: str
+    train: RawSplit
+    validation: Sequence[RawSplit]
+    test: Sequence[RawSplit]
     notes: tuple[str, ...] = ()
-    offline = not answers()
-    with _cache_only(offline):
-        loaded = _load(source, path, configuration, offline=offline)
-    if offline:
-        notes = (f"the hub was not reached: {source} comes from the local cache",)
+
+
+def find(source: str, columns: Sequence[str]) -> Source:
+    """Open what the user wrote. `columns`: those asked for by name, which help to tell headers. Raises DataError."""
+    from compress.data import readers  # pyarrow
+
+    name, holds, notes = source, "", ()  # type: str, str, tuple[str, ...]
+    if source in EMBEDDED:
+        from compress.data.resources import intents
+
+        rows = intents.splits()
+        splits = by_role((each, readers.from_records(f"{source} [{each}]", partial(iter, rows[each]))) for each in rows)
+    elif (found := local_files(source)) is None:
+        hub, notes = load_hub_splits(source)
+        splits, holds = by_role(hub.items()), f"splits {', '.join(hub)}"
+    else:
+        name, files = found
+        if local(source).is_dir():
+            files = {role: [path for path in paths if path.suffix.lower() in SUFFIXES] for role, paths in files.items()}
+            holds = _holds(local(source))
+        every = [path for paths in files.values() for path in paths]
+        if len(every) == 1 and every[0].suffix.lower() not in SUFFIXES:
+            raise DataError(f"{every[0]}: expected a file that ends in {', '.join(SUFFIXES)}.")
+        opened = readers.open_texts([path for path in every if path.suffix.lower() in DELIMITED], columns)
+        opened |= {path: readers.open_file(path) for path in every if path not in opened}
+        splits = {role: _join_shards({path: opened[path] for path in paths}) for role, paths in files.items()}
+    train = splits.get("train")
+    if not train:
+        raise _no_training_split(name, holds)
+    if len(train) > 1:
+        places = " and ".join(split.place for split in train)
+        raise DataError(f"{name}: which is the training split, {places}? Keep one in the folder.")
+    return Source(name, train[0], splits.get("validation", []), splits.get("test", []), notes)
+
+
+def _join_shards(files: Mapping[Path, RawSplit]) -> list[RawSplit]:
+    """Join files whose names differ only in digits, as one split."""
+    shards: dict[tuple[str, str], list[RawSplit]] = {}
+    for path, split in files.items():
+        shards.setdefault((re.sub(r"\d+", "0", path.stem), path.suffix), []).append(split)
+    joined = []
+    for first, *others in shards.values():
+        for other in others:
+            if other.columns != first.columns:
+                raise DataError(f"{other.place}: its columns are not those of {first.place}, the shard before it.")
+        joined.append(replace(first, read=partial(_read_all, (first, *others))))
+    return joined
+
+
+def _read_all(parts: Sequence[RawSplit], columns: Sequence[str]) -> Iterator[RecordBatch]:
+    for part in parts:
+        yield from part.read(columns)
+
+
+def load_hub_splits(source: str) -> tuple[dict[str, RawSplit], tuple[str, ...]]:
+    """Load the splits of a hub data set by the hub's names, and notes. DataError within 30 s when it cannot be had."""
+    from datasets import config, load_dataset
+    from datasets.exceptions import DatasetsError
+
+    from compress.data.readers import from_dataset
+
+    path, _, configuration = source.partition(":")
+    suite, _, task = path.partition("/")
+    if suite in SUITES and task:
+        path, configuration = SUITES[suite], task
+    before, reached = config.HF_HUB_OFFLINE, answers()
+    config.HF_HUB_OFFLINE = not reached  # from the environment it is read once, when `datasets` is imported
+    try:
+        loaded = load_dataset(path, configuration or None)
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        said = str(error).strip().splitlines()[-1].rstrip(".")
+        reason = said if reached else f"the hub cannot be reached, nor does its local cache have it ({said})"
+        raise DataError(
+            f"{source}: {reason}. Instead: a folder with train.tsv (csv, jsonl, parquet), the embedded set 'intents', "
+            "or a hub cache that has it (HF_HOME names the cache)."
+        ) from error
+    finally:
+        config.HF_HUB_OFFLINE = before
+    notes = () if reached else (f"the hub was not reached: {source} comes from the local cache",)
     return {str(name): from_dataset(f"{source} [{name}]", split) for name, split in loaded.items()}, notes
 
 
-def _address(source: str) -> tuple[str, str | None]:
-    name, _, configuration = source.partition(":")
-    suite, _, task = name.partition("/")
-    if suite in SUITES and task:
-        return SUITES[suite], task
-    return name, configuration or None
-
-
 def answers() -> bool:
-    """Whether the hub, or the mirror that HF_ENDPOINT names, answers: one request, through the proxies in force.
+    """Tell whether the hub, or the mirror that HF_ENDPOINT names, answers: one request, through the proxies in force.
 
     HF_HUB_OFFLINE is a no. Worth asking first: the hub's clients wait for an answer for minutes, or for ever.
     """
@@ -75,126 +276,43 @@ def answers() -> bool:
         return False
 
 
-@contextmanager
-def _cache_only(offline: bool) -> Iterator[None]:
-    """`datasets` reads this switch from the environment once, when imported; here it holds for one call."""
-    from datasets import config
-
-    before = config.HF_HUB_OFFLINE
-    config.HF_HUB_OFFLINE = offline
-    try:
-        yield
-    finally:
-        config.HF_HUB_OFFLINE = before
+def _is_hub_id(source: str) -> bool:
+    """Tell whether a source is spelled as the hub spells data sets: `name`, `owner/name`, `owner/name:part`."""
+    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", source) is not None
 
 
-def _load(source: str, path: str, configuration: str | None, *, offline: bool) -> DatasetDict:
-    from datasets import load_dataset
-    from datasets.exceptions import DatasetsError
-
-    try:
-        return load_dataset(path, configuration)
-    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-        said = str(error).strip().splitlines()[-1].rstrip(".")
-        reason = f"the hub cannot be reached, nor does its local cache have it ({said})" if offline else said
-        raise DataError(
-            f"{source}: {reason}. Instead: a folder with train.tsv (csv, jsonl, parquet), the embedded set 'intents', "
-            "or a hub cache that has it (HF_HOME names the cache)."
-        ) from error
+def _missing(source: str) -> DataError:
+    return DataError(f"{source}: there is no such file or folder.{_neighbours(local(source))}")
 
 
-@dataclass(frozen=True)
-class Source:
-    """What a source offers: every split not yet read, by role; the preferred one of a role first."""
-
-    name: str
-    train: Rows
-    validation: tuple[Rows, ...]
-    test: tuple[Rows, ...]
-    notes: tuple[str, ...] = ()
-
-
-def find(source: str, named: Sequence[str]) -> Source:
-    """Resolve what the user wrote. `named`: the columns asked for, which help to tell headers. DataError otherwise."""
-    if source in EMBEDDED:
-        return _embedded(source)
-    if files := paths.named_files(source):
-        opened = _open(list(files.values()), named)
-        parts = {role: (opened[path],) for role, path in files.items()}
-        return Source(paths.joint_name(files), *parts["train"], parts.get("validation", ()), parts.get("test", ()))
-    path = paths.local(source)
-    with reading(source):
-        if path.is_dir():
-            return _folder(path, named)
-        if path.exists():
-            return _file(path, named)
-        if paths.is_missing(source):
-            raise paths.missing(source)
-    if not paths.is_hub_id(source):
-        raise paths.no_source(source)
-    splits, notes = load_hub_splits(source)
-    return _by_role(source, [(name, rows) for name, rows in splits.items()], f"splits {', '.join(splits)}", notes)
-
-
-def _embedded(name: str) -> Source:
-    from compress.data.resources import intents
-
-    splits = {
-        split: readers.from_records(f"{name} [{split}]", partial(enumerate, rows, 1), unit="row")
-        for split, rows in intents.splits().items()
-    }
-    return Source(name, splits["train"], (splits["validation"],), (splits["test"],))
-
-
-def _file(path: Path, named: Sequence[str]) -> Source:
-    refuse_special(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise DataError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}.")
-    return Source(path.name, _open([path], named)[path], (), ())
-
-
-def _folder(folder: Path, named: Sequence[str]) -> Source:
-    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    files = [
-        each for each in entries if each.suffix.lower() in SUFFIXES and split_word(each.stem) and not each.is_dir()
-    ]
-    opened = _open(files, named)
-    shards: dict[tuple[str, str], list[Rows]] = {}
-    for path, rows in opened.items():
-        shards.setdefault((re.sub(r"\d+", "0", path.stem), path.suffix), []).append(rows)
-    splits = [(stem, _joined(parts)) for (stem, _), parts in shards.items()]
-    return _by_role(folder.resolve().name, splits, paths.holds(folder, entries), ())
-
-
-def _open(files: Sequence[Path], named: Sequence[str]) -> dict[Path, Rows]:
-    texts = [path for path in files if path.suffix.lower() in DELIMITED]
-    opened = readers.open_files(texts, named)
-    return {path: opened[path] if path in opened else readers.open_file(path) for path in files}
-
-
-def _joined(parts: Sequence[Rows]) -> Rows:
-    """Shards as one split."""
-    first, *others = parts
-    for other in others:
-        if other.columns != first.columns:
-            raise DataError(f"{other.place}: its columns are not those of {first.place}, the shard before it.")
-    if not others:
-        return first
-    return replace(first, read=lambda columns: (batch for part in parts for batch in part.read(columns)))
-
-
-def _by_role(name: str, splits: Iterable[tuple[str, Rows]], found: str, notes: Sequence[str]) -> Source:
-    order = [word for word, _ in WORDS]
-    ranked = sorted(
-        ((order.index(word), stem != word, stem, rows) for stem, rows in splits if (word := split_word(stem))),
-        key=lambda entry: entry[:3],
+def _no_source(source: str) -> DataError:
+    return DataError(
+        f"{source!r} is no data source: expected a folder, a file, a hub id such as glue/sst2, or 'intents'."
     )
-    roles: dict[Role, list[Rows]] = {"train": [], "validation": [], "test": []}
-    for rank, _, _, rows in ranked:
-        roles[WORDS[rank][1]].append(rows)
-    if not roles["train"]:
-        raise paths.no_training_split(name, found)
-    if len(roles["train"]) > 1:
-        places = " and ".join(rows.place for rows in roles["train"])
-        raise DataError(f"{name}: which is the training split, {places}? Keep one in the folder.")
-    return Source(name, roles["train"][0], tuple(roles["validation"]), tuple(roles["test"]), tuple(notes))
+
+
+def _no_training_split(name: str, found: str) -> DataError:
+    return DataError(
+        f"{name}: no training split; {found}. Expected a file with 'train' as a word of its name, "
+        f"ending in {', '.join(SUFFIXES)}."
+    )
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+
+
+def _holds(folder: Path) -> str:
+    return f"{folder} holds {', '.join(entry.name for entry in _entries(folder)[:20]) or 'nothing'}"
+
+
+def _neighbours(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f" Neither is there a folder {path.parent}."
+    return did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()])
+
+
+def _refuse_empty(path: Path) -> None:
+    refuse_special(path)
+    if not path.stat().st_size:
+        raise DataError(f"{path} is empty: it needs rows of a text and a label.")

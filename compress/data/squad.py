@@ -57,7 +57,7 @@ class _Place:
 
 
 def is_squad(path: Path) -> bool:
-    """Whether a file looks like the json of SQuAD, from its beginning."""
+    """Tell whether a file looks like the json of SQuAD, from its beginning."""
     if path.suffix.lower() != ".json":
         return False
     beginning = head(path)
@@ -65,7 +65,7 @@ def is_squad(path: Path) -> bool:
 
 
 def read(path: Path) -> Examples | None:
-    """The questions of a file, None where it has no answers to learn from or to be scored by. DataError."""
+    """Read the questions of a file; None where it has no answers to learn from or to be scored by. Raises DataError."""
     text = whole(path, "Leave articles out.")
     data = _Place(parse_json(text, str(path)), str(path))
     rows: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ def read(path: Path) -> Examples | None:
 
 
 def _answers(asked: _Place, context: str) -> tuple[list[tuple[str, int]], int]:
-    """The different answers with where they stand, and how many the file states."""
+    """Return the different answers with where they stand, and how many the file states."""
     if "answers" not in asked.value:
         return [], 0
     found: list[tuple[str, int]] = []
@@ -113,7 +113,7 @@ def _answers(asked: _Place, context: str) -> tuple[list[tuple[str, int]], int]:
 
 
 def _nearest(context: str, text: str, start: int) -> int:
-    """Where `text` begins in the context, the nearest place to `start`; -1 where it is not in it."""
+    """Find where `text` begins in the context, the nearest place to `start`; -1 where it is not in it."""
     if start >= 0 and context.startswith(text, start):
         return start
     before, after = context.rfind(text, 0, max(0, start) + len(text)), context.find(text, max(0, start))

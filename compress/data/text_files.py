@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -43,7 +43,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def unpacked_limit(packed: int) -> int:
-    """How many bytes so many compressed ones may unpack to."""
+    """Return how many bytes so many compressed ones may unpack to."""
     return max(SMALL, MOST_EXPANSION * packed)
 
 
@@ -75,14 +75,14 @@ def refuse_large(path: Path, remedy: str, most: int = LARGEST) -> None:
 
 
 def whole(path: Path, remedy: str, most: int = LARGEST) -> str:
-    """The text of a file that is read as a whole. DataError, with `remedy`, for one too large."""
+    """Read a file as a whole. DataError, with `remedy`, for one too large."""
     with reading(path):
         refuse_large(path, remedy, most)
     return "".join(lines(path, longest=most))
 
 
 def lines(path: Path, newline: str = "\n", longest: int = LONGEST) -> Iterator[str]:
-    """The lines of a file with their ends. DataError where it cannot be read or is no text, or has too long a line."""
+    """Yield the lines of a file with their ends. DataError where it cannot be read, is no text, has too long a line."""
     with reading(path):
         refuse_special(path)
         with io.BufferedReader(path.open("rb", buffering=0), _HEAD) as file:
@@ -92,7 +92,7 @@ def lines(path: Path, newline: str = "\n", longest: int = LONGEST) -> Iterator[s
 def decoded(
     stream: io.BufferedReader[Any], place: str, *, newline: str = "\n", longest: int = LONGEST, cut: bool = False
 ) -> Iterator[str]:
-    """The lines of a stream with their ends; with `cut`, a line above `longest` characters comes in pieces.
+    """Yield the lines of a stream with their ends; with `cut`, one above `longest` characters comes in pieces.
 
     DataError where it is no text, and for a longer line without `cut`.
     """
@@ -148,7 +148,7 @@ def _refuse_bytes(line: str, place: str, number: int, before: int, start: bytes)
 
 
 def head(path: Path) -> str:
-    """The beginning of a file, for a look at what it may be; bytes that cannot be decoded are replaced."""
+    """Read the beginning of a file, for a look at what it may be; bytes that cannot be decoded are replaced."""
     with reading(path):
         refuse_special(path)
         with path.open("rb") as file:
@@ -172,3 +172,21 @@ def parse_json(text: str, place: str, line: int | None = None, expected: str = "
     except ValueError as error:  # a number of thousands of digits
         problem = str(error)
     raise DataError(f"{place}{f', line {line}' if line else ''}: {problem}.{expected}")
+
+
+def json_objects(
+    lines: Iterable[str], place: str, expected: str = " Expected one object a line."
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Parse each line that is not blank as a JSON object, and yield it with its place. DataError for what is none."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            where = f"{place}, line {number}"
+            yield where, json_object(parse_json(line, place, number, expected), where)
+
+
+def json_object(value: object, place: str) -> dict[str, Any]:
+    """Return what was parsed, if it is an object. Raises DataError."""
+    if not isinstance(value, dict):
+        found = type(value).__name__
+        raise DataError(f"{place}: {found} found, where an object of column names and values was expected.")
+    return value

@@ -161,7 +161,7 @@ def _questions(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: i
     """The first of a question's answers is the one to be learned."""
     fast, example = _fast(tokenizer, "questions"), 0
     for part in split.iter(ROWS_PER_WRITE):
-        asked = windows.asked(fast, part["question"], part["context"], max_length)
+        asked = windows.read_questions(fast, part["question"], part["context"], max_length)
         for found, context, answers, starts in zip(
             asked, part["context"], part["answers"], part["starts"], strict=True
         ):
@@ -178,7 +178,7 @@ def _questions(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: i
 def _sentences(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[Row]:
     fast, example = _fast(tokenizer, "words"), 0
     for part in split.iter(ROWS_PER_WRITE):
-        for found, tags in zip(windows.read(fast, part["words"], max_length), part["tags"], strict=True):
+        for found, tags in zip(windows.read_words(fast, part["words"], max_length), part["tags"], strict=True):
             for window in found:
                 labels = [IGNORE_INDEX if word < 0 else tags[word] for word in window.word]
                 yield _tokens(window.row, tokenizer) | {"labels": labels, "example": example, "word": window.word}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from compress.errors import DataError
 
@@ -32,7 +32,7 @@ class Window:
     text: list[int]
 
     def per_token(self, values: Sequence[int]) -> list[int]:
-        """`values`, one for each token of the text, with -1 at the others."""
+        """Spread `values`, one for each token of the text, over the row, with -1 at the others."""
         row = [-1] * len(self.ids)
         for at, value in zip(self.text, values, strict=True):
             row[at] = value
@@ -40,7 +40,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Asked:
+class QuestionWindow:
     """A question in one window of its context: the characters each token covers (-1: not of the context), and the
     token that stands for no answer."""
 
@@ -50,7 +50,7 @@ class Asked:
     null: int
 
     def span(self, start: int, end: int) -> list[int]:
-        """[first, last] token of the characters `start` to `end`; both `null` where the window does not hold them."""
+        """Find the [first, last] token of the characters `start` to `end`; both `null` where not all are in it."""
         inside = [at for at in self.row.text if self.starts[at] < end and self.ends[at] > start]
         if not inside or self.starts[inside[0]] > start or self.ends[inside[-1]] < end:
             return [self.null, self.null]
@@ -58,7 +58,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Read:
+class WordWindow:
     """Words in one window: the number of the word that begins at each token and is judged there, -1 elsewhere."""
 
     row: Window
@@ -66,17 +66,17 @@ class Read:
 
 
 def plain(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy that neither pads nor truncates: these are settings of the object, and others may use it."""
+    """Copy a tokenizer, to neither pad nor truncate: these are settings of the object, and others may use it."""
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.no_padding()
     copy.no_truncation()
     return copy
 
 
-def asked(
+def read_questions(
     tokenizer: Tokenizer, questions: Sequence[str], contexts: Sequence[str], max_length: int
-) -> Iterator[list[Asked]]:
-    """For every question and its context the windows, at least one, of at most `max_length` tokens each.
+) -> Iterator[list[QuestionWindow]]:
+    """Yield for every question and its context the windows, at least one, of at most `max_length` tokens each.
 
     Raises DataError for a row too short to hold a question and some context, and for a tokenizer that puts no special
     token at either end: the place that stands for no answer.
@@ -90,25 +90,24 @@ def asked(
         if room < 1:
             raise DataError(f"max_length {max_length} leaves no room for a text beside its question; raise it.")
         body.truncate(room, stride=min(SHARED_CONTEXT, max_length // 3, room - 1))
-        yield [_asked(tokenizer, head, window) for window in (body, *body.overflowing)]
+        found = []
+        for window in (body, *body.overflowing):
+            whole = tokenizer.post_process(head, window)
+            marks = whole.special_tokens_mask  # sequence_ids would do, were they kept for the first of a pair
+            if not (marks[0] or marks[-1]):
+                raise DataError(
+                    "this tokenizer puts no special token before or after a question and its text, and so has none to "
+                    "stand for 'no answer'; choose a model with one, such as BERT or RoBERTa."
+                )
+            row = Window(whole.ids, whole.type_ids, [at for at, of in enumerate(whole.sequence_ids) if of == 1])
+            starts, ends = (row.per_token([offset[side] for offset in window.offsets]) for side in (0, 1))
+            null = 0 if marks[0] else len(whole.ids) - 1  # XLNet ends with its classification token
+            found.append(QuestionWindow(row, starts, ends, null))
+        yield found
 
 
-def _asked(tokenizer: Tokenizer, head: Encoding, body: Encoding) -> Asked:
-    whole = tokenizer.post_process(head, body)
-    special = whole.special_tokens_mask  # sequence_ids would do, were they kept for the first of a pair
-    if not (special[0] or special[-1]):
-        raise DataError(
-            "this tokenizer puts no special token before or after a question and its text, and so has none to stand "
-            "for 'no answer'; choose a model with one, such as BERT or RoBERTa."
-        )
-    row = Window(whole.ids, whole.type_ids, [at for at, of in enumerate(whole.sequence_ids) if of == 1])
-    starts, ends = ([offset[side] for offset in body.offsets] for side in (0, 1))
-    null = 0 if special[0] else len(whole.ids) - 1  # XLNet ends with its classification token
-    return Asked(row, row.per_token(starts), row.per_token(ends), null)
-
-
-def read(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> Iterator[list[Read]]:
-    """For every sentence, given as words, the windows of at most `max_length` tokens; a word is judged in one of them.
+def read_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> Iterator[list[WordWindow]]:
+    """Yield for every sentence, given as words, its windows of at most `max_length` tokens; a word is judged in one.
 
     A word is read as if a space came before it, whatever the tokenizer does with the first of a text. One that the
     tokenizer makes nothing of (a zero-width space) is judged nowhere. Raises DataError where there is room for no word.
@@ -132,6 +131,6 @@ def read(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: i
             whole = tokenizer.post_process(window)
             text = [k for k, of in enumerate(whole.sequence_ids) if of is not None]
             row = Window(whole.ids, whole.type_ids, text)
-            found.append(Read(row, row.per_token(word)))
+            found.append(WordWindow(row, row.per_token(word)))
             at += room - shared
         yield found

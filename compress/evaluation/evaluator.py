@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.tags import OUTSIDE
+from compress.data.conll import OUTSIDE
 from compress.data.tokenize import encode
 from compress.errors import CompressError
 from compress.evaluation import metrics, qa

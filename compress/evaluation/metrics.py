@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.tags import entities
+from compress.data.conll import entities
 from compress.errors import CompressError, DataError
 from compress.records.class_scores import ClassScore
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from compress.data import windows
-from compress.data.tags import OUTSIDE, entities
+from compress.data.conll import OUTSIDE, entities
 from compress.errors import BundleError
 from compress.evaluation.qa import Windows, best_spans
 
@@ -64,7 +64,9 @@ def answered(
     """An answer to each (question, context)."""
     if not pairs:
         return []
-    found = list(windows.asked(tokenizer, [each for each, _ in pairs], [each for _, each in pairs], max_length))
+    found = list(
+        windows.read_questions(tokenizer, [each for each, _ in pairs], [each for _, each in pairs], max_length)
+    )
     rows = [window for each in found for window in each]
     question_R = np.repeat(np.arange(len(found)), [len(each) for each in found])
     lengths_R = np.array([len(window.row.ids) for window in rows])
@@ -102,7 +104,7 @@ def marked(
     """The entities of each text, whose words are those of WORDS; `labels`: the tags in the order of the logits."""
     words = [[match.span() for match in WORDS.finditer(text)] for text in texts]
     cut = [[text[start:end] for start, end in spans] for text, spans in zip(texts, words, strict=True)]
-    read = list(windows.read(tokenizer, cut, max_length))
+    read = list(windows.read_words(tokenizer, cut, max_length))
     values_TV = _finite(logits(_fed(window.row) for each in read for window in each))
     at, answers = 0, []
     for text, spans, each in zip(texts, words, read, strict=True):

@@ -268,10 +268,10 @@ class _Masks:
         if bf16:
             lm = copy.deepcopy(lm)
             precision.cast_linear_layers(lm)
-        words = Words.of(tokenizer)
+        words = Words.from_tokenizer(tokenizer)
         whole = (words.starts_V & ~words.special_V).nonzero().flatten().tolist()
         names = {each: name for each in whole if (name := str(tokenizer.decode([each])).strip())}
-        return cls(lm.eval(), words, Frame.of(tokenizer), asked, names, bf16)
+        return cls(lm.eval(), words, Frame.from_tokenizer(tokenizer), asked, names, bf16)
 
     @property
     def room(self) -> int:

@@ -353,7 +353,7 @@ def _step(
 
 def _words(stage: Stage, context: TrainingContext, rows: Dataset) -> Words:
     """The vocabulary for what corrupts a batch, with its counts, and for a paper's own step."""
-    words = Words.of(context.tokenizer)
+    words = Words.from_tokenizer(context.tokenizer)
     if stage.corrupt is not None:
         words = replace(words, counts_V=counts(rows, words.size))
     return words.to(PartialState().device)

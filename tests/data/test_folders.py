@@ -222,7 +222,7 @@ def test_empty_texts_stay_and_are_noted(folder: Folder) -> None:
     content = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows)
     data = load_task(folder({"train.jsonl": content, "dev.jsonl": content}))
     assert len(data.train) == 3
-    assert "train.jsonl: 2 of 3 texts in 'text' are empty (lines 1, 2)" in data.notes
+    assert "train.jsonl: 2 of 3 texts in 'text' are empty (rows 1, 2)" in data.notes
 
 
 def test_the_embedded_set() -> None:

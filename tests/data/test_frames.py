@@ -42,7 +42,7 @@ TYPED = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
 )
 def test_a_frame_is_what_the_tokenizer_writes(single: str, pair: str, expected: tuple[list[int], ...]) -> None:
     tokenizer = framed(single, pair)
-    frame = Frame.of(tokenizer)
+    frame = Frame.from_tokenizer(tokenizer)
     assert frame.single([3, 4]) == {"input_ids": expected[0]} == {"input_ids": tokenizer("a b")["input_ids"]}
     assert frame.pair([3, 4], [4]) == {"input_ids": expected[1]} == {"input_ids": tokenizer("a b", "b")["input_ids"]}
     assert (frame.room(), frame.room(pair=True)) == expected[2:]
@@ -50,7 +50,7 @@ def test_a_frame_is_what_the_tokenizer_writes(single: str, pair: str, expected: 
 
 def test_token_types_are_the_tokenizers_own() -> None:
     tokenizer = framed("$A:0 </s>:0 <s>:2", "$A:0 </s>:0 $B:1 </s>:1 <s>:2", **TYPED)  # as XLNet frames
-    frame = Frame.of(tokenizer)
+    frame = Frame.from_tokenizer(tokenizer)
     assert frame.single([3, 4])["token_type_ids"] == [0, 0, 0, 2]
     assert frame.pair([3], [4, 4]) == {"input_ids": [3, 1, 4, 4, 1, 0], "token_type_ids": [0, 0, 1, 1, 1, 2]}
     whole = tokenizer("a", "b b")
@@ -61,14 +61,16 @@ def test_berts_pair() -> None:
     tokenizer = tiny.tokenizer()
     first, second = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the film", "was fun ."))
     whole = tokenizer("the film", "was fun .")
-    assert Frame.of(tokenizer).pair(first, second) == {name: whole[name] for name in ("input_ids", "token_type_ids")}
+    assert Frame.from_tokenizer(tokenizer).pair(first, second) == {
+        name: whole[name] for name in ("input_ids", "token_type_ids")
+    }
 
 
 def test_a_tokenizer_that_hides_its_frame_is_refused() -> None:
     tokenizer = framed("<s> $A </s>", "<s> $A </s> $B </s>")
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace("a", "")
     with pytest.raises(DataError, match=r"cannot see how it frames 1 text"):
-        Frame.of(tokenizer)
+        Frame.from_tokenizer(tokenizer)
 
 
 def test_documents_are_their_sentences_and_keep_their_numbers() -> None:

@@ -69,8 +69,8 @@ def test_a_repository_on_disk_gives_typed_splits(tmp_path: Path) -> None:
     (batch,) = splits["train"].read(("text", "labels"))
     assert splits["train"].classes == {"labels": ("joy", "fear")}
     assert batch.to_pylist() == [
-        {"line": 1, "0": "some text", "1": ["fear", "joy"]},
-        {"line": 2, "0": "more text", "1": []},
+        {"text": "some text", "labels": ["fear", "joy"]},
+        {"text": "more text", "labels": []},
     ]
 
 

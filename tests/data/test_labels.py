@@ -82,15 +82,15 @@ def test_a_multilabel_split_without_validation_is_held_out(folder: Folder) -> No
         (["a", "a"], None, "every training row has the class 'a'"),
         ([0.5, 0.5], None, "every training row has the number 0.5"),
         ([[], [], []], None, "every training row has the same labels"),
-        (["a", None, "b", ""], None, r"2 of 4 rows have no label \(lines 2, 4\)"),
-        ([0.5, float("nan"), 1.5], None, r"1 of 3 rows have no label \(line 2\)"),
-        ([0.5, float("inf"), 1.5], None, "line 2: 'inf' is no number"),
-        ([0.5, 1e39, 1.5], None, r"line 2: '1e\+39' is no number"),
+        (["a", None, "b", ""], None, r"2 of 4 rows have no label \(rows 2, 4\)"),
+        ([0.5, float("nan"), 1.5], None, r"1 of 3 rows have no label \(row 2\)"),
+        ([0.5, float("inf"), 1.5], None, "row 2: 'inf' is no number"),
+        ([0.5, 1e39, 1.5], None, r"row 2: '1e\+39' is no number"),
         ([f"id{n // 2}" for n in range(20_010)], None, "10005 different values"),
         ([[f"tag{n}", "a"] for n in range(10_001)], None, "10002 different values"),
-        (["a", "b"], "regression", "line 1: 'a' is no number"),
-        ([1, 0, "pos"], None, r"numbers in some rows and words in others \(line 3: 'pos'\)"),
-        (["a", ["b"]], None, "line 1: a cell is text where earlier rows have a list|line 2: a cell is a list"),
+        (["a", "b"], "regression", "row 1: 'a' is no number"),
+        ([1, 0, "pos"], None, r"numbers in some rows and words in others \(row 3: 'pos'\)"),
+        (["a", ["b"]], None, "row [12]: a cell is a list where other rows have text"),
         (["a", {"b": 1}], None, "no column 'label'|cannot tell which column is the label"),
         (["a", "b"], "multiclass", "no kind of task 'multiclass'. Did you mean 'multilabel'"),
         ([["a"], ["b"]], "classification", "makes the task multilabel, but classification was asked for"),
@@ -105,15 +105,15 @@ def test_labels_that_are_no_task(folder: Folder, labels: list[object], kind: Kin
 @pytest.mark.parametrize(
     ("train", "validation", "message"),
     [
-        (["pos", "neg"], ["pos", "neg", "pso"], r"dev\.jsonl, line 3: label 'pso' is no class .*Did you mean 'pos'\?"),
+        (["pos", "neg"], ["pos", "neg", "pso"], r"dev\.jsonl, row 3: label 'pso' is no class .*Did you mean 'pos'\?"),
         (
             [0, 1],
             ["neg", "pos"],
-            "lines 1, 2: label 'neg', 'pos' is no class .*write the labels of every split the same way",
+            "rows 1, 2: label 'neg', 'pos' is no class .*write the labels of every split the same way",
         ),
         (["neg", "pos"], [0, 1], "write the labels of every split the same way"),
-        ([["a"], ["b"]], [["a", "c"], []], "line 1: label 'c' is no class"),
-        (["a", "b"], ["a", None], r"dev\.jsonl: 1 of 2 rows have no label \(line 2\)"),
+        ([["a"], ["b"]], [["a", "c"], []], "row 1: label 'c' is no class"),
+        (["a", "b"], ["a", None], r"dev\.jsonl: 1 of 2 rows have no label \(row 2\)"),
     ],
 )
 def test_splits_that_disagree(folder: Folder, train: list[object], validation: list[object], message: str) -> None:
@@ -134,5 +134,5 @@ def test_metrics_belong_to_a_kind(folder: Folder) -> None:
 
 def test_flags_other_than_zero_and_one_are_refused(folder: Folder) -> None:
     content = "text\trude\tloud\nsome text\t1\t0\nmore text\t2\t1\n"
-    with pytest.raises(DataError, match="line 3: '2' in 'rude'"):
+    with pytest.raises(DataError, match="row 3: '2' in 'rude'"):
         load_task(folder({"train.tsv": content}), label="rude,loud")

@@ -11,7 +11,7 @@ import pytest
 
 from compress.data.corpus import load_corpus
 from compress.data.load import load_task
-from compress.data.paths import check, check_corpus
+from compress.data.sources import check, check_corpus
 from compress.errors import DataError
 from tests.data.conftest import Folder
 
@@ -89,7 +89,7 @@ def test_what_may_be_a_corpus_passes(folder: Folder) -> None:
 
 
 def test_the_check_imports_nothing_heavy() -> None:
-    code = "import sys, compress.data.paths; print(*{'torch', 'datasets', 'pyarrow', 'numpy'} & set(sys.modules))"
+    code = "import sys, compress.data.sources; print(*{'torch', 'datasets', 'pyarrow', 'numpy'} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert ran.stdout.strip() == ""
 

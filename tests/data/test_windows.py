@@ -35,8 +35,10 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_file=str(HERE / name / "tokenizer.json"), **special)
 
 
-def asked(name: str, question: str, context: str, max_length: int) -> list[windows.Asked]:
-    (found,) = windows.asked(windows.plain(tokenizer(name).backend_tokenizer), [question], [context], max_length)
+def asked(name: str, question: str, context: str, max_length: int) -> list[windows.QuestionWindow]:
+    (found,) = windows.read_questions(
+        windows.plain(tokenizer(name).backend_tokenizer), [question], [context], max_length
+    )
     return found
 
 
@@ -111,9 +113,9 @@ def test_no_room_and_no_place_for_no_answer_are_refused() -> None:
     bare = Tokenizer.from_str(tiny.tokenizer().backend_tokenizer.to_str())
     bare.post_processor = TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
     with pytest.raises(DataError, match="'no answer'"):
-        list(windows.asked(bare, ["film"], ["good"], 16))
+        list(windows.read_questions(bare, ["film"], ["good"], 16))
     bare.post_processor = TemplateProcessing(single="$A [CLS]", pair="$A $B:1 [CLS]:2", special_tokens=[("[CLS]", 2)])
-    ((window,),) = windows.asked(bare, ["film"], ["good"], 16)
+    ((window,),) = windows.read_questions(bare, ["film"], ["good"], 16)
     assert (window.null, window.row.types) == (2, [0, 1, 2])
 
 
@@ -122,7 +124,7 @@ def test_no_room_and_no_place_for_no_answer_are_refused() -> None:
 def test_every_word_is_judged_once_at_its_first_token(name: str, max_length: int) -> None:
     words = ["Zoë's", "@user", "🙂", "U.S.", "the", "movies", "ﬁsh", "東京", "\u200b", "well-known"] * 6
     given = windows.plain(tokenizer(name).backend_tokenizer)
-    (found,) = windows.read(given, [words], max_length)
+    (found,) = windows.read_words(given, [words], max_length)
     judged = [word for window in found for word in window.word if word >= 0]
     silent = {n for n, word in enumerate(words) if not given.encode(word, add_special_tokens=False).ids}
     assert sorted(judged) == [n for n in range(len(words)) if n not in silent]
@@ -194,6 +196,6 @@ def test_a_tokenizer_that_does_not_know_where_tokens_come_from_is_refused() -> N
 
 def test_tokens_of_words_are_those_of_running_text() -> None:
     given = windows.plain(tokenizer("roberta-base").backend_tokenizer)
-    ((window,),) = windows.read(given, [["New", "York", "is", "big"]], 64)
+    ((window,),) = windows.read_words(given, [["New", "York", "is", "big"]], 64)
     assert window.row.ids[1:-1] == given.encode(" New York is big", add_special_tokens=False).ids
     assert np.flatnonzero(np.array(window.word) >= 0).tolist() == [1, 2, 3, 4]

@@ -19,12 +19,12 @@ def tokenizer(*tokens: str, **special: str) -> PreTrainedTokenizerFast:
 
 
 def starts(*tokens: str) -> list[str]:
-    found = Words.of(tokenizer("<pad>", *tokens)).starts_V.tolist()
+    found = Words.from_tokenizer(tokenizer("<pad>", *tokens)).starts_V.tolist()
     return [token for token, start in zip(("<pad>", *tokens), found, strict=True) if start]
 
 
 def test_word_pieces() -> None:
-    known = Words.of(tiny.tokenizer())
+    known = Words.from_tokenizer(tiny.tokenizer())
     size = len(tiny.SPECIAL) + len(tiny.WORDS)
     assert (known.size, known.pad, known.mask) == (size, 0, 4)
     assert known.special_V.tolist() == [True] * 5 + [False] * len(tiny.WORDS)
@@ -45,13 +45,13 @@ def test_a_vocabulary_without_marks_is_of_whole_words() -> None:
 
 def test_without_mask_token_the_corruption_that_needs_it_is_refused() -> None:
     with pytest.raises(DataError, match=r"bert\.mask needs a mask token"):
-        Words.of(tokenizer("<pad>", "a")).need_mask("bert.mask")
-    assert Words.of(tiny.tokenizer()).need_mask("bert.mask") == 4
+        Words.from_tokenizer(tokenizer("<pad>", "a")).need_mask("bert.mask")
+    assert Words.from_tokenizer(tiny.tokenizer()).need_mask("bert.mask") == 4
 
 
 def test_without_padding_token_it_is_refused() -> None:
     with pytest.raises(DataError, match="no padding token"):
-        Words.of(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="a"))))
+        Words.from_tokenizer(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="a"))))
 
 
 def test_counts_are_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_counts_are_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.dtype == torch.int64
     assert found.tolist() == [0, 2, 2, 0, 4, 0]
     assert counts(rows.select([3, 0]), 6).tolist() == [0, 2, 2, 0, 3, 0]
-    assert Words.of(tiny.tokenizer(), found).counts_V is found
+    assert Words.from_tokenizer(tiny.tokenizer(), found).counts_V is found
 
 
 def test_a_token_beyond_the_vocabulary_is_refused() -> None:

@@ -11,7 +11,7 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassif
 
 from compress.data import load_task
 from compress.data.collate import Collate
-from compress.data.tags import entities
+from compress.data.conll import entities
 from compress.data.task import Task
 from compress.errors import BundleError
 from compress.evaluation import metrics

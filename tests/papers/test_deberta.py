@@ -22,7 +22,7 @@ from compress.training.objective import Objective
 from compress.training.step import Distillation
 from tests import tiny
 
-WORDS = Words.of(tiny.tokenizer())
+WORDS = Words.from_tokenizer(tiny.tokenizer())
 
 
 def corrupted(lengths: tuple[int, ...] = (12, 9, 5)) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from compress.papers import deberta, deberta_v3, electra
 from compress.papers.bert import masked_lm
 from tests import tiny
 
-WORDS = Words.of(tiny.tokenizer())
+WORDS = Words.from_tokenizer(tiny.tokenizer())
 
 
 def corrupted(lengths: tuple[int, ...] = (12, 9, 5)) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 from tests import tiny
 
-WORDS = Words.of(tiny.tokenizer())
+WORDS = Words.from_tokenizer(tiny.tokenizer())
 CLS, SEP, MASK = 2, 3, 4
 
 

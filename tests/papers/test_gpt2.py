@@ -88,7 +88,7 @@ def documents() -> Iterator[Document]:
 
 
 def blocks(max_length: int) -> list[list[int]]:
-    frame = Frame.of(generative.gpt2_tokenizer())
+    frame = Frame.from_tokenizer(generative.gpt2_tokenizer())
     rows = gpt2.blocks(documents(), frame, max_length=max_length, rng=np.random.default_rng(0))
     return [row["input_ids"] for row in rows]
 
@@ -104,6 +104,6 @@ def test_one_token_alone_predicts_nothing_and_is_no_block() -> None:
 
 
 def test_an_end_token_is_needed() -> None:
-    frame = replace(Frame.of(generative.gpt2_tokenizer()), end=None)
+    frame = replace(Frame.from_tokenizer(generative.gpt2_tokenizer()), end=None)
     with pytest.raises(DataError, match="no end-of-text token"):
         next(gpt2.blocks(documents(), frame, max_length=4, rng=np.random.default_rng(0)))
