@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 Cell = str | list[str | None] | None
 Item = TypeVar("Item")
 
+SHOWN: Final = 40
+"""Columns that a message lists."""
 SAMPLE_ROWS: Final = 1000
 SAMPLE_CHARACTERS: Final = 4_000_000
 BATCH_ROWS: Final = 10_000
@@ -88,8 +90,12 @@ class RawSplit:
 
     def examples(self) -> str:
         """List the columns with an example each, one a line: for messages that ask the user to choose."""
-        shown = {name: repr(next((cell for cell in cells if cell), "")) for name, cells in self.sample.items()}
-        return "\n".join(f"  {name}: {text if len(text) <= 60 else text[:57] + '...'}" for name, text in shown.items())
+        shown = []
+        for name in self.columns[:SHOWN]:
+            text = repr(next((cell for cell in self.sample[name] if cell), ""))
+            shown.append(f"  {name}: {text if len(text) <= 60 else text[:57] + '...'}")
+        more = len(self.columns) - SHOWN
+        return "\n".join([*shown, *([f"  and {more:,} more"] if more > 0 else [])])
 
     def has_lists(self, column: str) -> bool:
         return any(isinstance(cell, list) for cell in self.sample[column])
