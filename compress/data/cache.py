@@ -188,15 +188,12 @@ def _fill(entry: Path, make: Callable[[Path], object]) -> None:
 
 def _remove_leftovers(entry: Path) -> None:
     """Remove what processes that are gone were making beside `entry`, but for parts that may yet be gone on with."""
-    left = [path for ending in ("partial", "lock") for path in entry.parent.glob(f".*.{ending}")]
-    for other in {entry.with_name(path.stem[1:]) for path in left} - {entry}:
+    found = [path for ending in ("partial", "lock") for path in entry.parent.glob(f".*.{ending}")]
+    for other in {entry.with_name(path.stem[1:]) for path in found} - {entry}:
         with locked(other, wait=False) as ours:
-            if ours and not _resumable(_partial(other)):
-                shutil.rmtree(_partial(other), ignore_errors=True)
-
-
-def _resumable(partial: Path) -> bool:
-    return _has_parts(partial) and time.time() - partial.stat().st_mtime < RESUMABLE_SECONDS
+            left = _partial(other)
+            if ours and not (_has_parts(left) and time.time() - left.stat().st_mtime < RESUMABLE_SECONDS):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _has_parts(partial: Path) -> bool:

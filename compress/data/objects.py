@@ -5,6 +5,7 @@ The same objects lead to the same path, which is what a run is resumed by.
 
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -54,22 +55,17 @@ def data_path(data: "DataLike") -> str:
     if strange := [name for name in splits if sources.split_word(str(name)) is None or not str(name).isidentifier()]:
         raise DataError(f"data: no split {strange[0]!r}; expected train, validation and test")
     kind = type(next(iter(splits.values()))).__name__
-    return _kept("tables", {f"{name}.parquet": _writer(table) for name, table in splits.items()}, f"{kind}-")
+    return _kept("tables", {f"{name}.parquet": partial(_write, table) for name, table in splits.items()}, f"{kind}-")
 
 
-def _writer(table: Any) -> Any:
-    """Write a table as parquet, classes by their names."""
-    from datasets import ClassLabel, Dataset
+def _write(table: Any, path: Path) -> None:
+    """Write a table as parquet; a Dataset writes its class names into the file."""
+    from datasets import Dataset
 
-    if not isinstance(table, Dataset):
-        return lambda path: table.to_parquet(path, index=False)
-    names = {column: kind for column, kind in table.features.items() if isinstance(kind, ClassLabel)}
-    if not names:
-        return lambda path: table.to_parquet(str(path))
-    frame = table.to_pandas()
-    for column, kind in names.items():
-        frame[column] = [None if at is None or at < 0 else kind.int2str(int(at)) for at in table[column]]
-    return lambda path: frame.to_parquet(path, index=False)
+    if isinstance(table, Dataset):
+        table.to_parquet(str(path))
+    else:
+        table.to_parquet(path, index=False)
 
 
 def _kept(kind: str, parts: Mapping[str, Any], prefix: str = "") -> str:
