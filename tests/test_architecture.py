@@ -8,7 +8,7 @@ import compress
 
 ROOT = Path(compress.__file__).parent
 LAYERS = (
-    "errors io console provenance", "records", "config", "data", "slicing", "models", "evaluation", "training",
+    "errors io terminal console provenance", "records", "config", "data", "slicing", "models", "evaluation", "training",
     "exporters", "benchmark", "quantization trimming", "reporting", "latency", "tuning", "pruning", "nas",
     "prompting", "papers", "commands", "cli", "__main__",
 )  # fmt: skip

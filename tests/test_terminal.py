@@ -11,7 +11,8 @@ import pytest
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from compress.console import ESCAPED, Screen, one_line, print_note, printable, settle_streams
+from compress.console import Screen, print_note
+from compress.terminal import ESCAPED, one_line, printable, settle_streams
 from tests import command
 
 HOSTILE = "\x1b]0;owned\x07 \x1b[2J \x9b2J \u202egnp.exe \u2028 [bold]x[/] [/nothing] \udcff"
@@ -64,7 +65,7 @@ def test_texts_tables_notes_and_progress_are_harmless_on_any_terminal(screen: Sc
 def test_json_is_the_same_in_every_encoding(encoding: str) -> None:
     value = ["é — 字 👩", HOSTILE]
     program = (
-        "import json; from compress.console import settle_streams; from compress.cli.options import print_result\n"
+        "import json; from compress.terminal import settle_streams; from compress.cli.options import print_result\n"
         f"settle_streams(); print_result(json.dumps({value!a}, ensure_ascii=False))"
     )
     done = subprocess.run(

@@ -7,7 +7,7 @@ import typer
 
 from compress import __version__
 from compress.cli import bench, export, prune, search, train
-from compress.console import settle_streams
+from compress.terminal import settle_streams
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (

@@ -22,7 +22,7 @@ from compress.cli.options import (
     print_result,
     told,
 )
-from compress.console import printable
+from compress.terminal import printable
 
 if TYPE_CHECKING:
     from compress.exporters.predictor import Answered

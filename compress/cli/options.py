@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from compress.console import printable
+from compress.terminal import printable
 
 if TYPE_CHECKING:
     from compress.console import Screen

@@ -31,9 +31,9 @@ from typing_extensions import TypedDict
 from compress import io as digest
 from compress.config import loader
 from compress.config.recipe import Frozen
-from compress.console import one_line
 from compress.errors import PromptError, RecipeError, TeacherError, did_you_mean
 from compress.prompting.answers import Likelihood, UnansweredError
+from compress.terminal import one_line
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 FIRST_WAIT = 1.0

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, FiniteFloat, PositiveInt, TypeAdapter, ValidationError
 
-from compress.console import one_line
 from compress.records.latency import DeviceError
+from compress.terminal import one_line
 
 HOLD = 5.0
 """Seconds for which a poll is held open before it is told that there is nothing to do."""
