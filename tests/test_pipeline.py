@@ -24,7 +24,7 @@ from compress.io import verify
 from compress.models import teacher as teachers
 from compress.records.run_report import Report
 from compress.reporting import compare
-from compress.reporting.candidates import Basis
+from compress.reporting.compare import Basis
 from compress.training import finetune
 from compress.training import stage as stages
 from compress.training.run import Run
@@ -149,8 +149,8 @@ def test_every_time_in_the_report_has_the_load_of_others_beside_it(shipped: Path
     report = Report.from_json(shipped / "bundle" / "report.json")
     times = [(at, one) for row in report.rows for at, one in (row.latency or {}).items()]
     assert times
-    assert all(one.get("other_load") is not None for _, one in times)
-    disturbed = {at for at, one in times if one["noisy"] or one.get("busy")}
+    assert all(one.other_load is not None for _, one in times)
+    disturbed = {at for at, one in times if one.noisy or one.busy}
     assert all(at in (report.noise or "") for at in disturbed), "a footnote names its setting"
 
 
@@ -172,12 +172,11 @@ def test_the_comparison_has_score_time_and_size_of_the_very_files_that_are_shipp
     assert choice.basis == Basis(report.data, report.split, report.split_rows)
     assert (choice.score(int8), int8.size_mb) == (report.score(row), row.file_mb)
     assert choice.view is not None
-    row_p50 = (row.latency or {})[str(choice.view.setting)]["p50_ms"]
-    assert compare.median_ms(int8, choice.view) == row_p50
-    assert not any(one.by_name for one in choice.candidates)
+    row_p50 = (row.latency or {})[str(choice.view.setting)].p50_ms
+    assert int8.median_ms(choice.view) == row_p50
     fp32 = by_precision["fp32"]
-    if choice.score(fp32) == choice.score(int8) and (compare.median_ms(fp32, choice.view) or 0) > row_p50:
-        assert compare.pick(choice, compare.Limits(), choice.view).candidate == int8
+    if choice.score(fp32) == choice.score(int8) and (fp32.median_ms(choice.view) or 0) > row_p50:
+        assert compare.pick(choice, compare.Limits()).candidate == int8
 
 
 def test_the_resolved_recipe_says_all_there_is_to_know(shipped: Path, given: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ def bench(
         from compress.benchmark import options
         from compress.commands.bench import bench as run
         from compress.records.bench_result import save
-        from compress.reporting import bench_tables
+        from compress.reporting.tables import bench_tables
 
         options.place(out)
         talk = console(as_json)
@@ -55,7 +55,7 @@ def bench(
         if as_json:
             print_result(result.to_json())
         else:
-            for table in bench_tables.tables(result):
+            for table in bench_tables(result):
                 talk.print(table)
 
 
@@ -74,27 +74,27 @@ def report(
 ) -> None:
     """Compare the files of several bundles on every device they were measured on, and say which one to ship."""
     with told():
-        from compress.reporting import compare, tables
-        from compress.reporting import compare as verdict
+        from compress.reporting import remarks, tables
+        from compress.reporting.compare import Limits, compare, pick
 
-        limits = compare.Limits(budget_ms, max_mb, min_score)
-        choice = compare.compare(inputs, at)
-        compare.check(choice, limits)
-        chosen = compare.pick(choice, limits, choice.view)
+        limits = Limits(budget_ms, max_mb, min_score)
+        comparison = compare(inputs, at)
+        chosen = pick(comparison, limits)
         talk = console(as_json)
         if html is not None:
             from compress.io import written
             from compress.reporting.html import render_choice
 
             with written(html) as partial:
-                partial.write_text(render_choice(choice, limits, chosen), encoding="utf-8")
+                partial.write_text(render_choice(comparison, limits, chosen), encoding="utf-8")
         if as_json:
             import json
 
-            print_result(json.dumps(tables.plain(choice, limits, chosen), ensure_ascii=False, indent=1))
+            print_result(json.dumps(tables.choice_values(comparison, limits, chosen), ensure_ascii=False, indent=1))
         else:
-            talk.print(tables.choice_table(choice, chosen, talk.width))
-            for line in ("", verdict.choice_headline(choice, limits, chosen), *verdict.choice_remarks(choice, chosen)):
+            talk.print(tables.to_terminal(tables.choice_table(comparison, chosen), talk.width))
+            headline = remarks.choice_headline(comparison, limits, chosen)
+            for line in ("", headline, *remarks.choice_remarks(comparison, chosen)):
                 talk.print(line, markup=False, highlight=False)
         if html is not None:
             talk.print(f"page: {html}", markup=False, highlight=False)

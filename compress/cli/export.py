@@ -140,7 +140,7 @@ def quantize(
     with told(hint="The bundle is as it was."):
         from compress.commands import quantize as pipeline
         from compress.exporters.artifact import Bundle
-        from compress.reporting import bench_tables as show
+        from compress.reporting import tables
 
         shown = console(as_json)
         done = pipeline.quantize(
@@ -165,10 +165,11 @@ def quantize(
             say=partial(shown.print, highlight=False, markup=False, soft_wrap=True),
         )
         if as_json:
-            print_result(show.as_json(done))
+            print_result(tables.quantized_json(done))
         else:
-            shown.print(show.table(done))
-            shown.print(show.words(done), highlight=False, markup=False)
+            for table in tables.latency_tables((time.name, time) for time in done.times):
+                shown.print(tables.to_terminal(table))
+            shown.print(tables.quantized_text(done), highlight=False, markup=False)
             shown.print(f"bundle: {done.bundle.path}", highlight=False)
     if not done.proof.certified:
         raise typer.Exit(UNCERTIFIED)

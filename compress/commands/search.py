@@ -278,7 +278,7 @@ def run_search(context: SearchContext, study: "optuna.Study", *, trials: int | N
     def look(now: "optuna.Study") -> None:
         if time.monotonic() - looked[-1] > SHOWN:
             record.keep(record.found(context, now, anchors=anchors), context.run.path)
-            context.training.console.print(record.front_table(now))
+            context.training.console.print(record.live_front(now))
             looked[:] = [time.monotonic()]
 
     try:

@@ -4,7 +4,7 @@ import datetime
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,8 @@ from compress.quantization.select import CALIBRATION_ROWS, keep_score
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import Report, Row
 from compress.reporting.html import render_html
-from compress.reporting.remarks import warnings
-from compress.reporting.tables import render_table
+from compress.reporting.remarks import run_warnings
+from compress.reporting.tables import run_table, to_terminal
 from compress.training.context import TrainingContext
 from compress.training.logging import curves, mend
 from compress.training.run import Run
@@ -201,7 +201,7 @@ def _row(
             "flops_per_token": flops_per_token(one.model),
             "file_mb": one.file.stat().st_size / 1e6,
             "sha256": sha256(one.file),
-            "latency": _latency(times, one.name),
+            "latency": {str(time.setting): time for time in times if time.name == one.name},
             "peak_rss_mb": max(time.peak_rss_mb or 0.0 for time in times if time.name == one.name),
             **_training(spent),
         }
@@ -226,7 +226,7 @@ def card(report: Report, recipe: Recipe, teacher: str) -> dict[str, Any]:
             **({"macro F1": _four(report.macro_f1(row))} if any(map(report.macro_f1, report.rows)) else {}),
             "parameters": f"{row.parameters:,}" if row.parameters else "",
             "file": f"{row.file_mb:.1f} MB" if row.file_mb else "",
-            f"p50 ({setting})": f"{found['p50_ms']:.2f} ms" if (found := report.latency(row)) else "",
+            f"p50 ({setting})": f"{found.p50_ms:.2f} ms" if (found := report.latency(row)) else "",
         }
         for row in report.rows
     ]
@@ -240,7 +240,7 @@ def card(report: Report, recipe: Recipe, teacher: str) -> dict[str, Any]:
         "rows": rows,
         "classes": _by_class(report),
         "limits": [
-            *warnings(report),
+            *run_warnings(report),
             f"Scored on the {report.split} split of {report.data} ({report.split_rows:,} rows) only.",
             "Latency is of the machine it was measured on; int8 results can differ between processors.",
         ],
@@ -287,17 +287,6 @@ def _training(spent: Sequence[Trained | None]) -> dict[str, Any]:
     if not seconds:
         return {}
     return {"train_seconds": seconds, "samples_per_second": examples / seconds}
-
-
-def _latency(times: Sequence[Latency], name: str) -> dict[str, Any]:
-    found = {}
-    for each in times:
-        if each.name == name:
-            setting = asdict(each.setting)
-            keys = ("min_ms", "p50_ms", "p95_ms", "noisy", "other_load", "busy")
-            figures = {key: getattr(each, key) for key in keys}
-            found[str(each.setting)] = {**setting, **figures}
-    return found
 
 
 def _noticed(task: Task, fp32: Row, int8: Row) -> list[str]:
@@ -365,8 +354,8 @@ def ship(
         bundle.attach("README.md", bundle.card(card(report, recipe, task_teacher.name)))
     with written(run.path / "report.html") as page:
         page.write_text(render_html(report), encoding="utf-8")
-    console.print(render_table(report, console.width))
-    for warning in warnings(report):
+    console.print(to_terminal(run_table(report), console.width))
+    for warning in run_warnings(report):
         warn(console, warning)
     console.print(f"bundle: {place}    page: {run.path / 'report.html'}", highlight=False)
     return Bundle.load(place)

@@ -21,9 +21,9 @@ from compress.latency.measure import exported, race
 from compress.nas.context import SearchContext
 from compress.nas.costs import named
 from compress.nas.evaluators import ScratchEvaluator, score_student
-from compress.nas.record import unmet
 from compress.records.latency import Latency
 from compress.records.search_report import SearchReport, TrialRecord
+from compress.reporting.remarks import unmet
 from compress.training.run import Run
 
 KEEP = 0.97

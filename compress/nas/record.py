@@ -19,14 +19,15 @@ from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
 from compress.io import written
 from compress.nas.context import SearchContext, kept
-from compress.nas.costs import named
 from compress.nas.study import quiet
 from compress.nas.train_supernet import load_ladder
 from compress.nas.trial import describe_shape, outcome, pareto_front
 from compress.provenance import command_line, versions
 from compress.records.run_report import finite
 from compress.records.search_report import Anchor, Importance, Objective, Rung, SearchReport, Stage, TrialRecord
-from compress.reporting.format import metric as metric_name
+from compress.reporting.html import render_search
+from compress.reporting.remarks import unmet
+from compress.reporting.tables import front_table, to_terminal
 from compress.training.stage import taken
 
 RECORD, PAGE = "search.json", "search.html"
@@ -105,7 +106,7 @@ def _read_point(trial: FrozenTrial, stage: Stage, begin: datetime.datetime | Non
     )
 
 
-def front_table(study: optuna.Study) -> Table:
+def live_front(study: optuna.Study) -> Table:
     """Lay out the front as it stands, for the terminal."""
     table = Table("trial", *study.user_attrs["identity"]["objectives"], "choice", box=None, pad_edge=False)
     for trial in pareto_front(study):
@@ -116,8 +117,6 @@ def front_table(study: optuna.Study) -> Table:
 
 def keep(record: SearchReport, folder: Path) -> None:
     """Write both files, each whole or not at all."""
-    from compress.reporting.html import render_search
-
     for name, content in ((RECORD, record.to_json()), (PAGE, render_search(record))):
         with written(folder / name) as partial:
             partial.write_text(content, encoding="utf-8")
@@ -131,56 +130,14 @@ def read(study: Path) -> SearchReport:
 
 
 def show(found: SearchReport, console: Console) -> None:
-    """The front, and what it is held against: what `compress search show STUDY` prints."""
-    score = "" if found.teacher_score is None else f": {metric_name(found.metric)} {found.teacher_score:.4f}"
-    own = "" if found.teacher_ms is None else f", {found.teacher_ms:.2f} ms"
+    """Print the front and what it is held against, as `compress search show STUDY` does."""
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     if found.front:
-        console.print(table(found))
+        console.print(to_terminal(front_table(found), console.width))
     else:
         say(unmet(found))
-    say(f"teacher {found.teacher}{score}{own}; {found.device}, {found.setting}")
+    say(f"{found.device}, {found.setting}")
     say(f"any trial as a bundle: compress search show {found.study} TRIAL --bundle OUT [--train]")
-
-
-def unmet(found: SearchReport) -> str:
-    """That no trial keeps the budgets, and which is nearest, in words."""
-    failed = [point for point in found.points if point.state == "failed"]
-    near = replace(found, points=tuple(point for point in found.points if point not in failed)).nearest()
-    if near is None:
-        return f"trial {failed[0].number} failed: {failed[0].reason}" if failed else "no trial was completed"
-    over = [
-        f"{objective} {found.value(near, objective):.4g}, asked for {found.budgets[objective]:.4g}"
-        for objective in found.exceeded(near)
-    ]
-    why = "; ".join(over) or near.reason
-    return f"no trial keeps the budgets; the nearest is trial {near.number} ({named(near.choice)}): {why}"
-
-
-def table(found: SearchReport) -> Table:
-    """The front, and the winner in bold, even where something not yet trained stands above it."""
-    shown = Table(box=None, pad_edge=False)
-    for name in ("trial", metric_name(found.metric), "stage", "ms", "parameters", "MB"):
-        shown.add_column(name, justify="left" if name == "stage" else "right")
-    shown.add_column("student", overflow="fold")
-    winner = [] if found.winner is None or found.winner in found.front else [found.winner]
-    for number in [*winner, *found.front]:
-        point = found.point(number)
-        shown.add_row(*_cells(found, point), style="bold" if number == found.winner else "")
-    return shown
-
-
-def _cells(found: SearchReport, point: TrialRecord) -> tuple[str, ...]:
-    ms, about = found.ms(point), "" if found.measured_ms(point) is not None else "~"
-    return (
-        str(point.number),
-        "" if point.score is None else f"{point.score:.4f}",
-        point.stage or "",
-        "" if ms is None else f"{about}{ms:.2f}",
-        "" if point.parameters is None else f"{point.parameters / 1e6:.2f} M",
-        "" if point.file_mb is None else f"{point.file_mb:.1f}",
-        named(point.choice),
-    )
 
 
 def anchored(context: SearchContext) -> list[Anchor]:

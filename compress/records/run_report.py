@@ -6,38 +6,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NotRequired
-
-from typing_extensions import TypedDict
+from typing import Literal
 
 from compress.errors import BundleError
 from compress.records.certificate import Certificate, Sensitivity, Tried
-from compress.records.class_scores import ClassScore, macro_f1
+from compress.records.class_scores import ClassChange, ClassScore, changes, fallen, macro_f1
 from compress.records.json_text import from_json, to_json
-
-# The TypedDict that pydantic can read on Python 3.11; it comes with pydantic.
-
+from compress.records.latency import Latency
 
 NAME = "report.json"
 Kind = Literal["classification", "multilabel", "regression", "tagging", "qa"]
 Point = Mapping[str, float | None]
-
-
-class Latency(TypedDict):
-    """Time of one forward in milliseconds: `threads` threads, `batch` rows of `seq` tokens.
-
-    noisy, other_load, busy: as in `bench.protocol.Latency`; older reports have not the last two.
-    """
-
-    threads: int
-    batch: int
-    seq: int
-    min_ms: float
-    p50_ms: float
-    p95_ms: float
-    noisy: bool
-    other_load: NotRequired[float | None]
-    busy: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -51,7 +30,7 @@ class Row:
     file_mb, peak_rss_mb   10^6 bytes
     train_seconds    all that was spent to make this row, its stages together
     classes          of each class apart: a label, or a type of entity
-    sha256           of the file that was scored and timed; None where there was none, and in older reports
+    sha256           of the file that was scored and timed; None where there was none
     """
 
     name: str
@@ -69,7 +48,7 @@ class Row:
     classes: tuple[ClassScore, ...] = ()
 
     def __post_init__(self) -> None:
-        times = [found[key] for found in (self.latency or {}).values() for key in ("min_ms", "p50_ms", "p95_ms")]
+        times = [time for one in (self.latency or {}).values() for time in (one.min_ms, one.p50_ms, one.p95_ms)]
         assert all(math.isfinite(time) and time > 0 for time in times), f"{self.name}: a time that no clock shows"
 
 
@@ -121,7 +100,23 @@ class Report:
         same = self.metric == "f1_macro" or (self.metric == "f1" and self.kind == "classification" and self.labels > 2)
         return None if same else macro_f1(row.classes)
 
+    @property
+    def teacher_row(self) -> Row | None:
+        """The first teacher, which students are held against."""
+        return next(iter(self.of_role("teacher")), None)
+
+    @property
+    def shipped(self) -> Row | None:
+        """The row the headline speaks of: the last student."""
+        return next(reversed(self.of_role("student")), None)
+
+    def fallen(self, row: Row) -> tuple[ClassChange, ...]:
+        """Choose the classes of which a student finds nothing, or far less than the first teacher."""
+        teacher = self.teacher_row
+        return fallen(changes(teacher.classes, row.classes)) if teacher and row.role == "student" else ()
+
     def of_role(self, role: Literal["baseline", "teacher", "student"]) -> tuple[Row, ...]:
+        """List the rows of one role."""
         return tuple(row for row in self.rows if row.role == role)
 
     @property

@@ -1,48 +1,149 @@
-"""To choose among the files of several bundles: one task, one set of rows, every device, and the best within limits."""
+"""Compare the files of several bundles: scores, proofs, sizes, times on every device, and the best within limits.
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+A measurement belongs to the file whose SHA-256 it names, whatever the dates and names.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import Literal
 
 from compress.config.limits import check_number
 from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
-from compress.evaluation.statistics import SHARES, apart
-from compress.records.class_scores import ClassScore, describe, macro_f1
-from compress.records.latency import NOISE_FACTOR, Setting
-from compress.reporting import candidates as inputs
-from compress.reporting import candidates as made
-from compress.reporting import format as units
-from compress.reporting.candidates import OWN, Basis, Candidate, Place, Shipped, Timing
+from compress.evaluation.statistics import apart
+from compress.exporters import manifest as manifests
+from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.manifest import Manifest
+from compress.records.bench_result import Result
+from compress.records.certificate import Certificate
+from compress.records.class_scores import ClassChange, ClassScore, fallen, macro_f1
+from compress.records.latency import NOISE_FACTOR, DeviceError, Latency, Setting, Sustained
+from compress.records.run_report import NAME, Report, Row, finite
 
-Cost = Callable[[Candidate], float | None]
+MOST_PROBLEMS = 5
+"""Problems of one file that an error lists."""
+OWN = "own races"
+"""The device of the times in reports: files of one run were raced against each other, those of two were not."""
+
+
+@dataclass(frozen=True)
+class ComparedBundle:
+    """One bundle: its folder, a name that no other one here has, its manifest and its report."""
+
+    path: Path
+    name: str
+    manifest: Manifest
+    report: Report | None
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The rows that a score is of; scores of two are not compared."""
+
+    data: str
+    split: str
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.data}, {self.split} split, {self.rows:,} rows"
 
 
 @dataclass(frozen=True)
 class View:
     """Where latency is read: one setting on one device."""
 
-    place: str
+    device: str
     setting: Setting
 
     @property
     def name(self) -> str:
-        return f"{self.place}, {self.setting}"
+        """Name device and setting."""
+        return f"{self.device}, {self.setting}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One file that can be shipped, or (`teacher`) what it was made from.
+
+    name          `<bundle> <precision>`, or the teacher's
+    sha256        of the file; of a teacher ''
+    scores        of the report's metric, by the rows they are of; on several devices, the lowest
+    certificates  what was proved of the file, on each device
+    times         device -> setting -> times
+    classes       scores of each class, by the rows they are of; fallen: those of which the file finds nothing, or far
+                  less, beside its teacher or, where it was certified, beside its fp32 file
+    """
+
+    name: str
+    bundle: str
+    precision: str
+    role: Literal["student", "teacher"]
+    size_mb: float | None
+    parameters: int | None
+    scores: Mapping[Basis, float]
+    sha256: str = ""
+    certificates: tuple[Certificate, ...] = ()
+    times: Mapping[str, Mapping[Setting, Latency]] = field(default_factory=dict)
+    classes: Mapping[Basis, tuple[ClassScore, ...]] = field(default_factory=dict)
+    fallen: tuple[ClassChange, ...] = ()
+
+    @property
+    def certified(self) -> bool | None:
+        """Say whether every certificate holds; None without one."""
+        return all(one.certified for one in self.certificates) if self.certificates else None
+
+    @property
+    def reason(self) -> str:
+        """Give the reason of the first certificate that does not hold, else of the first."""
+        telling = sorted(self.certificates, key=lambda one: one.certified)
+        return telling[0].reason if telling else ""
+
+    def latency(self, view: View | None) -> Latency | None:
+        """Look up the times at `view`; None where it was not timed there."""
+        return self.times.get(view.device, {}).get(view.setting) if view else None
+
+    def median_ms(self, view: View | None) -> float | None:
+        """Look up the median at `view`."""
+        found = self.latency(view)
+        return found.p50_ms if found else None
+
+
+@dataclass(frozen=True)
+class MeasuredDevice:
+    """A device, and what was measured on it.
+
+    sources    (command, date) of every measurement; own: times are of the reports, each run by itself
+    sustained  (candidate's name, its minutes)
+    """
+
+    name: str
+    machine: Mapping[str, str]
+    sources: tuple[tuple[str, str], ...] = ()
+    sustained: tuple[tuple[str, Sustained], ...] = ()
+    own: bool = False
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a pick must keep to: milliseconds of the median, 10^6 bytes of the file, score. None: no matter."""
+    """The limits of a pick: milliseconds of the median, 10^6 bytes of the file, score. None: no limit."""
 
     budget_ms: float | None = None
     max_mb: float | None = None
     min_score: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise CompressError for limits that no file can keep; a score's own are its metric's, see `check`."""
+        """Raise CompressError for limits that no file can keep; a score's own are its metric's, see `pick`."""
         for name, value in (("--budget-ms", self.budget_ms), ("--max-mb", self.max_mb)):
             if value is not None:
                 check_number(name, value, 0, 1e9)
+
+    @property
+    def cheapest(self) -> bool:
+        """Say whether the cheapest file with a least score is asked for."""
+        return self.min_score is not None and self.budget_ms is None and self.max_mb is None
 
 
 @dataclass(frozen=True)
@@ -56,15 +157,15 @@ class Pick:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Comparison:
     """All there is to choose from.
 
     basis       the rows most candidates are scored on; scores of other rows are shown, and not compared
     candidates  by their score on these rows, the best first; then those that have none
     teachers    what they were made from, to stand beside them
     baselines   (name, score) on these rows
-    view        where latency is read unless told otherwise; None where nothing was timed
-    unmatched   names in result files that are of no bundle given
+    view        where latency is read; None where nothing was timed
+    unmatched   names in result files whose SHA-256 no file given here has
     """
 
     task: Task
@@ -72,13 +173,18 @@ class Choice:
     candidates: tuple[Candidate, ...]
     teachers: tuple[Candidate, ...]
     baselines: tuple[tuple[str, float], ...]
-    places: tuple[Place, ...]
+    devices: tuple[MeasuredDevice, ...]
     view: View | None
-    bundles: tuple[Shipped, ...]
+    bundles: tuple[ComparedBundle, ...]
     unmatched: tuple[str, ...]
 
+    @property
+    def reports(self) -> list[Report]:
+        """List the reports of the bundles that have one."""
+        return [bundle.report for bundle in self.bundles if bundle.report]
+
     def score(self, one: Candidate) -> float | None:
-        """On the rows of `basis`."""
+        """Look up the score on the rows of `basis`."""
         return one.scores.get(self.basis) if self.basis else None
 
     def classes(self, one: Candidate) -> tuple[ClassScore, ...]:
@@ -86,44 +192,40 @@ class Choice:
         return one.classes.get(self.basis, ()) if self.basis else ()
 
     def macro_f1(self, one: Candidate) -> float | None:
+        """Average the F1 of the classes on the rows of `basis`."""
         return macro_f1(self.classes(one))
 
     def drop(self, one: Candidate) -> float | None:
-        """How much of the score of the same bundle's fp32 file is lost, on the same rows; None for that file."""
+        """Compute how much of the score of the same bundle's fp32 file is lost; None for that file."""
         exact = next((each for each in self.candidates if (each.bundle, each.precision) == (one.bundle, "fp32")), None)
         if exact is None or exact is one:
             return None
         before, after = self.score(exact), self.score(one)
         return before - after if before is not None and after is not None else None
 
-    def settings(self, place: str) -> list[Setting]:
-        """Those measured there, the one that most candidates have first."""
-        found = [setting for one in self.candidates for setting in one.times.get(place, {})]
+    def settings(self, device: str) -> list[Setting]:
+        """List the settings measured on a device, the one that most candidates have first."""
+        found = [setting for one in self.candidates for setting in one.times.get(device, {})]
         return sorted(dict.fromkeys(found), key=lambda setting: -found.count(setting))
 
     def views(self) -> list[View]:
-        return [View(place.name, setting) for place in self.places for setting in self.settings(place.name)]
+        """List every setting of every device."""
+        return [View(device.name, setting) for device in self.devices for setting in self.settings(device.name)]
 
     def commonest(self) -> list[View]:
-        """Each device once: at the setting of the view, or where that was not measured at its own commonest."""
-        found = []
-        for place in self.places:
-            settings = self.settings(place.name)
-            if self.view and self.view.setting in settings:
-                found.append(View(place.name, self.view.setting))
-            elif settings:
-                found.append(View(place.name, settings[0]))
-        return found
-
-    def timed(self, view: View) -> list[Candidate]:
-        return [one for one in self.candidates if timing(one, view)]
+        """List each device once: at the setting of the view, or where that was not measured at its own commonest."""
+        views = self.views()
+        wanted = self.view.setting if self.view else None
+        by_device = {view.device: view for view in reversed(views)}
+        here = {view.device: view for view in views if view.setting == wanted}
+        return [here.get(name, by_device[name]) for name in dict.fromkeys(view.device for view in views)]
 
     def number(self, one: Candidate) -> int:
-        """Its place in the list, from 1."""
+        """Number a candidate by its place in the list, from 1."""
         return self.candidates.index(one) + 1
 
-    def front(self, cost: Cost) -> list[Candidate]:
-        """The candidates that no other one beats in score without costing more, the cheapest first."""
+    def front(self, cost: Callable[[Candidate], float | None]) -> list[Candidate]:
+        """List the candidates that no other one beats in score without costing more, the cheapest first."""
         placed = [
             (price, -score, one)
             for one in self.candidates
@@ -136,356 +238,309 @@ class Choice:
         return [one for _, _, one in found]
 
 
-def compare(paths: Sequence[Path], at: str | None = None) -> Choice:
-    """Runs, bundles and result files of `compress bench`, brought together.
+def compare(paths: Sequence[Path], at: str | None = None) -> Comparison:
+    """Bring runs, bundles and result files of `compress bench` together.
 
     at  a device, a setting or both, in the words of their names and separated by commas: `browser, 32 tokens`
-    Raises BundleError for what cannot be read, for bundles of different tasks, and for an `at` that was not measured.
+
+    Raises BundleError for what cannot be read, for bundles of different tasks, and for an `at` that was not measured;
+    DeviceError for a result file that cannot be understood.
     """
-    given = inputs.read(paths)
-    task = _one_task(given.bundles)
-    listed = [one for bundle in given.bundles for one in made.of_bundle(bundle)]
-    places, listed, unmatched = made.places(given, listed)
-    taught = made.teachers(given.bundles)
-    basis = _basis(listed, taught)
-    teachers = [one for one in taught if basis in one.scores]
+    bundles, results = _read(paths)
+    task = _one_task(bundles)
+    devices, listed, unmatched = _join(results, [one for bundle in bundles for one in _files_of(bundle)])
+    taught = _teachers(bundles)
+    reports = [bundle.report for bundle in bundles if bundle.report]
     if any(OWN in one.times for one in listed):
-        places.append(_own(given.bundles))
-    choice = Choice(
+        timed = [report for report in reports if report.settings]
+        machine = timed[-1].machine
+        if len(processors := {report.machine.get("cpu", "unnamed") for report in timed}) > 1:
+            machine = {"cpu": "several: " + ", ".join(sorted(processors))}
+        devices.append(MeasuredDevice(OWN, machine, tuple((each.command, each.date) for each in timed), own=True))
+    # the rows that most candidates are scored on; of several, those that most teachers are scored on too
+    scored, beside = ([basis for one in each for basis in one.scores] for each in (listed, taught))
+    basis = max(dict.fromkeys(scored), key=lambda each: (scored.count(each), beside.count(each)), default=None)
+    baselines = {
+        row.name: score
+        for report in reports if basis == Basis(report.data, report.split, report.split_rows)
+        for row in report.of_role("baseline") if (score := report.score(row)) is not None
+    }  # fmt: skip
+
+    def rank(one: Candidate) -> tuple[float, float, str]:
+        score = one.scores.get(basis) if basis else None
+        return -score if score is not None else 1e9, _or_last(one.size_mb), one.name
+
+    found = Comparison(
         task=task,
         basis=basis,
-        candidates=tuple(sorted(listed, key=lambda one: _rank(one, basis))),
-        teachers=tuple(teachers),
-        baselines=_baselines(given.bundles, basis),
-        places=tuple(places),
+        candidates=tuple(sorted(listed, key=rank)),
+        teachers=tuple(one for one in taught if basis in one.scores),
+        baselines=tuple(baselines.items()),
+        devices=tuple(devices),
         view=None,
-        bundles=given.bundles,
+        bundles=bundles,
         unmatched=tuple(unmatched),
     )
-    return seen(choice, at)
+    return replace(found, view=_view(found, at))
 
 
-def seen(choice: Choice, at: str | None) -> Choice:
-    """The same choice with the view that `at` means: of several, the one most candidates were timed at."""
-    views = choice.views()
-    words = [word.strip().casefold() for word in (at or "").split(",") if word.strip()]
-    meant = [view for view in views if all(word in _words(view) for word in words)]
-    if words and not meant:
-        unknown = [word for word in words if not any(word in _words(view) for view in views)]
-        known = {word for view in views for word in _words(view)}
-        hint = did_you_mean(unknown[0], known) if unknown else " Each was, but not together."
-        raise BundleError(f"--at {at}: {', '.join(unknown) or 'that'}: no latency was measured there.{hint}")
-    return replace(choice, view=max(meant, key=lambda view: len(choice.timed(view)), default=None))
+def pick(comparison: Comparison, limits: Limits) -> Pick:
+    """Pick the best score within the limits; with a least score alone, the fastest (or smallest) that has it.
 
-
-def pick(choice: Choice, limits: Limits, view: View | None) -> Pick:
-    """The best score within the limits; with a least score and no budget, the fastest (or smallest) that has it.
-
-    Equal scores: the faster, then the smaller. Latency is read at `view`.
+    Equal scores: the faster, then the smaller. Raises BundleError for a least score that no score of this metric can
+    have.
     """
-    within = [one for one in choice.candidates if keeps(choice, one, limits, view)]
-    if not within:
-        return Pick(None)
-
-    def cost(one: Candidate) -> tuple[float, float]:
-        return _or_last(median_ms(one, view)), _or_last(one.size_mb)
-
-    def lost(one: Candidate) -> float:
-        return -_known(choice.score(one))
-
-    cheapest = limits.min_score is not None and limits.budget_ms is None and limits.max_mb is None
-    best = min(within, key=lambda one: (cost(one), lost(one)) if cheapest else (lost(one), cost(one)))
-    level = [one for one in within if one is not best and _level(choice, one, best)]
-    first = min(level, key=cost, default=None)
-    return Pick(best, tuple(level), first if first and _clearly_faster(first, best, view) else None)
-
-
-def check(choice: Choice, limits: Limits) -> None:
-    """Raise BundleError for a least score that no score of this metric can have."""
-    least, metric = limits.min_score, choice.task.metric
+    least, metric, view = limits.min_score, comparison.task.metric, comparison.view
     if least is not None and metric != "mse" and not -1 <= least <= 1:
         raise BundleError(
             f"--min-score {least:g}: {metric} is at most 1; expected a share, as {least / 100:g} for {least:g} %"
         )
-
-
-def keeps(choice: Choice, one: Candidate, limits: Limits, view: View | None) -> bool:
-    """Whether a candidate is scored on the rows compared and, with measured figures, keeps to every limit."""
-    score, took = choice.score(one), median_ms(one, view)
-    return (
-        score is not None
-        and (limits.min_score is None or score >= limits.min_score)
+    scores = {
+        id(one): score
+        for one in comparison.candidates
+        if (score := comparison.score(one)) is not None
+        and (least is None or score >= least)
         and (limits.max_mb is None or _or_last(one.size_mb) <= limits.max_mb)
-        and (limits.budget_ms is None or _or_last(took) <= limits.budget_ms)
-    )
+        and (limits.budget_ms is None or _or_last(one.median_ms(view)) <= limits.budget_ms)
+    }
+    within = [one for one in comparison.candidates if id(one) in scores]
+    if not within:
+        return Pick(None)
+
+    def cost(one: Candidate) -> tuple[float, float]:
+        return _or_last(one.median_ms(view)), _or_last(one.size_mb)
+
+    def order(one: Candidate) -> tuple[float, ...]:
+        return (*cost(one), -scores[id(one)]) if limits.cheapest else (-scores[id(one)], *cost(one))
+
+    best = min(within, key=order)
+    rows = comparison.basis.rows if comparison.basis else 0
+    level = [
+        one for one in within if one is not best and apart(metric, scores[id(one)], scores[id(best)], rows) is False
+    ]
+    first = min(level, key=cost, default=None)
+    took, beside = first.latency(view) if first else None, best.latency(view)
+    quiet = took and beside and not took.noisy and not beside.noisy
+    faster = took and beside and quiet and beside.p50_ms > NOISE_FACTOR * took.p50_ms
+    return Pick(best, tuple(level), first if faster else None)
 
 
-def _clearly_faster(one: Candidate, other: Candidate, view: View | None) -> bool:
-    """By more than noise makes, in times that are not noisy themselves."""
-    mine, theirs = timing(one, view), timing(other, view)
-    if mine is None or theirs is None or mine.noisy or theirs.noisy:
-        return False
-    return theirs.p50_ms > NOISE_FACTOR * mine.p50_ms
+def _view(comparison: Comparison, at: str | None) -> View | None:
+    """Choose the view that `at` means: of several, the one most candidates were timed at."""
+    views = {
+        view: {view.device.casefold(), *(part.strip().casefold() for part in view.name.split(","))}
+        for view in comparison.views()
+    }
+    words = [word.strip().casefold() for word in (at or "").split(",") if word.strip()]
+    meant = [view for view, known in views.items() if known.issuperset(words)]
+    if words and not meant:
+        known = set().union(*views.values())
+        unknown = [word for word in words if word not in known]
+        hint = did_you_mean(unknown[0], known) if unknown else " Each was, but not together."
+        raise BundleError(f"--at {at}: {', '.join(unknown) or 'that'}: no latency was measured there.{hint}")
+    return max(meant, key=lambda view: sum(bool(one.latency(view)) for one in comparison.candidates), default=None)
 
 
-def timing(one: Candidate, view: View | None) -> Timing | None:
-    return one.times.get(view.place, {}).get(view.setting) if view else None
+def _one_task(bundles: Sequence[ComparedBundle]) -> Task:
+    """Check that all bundles do the same task, and return it."""
+    tasks = {bundle.name: bundle.manifest.task for bundle in bundles}
+    if len({(task.kind, task.labels, task.metric, task.pair, task.unanswerable) for task in tasks.values()}) > 1:
+        said = []
+        for name, task in tasks.items():
+            labels = ", ".join(task.labels[:4]) + (f" and {len(task.labels) - 4} more" if len(task.labels) > 4 else "")
+            kind = f"{task.kind}{' of pairs' if task.pair else ''}{f' ({labels})' if labels else ''}"
+            said.append(f"{name}: {kind} by {task.metric}")
+        raise BundleError(
+            f"these bundles do not do the same task, so no score of one says anything of another: {'; '.join(said)}"
+        )
+    return next(iter(tasks.values()))
 
 
-def median_ms(one: Candidate, view: View | None) -> float | None:
-    """Milliseconds at `view`."""
-    found = timing(one, view)
-    return found.p50_ms if found else None
+def _read(paths: Sequence[Path]) -> tuple[tuple[ComparedBundle, ...], list[tuple[Path, Result]]]:
+    """Read runs, bundles and result files, told apart by what they hold, each once and in the order given."""
+    folders, files = [], []
+    for path in paths:
+        if path.is_dir():
+            folders.append(_bundle_folder(path).resolve())
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise BundleError(
+                f"{path}: not there; expected the folder of a run or of a bundle, or a file of `compress bench --out`"
+            )
+    if not folders:
+        raise BundleError("no run and no bundle was given: a result file of `compress bench` alone has no scores")
+    known = list(dict.fromkeys(folders))
+    bundles = []
+    for path, name in zip(known, _names(known), strict=True):
+        manifest = Bundle.load(path).manifest  # every file checked: a report is of the files that the manifest lists
+        report = Report.from_json(path / NAME) if NAME in manifest.files else None
+        bundles.append(ComparedBundle(path, name, manifest, report))
+    return tuple(bundles), [(file, _result(file)) for file in dict.fromkeys(files)]
 
 
-def _one_task(bundles: Sequence[Shipped]) -> Task:
-    told = {bundle.name: bundle.manifest.task for bundle in bundles}
-    different = {(task.kind, task.labels, task.metric, task.pair, task.unanswerable) for task in told.values()}
-    if len(different) > 1:
-        said = "; ".join(f"{name}: {_said(task)}" for name, task in told.items())
-        raise BundleError(f"these bundles do not do the same task, so no score of one says anything of another: {said}")
-    return next(iter(told.values()))
+def _bundle_folder(path: Path) -> Path:
+    """Find the bundle of a run, or the bundle itself."""
+    for folder in (path, path / "bundle"):
+        if (folder / manifests.NAME).is_file():
+            return folder
+    hint = "the run has not finished: `compress distill --resume`" if (path / "run.json").is_file() else ""
+    raise BundleError(f"{path}: no bundle in it. {hint or 'Expected the folder of a run, or of a bundle.'}")
 
 
-def _said(task: Task) -> str:
-    shown = ", ".join(task.labels[:4]) + (f" and {len(task.labels) - 4} more" if len(task.labels) > 4 else "")
-    of = " of pairs" if task.pair else ""
-    return f"{task.kind}{of}{f' ({shown})' if shown else ''} by {task.metric}"
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Name each path by its shortest end that no other one has; a run's own folder for its bundle tells nothing."""
+    ends = [path.parts[1:-1] if path.name == "bundle" and len(path.parts) > 2 else path.parts[1:] for path in paths]
+
+    def name(parts: tuple[str, ...]) -> str:
+        for count in range(1, len(parts) + 1):
+            if sum(other[-count:] == parts[-count:] for other in ends) == 1:
+                return "/".join(parts[-count:])
+        return "/".join((*parts, "bundle"))  # the bundle inside what is a bundle itself
+
+    return [name(parts) for parts in ends]
 
 
-def _basis(listed: Sequence[Candidate], teachers: Sequence[Candidate]) -> Basis | None:
-    """Choose the rows that most candidates are scored on; of several, those that most teachers are scored on too."""
-    found, beside = ([basis for one in each for basis in one.scores] for each in (listed, teachers))
-    return max(dict.fromkeys(found), key=lambda basis: (found.count(basis), beside.count(basis)), default=None)
+def _result(path: Path) -> Result:
+    """Read a result file. Raises DeviceError naming the file and the figures that no clock shows."""
+    try:
+        found = Result.from_json(path)
+    except DeviceError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise DeviceError(f"{path}: {error}") from error  # a setting that is none
+
+    def shown(value: float) -> bool:
+        return math.isfinite(value) and value > 0
+
+    problems = [
+        f"latencies.{index}.{key}: {getattr(one, key)} is no time"
+        for index, one in enumerate(found.latencies)
+        for key in ("min_ms", "p50_ms", "p95_ms")
+        if not shown(getattr(one, key))
+    ]
+    problems += [
+        f"sustained.{index}: expected one time above 0 and one temperature for every minute"
+        for index, run in enumerate(found.sustained)
+        if not all(map(shown, run.minutes)) or len(run.temperatures) != len(run.minutes)
+    ]
+    if problems:
+        more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
+        raise DeviceError(f"{path}: {'; '.join(problems[:MOST_PROBLEMS])}{more}; measure again")
+    return found
 
 
-def _baselines(bundles: Sequence[Shipped], basis: Basis | None) -> tuple[tuple[str, float], ...]:
-    found: dict[str, float] = {}
+def _files_of(bundle: ComparedBundle) -> Iterator[Candidate]:
+    """List the files of one bundle, with what its report says of them."""
+    report = bundle.report
+    certificates = report.certificates if report else ()
+    for precision, file in FILES.items():
+        if file not in bundle.manifest.files:
+            continue
+        stamp = bundle.manifest.files[file]
+        own = tuple(one for one in certificates if one.sha256 == stamp.sha256)
+        rows = report.of_role("student") if report else ()
+        row = next((row for row in rows if row.sha256 == stamp.sha256), None)
+        scores = _row_score(report, row)
+        for basis, value in _proved(report, own, "after"):
+            scores[basis] = min(value, scores.get(basis, value))
+        before = dict(_proved(report, (one for one in certificates if one.exact_sha256 == stamp.sha256), "before"))
+        changes = [change for one in own for change in fallen(one.classes)]
+        changes += report.fallen(row) if report and row else ()
+        changes.sort(key=lambda one: one.after - one.before)
+        yield Candidate(
+            name=f"{bundle.name} {precision}",
+            bundle=bundle.name,
+            precision=precision,
+            role="student",
+            size_mb=stamp.bytes / 1e6,
+            parameters=bundle.manifest.parameters,
+            scores=before | scores,
+            sha256=stamp.sha256,
+            certificates=own,
+            times=_own_times(row),
+            classes=dict.fromkeys(_row_score(report, row), row.classes) if row and row.classes else {},
+            fallen=tuple({one.label: one for one in reversed(changes)}.values())[::-1],  # the worst of each class
+        )
+
+
+def _teachers(bundles: Sequence[ComparedBundle]) -> list[Candidate]:
+    """List every teacher once: two are one when name and scores agree; of its times the first quiet ones."""
+    found: dict[tuple[str, Basis], Candidate] = {}
     for report in (bundle.report for bundle in bundles if bundle.report):
-        if basis == Basis(report.data, report.split, report.split_rows):
-            scored = ((row.name, report.score(row)) for row in report.of_role("baseline"))
-            found.update({name: score for name, score in scored if score is not None})
-    return tuple(found.items())
+        for row in report.of_role("teacher"):
+            name = PurePath(row.name).name
+            name = name if "teacher" in name else f"{name} (teacher)"
+            scores, times = _row_score(report, row), _own_times(row)
+            one = Candidate(name, "", "", "teacher", row.file_mb, row.parameters, scores, times=times)
+            for basis in scores:
+                old = found.setdefault((name, basis), one)
+                if _noisy(old) and not _noisy(one):
+                    found[name, basis] = replace(old, times=times)
+    return list(found.values())
 
 
-def _own(bundles: Sequence[Shipped]) -> Place:
-    timed = [bundle.report for bundle in bundles if bundle.report and bundle.report.settings]
-    machine = timed[-1].machine
-    if any(report.machine.get("cpu") != machine.get("cpu") for report in timed):
-        machine = {"cpu": "several: " + ", ".join(sorted({report.machine.get("cpu", "unnamed") for report in timed}))}
-    return Place(OWN, machine, tuple((report.command, report.date) for report in timed), own=True)
+def _row_score(report: Report | None, row: Row | None) -> dict[Basis, float]:
+    """Return the score of a row by the rows it is of; {} where there is none."""
+    score = report.score(row) if report and row else None
+    return {Basis(report.data, report.split, report.split_rows): score} if report and score is not None else {}
 
 
-def _rank(one: Candidate, basis: Basis | None) -> tuple[float, float, str]:
-    score = one.scores.get(basis) if basis else None
-    return -score if score is not None else 1e9, _or_last(one.size_mb), one.name
+def _proved(
+    report: Report | None, certificates: Iterable[Certificate], which: Literal["before", "after"]
+) -> Iterator[tuple[Basis, float]]:
+    """Yield the scores that certificates tell, of the report's own metric."""
+    for one in certificates:
+        value = finite(getattr(one, which))
+        if report and one.metric == report.metric and value is not None:
+            yield Basis(one.data, one.split, one.rows), value
 
 
-def _words(view: View) -> set[str]:
-    return {view.place.casefold(), *(part.strip().casefold() for part in view.name.split(","))}
+def _own_times(row: Row | None) -> dict[str, dict[Setting, Latency]]:
+    return {OWN: {one.setting: one for one in row.latency.values()}} if row and row.latency else {}
 
 
-def _level(choice: Choice, one: Candidate, other: Candidate) -> bool:
-    rows = choice.basis.rows if choice.basis else 0
-    return apart(choice.task.metric, _known(choice.score(one)), _known(choice.score(other)), rows) is False
+def _noisy(candidate: Candidate) -> bool:
+    return any(one.noisy for there in candidate.times.values() for one in there.values())
+
+
+def _join(
+    results: Sequence[tuple[Path, Result]], candidates: Sequence[Candidate]
+) -> tuple[list[MeasuredDevice], list[Candidate], list[str]]:
+    """Join results to the files whose digest they name: devices, candidates with times, names of no file here.
+
+    Results of the same device and processor are of one device; of the same file and setting, the later ones count.
+    """
+    times: dict[str, dict[str, dict[Setting, Latency]]] = {}  # candidate -> device -> setting -> times
+    groups: dict[tuple[str, str], list[tuple[Path, Result]]] = {}
+    for path, result in sorted(results, key=lambda one: _moment(one[1].date)):
+        groups.setdefault((result.device, result.machine.get("cpu", "")), []).append((path, result))
+    devices, unmatched = [], list[str]()
+    for (name, cpu), group in groups.items():
+        alone = [other for other, _ in groups].count(name) == 1
+        device, runs = name if alone else f"{name}, {cpu or 'unnamed processor'}", list[tuple[str, Sustained]]()
+        for path, result in group:
+            names = dict.fromkeys([one.name for one in result.latencies] + [one.name for one in result.sustained])
+            meant = {each: [one.name for one in candidates if one.sha256 == result.sha256.get(each)] for each in names}
+            unmatched += [f"{path}: {each}" for each in names if not meant[each]]
+            for one in result.latencies:
+                for file in meant[one.name]:
+                    times.setdefault(file, {}).setdefault(device, {})[one.setting] = one
+            runs += [(file, run) for run in result.sustained for file in meant[run.name]]
+        sources = tuple((result.command, result.date) for _, result in group)
+        devices.append(MeasuredDevice(device, group[-1][1].machine, sources, tuple(runs)))
+    joined = [replace(one, times={**one.times, **times.get(one.name, {})}) for one in candidates]
+    return devices, joined, list(dict.fromkeys(unmatched))
+
+
+def _moment(date: str) -> datetime:
+    """Read an ISO 8601 date; what is none is before all others."""
+    try:
+        found = datetime.fromisoformat(date)
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _or_last(value: float | None) -> float:
     return value if value is not None else float("inf")
-
-
-def _known(value: float | None) -> float:
-    assert value is not None, "only what has a score on the rows compared is ranked"
-    return value
-
-
-MOST_NAMED = 3
-"""Candidates a sentence names before it counts."""
-
-
-def choice_headline(choice: Choice, limits: Limits, chosen: Pick) -> str:
-    """One sentence: the pick, what it was picked for, and a faster one where these rows cannot tell them apart."""
-    one, metric = chosen.candidate, units.metric(choice.task.metric)
-    if one is None:
-        return _nothing(choice, limits)
-    facts = _facts(choice, one, choice.view)
-    cheapest = limits.min_score is not None and limits.budget_ms is None and limits.max_mb is None
-    asked = _asked(limits, metric)
-    if cheapest:
-        how = "the fastest" if median_ms(one, choice.view) is not None else "the smallest"
-        said = f"{one.name} is {how} with {metric} of at least {units.score(limits.min_score)}: {facts}"
-    elif asked:
-        said = f"{asked}, {one.name} scores best: {facts}"
-    else:
-        said = f"{one.name} scores best: {facts}"
-    if chosen.thrifty and choice.basis and not cheapest:
-        took = units.measure(median_ms(chosen.thrifty, choice.view), "ms")
-        said += (
-            f"; on {choice.basis.rows:,} rows {chosen.thrifty.name} cannot be told from it, and takes {took} "
-            f"for {units.measure(chosen.thrifty.size_mb, 'MB')}"
-        )
-    return said + "."
-
-
-def choice_remarks(choice: Choice, chosen: Pick) -> tuple[str, ...]:
-    """Ties, verdicts, baselines, and what the figures cannot bear."""
-    return (
-        *_ties(choice, chosen),
-        *_proof(chosen.candidate),
-        *_fallen(chosen),
-        *_choice_baselines(choice, chosen.candidate),
-        *_other_rows(choice),
-        *_times(choice),
-        *_joined(choice),
-        *_absent(choice),
-    )
-
-
-def where(choice: Choice) -> str:
-    """What is compared, in words."""
-    files, bundles = len(choice.candidates), len(choice.bundles)
-    counted = f"{files} file{'s' * (files != 1)} of {bundles} bundle{'s' * (bundles != 1)}"
-    return f"{counted}, {units.metric(choice.task.metric)} on {choice.basis}" if choice.basis else counted
-
-
-def named(candidates: tuple[Candidate, ...], choice: Choice | None = None) -> str:
-    """The first few by name, with their score of `choice`; the others by number."""
-    shown = [
-        f"{one.name} ({units.score(choice.score(one))})" if choice else one.name for one in candidates[:MOST_NAMED]
-    ]
-    rest = len(candidates) - len(shown)
-    if rest:
-        return f"{', '.join(shown)} and {rest} more"
-    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else "".join(shown)
-
-
-def _facts(choice: Choice, one: Candidate, view: View | None) -> str:
-    costs = [(median_ms(one, view), "ms"), (one.size_mb, "MB")]
-    known = " and ".join(units.measure(value, unit) for value, unit in costs if value is not None)
-    return f"{units.metric(choice.task.metric)} {units.score(choice.score(one))}" + (f" at {known}" if known else "")
-
-
-def _asked(limits: Limits, metric: str) -> str:
-    costs = [(limits.budget_ms, "ms"), (limits.max_mb, "MB")]
-    within = " and ".join(f"{value:g}{units.GAP}{unit}" for value, unit in costs if value is not None)
-    least = f"with {metric} of at least {units.score(limits.min_score)}" if limits.min_score is not None else ""
-    return " and ".join(part for part in (f"Within {within}" if within else "", least) if part)
-
-
-def _nothing(choice: Choice, limits: Limits) -> str:
-    scored = [one for one in choice.candidates if choice.score(one) is not None]
-    if not scored:
-        return "No candidate has a score."
-    asked = _asked(limits, units.metric(choice.task.metric))
-    best = max(units.score(choice.score(one)) for one in scored)
-    times = [took for one in scored if (took := median_ms(one, choice.view)) is not None]
-    sizes = [one.size_mb for one in scored if one.size_mb is not None]
-    fastest = f"the fastest takes {units.measure(min(times), 'ms')}" if times else "none was timed"
-    ends = [f"the best score is {best}", fastest]
-    ends += [f"the smallest has {units.measure(min(sizes), 'MB')}"] if sizes else []
-    return f"{asked}, there is nothing: {', '.join(ends)}."
-
-
-def _ties(choice: Choice, chosen: Pick) -> Iterator[str]:
-    if chosen.candidate is None or choice.basis is None:
-        return
-    rows = choice.basis.rows
-    if chosen.level:
-        yield (
-            f"{rows:,} rows cannot tell {choice.task.metric} {units.score(choice.score(chosen.candidate))} from that "
-            f"of {named(chosen.level, choice)} (95{units.GAP}%, answers taken as independent)."
-        )
-    elif choice.task.metric not in SHARES and len(choice.candidates) > 1:
-        metric = units.metric(choice.task.metric)
-        yield f"How far apart two values of {metric} must be on {rows:,} rows is not known from them alone."
-
-
-def _proof(one: Candidate | None) -> Iterator[str]:
-    if one is not None and one.certified is False:
-        yield f"{one.name} is not certified: {one.reason}."
-
-
-def _fallen(chosen: Pick) -> Iterator[str]:
-    """Say which classes the pick has lost, and the faster one that is named beside it."""
-    for one in (chosen.candidate, chosen.thrifty):
-        if one is not None and one.fallen:
-            yield f"{one.name} finds {describe(one.fallen)}."
-
-
-def _choice_baselines(choice: Choice, one: Candidate | None) -> Iterator[str]:
-    own = choice.score(one) if one else None
-    level = [(score, name) for name, score in choice.baselines if own is not None and score >= own]
-    if one and level:
-        score, name = max(level)
-        beside = f"{units.score(own)} against {units.score(score)}"
-        yield f"{one.name} is no better than the baseline {name} ({beside})."
-
-
-def _other_rows(choice: Choice) -> Iterator[str]:
-    other = tuple(one for one in choice.candidates if one.scores and choice.score(one) is None)
-    if other:
-        rows = sorted({str(basis) for one in other for basis in one.scores})
-        verb = "is" if len(other) == 1 else "are"
-        yield f"{named(other)} {verb} scored on other rows ({'; '.join(rows)}): shown, and not compared."
-
-
-def _times(choice: Choice) -> Iterator[str]:
-    view = choice.view
-    if view is None:
-        yield "Nothing was timed: give this the result files of `compress bench` too."
-        return
-    if view.place == OWN and len({one.bundle for one in choice.timed(view)}) > 1:
-        spread = _spread(choice, view)
-        drift = f" The same teacher took {spread} in them." if spread else ""
-        yield (
-            f"Latencies are of the runs’ own races, not of one race of all.{drift} `compress bench` of all these "
-            "bundles at once compares them fairly."
-        )
-    noisy = tuple(one for one in choice.candidates if (found := timing(one, view)) and found.noisy)
-    if noisy:
-        verb = "was" if len(noisy) == 1 else "were"
-        yield (
-            f"The machine changed speed while {named(noisy)} {verb} timed (noisy, ~) at {view.name}: take these times "
-            "as approximate."
-        )
-    if busy := [found.busy for one in choice.candidates if (found := timing(one, view)) and found.busy]:
-        yield f"The machine was not quiet at {view.name}: {max(busy)}. Alone the files are faster."
-
-
-def _joined(choice: Choice) -> Iterator[str]:
-    by_name = tuple(one for one in choice.candidates if one.by_name)
-    if by_name:
-        yield (
-            f"Figures of {named(by_name)} were joined by the file’s name: their report or result is older than the "
-            "SHA-256 that tells whether they are of the very file that is there. `compress bench` measures again."
-        )
-
-
-def _spread(choice: Choice, view: View) -> str:
-    """From the least to the most that the same teacher took in the runs' own races, where that is more than noise."""
-    at = view.setting
-    races: dict[str, list[float]] = {}
-    for bundle in choice.bundles:
-        report = bundle.report
-        for row in report.of_role("teacher") if report else ():
-            for one in (row.latency or {}).values():
-                if (one["threads"], one["batch"], one["seq"]) == (at.threads, at.batch, at.seq):
-                    races.setdefault(row.name, []).append(one["p50_ms"])
-    wide = [times for times in races.values() if max(times) > NOISE_FACTOR * min(times)]
-    if not wide:
-        return ""
-    times = max(wide, key=lambda times: max(times) / min(times))
-    return f"{units.three_digits(min(times))} to {units.measure(max(times), 'ms')}"
-
-
-def _absent(choice: Choice) -> Iterator[str]:
-    unscored = tuple(one for one in choice.candidates if not one.scores)
-    if unscored:
-        yield f"{named(unscored)} {'has' if len(unscored) == 1 else 'have'} no score."
-    untimed = tuple(one for one in choice.candidates if choice.view and timing(one, choice.view) is None)
-    if untimed and choice.view:
-        yield f"Not timed at {choice.view.name}: {named(untimed)}."
-    if choice.unmatched:
-        shown = ", ".join(choice.unmatched[:MOST_NAMED])
-        rest = len(choice.unmatched) - MOST_NAMED
-        yield f"Of no bundle given here, and left out: {shown}{f' and {rest} more' if rest > 0 else ''}."

@@ -1,32 +1,47 @@
-"""Numbers as people read them. None, and what is not finite, is an em dash everywhere."""
+"""Format numbers and names as people read them; None, and what is not finite, is an em dash everywhere."""
 
 import math
 from collections.abc import Sequence
 from typing import TypeGuard
 
 MISSING = "—"
-# A number and its unit stay on one line.
 GAP = "\u00a0"
+"""Between a number and its unit, which stay on one line."""
+MOST_NAMED = 3
+"""Things that a sentence names before it counts."""
 
 
 def known(value: float | None) -> TypeGuard[float]:
-    """Whether there is a number to show."""
+    """Say whether there is a number to show."""
     return value is not None and math.isfinite(value)
 
 
+def capitalised(name: str) -> str:
+    """Begin a sentence with this name."""
+    return name[:1].upper() + name[1:]
+
+
+def listed(names: Sequence[str], most: int = MOST_NAMED) -> str:
+    """Join the first few names, and count the others: `a, b, c and 2 more`."""
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} more"
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
+
+
 def score(value: float | None) -> str:
+    """Format a score: 0.8944 -> `0.894`."""
     return f"{value:.3f}".replace("-", "−") if known(value) else MISSING
 
 
 def change(drop: float | None) -> str:
-    """A drop of 0.004 -> `−0.004`, what was gained with a plus; nothing worth three decimals is 0.000."""
+    """Format a drop of 0.004 as `−0.004`, a gain with a plus; less than three decimals show is 0.000."""
     if not known(drop):
         return MISSING
     return "0.000" if abs(drop) < 0.0005 else f"{-drop:+.3f}".replace("-", "−")
 
 
 def share(value: float | None) -> str:
-    """0.984 -> `98.4 %`."""
+    """Format a share: 0.984 -> `98.4 %`."""
     if not known(value):
         return MISSING
     rounded = round(100 * value, 1) or 0.0  # no minus before nothing
@@ -34,7 +49,7 @@ def share(value: float | None) -> str:
 
 
 def magnitude(value: float | None) -> str:
-    """22_713_216 -> `22.7 M`; three digits tell a model's size."""
+    """Format a count with three digits: 22_713_216 -> `22.7 M`."""
     if not known(value):
         return MISSING
     for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -44,7 +59,7 @@ def magnitude(value: float | None) -> str:
 
 
 def three_digits(value: float | None) -> str:
-    """At least three digits, never an exponent: 0.0123, 3.41, 14.5, 1234."""
+    """Format with at least three digits, never an exponent: 0.0123, 3.41, 14.5, 1234."""
     if not known(value):
         return MISSING
     if value == 0:
@@ -55,7 +70,7 @@ def three_digits(value: float | None) -> str:
 
 
 def small(value: float | None) -> str:
-    """What may be tiny: 0.0123 as it is, 0.00000123 -> `1.2·10⁻⁶`."""
+    """Format what may be tiny: 0.0123 as it is, 0.00000123 -> `1.2·10⁻⁶`."""
     if not known(value) or value == 0 or abs(value) >= 0.001:
         return three_digits(value)
     digits, _, power = f"{value:.1e}".partition("e")
@@ -64,12 +79,12 @@ def small(value: float | None) -> str:
 
 
 def measure(value: float | None, unit: str) -> str:
-    """14.5, "ms" -> `14.5 ms`."""
+    """Format a value with its unit: 14.5, "ms" -> `14.5 ms`."""
     return f"{three_digits(value)}{GAP}{unit}" if known(value) else MISSING
 
 
 def duration(seconds: float | None) -> str:
-    """3725 -> `1 h 2 min`; 252 -> `4 min 12 s`; 3.4 -> `3.4 s`."""
+    """Format seconds: 3725 -> `1 h 2 min`; 252 -> `4 min 12 s`; 3.4 -> `3.4 s`."""
     if not known(seconds):
         return MISSING
     if seconds < 59.95:
@@ -82,19 +97,19 @@ def duration(seconds: float | None) -> str:
 
 
 def times(ratio: float) -> str:
-    """4.264 -> `4.3×`; from 10 on without decimals, below 1 with two digits that count."""
+    """Format a factor: 4.264 -> `4.3×`; from 10 on without decimals, below 1 with two digits."""
     if ratio >= 9.95:
         return f"{ratio:.0f}×"
     return f"{ratio:.1f}×" if ratio >= 0.995 else f"{ratio:.2g}×"
 
 
 def percent(ratio: float) -> str:
-    """0.0812 -> `8 %`; what is under one per cent keeps a decimal."""
+    """Format a ratio: 0.0812 -> `8 %`; under one per cent with a decimal."""
     return f"{100 * ratio:.{0 if ratio >= 0.0095 else 1}f}{GAP}%"
 
 
 def telling(names: Sequence[str]) -> list[str]:
-    """Names of settings without the parts that are the same in all: `64 tokens`, `16 tokens`. One alone stays whole."""
+    """Drop the parts that all names of settings share: `64 tokens`, `16 tokens`. One alone stays whole."""
     parts = [name.split(", ") for name in names]
     if len(names) < 2 or len({len(each) for each in parts}) > 1:
         return list(names)
@@ -103,7 +118,7 @@ def telling(names: Sequence[str]) -> list[str]:
 
 
 def metric(name: str) -> str:
-    """The name of a score as a reader knows it; a name we do not know is shown as it is."""
+    """Name a score as a reader knows it; an unknown name is shown as it is."""
     return {
         "f1": "F1",
         "f1_macro": "macro F1",

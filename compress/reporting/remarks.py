@@ -1,27 +1,51 @@
-"""The result in words: computed from the rows, and as plain about a loss as about a gain."""
+"""Say results in words: a headline for each page, and ten fixed remarks on what its figures cannot bear."""
 
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from compress.evaluation.statistics import wilson
-from compress.records.certificate import Certificate
-from compress.records.class_scores import ClassChange, changes, describe, fallen
+from compress.evaluation.statistics import SHARES, wilson
+from compress.records.class_scores import describe, fallen
+from compress.records.latency import NOISE_FACTOR
 from compress.records.run_report import Report, Row, finite
+from compress.records.search_report import Anchor, Objective, SearchReport, TrialRecord
 from compress.reporting import format as units
+from compress.reporting.compare import OWN, Candidate, Comparison, Limits, Pick
+from compress.reporting.format import GAP, capitalised, listed
 
-# More students than these are left to the table.
-MOST_OTHERS = 3
 MACRO = 0.05
 """By so much more than the score macro F1 may fall without a word."""
 BARELY = 0.1
 """A teacher has learned little that makes less than this share of a baseline's errors good."""
+COSTS: Mapping[Objective, tuple[str, str]] = {
+    "latency": ("latency", "ms"),
+    "file_mb": ("file size", "MB"),
+    "parameters": ("parameters", ""),
+    "flops_per_token": ("FLOPs / token", ""),
+}
+"""A cost's name, and its unit."""
+REMARKS = {
+    "class": "{name} finds {what}, beside {beside}.",
+    "macro": "{name} loses on rare classes what {metric} does not show: macro F1 falls from {before} to {after}.",
+    "baseline": "{name} is {how} the baseline {baseline} ({own} against {score}).",
+    "certificate": "{name} is not certified: {reason}.",
+    "rows": "{rows:,} rows leave an accuracy of {score} uncertain: 95\u00a0% interval {low} to {high}{more}.",
+    "tie": "{rows:,} rows cannot tell {metric} {score} from that of {others} (95\u00a0%, as independent answers).",
+    "no interval": "How far apart two values of {metric} must be on {rows:,} rows is not known from them alone.",
+    "timing": "Take the times as approximate: {what}.",
+    "left out": "Not compared: {what}.",
+    "unproved": "Not proved yet: {what}.",
+}
+
+
+def remark(kind: str, **facts: object) -> str:
+    """Fill in one of the fixed remarks; it begins with a capital."""
+    return capitalised(REMARKS[kind].format(**facts))
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A row against the teacher: each field the row's value over the teacher’s, None where one of them is missing.
-
-    `speed` is the other way round, the teacher’s median latency over the row's, so that more is better.
-    """
+class Ratios:
+    """A row over the teacher, each None where one of them is missing; `speed` is the teacher's median over its own."""
 
     score: float | None
     speed: float | None
@@ -31,15 +55,15 @@ class Comparison:
     memory: float | None
 
 
-def compare_rows(report: Report, row: Row) -> Comparison | None:
-    """The row against the first teacher; None for the teacher itself, a baseline, or where no teacher was measured."""
-    teacher = next(iter(report.of_role("teacher")), None)
+def compute_ratios(report: Report, row: Row) -> Ratios | None:
+    """Hold a student against the first teacher; None for other rows, or where no teacher was measured."""
+    teacher = report.teacher_row
     if teacher is None or row.role != "student":
         return None
     own, theirs = report.latency(row), report.latency(teacher)
-    return Comparison(
+    return Ratios(
         score=_ratio(report.score(row), report.score(teacher)),
-        speed=_ratio(theirs["p50_ms"], own["p50_ms"]) if own and theirs else None,
+        speed=theirs.p50_ms / own.p50_ms if own and theirs else None,
         size=_ratio(row.file_mb, teacher.file_mb),
         parameters=_ratio(row.parameters, teacher.parameters),
         flops=_ratio(row.flops_per_token, teacher.flops_per_token),
@@ -47,175 +71,315 @@ def compare_rows(report: Report, row: Row) -> Comparison | None:
     )
 
 
-def shipped(report: Report) -> Row | None:
-    """The row the headline speaks of: the last student."""
-    return next(reversed(report.of_role("student")), None)
-
-
-def headline(report: Report) -> str:
-    """One sentence: what the shipped student keeps of the teacher, and what it costs beside it."""
-    student = shipped(report)
-    if student is None:
-        return "No student was measured."
-    return _sentence(report, student)
-
-
-def remarks(report: Report) -> tuple[str, ...]:
-    """Say what keeps the headline honest: other students, lost classes, baselines, noise, and the sample's size."""
-    others = report.of_role("student")[:-1]
-    said = [_sentence(report, row) for row in others] if len(others) <= MOST_OTHERS else []
-    said += [_macro(report, row) for row in report.of_role("student")]
-    said += [_beside_fp32(proof) for proof in report.certificates]
-    said += [_unbeaten(report, row) for row in (*report.of_role("teacher"), shipped(report)) if row is not None]
-    said += [_barely(report, row) for row in report.of_role("teacher")]
-    if any((found := report.latency(row)) and found["noisy"] for row in report.rows):
-        said.append("Some of the timing was disturbed: take the speeds as approximate.")
-    said.append(_busy(report))
-    said.append(_uncertainty(report))
-    return tuple(sentence for sentence in said if sentence)
-
-
-def warnings(report: Report) -> tuple[str, ...]:
-    """Say which classes a student has lost, or where macro F1 falls far more than the score does."""
-    said = [
-        f"{capitalised(row.name)} finds {describe(hurt)}, beside the teacher."
-        for row in report.of_role("student")
-        if (hurt := fallen_classes(report, row))
-    ]
-    said += [_macro(report, row) for row in report.of_role("student")]
-    said += [_beside_fp32(proof) for proof in report.certificates]
-    return tuple(sentence for sentence in said if sentence)
-
-
-def fallen_classes(report: Report, row: Row) -> tuple[ClassChange, ...]:
-    """Choose the classes of which a student finds nothing, or far less than the first teacher."""
-    teacher = next(iter(report.of_role("teacher")), None)
-    return fallen(changes(teacher.classes, row.classes)) if teacher and row.role == "student" else ()
-
-
-def capitalised(name: str) -> str:
-    return name[:1].upper() + name[1:]
-
-
 def _ratio(value: float | None, reference: float | None) -> float | None:
     value, reference = finite(value), finite(reference)
-    if value is None or reference is None or reference <= 0 or value < 0:
-        return None
-    return value / reference
+    return None if value is None or reference is None or reference <= 0 or value < 0 else value / reference
 
 
-def _sentence(report: Report, row: Row) -> str:
-    comparison, own = compare_rows(report, row), report.score(row)
-    metric = units.metric(report.metric)
+def run_headline(report: Report) -> str:
+    """Say what the shipped student keeps of the teacher, and what it costs beside it."""
+    row, metric = report.shipped, units.metric(report.metric)
+    if row is None:
+        return "No student was measured."
+    own, ratios, name = report.score(row), compute_ratios(report, row), capitalised(row.name)
     if own is None:
-        return f"{capitalised(row.name)} has no valid {metric}."
-    if comparison is None:
-        return f"{capitalised(row.name)} reaches {metric} {units.score(own)}; no teacher was measured beside it."
-    gains, losses = _costs(comparison)
-    if hurt := fallen_classes(report, row):
-        losses.insert(0, f"finds {describe(hurt)}")
-    sentence = f"{capitalised(row.name)} {_quality(report, own, comparison.score)}"
-    sentence += f" at {' and '.join(gains)}" if gains else ""
-    sentence += f", but {' and '.join(losses)}" if losses else ""
-    return sentence + "."
-
-
-def _quality(report: Report, own: float, kept: float | None) -> str:
-    metric = units.metric(report.metric)
-    theirs = report.score(report.of_role("teacher")[0])
-    if theirs is None:
-        return f"reaches {metric} {units.score(own)} (the teacher has no valid score)"
-    if kept is None:
-        return f"reaches {metric} {units.score(own)} against the teacher’s {units.score(theirs)}"
-    if own == theirs:
-        return f"matches the teacher’s {metric} ({units.score(own)})"
-    if own > theirs:
-        return f"exceeds the teacher’s {metric} ({units.score(own)} against {units.score(theirs)})"
-    digits = 1 if kept < 0.9995 else 2
-    return f"keeps {100 * kept:.{digits}f}{units.GAP}% of the teacher’s {metric}"
-
-
-def _costs(comparison: Comparison) -> tuple[list[str], list[str]]:
-    """Speed and size that are no worse than the teacher’s (5 % either way is the same), and those that are."""
-    gains, losses = [], []
-    if comparison.speed is not None:
-        if comparison.speed > 1.05:
-            gains.append(f"{units.times(comparison.speed)} the speed")
-        elif comparison.speed >= 0.95:
-            gains.append("the same speed")
+        return f"{name} has no valid {metric}."
+    if ratios is None or report.teacher_row is None:
+        return f"{name} reaches {metric} {units.score(own)}; no teacher was measured beside it."
+    theirs, kept = report.score(report.teacher_row), ratios.score
+    if kept is None or theirs is None:
+        said = f"{name} reaches {metric} {units.score(own)} against the teacher’s {units.score(theirs)}"
+    elif own < theirs:
+        said = f"{name} keeps {100 * kept:.{1 if kept < 0.9995 else 2}f}{GAP}% of the teacher’s {metric}"
+    else:
+        shown = units.score(own) if own == theirs else f"{units.score(own)} against {units.score(theirs)}"
+        said = f"{name} {'matches' if own == theirs else 'exceeds'} the teacher’s {metric} ({shown})"
+    gains, losses = [], [f"finds {describe(hurt)}"] if (hurt := report.fallen(row)) else []
+    if ratios.speed is not None:  # 5 % either way is the same
+        if ratios.speed < 0.95:
+            losses.append(f"takes {units.times(1 / ratios.speed)} as long")
         else:
-            losses.append(f"takes {units.times(1 / comparison.speed)} as long")
-    if comparison.size is not None:
-        if comparison.size < 0.95:
-            gains.append(f"{units.percent(comparison.size)} of the size")
-        elif comparison.size <= 1.05:
-            gains.append("the same size")
+            gains.append(f"{units.times(ratios.speed)} the speed" if ratios.speed > 1.05 else "the same speed")
+    if ratios.size is not None:
+        if ratios.size > 1.05:
+            losses.append(f"is {units.times(ratios.size)} as large")
         else:
-            losses.append(f"is {units.times(comparison.size)} as large")
-    return gains, losses
+            gains.append(f"{units.percent(ratios.size)} of the size" if ratios.size < 0.95 else "the same size")
+    said += f" at {' and '.join(gains)}" if gains else ""
+    return said + (f", but {' and '.join(losses)}." if losses else ".")
 
 
-def _unbeaten(report: Report, row: Row) -> str:
-    own = report.score(row)
-    scored = [(report.score(baseline), baseline.name) for baseline in report.of_role("baseline")]
-    level = [(score, name) for score, name in scored if own is not None and score is not None and score >= own]
-    if own is None or not level:
-        return ""
-    score, name = max(level)
-    return (
-        f"{capitalised(row.name)} is no better than the baseline {name} "
-        f"({units.score(own)} against {units.score(score)})."
+def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
+    """Say which classes a student has lost, and where macro F1 falls far more than the score does.
+
+    shipped  whether classes of the shipped student are said, which its headline names
+    """
+    students, teacher = report.of_role("student"), report.teacher_row
+    said = [
+        remark("class", name=row.name, what=describe(hurt), beside="the teacher")
+        for row in (students if shipped else students[:-1])
+        if (hurt := report.fallen(row))
+    ]
+    for row in students:
+        if teacher is None:
+            break
+        before, macro_before = report.score(teacher), report.macro_f1(teacher)
+        after, macro_after = report.score(row), report.macro_f1(row)
+        if before is None or after is None or macro_before is None or macro_after is None:
+            continue
+        if (macro_before - macro_after) - max(0.0, before - after) > MACRO:
+            falls = {"before": units.score(macro_before), "after": units.score(macro_after)}
+            said.append(remark("macro", name=row.name, metric=units.metric(report.metric), **falls))
+    return said + [
+        remark("class", name=proof.artefact, what=describe(hurt), beside=f"its fp32 file on {proof.split}")
+        for proof in report.certificates
+        if (hurt := fallen(proof.classes))
+    ]
+
+
+def run_remarks(report: Report) -> list[str]:
+    """Say what keeps the headline of a run honest: lost classes, baselines, noise, and the sample's size."""
+    student, teacher, said = report.shipped, report.teacher_row, run_warnings(report, shipped=False)
+    baselines = [(score, row.name) for row in report.of_role("baseline") if (score := report.score(row)) is not None]
+    for row in (teacher, student):
+        if row is None or not baselines or (own := report.score(row)) is None:
+            continue
+        best, name = max(baselines)
+        how = "no better than" if own <= best else ""
+        if not how and row is teacher and report.metric != "mse" and own < best + BARELY * (1 - best):
+            how = "barely better than"
+        if how:
+            said.append(
+                remark("baseline", name=row.name, how=how, baseline=name, own=units.score(own), score=units.score(best))
+            )
+    times = [(row.name, one) for row in report.rows for one in (row.latency or {}).values()]
+    disturbed = dict.fromkeys(name for name, one in times if one.noisy)
+    what = [f"{listed(list(disturbed))} changed between the two passes (noisy, ~)"] if disturbed else []
+    what += [max(busy)] if (busy := {one.busy for _, one in times if one.busy}) else []
+    said += [remark("timing", what="; ".join(what))] if what else []
+    return [*said, *_interval(report.metric, report.score(student) if student else None, report.split_rows)]
+
+
+def _interval(metric: str, score: float | None, rows: int | None, more: str = "") -> Iterator[str]:
+    """Say which interval the number of rows leaves around an accuracy; nothing for another metric."""
+    if metric == "accuracy" and rows and score is not None and 0 <= score <= 1:
+        low, high = map(units.score, wilson(score, rows))
+        yield remark("rows", rows=rows, score=units.score(score), low=low, high=high, more=more)
+
+
+def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str:
+    """Say which file was picked for what, and a faster one where these rows cannot tell them apart."""
+    metric, view, one = units.metric(comparison.task.metric), comparison.view, chosen.candidate
+    costs = [(limits.budget_ms, "ms"), (limits.max_mb, "MB")]
+    within = " and ".join(f"{value:g}{GAP}{unit}" for value, unit in costs if value is not None)
+    least = f"with {metric} of at least {units.score(limits.min_score)}" if limits.min_score is not None else ""
+    asked = " and ".join(part for part in (f"Within {within}" if within else "", least) if part)
+    if one is None:
+        return _nothing(comparison, asked)
+    known = [(one.median_ms(view), "ms"), (one.size_mb, "MB")]
+    at = " and ".join(units.measure(value, unit) for value, unit in known if value is not None)
+    how = f"{asked}, {one.name} scores best" if asked else f"{one.name} scores best"
+    if limits.cheapest:
+        how = f"{one.name} is the {'smallest' if one.median_ms(view) is None else 'fastest'} {least}"
+    said = f"{how}: {metric} {units.score(comparison.score(one))}{f' at {at}' if at else ''}"
+    if chosen.thrifty and comparison.basis and not limits.cheapest:
+        took = units.measure(chosen.thrifty.median_ms(view), "ms")
+        said += (
+            f"; on {comparison.basis.rows:,} rows {chosen.thrifty.name} cannot be told from it, and takes {took} "
+            f"for {units.measure(chosen.thrifty.size_mb, 'MB')}"
+        )
+    return said + "."
+
+
+def _nothing(comparison: Comparison, asked: str) -> str:
+    """Say how near the candidates come to limits that none keeps."""
+    scored = [one for one in comparison.candidates if comparison.score(one) is not None]
+    if not scored:
+        return "No candidate has a score."
+    times = [took for one in scored if (took := one.median_ms(comparison.view)) is not None]
+    sizes = [one.size_mb for one in scored if one.size_mb is not None]
+    ends = [f"the best score is {max(units.score(comparison.score(one)) for one in scored)}"]
+    ends.append(f"the fastest takes {units.measure(min(times), 'ms')}" if times else "none was timed")
+    ends += [f"the smallest has {units.measure(min(sizes), 'MB')}"] if sizes else []
+    return f"{asked}, there is nothing: {', '.join(ends)}."
+
+
+def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:
+    """Say what keeps a pick honest: ties, proofs, lost classes, baselines, times, and what was left out."""
+    one, task, basis = chosen.candidate, comparison.task, comparison.basis
+    metric, said = units.metric(task.metric), []
+    if one and basis and chosen.level:
+        others = listed([f"{each.name} ({units.score(comparison.score(each))})" for each in chosen.level])
+        score = units.score(comparison.score(one))
+        said.append(remark("tie", rows=basis.rows, metric=metric, score=score, others=others))
+    elif one and basis and task.metric not in SHARES and len(comparison.candidates) > 1:
+        said.append(remark("no interval", metric=metric, rows=basis.rows))
+    if one and one.certified is False:
+        said.append(remark("certificate", name=one.name, reason=one.reason))
+    for each in (one, chosen.thrifty):
+        if each and each.fallen:
+            said.append(remark("class", name=each.name, what=describe(each.fallen), beside="what it was made from"))
+    own = comparison.score(one) if one else None
+    if one and own is not None and comparison.baselines:
+        name, best = max(comparison.baselines, key=lambda each: each[1])
+        if best >= own:
+            facts = {"baseline": name, "own": units.score(own), "score": units.score(best)}
+            said.append(remark("baseline", name=one.name, how="no better than", **facts))
+    for kind, what in (("timing", _disturbed(comparison)), ("left out", _left_out(comparison))):
+        said += [remark(kind, what="; ".join(what))] if what else []
+    return said
+
+
+def _disturbed(comparison: Comparison) -> list[str]:
+    """Say which times are noisy, were taken beside others, or are of races of their own."""
+    view, what = comparison.view, []
+    timed = [(one, found) for one in comparison.candidates if (found := one.latency(view))]
+    if noisy := [one.name for one, found in timed if found.noisy]:
+        what.append(f"{listed(noisy)} changed between the two passes (noisy, ~)")
+    what += [max(busy)] if (busy := {found.busy for _, found in timed if found.busy}) else []
+    if view and view.device == OWN and len({one.bundle for one, _ in timed}) > 1:
+        races: dict[str, list[float]] = {}
+        for report in comparison.reports:
+            for row in report.of_role("teacher"):
+                times = (row.latency or {}).values()
+                races.setdefault(row.name, []).extend(each.p50_ms for each in times if each.setting == view.setting)
+        what.append("files of different runs were not raced together, as `compress bench` of all bundles at once would")
+        wide = max((times for times in races.values() if times), key=lambda times: max(times) / min(times), default=[])
+        if wide and max(wide) > NOISE_FACTOR * min(wide):
+            spread = f"{units.three_digits(min(wide))} to {units.measure(max(wide), 'ms')}"
+            what.append(f"the same teacher took {spread} in them")
+    return what
+
+
+def _left_out(comparison: Comparison) -> list[str]:
+    """Say which candidates are scored on other rows, or not at all, were not timed, and what is of no file here."""
+    view = comparison.view
+
+    def several(chosen: list[Candidate], said: str) -> list[str]:
+        return [said.format(listed([one.name for one in chosen]))] if chosen else []
+
+    other = [one for one in comparison.candidates if one.scores and comparison.score(one) is None]
+    rows = "; ".join(sorted({str(basis) for one in other for basis in one.scores}))
+    what = several(other, f"{{}} on other rows ({rows})") if other else []
+    what += several([one for one in comparison.candidates if not one.scores], "{} without a score")
+    if view is None:
+        what.append("latency, as nothing was timed: give this the result files of `compress bench` too")
+    else:
+        what += several(
+            [one for one in comparison.candidates if not one.latency(view)], f"{{}} not timed at {view.name}"
+        )
+    what += [f"of no file given here: {listed(comparison.unmatched)}"] if comparison.unmatched else []
+    return what
+
+
+def shape(choice: Mapping[str, int | float | str]) -> str:
+    """Say a choice of a search: `4 × 256, 8 heads, ffn 1024, int8`."""
+    rest = dict(choice)
+    depth = [str(rest.pop(name)) for name in ("layers", "hidden") if name in rest]
+    if len(depth) == 1:
+        depth = [f"{depth[0]} layers" if "layers" in choice else f"hidden {depth[0]}"]
+    words = [" × ".join(depth)] if depth else []
+    if "heads" in rest:
+        words.append(f"{rest.pop('heads')} heads")
+    precision = [str(rest.pop("precision"))] if "precision" in rest else []
+    for name, value in rest.items():
+        shown = f"{value:g}" if isinstance(value, float) else value
+        words.append(f"{name.removeprefix('config.').replace('_', ' ')} {shown}")
+    return ", ".join([*words, *precision]) or "as it is"
+
+
+def short_shape(choice: Mapping[str, int | float | str]) -> str:
+    """Say a choice in a few letters: `4×256`."""
+    if "layers" in choice and "hidden" in choice:
+        return f"{choice['layers']}×{choice['hidden']}"
+    return shape(choice).split(",")[0]
+
+
+def show_command(found: SearchReport, number: int) -> tuple[str, str]:
+    """Return the command that gets a trial's bundle: the words before the number, and after it."""
+    return f"compress search show {shlex.quote(found.study)} ", f" --bundle student-{number}"
+
+
+def cost_text(objective: Objective, value: float | None) -> str:
+    """Say a cost with its unit: `3.41 ms`, `14.5 M`."""
+    unit = COSTS[objective][1]
+    return units.measure(value, unit) if unit else units.magnitude(value)
+
+
+def value_text(found: SearchReport, objective: Objective, value: float | None) -> str:
+    """Say a value of an objective with its name: `latency 3.41 ms`, `accuracy 0.901`."""
+    if objective == "score":
+        return f"{units.metric(found.metric)} {units.score(value)}"
+    return f"{COSTS[objective][0]} {cost_text(objective, value)}"
+
+
+def budgets_text(found: SearchReport) -> str:
+    """Say all budgets: `at most 4.00 ms and accuracy at least 0.900`; '' without any."""
+    return " and ".join(
+        f"{units.metric(found.metric)} at least {units.score(limit)}"
+        if name == "score"
+        else f"at most {cost_text(name, limit)}{'' if COSTS[name][1] else f' {COSTS[name][0]}'}"
+        for name, limit in found.budgets.items()
     )
 
 
-def _macro(report: Report, row: Row) -> str:
-    teacher = next(iter(report.of_role("teacher")), None)
-    if teacher is None:
-        return ""
-    pairs = ((report.score(teacher), report.score(row)), (report.macro_f1(teacher), report.macro_f1(row)))
-    (before, after), (macro_before, macro_after) = pairs
-    if before is None or after is None or macro_before is None or macro_after is None:
-        return ""
-    if (macro_before - macro_after) - max(0.0, before - after) <= MACRO:
-        return ""
-    return (
-        f"{capitalised(row.name)} loses on rare classes what {units.metric(report.metric)} does not show: macro F1 "
-        f"falls from {units.score(macro_before)} to {units.score(macro_after)}."
-    )
+def answer(found: SearchReport) -> TrialRecord | None:
+    """Choose what a search's page speaks of: the student that ships, or else the best within the budgets."""
+    return found.best_within() if found.winner is None else found.point(found.winner)
 
 
-def _beside_fp32(proof: Certificate) -> str:
-    hurt = fallen(proof.classes)
-    return f"{proof.artefact} finds {describe(hurt)}, beside its fp32 file on {proof.split}." if hurt else ""
+def known_beside(found: SearchReport) -> list[Anchor]:
+    """List what to compare with: the teacher first, then the anchors."""
+    teacher = Anchor(found.teacher, found.teacher_score, found.teacher_ms, found.teacher_parameters, found.teacher_mb)
+    return [teacher, *found.anchors]
 
 
-def _barely(report: Report, teacher: Row) -> str:
-    own = report.score(teacher)
-    best = max((score for row in report.of_role("baseline") if (score := report.score(row)) is not None), default=None)
-    if own is None or best is None or report.metric == "mse" or not best < own < best + BARELY * (1 - best):
-        return ""
-    return (
-        f"The teacher is barely above a baseline ({units.score(own)} against {units.score(best)}): there is little "
-        "that a student can learn from it."
-    )
+def speed_of(found: SearchReport, point: TrialRecord | Anchor) -> float | None:
+    """Compute how many times the teacher's speed it has: of measured times where there are any."""
+    ms = point.ms if isinstance(point, Anchor) else found.ms(point)
+    return found.teacher_ms / ms if found.teacher_ms and ms else None
 
 
-def _busy(report: Report) -> str:
-    told = {one["busy"] for row in report.rows for one in (row.latency or {}).values() if one.get("busy")}
-    return f"The machine was not quiet while it was timed: {max(told)}. Alone it is faster." if told else ""
+def search_headline(found: SearchReport) -> str:
+    """Say which student under which budget has which score and time beside the teacher's."""
+    point = answer(found)
+    if point is None:
+        return f"{capitalised(unmet(found))}."
+    asked = f"With {budgets_text(found)}, a student" if found.budgets else "A student"
+    said = f"{asked} of {short_shape(point.choice)} reaches {value_text(found, 'score', point.score)}"
+    said += f" against the teacher’s {units.score(found.teacher_score)}" if found.teacher_score is not None else ""
+    if (ms := found.ms(point)) is not None:
+        said += f" in {units.measure(ms, 'ms')}{' as predicted' if found.measured_ms(point) is None else ''}"
+    speed = speed_of(found, point)
+    return said + (f": {units.times(speed)} the speed." if speed else ".")
 
 
-def _uncertainty(report: Report) -> str:
-    student = shipped(report)
-    return uncertainty(report.metric, report.score(student) if student else None, report.split_rows)
+def search_remarks(found: SearchReport) -> list[str]:
+    """Say what keeps the headline of a search honest."""
+    point = answer(found)
+    if point is None:
+        return []
+    what = [f"{value_text(found, name, found.value(point, name))} is over the budget" for name in found.exceeded(point)]
+    what += ["its score is from before any training of its own"] if point.stage == "subnet" else []
+    if found.measured_ms(point) is None and point.predicted_ms is not None:
+        what.append("its latency is predicted, not measured")
+    what += ["no score of the teacher is on record"] if found.teacher_score is None else []
+    scored = sum(one.score is not None for one in found.points)
+    lucky = f"; the best of {scored:,} shapes was chosen by these same rows, and may be a little lucky"
+    said = [remark("unproved", what="; ".join(what))] if what else []
+    return [*said, *_interval(found.metric, point.score, found.split_rows, lucky)]
 
 
-def uncertainty(metric: str, score: float | None, rows: int | None) -> str:
-    """Say which interval the number of rows leaves around an accuracy; '' for another metric."""
-    if metric != "accuracy" or not rows or rows < 1 or score is None or not 0 <= score <= 1:
-        return ""
-    low, high = wilson(score, rows)
-    return (
-        f"{rows:,} rows leave an accuracy of {units.score(score)} uncertain: "
-        f"95{units.GAP}% interval {units.score(low)} to {units.score(high)}."
-    )
+def unmet(found: SearchReport) -> str:
+    """Say that no trial keeps the budgets, and which is nearest."""
+    failed = [point for point in found.points if point.state == "failed"]
+    near = replace(found, points=tuple(p for p in found.points if p.state != "failed"), front=(), winner=None).nearest()
+    if near is None:
+        return f"trial {failed[0].number} failed: {failed[0].reason}" if failed else "no trial was completed"
+    over = [
+        f"{value_text(found, name, found.value(near, name))}, asked for "
+        f"{units.score(found.budgets[name]) if name == 'score' else cost_text(name, found.budgets[name])}"
+        for name in found.exceeded(near)
+    ]
+    why = "; ".join(over) or near.reason
+    return f"no trial keeps the budgets; the nearest is trial {near.number} ({shape(near.choice)}): {why}"

@@ -13,12 +13,31 @@ c_i is the geometric mean of what was measured.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import numpy as np
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from compress.errors import SearchError
+from compress.records.search_report import Rung, SearchReport
+from compress.reporting import format as units
+from compress.reporting.charts import (
+    SIDE,
+    Axis,
+    Box,
+    Figure,
+    Pixel,
+    canvas,
+    draw_dots,
+    draw_figure,
+    draw_grid,
+    draw_path,
+)
+from compress.reporting.format import MISSING, capitalised
+from compress.reporting.remarks import answer
+from compress.reporting.tables import Line, Table, column
 
 Floats = NDArray[np.float64]
 
@@ -298,3 +317,173 @@ def _costs(parameters_BP: Floats, logs_CN: Floats, targets_BN: Floats, threshold
         return np.square(far_BN).sum(axis=1)
     near_BN = np.minimum(far_BN, threshold)
     return (near_BN * (2 * far_BN - near_BN)).sum(axis=1)
+
+
+MOST_TRIALS = 400
+"""More trials than these tell a curve nothing new: evenly chosen ones are fitted."""
+CAUSES = {
+    "size": "parameters without embeddings",
+    "data": "examples seen in training",
+    "compute": "training compute, FLOPs",
+}
+STEPS = 48
+NEAR = 1.3
+"""Points within this factor of a curve's other cause are its own; the rest are drawn faintly."""
+
+Points = list[tuple[Mapping[str, float], float]]
+"""(cause -> its value, score)."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What a search's page says of size, data and compute: sentences, a table, pictures, and what is not known."""
+
+    about: str
+    expected: Table | None
+    answers: tuple[str, ...]
+    figures: tuple[Figure, ...]
+    warnings: tuple[str, ...]
+
+
+def growth(found: SearchReport) -> Growth:
+    """Fit the laws of size and data, and of compute, as far as a search's scores show them."""
+    known = [
+        rung for rung in found.ladder if rung.body_parameters > 0 and rung.examples > 0 and np.isfinite(rung.score)
+    ]
+    names = [rung.what for rung in known]
+    most = max(dict.fromkeys(names), key=names.count, default="")  # scores of different trainings are not on one curve
+    rungs = [rung for rung in known if rung.what == most]
+    about = f"Scores while training ({most})." if rungs else ""
+    points: Points = [({"size": float(one.body_parameters), "data": float(one.examples)}, one.score) for one in rungs]
+    whole = _fit(points, "size", "data")
+    if whole.law is None or "size" not in whole.law.measured:
+        trials: Points = [
+            ({"size": float(one.body_parameters)}, one.first)
+            for one in found.points
+            if one.state == "complete" and one.body_parameters and one.first is not None
+        ]
+        trials = trials[:: -(-len(trials) // MOST_TRIALS) or 1]
+        alone = _fit(trials, "size")
+        if alone.law is not None:
+            whole, points = Fit(alone.law, (*whole.warnings, *alone.warnings), alone.points), trials
+            about = "Scores of the trials before any training on top."
+    compute = _fit(frontier := _frontier(rungs), "compute")
+    warnings = (*whole.warnings, *(f"Compute: {one}" for one in compute.warnings if rungs))
+    figures, answers, expected = [], [], None
+    if law := whole.law:
+        here = _reference(found, points, law)
+        figures = [_figure(found, law, cause, here, points) for cause in law.measured]
+        placed = ", ".join(f"{units.magnitude(value)} {CAUSES[cause]}" for cause, value in here.items())
+        about += f" Here: {placed}."
+        expected = _expected(units.metric(found.metric), law, here)
+        if floor_shown(law, law.error(here).value):
+            answers.append(f"With ever more {' and '.join(law.measured)} it levels off at {_score(law.floor())}.")
+    if compute.law:
+        spent = max(at["compute"] for at, _ in frontier)
+        figures.append(_figure(found, compute.law, "compute", {"compute": spent}, frontier))
+    seen = max((rung.examples for rung in rungs), default=0)
+    if found.train_rows and seen > found.train_rows:
+        answers.append(
+            f"There are {found.train_rows:,} rows to train on, each seen {seen / found.train_rows:.1f} times: more "
+            "data here means more passes over them, new rows may be worth more."
+        )
+    return Growth(about, expected, tuple(answers), tuple(figures), warnings)
+
+
+def _fit(points: Points, *causes: str) -> Fit:
+    return fit({cause: [at[cause] for at, _ in points] for cause in causes}, [1 - score for _, score in points])
+
+
+def _frontier(rungs: Sequence[Rung]) -> Points:
+    """List the rungs that score more than any that spent no more: the best that compute bought."""
+    best: Points = []
+    for rung in sorted((one for one in rungs if one.flops > 0), key=lambda one: (one.flops, -one.score)):
+        if not best or rung.score > best[-1][1]:
+            best.append(({"compute": rung.flops}, rung.score))
+    return best
+
+
+def _reference(found: SearchReport, points: Points, law: Law) -> dict[str, float]:
+    """Choose from where to look: the answer's size (or the measured one nearest to it), and all the data there were."""
+    reference = {cause: high for cause, (_, high) in law.measured.items()}
+    if "size" in law.measured:
+        (low, high), chosen = law.measured["size"], answer(found)
+        wanted = float(chosen.body_parameters) if chosen and chosen.body_parameters else (low * high) ** 0.5
+        sizes = sorted({at["size"] for at, _ in points})
+        nearest = min(sizes, key=lambda size: abs(np.log(size / wanted)))
+        reference["size"] = wanted if low <= wanted <= high and len(sizes) > 20 else nearest
+    return reference
+
+
+def _expected(metric: str, law: Law, here: Mapping[str, float]) -> Table:
+    """Lay out the score to expect here, of half and twice the size, and of half and twice the data."""
+    places = [("here", here)] + [
+        (f"{times} the {cause}", {**here, cause: here[cause] * factor})
+        for cause in ("size", "data") if cause in law.measured
+        for factor, times in ((0.5, "half"), (2.0, "twice"))
+    ]  # fmt: skip
+
+    def change(at: Mapping[str, float]) -> str:
+        found = law.change(here, at)
+        decimals = 1 if abs(found.value) >= 0.001 else 2
+        value, low, high = (
+            f"{100 * one:.{decimals}f}".replace("-", "−") for one in (found.value, found.low, found.high)
+        )
+        return f"{'' if value.startswith('−') else '+'}{value} [{low}, {high}]" if at is not here else MISSING
+
+    ats = [at for _, at in places]
+    columns = (
+        column(ats, "", metric, lambda at: _score(law.error(at))),
+        column(ats, "", "change, points", change),
+        column(ats, "", "", lambda at: "" if law.within(at, 1.0) else "beyond what was measured"),
+    )
+    return Table(tuple(Line(name) for name, _ in places), columns, f"{capitalised(metric)} to expect")
+
+
+def _score(error: Interval) -> str:
+    """Say a score with its band: `0.872 [0.868, 0.876]`."""
+    return f"{units.score(1 - error.value)} [{units.score(1 - error.high)}, {units.score(1 - error.low)}]"
+
+
+def _figure(found: SearchReport, law: Law, cause: str, held: Mapping[str, float], points: Points) -> Figure:
+    """Draw a law along one cause, all others held."""
+    heading, slope = f"{units.metric(found.metric)} against {cause}", law.exponent(cause)
+    caption = f"Exponent {slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}]."
+    draw = partial(_draw, (heading, law, cause, held, points))
+    return draw_figure(capitalised(heading), draw, f"growth-{cause}", SIDE, caption=caption)
+
+
+def _draw(curve: tuple[str, Law, str, Mapping[str, float], Points], key: str, width: float) -> Markup:
+    """Draw the curve in its band, with the points; up to four times as far as they reach, dashed from twice on."""
+    heading, law, cause, held, points = curve
+    own: list[list[Pixel]] = [[], []]
+    for at, score in points:
+        near = all(1 / NEAR <= at[name] / value <= NEAR for name, value in held.items() if name != cause)
+        own[near].append((at[cause], score))
+    plot = Box(52, 34, width - 14, 300)
+    low, high = law.measured[cause]
+    x = Axis(low / (2 * FAR), high * 2 * FAR, plot.left, plot.right, log=True)
+    places = np.geomspace(x.low, x.high, STEPS)
+    bands = [law.error({**held, cause: float(place)}) for place in places]
+    solid = [index for index, place in enumerate(places) if low / FAR <= place <= high * FAR]
+    first, last = solid[0], solid[-1] + 1
+    shown = [1 - band.value for band in bands[first:last]] + [score for _, score in own[True]]
+    y = Axis.padded(min(shown), max(shown), plot)
+
+    def edge(which: str) -> list[Pixel]:
+        ups = (y.at(1 - getattr(band, which)) for band in bands)
+        return [(x.at(place), min(max(up, plot.top - 8), plot.bottom)) for place, up in zip(places, ups, strict=True)]
+
+    upper, lower, line = edge("low"), edge("high"), edge("value")
+    marks = draw_grid(x, y, plot, (CAUSES[cause], heading.partition(" against ")[0]))
+    marks.append(draw_path([*upper[first:last], *reversed(lower[first:last])], "band"))
+    for part in (slice(0, first + 1), slice(last - 1, None)):
+        marks.append(draw_path([*upper[part], *reversed(lower[part])], "band far"))
+        if far := [one for one in line[part] if one[1] < plot.bottom]:
+            marks.append(draw_path(far, "curve s0 far"))
+    for style, scores in zip(("crowd", "crowd own"), own, strict=True):
+        places_of = [(x.at(value), y.at(score)) for value, score in scores]
+        marks.append(draw_dots([one for one in places_of if plot.top - 8 <= one[1] <= plot.bottom], style))
+    marks.append(draw_path([one for one in line[first:last] if one[1] < plot.bottom], "curve s0"))
+    told = f"from {_score(bands[first])} to {_score(bands[last - 1])}"
+    return canvas(key, (width, 348), (heading, told), marks)

@@ -1,166 +1,402 @@
-"""The comparison as a terminal table that fits: what is least telling goes first, and the caption says what went."""
+"""Make the tables of results: once for each, laid out on a page by the templates and in a terminal by `to_terminal`."""
 
-from collections.abc import Callable, Sequence
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich import box
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
+from compress.records.bench_result import Result
+from compress.records.certificate import Certificate, Sensitivity, Tried
+from compress.records.latency import NOISE_FACTOR, Latency, Setting, Sustained
 from compress.records.run_report import Report, Row
-from compress.reporting import compare
+from compress.records.search_report import STAGES, Anchor, SearchReport, TrialRecord
 from compress.reporting import format as units
-from compress.reporting.candidates import Candidate
-from compress.reporting.cells import agreement
-from compress.reporting.compare import Choice, Limits, Pick, View, median_ms, timing
-from compress.reporting.remarks import compare_rows
+from compress.reporting.compare import Candidate, Comparison, Limits, MeasuredDevice, Pick, View
+from compress.reporting.format import MISSING, capitalised
+from compress.reporting.remarks import (
+    answer,
+    choice_headline,
+    choice_remarks,
+    compute_ratios,
+    known_beside,
+    shape,
+    speed_of,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from compress.quantization.select import Quantized
 
 NAME_WIDTH = 28
+HEADING_WIDTH = 10
 CAPTION_WIDTH = 56
+MOST_REASONS = 8
+MOST_SHOWN = 12
+"""Products that a terminal names; report.json has them all."""
+HEAT_LEVELS = 8
+FIGURES = {
+    "min ms": "min_ms", "p50": "p50_ms", "p95": "p95_ms", "p99": "p99_ms", "ratio": "ratio",
+    "init ms": "init_ms", "first": "first_ms", "peak MB": "peak_rss_mb",
+}  # fmt: skip
+"""Headings of a race, and what they are of a latency."""
+KEY = 3
+"""Columns up to this rank are the key figures of a page."""
+LAST = 99
+"""The rank of a column that only pages show."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measure of one row; `detail` in small print; tone: a class, as `bad`."""
+
+    text: str
+    detail: str = ""
+    tone: str = ""
+
+    @property
+    def missing(self) -> bool:
+        """Say whether there is nothing to show."""
+        return self.text == MISSING
 
 
 @dataclass(frozen=True)
 class Column:
-    """One measure: its heading, its cells in the order of the rows, and its rank (0 stays longest)."""
+    """One measure of every row, in their order; `group` is the heading over the headings of a page.
+
+    rank   the higher, the sooner a narrow terminal does without it; LAST: on pages alone; page: not in terminals alone
+    alone  the heading where there is no room for groups; '' where it is the same
+    """
 
     heading: str
-    cells: tuple[str, ...]
-    rank: int
+    cells: tuple[Cell, ...]
+    group: str = ""
+    rank: int = LAST
+    alone: str = ""
+    page: bool = True
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a table: its name, the class of its colour, and where pictures call it by a number, that."""
+
+    name: str
+    role: str = "plain"
+    number: int | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns; `caption` says of a terminal's table what a page says around its own."""
+
+    rows: tuple[Line, ...]
+    columns: tuple[Column, ...]
+    title: str = ""
+    caption: tuple[str, ...] = ()
+
+    @staticmethod
+    def build(rows: Iterable[Line], columns: Iterable[Column], title: str = "", caption: Iterable[str] = ()) -> "Table":
+        """Leave out the columns in which no row has anything."""
+        shown = tuple(column for column in columns if not all(cell.missing for cell in column.cells))
+        return Table(tuple(rows), shown, title, tuple(caption))
 
     @property
-    def width(self) -> int:
-        return max(len(part) for text in (self.heading, *self.cells) for part in text.split("\n"))
+    def on_page(self) -> tuple[Column, ...]:
+        """List the columns that a page shows."""
+        return tuple(column for column in self.columns if column.page)
 
     @property
-    def empty(self) -> bool:
-        return all(cell == units.MISSING for cell in self.cells)
+    def groups(self) -> list[tuple[str, int]]:
+        """List the headings over the headings, each with the number of columns it spans."""
+        names = [column.group for column in self.on_page]
+        return [(name, names.count(name)) for name in dict.fromkeys(names)]
 
 
-def render_table(report: Report, width: int) -> Table:
-    """The rows of `report`, not wider than `width` columns."""
-    styles = {"baseline": "dim", "teacher": "", "student": "bold"}
-    rows = [(row.name, styles[row.role]) for row in report.rows]
-    return fitted(_columns(report), rows, width=width, title=report.title, caption=_caption(report))
+def column(
+    rows: Iterable[T], group: str, heading: str, cell: Callable[[T], Cell | str], rank: int = LAST, **more: Any
+) -> Column:
+    """Fill a column: `cell` gives what it says of each row."""
+    found = (cell(row) for row in rows)
+    return Column(heading, tuple(one if isinstance(one, Cell) else Cell(one) for one in found), group, rank, **more)
 
 
-def fitted(
-    columns: Sequence[Column], rows: Sequence[tuple[str, str]], *, width: int, title: str, caption: Sequence[str]
-) -> Table:
-    """The columns that have something to say and find room; `rows`: (name, style). The caption says which did not."""
-    measured = [column for column in columns if not column.empty]
-    shown = list(measured)
-    names = min(NAME_WIDTH, max([len(name) for name, _ in rows], default=0))
-    while len(shown) > 1 and names + 1 + sum(column.width + 2 for column in shown) > width:
-        shown.remove(max(shown, key=lambda column: column.rank))
-    left_out = [column.heading.replace("\n", " ") for column in measured if column not in shown]
-    words = [*caption, f"not shown here: {', '.join(left_out)}"] if left_out else caption
-    result = Table(
-        title=Text(title, style="bold"),
-        caption=Text("; ".join(words), style="dim"),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        min_width=min(width, CAPTION_WIDTH),
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    result.add_column("", max_width=NAME_WIDTH, overflow="fold")
-    for column in shown:
-        result.add_column(Text(column.heading), justify="right", no_wrap=True)
-    for index, (name, style) in enumerate(rows):
-        result.add_row(Text(name), *(Text(column.cells[index]) for column in shown), style=style)
-    return result
-
-
-def _columns(report: Report) -> list[Column]:
-    def column(rank: int, heading: str, cell: Callable[[Row], str]) -> Column:
-        return Column(heading, tuple(cell(row) for row in report.rows), rank)
-
-    return [
-        column(0, report.metric, lambda row: units.score(report.score(row))),
-        column(5, "kept", lambda row: _kept(report, row)),
-        column(4, "macro\nF1", lambda row: units.score(report.macro_f1(row))),
-        column(1, "agree", lambda row: agreement(report, row)),
-        column(4, "params", lambda row: units.magnitude(row.parameters)),
-        column(8, "FLOPs /\ntoken", lambda row: units.magnitude(row.flops_per_token)),
-        column(3, "MB", lambda row: units.three_digits(row.file_mb)),
-        column(2, "p50 / p95\nms", lambda row: _times(report, row)),
-        column(7, "peak\nMB", lambda row: units.three_digits(row.peak_rss_mb)),
-        column(6, "train", lambda row: units.duration(row.train_seconds)),
-        column(9, "samples\n/ s", lambda row: units.three_digits(row.samples_per_second)),
+def to_terminal(table: Table, width: int | None = None) -> RichTable:
+    """Lay a table out for a terminal: where it is narrow, columns of high rank go, and the caption says which."""
+    measured = [one for one in table.columns if one.rank < LAST]
+    shown = [
+        (one, "\n".join(textwrap.wrap(one.alone or one.heading, HEADING_WIDTH, break_long_words=False)), one.cells)
+        for one in measured
     ]
+    names = [line.name if line.number is None else f"{line.number}  {line.name}" for line in table.rows]
+    styles = {"student": "bold", "baseline": "dim"}
+
+    def wide(heading: str, cells: Sequence[Cell]) -> int:
+        return max(len(part) for text in (heading, *(cell.text for cell in cells)) for part in text.split("\n")) + 2
+
+    room = min(NAME_WIDTH, max(map(len, names), default=0)) + 1
+    while width and len(shown) > 1 and room + sum(wide(heading, cells) for _, heading, cells in shown) > width:
+        shown.remove(max(shown, key=lambda each: each[0].rank))
+    gone = [one.heading for one in measured if not any(one is each for each, _, _ in shown)]
+    caption = [*table.caption, f"not shown here: {', '.join(gone)}"] if gone else table.caption
+    laid = RichTable(
+        title=Text(table.title, style="bold"), caption=Text("; ".join(caption), style="dim"), title_justify="left",
+        caption_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
+        min_width=min(width or CAPTION_WIDTH, CAPTION_WIDTH),
+    )  # fmt: skip
+    used = sum(wide(heading, cells) for _, heading, cells in shown)
+    laid.add_column("", max_width=max(NAME_WIDTH, (width or 0) - used - 1), overflow="fold")
+    for _, heading, _ in shown:
+        laid.add_column(Text(heading), justify="right", no_wrap=True)
+    for index, (line, name) in enumerate(zip(table.rows, names, strict=True)):
+        cells = (Text(cells[index].text) for _, _, cells in shown)
+        laid.add_row(Text(name), *cells, style=styles.get(line.role, ""))
+    return laid
 
 
-def _kept(report: Report, row: Row) -> str:
-    comparison = compare_rows(report, row)
-    return units.share(comparison.score if comparison else None)
+def key_figures(table: Table) -> list[tuple[str, str, str]]:
+    """List (what, value, beside the teacher's) of the row that stands out: its figures of the lowest ranks."""
+    roles = [line.role for line in table.rows]
+    if "student" not in roles:
+        return []
+    own, theirs = len(roles) - 1 - roles[::-1].index("student"), roles.index("teacher") if "teacher" in roles else None
+    found = []
+    for one in sorted(table.on_page, key=lambda one: one.rank):
+        cell, teacher = one.cells[own], one.cells[theirs] if theirs is not None else Cell(MISSING)
+        if one.rank > KEY or cell.missing:
+            continue
+        beside = [cell.detail] if cell.detail else []
+        beside += [] if teacher.missing else [f"teacher {teacher.text}"]
+        said = f"{cell.detail} of the teacher’s {teacher.text}" if cell.detail.endswith("%") else ", ".join(beside)
+        found.append((one.alone or one.heading, cell.text, said))
+    return found
 
 
-def _times(report: Report, row: Row) -> str:
-    found = report.latency(row)
-    if found is None:
-        return units.MISSING
-    times = f"{units.three_digits(found['p50_ms'])} / {units.three_digits(found['p95_ms'])}"
-    return f"~{times}" if found["noisy"] else times
+def run_table(report: Report) -> Table:
+    """Compare the rows of a run: quality, size, speed and training, beside the teacher's."""
+    ratios = {row.name: compute_ratios(report, row) for row in report.rows}
+    of = partial(column, report.rows)
+
+    def part(text: str, row: Row, measure: str) -> Cell:
+        ratio = getattr(ratios[row.name], measure, None)
+        return Cell(text, "" if ratio is None else units.percent(ratio))
+
+    def kept(row: Row) -> str:
+        beside = ratios[row.name]
+        return units.share(beside.score if beside else None)
+
+    def score(row: Row) -> Cell:
+        return Cell(units.score(report.score(row)), f"{kept(row)} kept" if kept(row) != MISSING else "")
+
+    def agreement(row: Row) -> str:
+        return units.score(row.agreement) if report.kind == "regression" else units.share(row.agreement)
+
+    def median(row: Row) -> Cell:
+        time, speed, said = report.latency(row), getattr(ratios[row.name], "speed", None), []
+        if speed is not None:
+            said.append(f"{units.times(speed)} faster" if speed >= 1 else f"{units.times(1 / speed)} slower")
+        said += ["noisy"] * time.noisy + ["busy machine"] * bool(time.busy) if time else []
+        return Cell(_ms(time), ", ".join(said))
+
+    columns = [
+        of("Quality", units.metric(report.metric), score, 0),
+        of("Quality", "kept", kept, 5, page=False),
+        of("Quality", "macro F1", lambda row: units.score(report.macro_f1(row)), 4),
+        of("Quality", "agreement", agreement, 2),
+        of("Model", "parameters", lambda row: part(units.magnitude(row.parameters), row, "parameters"), 4),
+        of("Model", "FLOPs / token", lambda row: part(units.magnitude(row.flops_per_token), row, "flops"), 8),
+        of("Model", "file, MB", lambda row: part(units.three_digits(row.file_mb), row, "size"), 3),
+        of("Inference", "p50, ms", median, 1),
+        of("Inference", "p95, ms", lambda row: _ms(report.latency(row), "p95_ms"), 4),
+        of("Inference", "peak, MB", lambda row: part(units.three_digits(row.peak_rss_mb), row, "memory"), 7),
+        of("Training", "time", lambda row: units.duration(row.train_seconds), 6),
+        of("Training", "samples / s", lambda row: units.three_digits(row.samples_per_second), 9),
+    ]
+    caption = [f"{units.metric(report.metric)} on {report.split}, {report.split_rows:,} rows"]
+    caption += [f"latency of one forward: {report.settings[0]}"] if report.settings else []
+    noisy = any((one := report.latency(row)) and one.noisy for row in report.rows)
+    if noisy or report.noise:
+        noise = report.noise or "the machine was disturbed while timing"
+        caption.append(f"~ noisy: {noise}" if noisy else f"timing: {noise}")
+    return Table.build((Line(row.name, row.role) for row in report.rows), columns, report.title, caption)
 
 
-def _caption(report: Report) -> list[str]:
-    parts = [f"{units.metric(report.metric)} on {report.split}, {report.split_rows:,} rows"]
-    if report.settings:
-        parts.append(f"latency of one forward: {report.settings[0]}")
-    if any((found := report.latency(row)) and found["noisy"] for row in report.rows):
-        parts.append(f"~ noisy: {report.noise or 'the machine was disturbed while timing'}")
-    elif report.noise:
-        parts.append(f"timing: {report.noise}")
-    return parts
+def _ms(time: Latency | None, key: str = "p50_ms") -> str:
+    """Say a time; `~` before one that is noisy."""
+    return MISSING if time is None else f"{'~' if time.noisy else ''}{units.three_digits(getattr(time, key))}"
 
 
-CERTIFIED = {True: "yes", False: "no", None: units.MISSING}
+def class_table(report: Report) -> Table:
+    """Compare recall, precision and F1 of every class; those that a student lost come first."""
+    rows = [row for row in report.rows if row.classes]
+    scores = {row.name: {one.label: one for one in row.classes} for row in rows}
+    hurt = {row.name: {one.label for one in report.fallen(row)} for row in rows}
+    first = set().union(*hurt.values())
+    counts = {one.label: one.support for row in rows for one in row.classes}
+    labels = sorted(counts, key=lambda label: label not in first)
+
+    def cell(row: Row, measure: str, label: str) -> Cell:
+        value = getattr(scores[row.name].get(label), measure, None)
+        return Cell(units.score(value), tone="bad" if measure == "recall" and label in hurt[row.name] else "")
+
+    columns = [column(labels, "", "support", lambda label: f"{counts[label]:,}")]
+    for measure in ("recall", "precision", "f1"):
+        for row in rows:
+            heading, name = row.name.removeprefix("student "), units.metric(measure)
+            heading = "teacher" if row.role == "teacher" else heading
+            columns.append(column(labels, name, heading, partial(cell, row, measure), alone=f"{name}, {heading}"))
+    return Table.build(map(Line, labels), columns)
 
 
-def choice_table(choice: Choice, chosen: Pick, width: int) -> Table:
-    """Candidates by score, not wider than `width` columns; the pick in bold."""
-    rows = (*choice.teachers, *choice.candidates)
-    styles = {id(one): "dim" for one in choice.teachers} | {id(chosen.candidate): "bold"}
-    caption = [compare.where(choice)]
-    if choice.view:
-        caption.append(f"latency of one forward: {choice.view.name}")
-        caption.append("on front: no other is as good at less time")
-    if any((found := timing(one, choice.view)) and found.noisy for one in rows):
-        caption.append("~ noisy")
-    return fitted(
-        _choice_columns(choice, rows),
-        [(one.name, styles.get(id(one), "")) for one in rows],
-        width=width,
-        title="Which model to ship",
-        caption=caption,
-    )
+def score_tables(report: Report) -> list[Table]:
+    """List all metrics where there are several."""
+    metrics = list(dict.fromkeys(name for row in report.rows for name in row.score))
+
+    def score(name: str, row: Row) -> str:
+        return units.score(row.score.get(name))
+
+    columns = tuple(column(report.rows, "", units.metric(name), partial(score, name)) for name in metrics)
+    return [Table(tuple(Line(row.name) for row in report.rows), columns, "All scores")] if len(metrics) > 1 else []
 
 
-def plain(choice: Choice, limits: Limits, chosen: Pick) -> dict[str, Any]:
-    """What the table and the page say, in values that JSON can hold."""
-    front = choice.front(lambda one: median_ms(one, choice.view))
+def latency_tables(times: Iterable[tuple[str, Latency]]) -> list[Table]:
+    """Lay out (name of the file, its times): a table per setting, a line per file; the ratio is to the first one."""
+    by_setting: dict[Setting, list[tuple[str, Latency]]] = {}
+    for name, one in times:
+        by_setting.setdefault(one.setting, []).append((name, one))
+    found = []
+    for setting, there in by_setting.items():
+        timed = [one for _, one in there]
+        notes = []
+        if pinned := {one.affinity for one in timed if one.affinity}:
+            notes.append(f"kept on CPUs {', '.join(sorted(pinned))}")
+        if noisy := [f"{name}: {one.noise}" for name, one in there if one.noisy]:
+            notes.append(f"noisy: the two passes disagree, measure again before quoting it ({'; '.join(noisy)})")
+        if busy := dict.fromkeys(one.busy for one in timed if one.busy):
+            notes.append(f"busy: {', '.join(busy)}: alone on the machine these files are faster")
+        columns = [
+            column(timed, "", heading, partial(_figure, key, there[0][1]), 0) for heading, key in FIGURES.items()
+        ]
+        lines = (Line(name + " (noisy)" * one.noisy + " (busy)" * bool(one.busy)) for name, one in there)
+        found.append(Table.build(lines, columns, str(setting), notes))
+    return found
+
+
+def _figure(key: str, first: Latency, one: Latency) -> str:
+    return f"{one.p50_ms / first.p50_ms:.2f}" if key == "ratio" else units.three_digits(getattr(one, key))
+
+
+def certified_cell(certified: bool | None, reason: str) -> Cell:
+    """Say whether a file is certified, and why or why not."""
+    return Cell(MISSING) if certified is None else Cell("yes", reason) if certified else Cell("no", reason, "bad")
+
+
+def choice_table(comparison: Comparison, chosen: Pick) -> Table:
+    """Compare every candidate after the teachers: score, proof, size, and times on each device."""
+    rows, view = (*comparison.teachers, *comparison.candidates), comparison.view
+    of = partial(column, rows)
+    front = comparison.front(lambda one: one.median_ms(view))
+
+    def score(one: Candidate) -> Cell:
+        found = comparison.score(one)
+        other = next(iter(one.scores.items()), None) if found is None else None
+        return Cell(units.score(found), f"{units.score(other[1])} on other rows: {other[0]}" if other else "")
+
+    def time(at: View, one: Candidate) -> Cell:
+        found = one.latency(at)
+        if found is None:
+            return Cell(MISSING)
+        marks = (", noisy" if found.noisy else "") + (", busy" if found.busy else "")
+        return Cell(_ms(found), f"p95{units.GAP}{units.three_digits(found.p95_ms)}{marks}")
+
+    def peak(one: Candidate) -> str:
+        found = one.latency(view)
+        return units.three_digits(found.peak_rss_mb if found else None)
+
+    columns = [
+        of("Quality", units.metric(comparison.task.metric), score, 0),
+        of("Quality", "macro F1", lambda one: units.score(comparison.macro_f1(one))),
+        of("Quality", "vs its fp32", lambda one: units.change(comparison.drop(one)), 5),
+        of("Quality", "certified", lambda one: certified_cell(one.certified, one.reason), 3),
+        of("Model", "parameters", lambda one: units.magnitude(one.parameters), 6),
+        of("Model", "file, MB", lambda one: units.three_digits(one.size_mb), 2),
+    ]
+    views = comparison.commonest()
+    same = len({each.setting for each in views}) == 1
+    for at in views:
+        setting = _short(at.setting)
+        group, heading = (f"p50 at {setting}", "") if same else ("p50", f" at {setting}")
+        place = at.device if len(at.device) <= 14 else at.device.split(",")[0][:14]
+        alone, rank = f"p50 ms, {place}, {setting}", 1 if at == view else 4
+        columns.append(of(group, f"{at.device}, ms{heading}", partial(time, at), rank, alone=alone))
+    columns.append(of("Memory", "peak, MB", peak))
+    columns.append(of("", "on front", lambda one: "●" if one in front else MISSING, 1, page=False))
+    caption = [where(comparison)]
+    if view:
+        caption += [f"latency of one forward: {view.name}", "on front: no other is as good at less time"]
+    roles = {id(one): "teacher" for one in comparison.teachers} | {id(chosen.candidate): "student"}
+    lines = [
+        Line(one.name, roles.get(id(one), "plain"), None if one.role == "teacher" else comparison.number(one))
+        for one in rows
+    ]
+    return Table.build(lines, columns, "Which model to ship", caption)
+
+
+def where(comparison: Comparison) -> str:
+    """Say what is compared."""
+    files, bundles = len(comparison.candidates), len(comparison.bundles)
+    counted = f"{files} file{'s' * (files != 1)} of {bundles} bundle{'s' * (bundles != 1)}"
+    metric = units.metric(comparison.task.metric)
+    return f"{counted}, {metric} on {comparison.basis}" if comparison.basis else counted
+
+
+def _short(setting: Setting) -> str:
+    batch = f", batch {setting.batch}" if setting.batch > 1 else ""
+    threads = f", {setting.threads} threads" if setting.threads > 1 else ""
+    return f"{setting.seq} tokens{batch}{threads}"
+
+
+def device_tables(comparison: Comparison) -> list[tuple[MeasuredDevice, list[Table]]]:
+    """List each device with the times of every file at every setting."""
+    rows = (*comparison.teachers, *comparison.candidates)
+    found = []
+    for device in comparison.devices:
+        order = comparison.settings(device.name)
+        times = [(one.name, time) for at in order for one in rows if (time := one.latency(View(device.name, at)))]
+        found += [(device, latency_tables(times))] if times else []
+    return found
+
+
+def choice_values(comparison: Comparison, limits: Limits, chosen: Pick) -> dict[str, Any]:
+    """Return what the table and the page say, in values that JSON can hold."""
+    front = comparison.front(lambda one: one.median_ms(comparison.view))
+    paths = {bundle.name: str(bundle.path) for bundle in comparison.bundles}
+    view = comparison.view
     return {
-        "metric": choice.task.metric,
-        "rows": None if choice.basis is None else vars(choice.basis),
-        "view": None if choice.view is None else {"device": choice.view.place, **vars(choice.view.setting)},
+        "metric": comparison.task.metric,
+        "rows": None if comparison.basis is None else vars(comparison.basis),
+        "view": None if view is None else {"device": view.device, **vars(view.setting)},
         "limits": vars(limits),
         "pick": chosen.candidate.name if chosen.candidate else None,
-        "headline": compare.choice_headline(choice, limits, chosen),
-        "remarks": compare.choice_remarks(choice, chosen),
+        "headline": choice_headline(comparison, limits, chosen),
+        "remarks": choice_remarks(comparison, chosen),
         "candidates": [
             {
                 "name": one.name,
-                "path": next(str(bundle.path) for bundle in choice.bundles if bundle.name == one.bundle),
+                "path": paths[one.bundle],
                 "precision": one.precision,
                 "sha256": one.sha256,
-                "by_name": one.by_name,
-                "score": choice.score(one),
-                "drop": choice.drop(one),
-                "macro_f1": choice.macro_f1(one),
-                "classes": [asdict(each) for each in choice.classes(one)],
+                "score": comparison.score(one),
+                "drop": comparison.drop(one),
+                "macro_f1": comparison.macro_f1(one),
+                "classes": [asdict(each) for each in comparison.classes(one)],
                 "fallen": [asdict(each) for each in one.fallen],
                 "certified": one.certified,
                 "reason": one.reason,
@@ -168,44 +404,292 @@ def plain(choice: Choice, limits: Limits, chosen: Pick) -> dict[str, Any]:
                 "parameters": one.parameters,
                 "front": one in front,
                 "latency": [
-                    {"device": place, **vars(setting), **vars(found)}
-                    for place, there in one.times.items()
+                    {"device": device, **vars(setting), **vars(found), "setting": str(setting)}
+                    for device, there in one.times.items()
                     for setting, found in there.items()
                 ],
             }
-            for one in choice.candidates
+            for one in comparison.candidates
         ],
     }
 
 
-def _choice_columns(choice: Choice, rows: tuple[Candidate, ...]) -> list[Column]:
-    def column(rank: int, heading: str, cell: Callable[[Candidate], str]) -> Column:
-        return Column(heading, tuple(cell(one) for one in rows), rank)
+def certificate_table(certificates: Sequence[tuple[str, Certificate]]) -> Table:
+    """Lay out (name of the file, its certificate)."""
 
-    front = choice.front(lambda one: median_ms(one, choice.view))
-    times = [column(1 + 3 * (view != choice.view), _heading(view), _taken(view)) for view in choice.commonest()]
-    return [
-        column(0, choice.task.metric, lambda one: units.score(choice.score(one))),
-        column(5, "vs fp32", lambda one: units.change(choice.drop(one))),
-        column(3, "certified", lambda one: CERTIFIED[one.certified]),
-        column(2, "MB", lambda one: units.three_digits(one.size_mb)),
-        column(6, "params", lambda one: units.magnitude(one.parameters)),
-        *times,
-        column(1, "on\nfront", lambda one: "●" if one in front else units.MISSING),
+    def device(one: Certificate) -> Cell:
+        name, _, more = one.device.partition(", ")
+        return Cell(name, "; ".join(part for part in (more, one.runtime) if part))
+
+    def made(one: Certificate) -> Cell:
+        name, _, rest = one.method.partition(", ")
+        kept = f"{len(one.kept)} product{'s' * (len(one.kept) != 1)} left in float32" if one.kept else ""
+        return Cell(name, "; ".join(filter(None, (rest, kept))))
+
+    def after(one: Certificate) -> Cell:
+        return Cell(units.score(one.after), f"{units.change(one.drop)}; {units.change(one.max_drop)} allowed")
+
+    of = partial(column, [one for _, one in certificates])
+    columns = [
+        of("Verdict", "certified", lambda one: certified_cell(one.certified, one.reason)),
+        of("Score", "fp32", lambda one: Cell(units.score(one.before), units.metric(one.metric))),
+        of("Score", "this file", after),
+        of("Answers", "agreement", lambda one: units.share(one.agreement)),
+        of("Answers", "logits differ by", lambda one: units.small(one.max_logit_difference)),
+        of("Measured", "on", lambda one: Cell(f"{one.rows:,} rows", f"{one.data}, {one.split}")),
+        of("Measured", "device", device),
+        of("Measured", "made by", made),
     ]
+    return Table.build((Line(name) for name, _ in certificates), columns)
 
 
-def _heading(view: View) -> str:
-    at = view.setting
-    words = view.place if len(view.place) <= 14 else view.place.split(",")[0][:14]
-    batch = f" x{at.batch}" if at.batch > 1 else ""
-    threads = f" {at.threads}t" if at.threads > 1 else ""
-    return f"p50 ms\n{words}\n{at.seq} tok{batch}{threads}"
+def race_table(tried: Sequence[Tried]) -> Table:
+    """Lay out the variants of one race, in their order."""
+    of = partial(column, tried)
+
+    def time(setting: str, one: Tried) -> Cell:
+        if setting not in one.p50_ms:
+            return Cell(MISSING)
+        ratio = f"{one.ratio[setting]:.2f}×" if setting in one.ratio else ""
+        return Cell(f"{'~' if one.noisy else ''}{units.three_digits(one.p50_ms[setting])}", ratio)
+
+    def result(one: Tried) -> Cell:
+        return (
+            Cell("chosen" if one.chosen else "passed", one.reason) if one.passed else Cell("failed", one.reason, "bad")
+        )
+
+    def fused(one: Tried) -> Cell:
+        said = ", ".join(f"{count} {name}" for name, count in one.fused.items())
+        return Cell(str(sum(one.fused.values())) if said else MISSING, said)
+
+    settings = list(dict.fromkeys(setting for one in tried for setting in one.p50_ms))
+    columns = [
+        of("Verdict", "result", result),
+        *(
+            of("p50, ms", name, partial(time, setting))
+            for setting, name in zip(settings, units.telling(settings), strict=True)
+        ),
+        of("Graph", "fused", fused),
+        of("Graph", "file, MB", lambda one: units.three_digits(one.file_mb)),
+        of("Parity", "logits differ by", lambda one: units.small(one.difference)),
+        of("Parity", "agreement", lambda one: units.share(one.agreement)),
+    ]
+    return Table.build((Line(one.variant, "student" if one.chosen else "baseline") for one in tried), columns)
 
 
-def _taken(view: View) -> Callable[[Candidate], str]:
-    def cell(one: Candidate) -> str:
-        found = timing(one, view)
-        return units.MISSING if found is None else f"{'~' if found.noisy else ''}{units.three_digits(found.p50_ms)}"
+def heat_map(found: Sequence[Sensitivity]) -> tuple[list[str], list[tuple[str, list[Cell | None]]]]:
+    """Lay out the share of the error by layer and product, in the order of the graph: headings, and (name, fields).
 
-    return cell
+    A field's tone says how strong it is, its detail what hovering says; None where a layer has no such product. What
+    is of no layer has one field.
+    """
+    strongest = max((one.share for one in found if units.known(one.share)), default=0.0)
+    fields: dict[str, dict[str, Cell]] = {}
+    for one in found:
+        match = re.fullmatch(r"(layer \d+),? (.+)", one.layer)
+        level = round(HEAT_LEVELS * max(0.0, one.share) / strongest) if strongest > 0 and units.known(one.share) else 0
+        hint = f"{one.layer}: {units.share(one.share)} of the error; alone {units.small(one.error)}; {one.product}"
+        cell = Cell(units.share(one.share), hint, f"h{level}{' kept' if one.kept else ''}")
+        fields.setdefault(match[1] if match else one.layer, {})[match[2] if match else ""] = cell
+    headings = list(dict.fromkeys(part for there in fields.values() for part in there if part))
+    return headings, sorted(
+        (
+            (name, [there[""]] if "" in there else [there.get(part) for part in headings])
+            for name, there in fields.items()
+        ),
+        key=lambda row: "" in fields[row[0]],
+    )
+
+
+STANDING = {"subnet": "scored", "short": "trained briefly", "final": "trained", "shipped": "shipped"}
+TRIAL_HEADINGS = ("shape", "became", "score", "predicted, ms", "measured, ms", "file, MB", "parameters")
+"""What is told of every trial, beside its number."""
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """A trial: its values for the script (score and costs), its cells under TRIAL_HEADINGS, and whether it is on the
+    front or else within the budgets."""
+
+    number: int
+    values: str
+    cells: tuple[str, ...]
+    style: str
+
+
+def trial_row(found: SearchReport, point: TrialRecord, front: set[int]) -> TrialRow:
+    """Lay out a trial in full; `front`: the numbers of those on it."""
+    values = (point.score, *(found.value(point, cost) for cost in ("latency", "file_mb", "parameters")))
+    became = STANDING.get(point.stage or "", "") if point.state == "complete" else point.state
+    scores = [units.score(value) for stage in STAGES if units.known(value := point.scores.get(stage))]
+    cells = (
+        shape(point.choice),
+        ": ".join(filter(None, (became, point.reason))),
+        " → ".join(scores) or MISSING,
+        predicted_text(point),
+        units.three_digits(found.measured_ms(point)),
+        units.three_digits(point.file_mb),
+        units.magnitude(point.parameters),
+    )
+    shown = " ".join("-" if value is None else f"{value:.6g}" for value in values)
+    style = "front" if point.number in front else "within" if found.feasible(point) else ""
+    return TrialRow(point.number, shown, cells, style)
+
+
+def predicted_text(point: TrialRecord) -> str:
+    """Say a predicted time with its deviation, in ms: `3.41 ± 0.10`."""
+    if point.predicted_ms is None:
+        return MISSING
+    shown = units.three_digits(point.predicted_ms)
+    decimals = len(shown.partition(".")[2])
+    return f"{shown} ± {point.predicted_error_ms:.{decimals}f}" if point.predicted_error_ms else shown
+
+
+def front_table(found: SearchReport) -> Table:
+    """Lay out the teacher, the anchors, and the front from the best score down; the answer stands out."""
+    chosen = answer(found)
+    front = [found.point(number) for number in found.front or found.compute_front()]
+    if chosen and chosen not in front:
+        front.append(chosen)
+    rows: list[Anchor | TrialRecord] = [*known_beside(found), *sorted(front, key=lambda one: -(one.score or 0.0))]
+
+    def kept(one: Anchor | TrialRecord) -> str:
+        theirs = found.teacher_score
+        return units.share(one.score / theirs if theirs and theirs > 0 and one.score is not None else None)
+
+    def of_trial(told: Callable[[TrialRecord], str]) -> Callable[[Anchor | TrialRecord], str]:
+        return lambda one: told(one) if isinstance(one, TrialRecord) else MISSING
+
+    def measured(one: Anchor | TrialRecord) -> str:
+        return units.three_digits(found.measured_ms(one) if isinstance(one, TrialRecord) else one.ms)
+
+    def speed(one: Anchor | TrialRecord) -> str:
+        value = speed_of(found, one)
+        return f"{'~' if measured(one) == MISSING else ''}{units.times(value)}" if value else MISSING
+
+    def before(one: TrialRecord) -> str:
+        return units.score(one.first if one.stage != "subnet" else None)
+
+    of = partial(column, rows)
+    columns = [
+        of("Quality", units.metric(found.metric), lambda one: units.score(one.score), 0),
+        of("Quality", "of the teacher’s", kept, 7),
+        of("Quality", "stage", of_trial(lambda one: one.stage or MISSING), 6, page=False),
+        of("Quality", "before training", of_trial(before)),
+        of("Latency", "predicted, ms", of_trial(predicted_text), 5),
+        of("Latency", "measured, ms", measured, 1),
+        of("Latency", "speed", speed, 3),
+        of("Model", "file, MB", lambda one: units.three_digits(one.file_mb), 2),
+        of("Model", "parameters", lambda one: units.magnitude(one.parameters), 4),
+    ]
+    lines = [
+        Line(shape(one.choice), "student" if one is chosen else "plain", one.number)
+        if isinstance(one, TrialRecord)
+        else Line(one.name, "baseline" if index else "teacher")
+        for index, one in enumerate(rows)
+    ]
+    return Table.build(lines, columns)
+
+
+def search_facts(found: SearchReport) -> list[tuple[str, str]]:
+    """Count what the search did."""
+    total, scored = sum(found.costs.values()), sum(point.first is not None for point in found.points)
+    numbers = [("Trials", f"{len(found.points):,}"), ("Scored", f"{scored:,}")]
+    numbers += [(capitalised(state), f"{count:,}") for state, count in found.counts().items() if state != "complete"]
+    if trials := found.costs.get("trials"):
+        numbers.append(("Shapes a minute", units.three_digits(60 * scored / trials)))
+    numbers += [("Altogether", units.duration(total))] if total else []
+    chosen = answer(found)
+    if chosen and chosen.score is not None and found.teacher_score is not None:
+        numbers.append(("Score given up", units.three_digits(found.teacher_score - chosen.score)))
+    return numbers
+
+
+def rejected_tables(found: SearchReport) -> list[Table]:
+    """Count the trials that were not completed by state and reason; reasons with other numbers are one reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for point in found.points:
+        if point.state != "complete":
+            groups.setdefault((point.state, re.sub(r"\d+(\.\d+)?", "#", point.reason)), []).append(point.reason)
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+    rows = [(state, f"{len(reasons):,}", reasons[0] or MISSING) for (state, _), reasons in ordered]
+    if more := sum(len(reasons) for _, reasons in ordered[MOST_REASONS:]):
+        rows[MOST_REASONS:] = [("other", f"{more:,}", f"{len(ordered) - MOST_REASONS} reasons more")]
+    columns = (column(rows, "", "trials", itemgetter(1)), column(rows, "", "reason (of one)", itemgetter(2)))
+    title = "Not completed, and why"
+    return [Table(tuple(Line(state) for state, _, _ in rows), columns, title)] if rows else []
+
+
+def bench_tables(result: Result) -> Iterator[RichTable]:
+    """Yield what was measured on one device: what it is, the race at each setting, sustained curves."""
+    facts = RichTable.grid(padding=(0, 2))
+    for name, value in {"measured on": result.device, **result.machine}.items():
+        facts.add_row(name, value)
+    yield facts
+    yield from map(to_terminal, latency_tables((time.name, time) for time in result.latencies))
+    if result.sustained:
+        yield to_terminal(_curves(result))
+
+
+def _curves(result: Result) -> Table:
+    """Lay out p50 of each minute, and the temperature at its end; files in the order in which they ran."""
+    curves = result.sustained
+
+    def degrees(celsius: float | None) -> str:
+        return "" if celsius is None else f" {celsius:.0f} C"
+
+    of = partial(column, curves, "")
+    columns = [of("start", lambda one: degrees(one.started).strip() or MISSING, 0)]
+    for at in range(max(len(curve.minutes) for curve in curves)):
+
+        def minute(one: Sustained, at: int = at) -> str:
+            return f"{one.minutes[at]:.2f} ms{degrees(one.temperatures[at])}" if at < len(one.minutes) else MISSING
+
+        columns.append(of(f"min {at + 1}", minute, 0))
+    columns.append(of("last / first", lambda one: f"{one.minutes[-1] / one.minutes[0]:.2f}", 0))
+    raced = {(time.name, time.setting): time.p50_ms for time in result.latencies}
+    notes = [
+        f"{one.name}: {one.minutes[0] / beside:.2f} times its p50 in the race from the first minute on: "
+        "something else used the machine, or it was hot already"
+        for one in curves
+        if (beside := raced.get((one.name, one.setting))) and one.minutes[0] > NOISE_FACTOR * beside
+    ]
+    title = f"without pause, one file after another: {curves[0].setting}"
+    return Table.build((Line(one.name) for one in curves), columns, title, notes)
+
+
+def quantized_text(done: "Quantized") -> str:
+    """Say what quantisation cost, what stayed in float32, and the verdict."""
+    from compress.exporters.rewrite.products import layer
+
+    proof, kept = done.proof, units.listed([layer(name) for name in done.proof.kept], MOST_SHOWN)
+    lines = [
+        f"{proof.method}, on {proof.rows:,} {proof.split} rows of {proof.data}, {proof.device}, {proof.runtime}",
+        f"{proof.metric} {proof.before:.4f} of fp32, {proof.after:.4f} of int8; agreement {proof.agreement:.4f}",
+        "; ".join(f"{name} {size:.1f} MB" for name, size in done.sizes.items()),
+        f"in float32: {kept or 'no product'}",
+        done.mixed.price() or "",
+        f"{'certified' if proof.certified else 'NOT certified'}: {proof.reason}",
+    ]
+    if not proof.certified:
+        lines.append(f"The nearest file found is in the bundle, marked uncertified.{_advice(proof.method)}")
+    return "\n".join(filter(None, lines))
+
+
+def quantized_json(done: "Quantized") -> str:
+    """Write certificate, costs and latencies as JSON."""
+    found = {
+        "bundle": str(done.bundle.path),
+        "certificate": asdict(done.proof),
+        "float_cost": asdict(done.mixed.cost) if done.mixed.cost else None,
+        "sensitivity": [asdict(each) for each in done.mixed.sensitivity],
+        "latencies": [asdict(each) for each in done.times],
+    }
+    return json.dumps(found, ensure_ascii=False, indent=1)
+
+
+def _advice(method: str) -> str:
+    """Name the methods that may come nearer than `method`, as a certificate names it."""
+    if "learned in training" in method:
+        return ""
+    return " Try --method qat." if method.startswith("SmoothQuant") else " Try --method smoothquant or qat."

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from compress.records.bench_result import Result, save
 from compress.records.latency import DeviceError, Latency, Setting, Sustained, summarise
-from compress.reporting import bench_tables
+from compress.reporting.tables import bench_tables
 
 
 def latency(name: str, setting: Setting, *passes: float) -> Latency:
@@ -56,16 +56,16 @@ def test_what_is_no_result_is_refused_with_every_field_in_error(tmp_path: Path, 
 
 def test_tables_have_a_ratio_a_verdict_and_the_curve_and_fit_80_columns() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
-    for table in bench_tables.tables(RESULT):
+    for table in bench_tables(RESULT):
         console.print(table)
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert "cpu a processor" in lines
-    assert "a:int8 2.00 2.00 2.00 2.00 1.00 30 9.0" in lines
-    assert "b:int8 (noisy) 1.00 1.00 1.00 1.00 0.50 30 9.0" in lines
+    assert "a:int8 2.00 2.00 2.00 2.00 1.00 30.0 9.00" in lines
+    assert "b:int8 (noisy) 1.00 1.00 1.00 1.00 0.50 30.0 9.00" in lines
     assert "kept on CPUs 0-3" in lines
     assert "p50 1.00 ms in the first pass, 1.50 ms in the second (x1.50)" in " ".join(lines)
     assert "1 thread, batch 1, 16 tokens" in lines
     assert "a:int8 40 C 2.00 ms 50 C 3.00 ms 61 C 1.50" in lines
-    assert "b:int8 1.50 ms 1.50 ms 1.00" in lines
+    assert "b:int8 — 1.50 ms 1.50 ms 1.00" in lines
     assert "b:int8: 1.50 times its p50 in the race from the first minute on" in " ".join(lines)
     assert "a:int8: 1.00 times" not in " ".join(lines)

@@ -10,7 +10,7 @@ from compress.errors import BundleError, ExportError
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Shipped
 from compress.exporters.formats import export
-from compress.reporting import bench_tables
+from compress.reporting import tables
 from tests import command
 from tests.export.test_formats import bundle
 
@@ -85,7 +85,7 @@ def test_the_interpreter_of_a_far_machine_reaches_the_device(made: Bundle, monke
     ],
 )
 def test_what_was_tried_is_not_advised_again(method: str, advice: str) -> None:
-    assert bench_tables._further(method) == advice
+    assert tables._advice(method) == advice
 
 
 def test_a_disk_that_openvino_finds_full_is_one_message(

@@ -5,17 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 from compress.records.class_scores import ClassScore
-from compress.records.latency import Setting
-from compress.records.run_report import Latency, Report, Row
+from compress.records.latency import Latency, Setting
+from compress.records.run_report import Report, Row
 
 
 def latency(p50: float, *, noisy: bool = False) -> dict[str, Latency]:
     """Two settings, the second a third as slow."""
     return {
-        str(Setting(1, 1, seq)): Latency(
-            threads=1, batch=1, seq=seq, min_ms=p50 * f * 0.95, p50_ms=p50 * f, p95_ms=p50 * f * 1.1, noisy=noisy
-        )
-        for seq, f in ((128, 1.0), (32, 0.3))
+        str(at): Latency("file", at, 20, p50 * f * 0.95, p50 * f, p50 * f * 1.1, p50 * f * 1.2, 40, 9, 90, noisy, "")
+        for at, f in ((Setting(1, 1, 128), 1.0), (Setting(1, 1, 32), 0.3))
     }
 
 

@@ -37,11 +37,10 @@ def bundle(
     task: Task = TASK,
     sizes: dict[str, float] | None = None,
     inner: bool = True,
-    old: bool = False,
 ) -> Path:
     """Write a run with this report in its bundle (`inner`), or the bundle alone; `sizes`: precision -> kB.
 
-    The report's students and certificates name the files' digests where they name none, unless it is an old one.
+    The report's students and certificates name the files' digests where they name none.
     """
     path = folder / "bundle" if inner else folder
     (path / "onnx").mkdir(parents=True)
@@ -49,7 +48,7 @@ def bundle(
         name = f"{folder} {precision}".encode()
         (path / FILES[precision]).write_bytes(name.ljust(int(size * 1e3), b"\0"))  # type: ignore[index]
     if told is not None:
-        made = told if old else naming_files(told, manifests.stamps(path))
+        made = naming_files(told, manifests.stamps(path))
         (path / "report.json").write_text(made.to_json(), encoding="utf-8")
     Manifest(task, 128, "bert", 14_000_000, {"torch": "2.13.0"}, manifests.stamps(path)).write(path)
     return folder
@@ -83,7 +82,7 @@ def digest(folder: Path, precision: Precision) -> str:
 
 
 def bench(path: Path, times: dict[str, float], **changes: Any) -> Path:
-    """A result file: name -> median at 1 thread, batch 1, 128 tokens."""
+    """A result file: `<bundle>:<precision>` of a bundle beside it -> median at 1 thread, batch 1, 128 tokens."""
     made = [
         Latency(name, Setting(1, 1, 128), 20, p50 * 0.9, p50, p50 * 1.2, p50 * 1.3, 40.0, p50 * 3, 90.0, False, "")
         for name, p50 in times.items()
@@ -96,6 +95,12 @@ def bench(path: Path, times: dict[str, float], **changes: Any) -> Path:
         "command": "compress bench a b",
         "latencies": [asdict(one) for one in made],
         "sustained": [],
+        "sha256": {
+            name: digest(folder, precision)
+            for name in [*times, *(one["name"] for one in changes.get("sustained", ()))]
+            for precision in ("fp32", "int8")
+            if (folder := path.parent / name.removesuffix(f":{precision}")) != path.parent / name and folder.is_dir()
+        },
         **changes,
     }
     path.write_text(json.dumps(told), encoding="utf-8")

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from compress.reporting import compare, evidence
+from compress.reporting import compare
 from compress.reporting import format as units
-from compress.reporting.compare import Choice, Limits
+from compress.reporting.charts import choice_scatter
+from compress.reporting.compare import Comparison, Limits
 from compress.reporting.html import render_choice, render_html
-from compress.reporting.pictures import CandidatePlot
+from compress.reporting.tables import heat_map
 from tests.report.sample import ROWS, report
 from tests.report.shelf import bench, bundle, certificate, proved, student
 from tests.report.test_page import HOSTILE, Elements, boxes
@@ -27,8 +28,8 @@ FREE = Limits()
 LOAD = {"setting": {"threads": 1, "batch": 1, "seq": 128}, "minutes": [3.0, 3.5, 4.0]}
 
 
-def page(choice: Choice, limits: Limits = FREE) -> str:
-    return render_choice(choice, limits, compare.pick(choice, limits, choice.view))
+def page(choice: Comparison, limits: Limits = FREE) -> str:
+    return render_choice(choice, limits, compare.pick(choice, limits))
 
 
 def text(whole: str) -> str:
@@ -37,7 +38,7 @@ def text(whole: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", bare)).replace(units.GAP, " ").split())
 
 
-def many(folder: Path, count: int) -> Choice:
+def many(folder: Path, count: int) -> Comparison:
     """Bundles of two files each, all but coinciding."""
     paths = [bundle(folder / f"student-{n}", student(0.88 + 0.001 * (n % 4), 3 + 0.2 * n)) for n in range(count)]
     return compare.compare(paths)
@@ -48,7 +49,7 @@ def sustained(**changes: Any) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def choices(tmp_path: Path) -> dict[str, Choice]:
+def choices(tmp_path: Path) -> dict[str, Comparison]:
     whole = bundle(tmp_path / "whole", proved())
     local = bench(tmp_path / "local.json", {"whole:int8": 3.0, "whole:fp32": 6.0})
     browser = bench(tmp_path / "browser.json", {"whole:int8": 9.0}, device="browser", sustained=sustained())
@@ -76,7 +77,7 @@ NAMES = (
 )  # fmt: skip
 
 
-def test_any_choice_makes_a_whole_page(choices: dict[str, Choice]) -> None:
+def test_any_choice_makes_a_whole_page(choices: dict[str, Comparison]) -> None:
     assert tuple(choices) == NAMES
     for name, choice in choices.items():
         found = page(choice)
@@ -89,7 +90,7 @@ def test_any_choice_makes_a_whole_page(choices: dict[str, Choice]) -> None:
                 assert set((attrs.get(key) or "").split()) <= set(identifiers), (name, key)
 
 
-def test_the_page_asks_for_nothing_and_runs_only_the_script_its_policy_names(choices: dict[str, Choice]) -> None:
+def test_the_page_asks_for_nothing_and_runs_only_the_script_its_policy_names(choices: dict[str, Comparison]) -> None:
     for choice in choices.values():
         found = page(choice)
         assert not re.search(r"https?:|@import|url\(", found)
@@ -133,7 +134,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert not {"script", "img"} & {tag for tag, _ in single}
 
 
-def test_every_candidate_is_a_point_in_both_widths_and_a_row(choices: dict[str, Choice]) -> None:
+def test_every_candidate_is_a_point_in_both_widths_and_a_row(choices: dict[str, Comparison]) -> None:
     found = page(choices["thirty"])
     rows = re.findall(r'<tr class="\w+" role="row" data-n="(\d+)">', found)
     assert rows == [str(n) for n in range(1, 31)]
@@ -144,7 +145,7 @@ def test_every_candidate_is_a_point_in_both_widths_and_a_row(choices: dict[str, 
         assert len(re.findall(r"<li data-n=", view)) == 30
 
 
-def test_what_is_missing_leaves_no_heading(choices: dict[str, Choice]) -> None:
+def test_what_is_missing_leaves_no_heading(choices: dict[str, Comparison]) -> None:
     proofs = {"Certificates", "Race of the variants", "Sensitivity by layer"}
     headings = {*proofs, "Without pause", "Latency on every device", "Accuracy against cost"}
     shown = {name: set(re.findall(r"<h2 [^>]*>([^<]+)</h2>", page(choice))) for name, choice in choices.items()}
@@ -167,11 +168,11 @@ def test_without_a_script_the_ladder_says_what_is_best_within_each_budget(tmp_pa
     assert [cost.replace(units.GAP, " ") for cost, _, _ in rungs] == ["2.00 ms", "4.00 ms", "6.00 ms", "12.0 ms"]
 
 
-def test_what_was_not_timed_together_is_said_in_its_place(choices: dict[str, Choice]) -> None:
+def test_what_was_not_timed_together_is_said_in_its_place(choices: dict[str, Comparison]) -> None:
     assert "Nothing was timed on browser, 1 thread, batch 1, 32 tokens." in text(page(choices["whole"]))
 
 
-def test_figures_of_the_pick_and_of_every_proof_are_on_the_page(choices: dict[str, Choice]) -> None:
+def test_figures_of_the_pick_and_of_every_proof_are_on_the_page(choices: dict[str, Comparison]) -> None:
     shown = text(page(choices["whole"], Limits(max_mb=0.02)))
     for said in (
         "Within 0.02 MB, whole int8 scores best: accuracy 0.880 at 3.00 ms and 0.0144 MB.",
@@ -179,7 +180,7 @@ def test_figures_of_the_pick_and_of_every_proof_are_on_the_page(choices: dict[st
         "static int8", "onnxruntime 1.31.1", "98.0 %", "0.0200",
         "merged, int8 chosen", "bad, int8 failed logits differ by 9", "0.50×", "4 Gelu", "1.0·10⁻⁷",
         "layer 0 50.0 % ● −1.0 %", "pooler 0.0 %",
-        "3.00 / 3.60 / 2.70", "40.0 9.00 3.90 90.0",
+        "2.70 3.00 3.60 3.90", "40.0 9.00 90.0",
         "whole int8 4.00 ms", "whole int8 40.0 °C",
         "compress bench a b", "2026-11-22T00:00:00+00:00", "invented",
     ):  # fmt: skip
@@ -198,40 +199,42 @@ def test_the_page_of_one_run_shows_its_proofs_too() -> None:
 @pytest.mark.parametrize("count", [1, 3, 8, 15])
 def test_names_in_a_picture_do_not_overlap(tmp_path: Path, width: float, count: int) -> None:
     choice = many(tmp_path, count)
-    against = CandidatePlot(choice, choice.view, None)
+    against = choice_scatter(choice, choice.view, None)
     placed = boxes(str(against.draw("key", width)))
     assert len(placed) == 2 * count + 1
     assert max((one.overlap(other) for one, other in combinations(placed, 2)), default=0.0) < 20, "at most they graze"
     assert all(box.left >= 0 and box.right <= width for box in placed)
 
 
-def test_the_front_is_drawn_as_stairs_that_never_fall_to_the_right(choices: dict[str, Choice]) -> None:
+def test_the_front_is_drawn_as_stairs_that_never_fall_to_the_right(choices: dict[str, Comparison]) -> None:
     choice = choices["thirty"]
-    drawn = str(CandidatePlot(choice, choice.view, None).draw("key", 690))
+    drawn = str(choice_scatter(choice, choice.view, None).draw("key", 690))
     (path,) = re.findall(r'<path d="M([^"]+)" class="edge"/>', drawn)
     corners = [tuple(map(float, point.split(","))) for point in path.split()]
-    assert len(corners) == 2 * len(choice.front(lambda one: compare.median_ms(one, choice.view)))
+    assert len(corners) == 2 * len(choice.front(lambda one: one.median_ms(choice.view)))
     assert all(a[0] <= b[0] and a[1] >= b[1] and (a[0] == b[0] or a[1] == b[1]) for a, b in pairwise(corners))
 
 
 def test_a_score_far_below_is_off_the_scale_and_said(tmp_path: Path) -> None:
     paths = [bundle(tmp_path / f"s{n}", student(0.88 + 0.005 * n, 3.0 + n)) for n in range(4)]
     choice = compare.compare([*paths, bundle(tmp_path / "hopeless", student(0.55, 4.0))])
-    against = CandidatePlot(choice, choice.view, None)
-    assert {one.name for one, (_, score) in against.placed if score < against.lowest} == {
+    against = choice_scatter(choice, choice.view, None)
+    assert {mark.what for mark in against.marks if mark.score < against.lowest} == {
         "hopeless int8",
         "hopeless fp32",
     }
-    assert "Below this scale: hopeless fp32 0.560, hopeless int8 0.550." in text(page(choice))
+    assert "Below this scale: hopeless fp32 0.560 and hopeless int8 0.550." in text(page(choice))
 
 
 def test_heat_is_stronger_where_more_of_the_error_is() -> None:
-    found = evidence.heat(proved().sensitivity)
-    assert found.headings == ("output", "intermediate")
-    fields = {layer: [field and (field.strength, field.kept) for field in row] for layer, row in found.rows}
-    assert fields == {"layer 0": [(8, True), (0, False)], "layer 1": [(2, False), None]}
-    assert [(name, field.strength) for name, field in found.alone] == [("pooler", 0)]
-    assert evidence.heat(()).rows == ()
+    headings, rows = heat_map(proved().sensitivity)
+    assert headings == ["output", "intermediate"]
+    assert [(name, [field and field.tone for field in fields]) for name, fields in rows] == [
+        ("layer 0", ["h8 kept", "h0"]),
+        ("layer 1", ["h2", None]),
+        ("pooler", ["h0"]),
+    ]
+    assert heat_map(()) == ([], [])
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium, which runs the page's script")

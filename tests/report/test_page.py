@@ -10,10 +10,8 @@ import pytest
 
 from compress.records.run_report import Report, Row
 from compress.reporting import charts
-from compress.reporting import charts as svg
-from compress.reporting.charts import Axis, Bar, label
+from compress.reporting.charts import Axis, Bar, Box, label, run_scatter
 from compress.reporting.html import render_html
-from compress.reporting.pictures import trade_off
 from tests.report.sample import ROWS, curve, latency, regression, report, with_classes
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}"
@@ -139,41 +137,41 @@ def test_one_point_per_row_with_latency_in_each_of_two_widths() -> None:
 
 
 def test_bars_are_as_long_as_the_values() -> None:
-    drawn = str(charts.bars([Bar("a", 90.0, "teacher"), Bar("b", 22.5, "student")], "File size", "MB", "key", 360))
+    drawn = str(charts.draw_bars([Bar("a", 90.0, "teacher"), Bar("b", 22.5, "student")], "File size", "MB", "key", 360))
     assert re.findall(r'width="([\d.]+)" height="8.0" rx="2" class="bar', drawn) == ["360.0", "90.0"]
 
 
 def test_baselines_are_lines_or_named_off_the_scale() -> None:
-    drawn = str(trade_off(report(), "key", 690))
+    drawn = str(run_scatter(report()).draw("key", 690))
     assert drawn.count('class="reference"') == 1
     assert "bag of words 0.800" in drawn and "↓ majority 0.500, off this scale" in drawn
 
 
 def test_a_better_and_faster_row_is_higher_and_further_left() -> None:
     rows = (ROWS[2], replace(ROWS[4], score={"accuracy": 0.95}))
-    drawn = str(trade_off(report(rows=rows), "key", 690))
+    drawn = str(run_scatter(report(rows=rows)).draw("key", 690))
     teacher = re.search(r'<path d="M([\d.]+),([\d.]+) l7,7 [^>]*class="point teacher"', drawn)
     student = re.search(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="6" class="point student"', drawn)
     assert teacher and student
     assert float(student[1]) < float(teacher[1]) and float(student[2]) < float(teacher[2])
 
 
-def boxes(drawn: str) -> list[svg.Box]:
+def boxes(drawn: str) -> list[Box]:
     """The room of each name in a picture, from its position and anchor."""
     found = []
     for x, y, anchor, words in re.findall(
         r'x="([\d.]+)" y="([\d.]+)" class="label" text-anchor="(\w+)">([^<]*)<', drawn
     ):
-        wide = svg.text_width(words, 13)
+        wide = charts.text_width(words, 13)
         left = float(x) - {"start": 0, "middle": wide / 2, "end": wide}[anchor]
-        found.append(svg.Box(left, float(y) - 11, left + wide, float(y) + 3))
+        found.append(Box(left, float(y) - 11, left + wide, float(y) + 3))
     return found
 
 
 @pytest.mark.parametrize("width", [342, 690])
 @pytest.mark.parametrize("students", [1, 2, 3, 6, 9])
 def test_names_in_the_picture_do_not_overlap(width: float, students: int) -> None:
-    placed = boxes(str(trade_off(crowd(students), "key", width)))
+    placed = boxes(str(run_scatter(crowd(students)).draw("key", width)))
     assert len(placed) == students + 1
     assert all(one.overlap(other) < 1 for one, other in combinations(placed, 2))
     assert all(box.left >= 0 and box.right <= width for box in placed)
@@ -210,25 +208,25 @@ def test_gaps_are_left_out_of_a_curve() -> None:
 
 def test_thinning_keeps_the_mean() -> None:
     line = [(float(step), step % 7 + 0.5) for step in range(5000)]
-    thin = charts.thinned(line)
+    thin = charts.thin_out(line)
     assert len(thin) <= charts.MOST_POINTS
     weights = [min(13, 5000 - 13 * index) for index in range(len(thin))]
     mean = sum(value * weight for (_, value), weight in zip(thin, weights, strict=True)) / 5000
     assert mean == pytest.approx(sum(value for _, value in line) / 5000)
-    assert "averaged" in charts.reading({"loss": line})
 
 
 def test_smoothing_is_a_centred_mean_and_leaves_short_lines() -> None:
     straight = [(float(step), 2.0 * step) for step in range(100)]
-    middle = [value for _, value in charts.smoothed(straight)[10:90]]
+    middle = [value for _, value in charts.smooth_out(straight)[10:90]]
     assert middle == pytest.approx([value for _, value in straight[10:90]])
-    assert charts.smoothed(straight[:20]) == straight[:20]
+    assert charts.smooth_out(straight[:20]) == straight[:20]
 
 
-def test_log_scale_only_where_values_span_decades() -> None:
-    assert "logarithmic" in charts.reading(charts.loss_lines(curve(100)))
-    assert "logarithmic" not in charts.reading({"loss": [(0.0, 1.0), (1.0, 0.2)]})
-    assert "logarithmic" not in charts.reading({"loss": [(0.0, 1.0), (1.0, 0.0)]})
+@pytest.mark.parametrize(("losses", "said"), [((3.0, 0.01), True), ((1.0, 0.2), False), ((1.0, 0.0), False)])
+def test_log_scale_only_where_values_span_decades(losses: tuple[float, ...], said: bool) -> None:
+    told = report(curves={"distill": [{"step": n, "loss": loss} for n, loss in enumerate(losses)]})
+    (figure,) = charts.stage_figures(told, "distill", "0")
+    assert ("logarithmic" in figure.caption) is said
 
 
 def test_the_teacher_stands_beside_curves_of_its_own_split_only() -> None:
@@ -239,7 +237,7 @@ def test_the_teacher_stands_beside_curves_of_its_own_split_only() -> None:
 def test_tables_have_headers() -> None:
     page = render_html(report())
     elements = Elements(page).found
-    assert sum(tag == "th" and attrs.get("scope") == "row" for tag, attrs in elements) == 5 + 5 + 2
+    assert sum(tag == "th" and attrs.get("scope") == "row" for tag, attrs in elements) == 5 + 5 + 2 * 3
     assert sum(tag == "th" and attrs.get("scope") == "colgroup" for tag, attrs in elements) == 4
     assert classes(page, "tr", "student") == 2
 

@@ -11,7 +11,7 @@ from compress.evaluation.statistics import wilson
 from compress.records.latency import Setting
 from compress.records.run_report import Report, Row
 from compress.reporting import format as units
-from compress.reporting.remarks import fallen_classes, headline, remarks, warnings
+from compress.reporting.remarks import run_headline, run_remarks, run_warnings
 from tests.report.sample import ROWS, latency, regression, report, with_classes
 
 
@@ -59,7 +59,7 @@ def test_settings_put_first_what_most_rows_have() -> None:
     whole = report(rows=(*ROWS[:3], replace(ROWS[3], latency=only_short), replace(ROWS[4], latency=only_short)))
     assert whole.settings == (short, long)
     found = whole.latency(whole.rows[2])
-    assert found is not None and found["seq"] == 32
+    assert found is not None and found.setting.seq == 32
     assert whole.latency(whole.rows[3], long) is None
     assert report(rows=ROWS[:2]).settings == ()
 
@@ -116,38 +116,36 @@ def test_numbers_as_people_read_them(written: str, expected: str) -> None:
     ],
 )
 def test_headline_says_gains_and_losses(changes: dict[str, object], expected: str) -> None:
-    assert expected in headline(with_student(**changes)).replace(units.GAP, " ")
+    assert expected in run_headline(with_student(**changes)).replace(units.GAP, " ")
 
 
 def test_headline_without_a_ratio() -> None:
     teacher = replace(ROWS[2], score={"accuracy": 0.0})
-    assert "reaches accuracy 0.873 against the teacher’s 0.000" in headline(report(rows=(teacher, ROWS[4])))
-    assert "no teacher was measured" in headline(report(rows=(ROWS[4],)))
-    assert headline(report(rows=ROWS[:3])) == "No student was measured."
+    assert "reaches accuracy 0.873 against the teacher’s 0.000" in run_headline(report(rows=(teacher, ROWS[4])))
+    assert "no teacher was measured" in run_headline(report(rows=(ROWS[4],)))
+    assert run_headline(report(rows=ROWS[:3])) == "No student was measured."
 
 
-def test_remarks_speak_of_the_other_student_and_the_sample() -> None:
-    said = " ".join(remarks(report())).replace(units.GAP, " ")
-    assert "Student fp32 keeps 98.0 % of the teacher’s accuracy at 2.5× the speed" in said
-    assert "872 rows leave an accuracy of 0.873 uncertain: 95 % interval 0.849 to 0.893." in said
-    assert "baseline" not in said and "disturbed" not in said
+def test_remarks_speak_of_the_sample() -> None:
+    (said,) = run_remarks(report())
+    assert said.replace(units.GAP, " ").startswith("872 rows leave an accuracy of 0.873 uncertain: 95 % interval 0.849")
 
 
 def test_remarks_name_a_baseline_that_does_as_well() -> None:
-    assert "Student is no better than the baseline bag of words (0.700 against 0.720)." in remarks(regression())
+    assert "Student is no better than the baseline bag of words (0.700 against 0.720)." in run_remarks(regression())
 
 
 def test_a_lost_class_is_in_the_headline_the_warnings_and_the_remarks() -> None:
     lossy = with_classes(report())
-    assert "rare" in headline(lossy) and "support 9" in headline(lossy)
-    assert [one.label for one in fallen_classes(lossy, lossy.rows[-1])] == ["rare"]
-    assert fallen_classes(lossy, lossy.rows[-2]) == fallen_classes(lossy, lossy.rows[2]) == ()
-    said = warnings(lossy)
+    assert "rare" in run_headline(lossy) and "support 9" in run_headline(lossy)
+    assert [one.label for one in lossy.fallen(lossy.rows[-1])] == ["rare"]
+    assert lossy.fallen(lossy.rows[-2]) == lossy.fallen(lossy.rows[2]) == ()
+    said = run_warnings(lossy)
     assert len(said) == 2 and "rare" in said[0] and "macro F1" in said[1]
-    assert said[1] in remarks(lossy)
+    assert said[1] in run_remarks(lossy)
     kept = with_classes(report(), recall=6 / 9)
-    assert warnings(kept) == () and "rare" not in headline(kept)
-    assert warnings(report()) == ()
+    assert run_warnings(kept) == [] and "rare" not in run_headline(kept)
+    assert run_warnings(report()) == []
 
 
 def test_classes_round_trip_and_give_macro_f1() -> None:
@@ -162,18 +160,19 @@ def test_classes_round_trip_and_give_macro_f1() -> None:
 @pytest.mark.parametrize(("score", "said"), [(0.217, True), (0.5, False)])
 def test_a_teacher_that_is_barely_above_a_baseline_is_pointed_out(score: float, said: bool) -> None:
     rows = (Row("majority", "baseline", {"accuracy": 0.19}), replace(ROWS[2], score={"accuracy": score}), ROWS[4])
-    assert ("barely" in " ".join(remarks(report(rows=rows)))) is said
+    assert ("barely" in " ".join(run_remarks(report(rows=rows)))) is said
 
 
 def test_remarks_flag_a_load_that_stays() -> None:
-    busy = {at: {**one, "other_load": 1.3, "busy": "others: 1.3 of 2 CPUs"} for at, one in latency(3.0).items()}
+    load = {"other_load": 1.3, "busy": "others: 1.3 of 2 CPUs"}
+    busy = {at: replace(one, **load) for at, one in latency(3.0).items()}
     told = with_student(latency=busy)
-    assert "1.3 of 2 CPUs" in " ".join(remarks(told))
+    assert "1.3 of 2 CPUs" in " ".join(run_remarks(told))
     assert Report.from_json(told.to_json()) == told
 
 
 def test_remarks_flag_noise() -> None:
-    assert "disturbed" in " ".join(remarks(with_student(latency=latency(3.0, noisy=True))))
+    assert "noisy" in " ".join(run_remarks(with_student(latency=latency(3.0, noisy=True))))
 
 
 def test_wilson_interval() -> None:

@@ -19,10 +19,11 @@ import pytest
 
 from compress.records.search_report import Anchor, Importance, Prediction, Rung, SearchReport, Timing, TrialRecord
 from compress.reporting import format as units
-from compress.reporting import search_remarks
-from compress.reporting.growth import growth
+from compress.reporting.charts import trial_scatter
 from compress.reporting.html import render_search
-from compress.reporting.pictures import TrialPlot
+from compress.reporting.remarks import search_remarks, shape, show_command
+from compress.reporting.scaling import growth
+from compress.reporting.tables import rejected_tables
 from tests.report.test_page import HOSTILE, Elements, boxes
 from tests.search.sample_search import AT, search
 
@@ -120,7 +121,7 @@ def test_every_trial_is_listed_and_every_scored_one_drawn() -> None:
     values = dict(listed)["0"].split()
     expected = [whole.points[0].score, whole.ms(whole.points[0]), whole.points[0].file_mb, whole.points[0].parameters]
     assert [float(value) for value in values] == pytest.approx(expected, rel=1e-5)
-    against = TrialPlot(whole, "latency")
+    against = trial_scatter(whole, "latency")
     drawn = str(against.draw("key", 690))
     crowd = sum(len(re.findall("M", path)) for path in re.findall(r'<path d="([^"]+)" class="crowd"', drawn))
     points = len(re.findall(r'class="point (?:front|behind)', drawn))
@@ -133,7 +134,7 @@ def test_the_answer_is_said_with_its_numbers_and_its_command() -> None:
     assert whole.winner is not None
     winner = whole.point(whole.winner)
     shown = text(render_search(whole))
-    assert f"Within 4.00 ms, a student of {winner.choice['layers']} layers × {winner.choice['hidden']} reaches" in shown
+    assert f"at most 4.00 ms, a student of {winner.choice['layers']}×{winner.choice['hidden']} reaches" in shown
     for said in (
         f"{units.score(winner.score)} against the teacher’s 0.905",
         f"compress search show runs/sst2-4ms {winner.number} --bundle student-{winner.number}",
@@ -152,22 +153,19 @@ def test_the_first_trial_has_the_number_zero_in_every_table() -> None:
 def test_what_an_impossible_budget_comes_closest_to_is_said() -> None:
     points = (bare(0, scores={"subnet": 0.9}, predicted_ms=5.0), bare(1, scores={"subnet": 0.8}, predicted_ms=3.0))
     shown = text(render_search(only(*points, budgets={"latency": 1.0})))
-    assert "No shape was found with at most 1.00 ms; the closest is 2 layers with latency 3.00 ms." in shown
-    assert "No shape was found with at most 4.00 ms." in text(render_search(CASES["nothing complete"]()))
-    assert "No shape was scored." in text(render_search(only(budgets={})))
+    assert "nearest is trial 1 (2 layers): latency 3.00 ms, asked for 1.00 ms." in shown
+    assert "Trial 0 failed: x." in text(render_search(CASES["nothing complete"]()))
+    assert "No trial was completed." in text(render_search(only(budgets={})))
 
 
 def test_what_was_not_trained_or_measured_is_said_of_the_answer() -> None:
     whole = search(40, winner=None)
     untrained = next(one for one in whole.points if one.stage == "subnet" and whole.feasible(one))
-    said = search_remarks.remarks(replace(whole, winner=untrained.number))
-    assert "Its score is from before any training of its own." in said
-    assert "Its latency is predicted, not measured." in said
+    (said, _) = search_remarks(replace(whole, winner=untrained.number))
+    assert "before any training of its own" in said and "predicted, not measured" in said
     slow = replace(untrained, measured={AT: 9.0})
     points = tuple(slow if one.number == slow.number else one for one in whole.points)
-    assert search_remarks.remarks(replace(whole, points=points, winner=slow.number))[0].startswith(
-        "What ships is not within the budget: latency"
-    )
+    assert "over the budget" in search_remarks(replace(whole, points=points, winner=slow.number))[0]
 
 
 def test_what_is_missing_leaves_no_heading() -> None:
@@ -186,13 +184,13 @@ def test_what_is_missing_leaves_no_heading() -> None:
 @pytest.mark.parametrize("width", [342, 690])
 @pytest.mark.parametrize("count", [10, 60, 300])
 def test_names_in_the_picture_do_not_overlap(width: float, count: int) -> None:
-    placed = boxes(str(TrialPlot(search(count), "latency").draw("key", width)))
+    placed = boxes(str(trial_scatter(search(count), "latency").draw("key", width)))
     assert max((one.overlap(other) for one, other in combinations(placed, 2)), default=0.0) < 20, "at most they graze"
     assert all(box.left >= 0 and box.right <= width for box in placed)
 
 
 def test_the_stairs_of_the_front_never_fall_to_the_right() -> None:
-    drawn = str(TrialPlot(search(300), "file_mb").draw("key", 690))
+    drawn = str(trial_scatter(search(300), "file_mb").draw("key", 690))
     (path,) = re.findall(r'<path d="M([^"]+)" class="edge"/>', drawn)
     corners = [tuple(map(float, point.split(","))) for point in path.split()]
     assert all(a[0] <= b[0] and a[1] >= b[1] and (a[0] == b[0] or a[1] == b[1]) for a, b in pairwise(corners))
@@ -209,7 +207,8 @@ def test_five_thousand_trials_are_a_small_page() -> None:
 def test_growth_answers_for_half_and_twice_and_says_what_was_not_measured() -> None:
     told = growth(search(120))
     assert told.expected is not None
-    rows = dict(told.expected.rows)
+    cells = zip(*([cell.text for cell in column.cells] for column in told.expected.columns), strict=True)
+    rows = dict(zip((line.name for line in told.expected.rows), cells, strict=True))
     assert list(rows) == ["here", "half the size", "twice the size", "half the data", "twice the data"]
     assert all(re.fullmatch(r"0\.\d{3} \[0\.\d{3}, 0\.\d{3}\]", cells[0]) for cells in rows.values())
     assert rows["twice the data"][1].startswith("+") and rows["half the size"][1].startswith("−")
@@ -218,7 +217,7 @@ def test_growth_answers_for_half_and_twice_and_says_what_was_not_measured() -> N
         f"Accuracy against {of}" for of in ("size", "data", "compute")
     ]
     about = told.about.replace(units.GAP, " ")
-    assert about.endswith("Here: 8.00 M parameters without embeddings, 134 k examples seen.")
+    assert about.endswith("Here: 8.00 M parameters without embeddings, 134 k examples seen in training.")
     assert any("each seen 2.0 times" in one for one in told.answers)
 
 
@@ -235,7 +234,9 @@ def test_growth_without_a_ladder_is_of_the_trials_and_of_flat_scores_nothing() -
 def test_reasons_that_differ_in_numbers_are_one() -> None:
     points = tuple(bare(n, state="too slow", reason=f"predicted {n}.5 ms") for n in range(5))
     rest = tuple(bare(10 + n, state="failed", reason=chr(97 + n)) for n in range(12))
-    told = search_remarks.rejected(only(*points, *rest))
+    (found,) = rejected_tables(only(*points, *rest))
+    cells = ([cell.text for cell in column.cells] for column in found.columns)
+    told = list(zip((row.name for row in found.rows), zip(*cells, strict=True), strict=True))
     assert told[0] == ("too slow", ("5", "predicted 0.5 ms"))
     assert len(told) == 9 and told[-1] == ("other", ("5", "5 reasons more"))
 
@@ -254,7 +255,7 @@ def test_reasons_that_differ_in_numbers_are_one() -> None:
     ],
 )
 def test_a_shape_in_words(choice: dict[str, int | float | str], said: str) -> None:
-    assert search_remarks.shape(choice) == said
+    assert shape(choice) == said
 
 
 DRIVER = """
@@ -300,7 +301,7 @@ def test_in_a_browser_pointing_tapping_and_the_budget_tell_a_trial(tmp_path: Pat
     whole = search(80)
     assert whole.winner is not None
     aim = next(one for one in whole.points if one.stage == "subnet" and one.number not in whole.front)
-    drawn = str(TrialPlot(whole, "latency").draw("key", 690))
+    drawn = str(trial_scatter(whole, "latency").draw("key", 690))
     scales = re.search(r'data-x="([^"]+)" data-y="([^"]+)"', drawn)
     assert scales is not None
     x, y = (_pixel(scale, value) for scale, value in zip(scales.groups(), (whole.ms(aim), aim.score), strict=True))
@@ -327,9 +328,8 @@ def test_in_a_browser_pointing_tapping_and_the_budget_tell_a_trial(tmp_path: Pat
 
 
 def _expected(whole: SearchReport, number: int) -> dict[str, str]:
-    before, after = search_remarks.command(whole, number)
-    shape = search_remarks.shape(whole.point(number).choice)
-    return {"number": str(number), "shape": shape, "command": f"{before}{number}{after}"}
+    before, after = show_command(whole, number)
+    return {"number": str(number), "shape": shape(whole.point(number).choice), "command": f"{before}{number}{after}"}
 
 
 def _pixel(scale: str, value: float | None) -> float:

@@ -24,6 +24,7 @@ from compress.nas.config import SearchConfig
 from compress.nas.finalists import shortlist
 from compress.nas.study import close_study, join_study, open_study
 from compress.records.search_report import SearchReport
+from compress.reporting.format import magnitude
 from tests import command, tiny
 from tests.damage import damaged
 from tests.search.shelved import PLAIN, Searched, weighing
@@ -139,7 +140,7 @@ def test_the_page_and_the_front_are_there(searched: Path, found: SearchReport) -
     assert told.code == 0
     rows = [line.split()[0] for line in told.out.splitlines() if line.split() and line.split()[0].isdigit()]
     assert {*map(str, found.front), str(found.winner)} <= {*rows}
-    assert f"{found.teacher}: accuracy {found.teacher_score:.4f}" in told.out
+    assert f"{found.teacher_score:.3f}" in told.out, "the teacher is in the table"
     assert f"compress search show {found.study} TRIAL --bundle OUT" in told.out, "in one line, to be copied"
     assert json.loads(command.run("search", "show", str(searched), "--json").out)["front"] == list(found.front)
 
@@ -152,7 +153,7 @@ def test_where_no_trial_keeps_the_budgets_the_nearest_is_named(mine: Path, found
     told = command.run("search", "show", str(mine)).out
     least = min(one.parameters for one in found.points if one.parameters)
     assert "no trial keeps the budgets; the nearest is trial" in told
-    assert f"parameters {least:.4g}, asked for 10" in told
+    assert f"parameters {magnitude(least)}, asked for 10.0" in told
 
 
 def test_a_family_without_a_plan_has_no_supernet(shelf: Searched, tmp_path: Path) -> None:
