@@ -3,40 +3,16 @@
 import math
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import combinations, pairwise
 
 import pytest
 
 from compress.records.run_report import Report, Row
 from compress.reporting import charts
-from compress.reporting.charts import Axis, Bar, Box, label, run_scatter
+from compress.reporting.charts import Axis, Bar, label, run_scatter
 from compress.reporting.html import render_html
+from tests.report.pages import HOSTILE, Elements, boxes, check_escaped, check_whole
 from tests.report.sample import ROWS, curve, latency, regression, report, with_classes
-
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7*7 }}"
-
-
-class Elements(HTMLParser):
-    """Every start tag with its attributes; fails on end tags that do not match."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.feed(page)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag not in ("meta", "link", "input"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
 
 
 def classes(page: str, tag: str, name: str) -> int:
@@ -82,23 +58,8 @@ REPORTS = {
 @pytest.mark.parametrize("name", REPORTS)
 def test_any_report_makes_a_whole_page(name: str) -> None:
     page = render_html(REPORTS[name])
-    elements = Elements(page).found
-    assert not re.search(r"\bnan\b|\binf\b|None", re.sub(r"<style>.*?</style>", "", page, flags=re.S))
-    identifiers = [attrs["id"] for _, attrs in elements if "id" in attrs]
-    assert len(identifiers) == len(set(identifiers))
-    pictures = [attrs for tag, attrs in elements if tag == "svg" and attrs.get("role") == "img"]
-    for picture in pictures:
-        assert set((picture["aria-labelledby"] or "").split()) <= set(identifiers)
-
-
-@pytest.mark.parametrize("name", REPORTS)
-def test_page_asks_for_nothing(name: str) -> None:
-    page = render_html(REPORTS[name])
-    assert "http:" not in page and "https:" not in page and "@import" not in page and "url(" not in page
-    for tag, attrs in Elements(page).found:
-        assert tag not in ("script", "iframe", "object", "embed", "img", "base", "form")
-        assert not any(key.startswith("on") or key == "src" for key in attrs)
-        assert attrs.get("href", "data:,") == "data:,"
+    check_whole(page)
+    assert "<script" not in page
 
 
 def test_hostile_text_stays_text() -> None:
@@ -121,11 +82,7 @@ def test_hostile_text_stays_text() -> None:
         stage_seconds={HOSTILE: 3.0},
         curves={HOSTILE: [{"step": 1, HOSTILE: 0.5, "eval_accuracy": 0.5}]},
     )
-    page = render_html(told)
-    tags = {tag for tag, _ in Elements(page).found}
-    assert not tags & {"script", "img"}
-    assert "49" not in re.findall(r"&#34;&#39;&amp;(\S*)", page)
-    assert page.count("&lt;/script&gt;") > 10
+    check_escaped(render_html(told), 10)
 
 
 def test_one_point_per_row_with_latency_in_each_of_two_widths() -> None:
@@ -154,18 +111,6 @@ def test_a_better_and_faster_row_is_higher_and_further_left() -> None:
     student = re.search(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="6" class="point student"', drawn)
     assert teacher and student
     assert float(student[1]) < float(teacher[1]) and float(student[2]) < float(teacher[2])
-
-
-def boxes(drawn: str) -> list[Box]:
-    """The room of each name in a picture, from its position and anchor."""
-    found = []
-    for x, y, anchor, words in re.findall(
-        r'x="([\d.]+)" y="([\d.]+)" class="label" text-anchor="(\w+)">([^<]*)<', drawn
-    ):
-        wide = charts.text_width(words, 13)
-        left = float(x) - {"start": 0, "middle": wide / 2, "end": wide}[anchor]
-        found.append(Box(left, float(y) - 11, left + wide, float(y) + 3))
-    return found
 
 
 @pytest.mark.parametrize("width", [342, 690])
