@@ -7,6 +7,7 @@ import typer
 
 from compress import __version__
 from compress.cli import bench, export, prune, search, train
+from compress.cli.options import Command
 from compress.terminal import settle_streams
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -25,7 +26,7 @@ for command in (
     train.students,
     train.clean,
 ):
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(search.app, name="search")
 
 
@@ -37,7 +38,9 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def compress(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Take a teacher and a paper's recipe, ship a small, fast, measured student."""
 

@@ -5,36 +5,61 @@ from typing import Annotated
 
 import typer
 
-from compress.cli.options import DevicePython, DeviceTimeout, Json, console, print_result, told
+from compress.cli.options import (
+    BatchSizes,
+    DeviceName,
+    DevicePython,
+    DeviceTimeout,
+    Json,
+    Lan,
+    Lengths,
+    ThreadCounts,
+    budget,
+    console,
+    device_option,
+    output,
+    print_result,
+    told,
+)
 
 
 def bench(
-    bundles: Annotated[list[Path], typer.Argument(help="Bundles, .onnx, .xml or .tflite files: raced together.")],
-    device: Annotated[str, typer.Option(help="local, ssh:[user@]host[:port], browser, adb or adb:SERIAL.")] = "local",
-    precision: Annotated[str, typer.Option(help="Which files of the bundles, as in int8,fp32; all of them.")] = "",
-    threads: Annotated[str, typer.Option(help="Thread counts, comma-separated.")] = "1",
-    batch: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1",
-    seq: Annotated[str, typer.Option(help="Lengths in tokens, comma-separated.")] = "128",
-    rounds: Annotated[int, typer.Option(min=2, help="Interleaved rounds per setting, half of them in each pass.")] = 8,
-    runs: Annotated[int, typer.Option(min=1, help="Timed runs per round.")] = 15,
-    sustain: Annotated[str, typer.Option(help="Then each file without pause, as in 5m; at the first setting.")] = "",
-    affinity: Annotated[str, typer.Option(help="CPUs to keep it on, as in 0-3; not in a browser.")] = "",
-    lan: Annotated[
-        bool, typer.Option("--lan", help="browser: other machines of the network may open the page.")
-    ] = False,
+    bundles: Annotated[
+        list[Path], typer.Argument(help="Bundles, or .onnx, .xml or .tflite files; they are raced together.")
+    ],
+    device: DeviceName = "local",
+    precision: Annotated[
+        str, device_option(help="Measure these files of the bundles, such as int8,fp32; default: all.")
+    ] = "",
+    threads: ThreadCounts = "1",
+    batch: BatchSizes = "1",
+    seq: Lengths = "128",
+    rounds: Annotated[
+        int, device_option(min=2, help="Measure in so many interleaved rounds, half of them in each pass.")
+    ] = 8,
+    runs: Annotated[int, device_option(min=1, help="Time so many runs in each round.")] = 15,
+    sustain: Annotated[str, device_option(help="Then run each file without a pause for this long, such as 5m.")] = "",
+    affinity: Annotated[str, device_option(help="Keep to these CPUs, such as 0-3; not in a browser.")] = "",
+    lan: Lan = False,
     timeout: DeviceTimeout = 60.0,
     python: DevicePython = "python3",
     native: Annotated[
-        Path | None, typer.Option(help="adb: an onnxruntime_perf_test or benchmark_model to run on the phone.")
+        Path | None, device_option(help="adb: run this onnxruntime_perf_test or benchmark_model on the phone.")
     ] = None,
     assets: Annotated[
-        Path | None, typer.Option(help="browser, adb: onnxruntime-web's tarball or folder, where npm cannot get it.")
+        Path | None,
+        device_option(help="browser, adb: take onnxruntime-web from this tarball or folder instead of npm."),
     ] = None,
-    webgpu: Annotated[bool, typer.Option("--webgpu", help="browser, adb: on the GPU what it has kernels for.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
+    webgpu: Annotated[
+        bool, device_option("--webgpu", help="browser, adb: run on the GPU what it has kernels for.")
+    ] = False,
+    out: Annotated[Path | None, output(help="Write the result to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure latency on a device: interleaved, warmed up, in two passes, with a verdict on noise."""
+    """Measure latency on a device: interleaved, warmed up, in two passes, with a verdict on noise.
+
+    Example: compress bench runs/first/bundle --device browser --lan --seq 32,128 --out phone.json
+    """
     with told():
         from compress.benchmark import options
         from compress.commands.bench import bench as run
@@ -60,19 +85,20 @@ def bench(
 
 
 def report(
-    inputs: Annotated[list[Path], typer.Argument(help="Runs, bundles, and files of `compress bench --out`.")],
-    html: Annotated[Path | None, typer.Option(help="Write one page that opens offline, to choose by.")] = None,
+    inputs: Annotated[list[Path], typer.Argument(help="Runs, bundles, and files that `compress bench --out` wrote.")],
+    html: Annotated[Path | None, output(help="Write one page to choose by, which opens offline.")] = None,
     at: Annotated[
-        str | None, typer.Option(help="Where latency is read: a device, a setting, or both, as in browser, 32 tokens.")
+        str | None, budget(help="Read latency there: a device, a setting, or both, such as browser, 32 tokens.")
     ] = None,
-    budget_ms: Annotated[
-        float | None, typer.Option(min=0, help="The median may take so many milliseconds there.")
-    ] = None,
-    max_mb: Annotated[float | None, typer.Option(min=0, help="The file may have so many MB.")] = None,
-    min_score: Annotated[float | None, typer.Option(help="The score must be at least this, as 0.9.")] = None,
+    budget_ms: Annotated[float | None, budget(min=0, help="Limit the median latency there, in milliseconds.")] = None,
+    max_mb: Annotated[float | None, budget(min=0, help="Limit the size of the file, in MB.")] = None,
+    min_score: Annotated[float | None, budget(help="Ask for at least this score, such as 0.9.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the files of several bundles on every device they were measured on, and say which one to ship."""
+    """Compare the files of several bundles on every device they were measured on, and say which one to ship.
+
+    Example: compress report runs/first runs/trimmed phone.json --html choice.html
+    """
     with told():
         from compress.reporting import remarks, tables
         from compress.reporting.compare import Limits, compare, pick

@@ -15,12 +15,24 @@ import typer
 from compress.cli.options import (
     UNCERTIFIED,
     AllowPickle,
+    BatchSizes,
+    DeviceName,
     DevicePython,
     DeviceTimeout,
     Json,
+    LabelColumn,
+    Lan,
+    Lengths,
+    MaxDrop,
+    TextColumns,
+    ThreadCounts,
     console,
+    data_option,
+    device_option,
+    output,
     print_result,
     told,
+    training,
 )
 from compress.terminal import printable
 
@@ -29,38 +41,43 @@ if TYPE_CHECKING:
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="A bundle's or run's folder; or a checkpoint: alias, folder, hub id.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write; without it, onnx goes into the bundle.")] = None,
+    model: Annotated[
+        str, typer.Argument(help="The folder of a bundle or a run; or a checkpoint: alias, folder, hub id.")
+    ],
+    out: Annotated[Path | None, output(help="The folder to write; without it, onnx goes into the bundle.")] = None,
     to: Annotated[
         Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert"],
-        typer.Option("--for", help="What is to run it; text: the tokenizer is in the file."),
+        output("--for", help="Write for this runtime; text: the tokenizer is in the file."),
     ] = "onnx",
-    precision: Annotated[str, typer.Option(help="fp32,int8,fp16,w8,q4, comma-separated; default: the format's.")] = "",
-    opset: Annotated[int | None, typer.Option(help="ONNX anew from the weights, at this opset.")] = None,
+    precision: Annotated[str, output(help="Write fp32,int8,fp16,w8,q4; default: the format's.")] = "",
+    opset: Annotated[int | None, output(help="Write ONNX anew from the weights, at this opset.")] = None,
     tune: Annotated[
-        bool, typer.Option("--tune", help="First race all forms of the graph, and keep the fastest.")
+        bool, device_option("--tune", help="Race all forms of the graph first, and keep the fastest.")
     ] = False,
-    device: Annotated[str, typer.Option(help="Where they race: as for bench.")] = "local",
-    lan: Annotated[bool, typer.Option("--lan", help="Allow a browser on another machine to connect.")] = False,
+    device: DeviceName = "local",
+    lan: Lan = False,
     timeout: DeviceTimeout = 60.0,
     python: DevicePython = "python3",
-    threads: Annotated[str, typer.Option(help="Thread counts to race at, comma-separated.")] = "1",
-    batch: Annotated[str, typer.Option(help="Batch sizes to race at, comma-separated.")] = "1",
-    seq: Annotated[str, typer.Option(help="Lengths in tokens to race at, comma-separated.")] = "32",
-    max_drop: Annotated[float, typer.Option(min=0, max=100, help="Points that a raced int8 file may lose.")] = 0.5,
-    data: Annotated[str | None, typer.Option(help="Judges int8 in the race, calibrates; as for distill.")] = None,
-    text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
-    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
-    pair: Annotated[bool, typer.Option("--pair", help="A checkpoint's classifier reads two texts.")] = False,
+    threads: ThreadCounts = "1",
+    batch: BatchSizes = "1",
+    seq: Lengths = "32",
+    max_drop: MaxDrop = 0.5,
+    data: Annotated[str | None, data_option(help="Judge and calibrate int8 on this data; as for distill.")] = None,
+    text: TextColumns = None,
+    label: LabelColumn = None,
+    pair: Annotated[bool, data_option("--pair", help="Say that a checkpoint's classifier reads two texts.")] = False,
     pool: Annotated[
-        Literal["mean", "cls", "max"] | None, typer.Option(help="How an encoder's tokens become one vector.")
+        Literal["mean", "cls", "max"] | None, output(help="Make one vector of an encoder's tokens in this way.")
     ] = None,
-    normalise: Annotated[bool, typer.Option("--normalise", help="Such vectors have length 1.")] = False,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens a checkpoint's texts are cut to.")] = None,
+    normalise: Annotated[bool, output("--normalise", help="Give such vectors length 1.")] = False,
+    max_length: Annotated[int | None, output(min=1, help="Cut the texts of a checkpoint to so many tokens.")] = None,
     allow_pickle: AllowPickle = False,
     as_json: Json = False,
 ) -> None:
-    """Write a model for another runtime, compare its answers there with ours, and say where it will run well."""
+    """Write a model for another runtime, compare its answers there with ours, and say where it will run well.
+
+    Example: compress export runs/first/bundle --for text --out app
+    """
     with told():
         from compress.benchmark import options
         from compress.commands.export import Race
@@ -107,36 +124,44 @@ def _raced_only(*given: bool) -> None:
 
 
 def quantize(
-    bundle: Annotated[Path, typer.Argument(help="A bundle's folder.")],
-    data: Annotated[str, typer.Option(help="What the bundle was made from; as for distill.")],
-    out: Annotated[Path | None, typer.Option(help="Folder of the new bundle; without it, in place.")] = None,
+    bundle: Annotated[Path, typer.Argument(help="The folder of a bundle.")],
+    data: Annotated[str, data_option(help="The data that the bundle was made from; as for distill.")],
+    out: Annotated[
+        Path | None, output(help="The folder of the new bundle; without it, the file is replaced in place.")
+    ] = None,
     method: Annotated[
         Literal["auto", "dynamic", "static", "smoothquant", "qat"],
-        typer.Option(help="How int8 is made; auto: static, or smoothquant where that is nearer; qat trains again."),
+        training(help="Make int8 in this way; auto: static, or smoothquant if nearer; qat trains again."),
     ] = "auto",
     calibration: Annotated[
-        Literal["minmax", "percentile", "entropy"] | None, typer.Option(help="Default: what comes nearest to fp32.")
+        Literal["minmax", "percentile", "entropy"] | None,
+        training(help="Calibrate in this way; default: what comes nearest to fp32."),
     ] = None,
-    percentile: Annotated[float, typer.Option(min=50, max=100, help="For --calibration percentile.")] = 99.99,
-    rows: Annotated[int, typer.Option(min=1, help="Rows of the train split to calibrate on.")] = 512,
-    max_drop: Annotated[float, typer.Option(min=0, max=100, help="Points of the score that int8 may lose.")] = 0.5,
+    percentile: Annotated[float, training(min=50, max=100, help="The percentile of --calibration percentile.")] = 99.99,
+    rows: Annotated[int, training(min=1, help="Calibrate on so many rows of the train split.")] = 512,
+    max_drop: MaxDrop = 0.5,
     form: Annotated[
-        Literal["fused", "qdq"], typer.Option(help="For onnxruntime on CPUs, or for other runtimes.")
+        Literal["fused", "qdq"], output(help="Write the form for onnxruntime on CPUs, or for other runtimes.")
     ] = "fused",
     reduce_range: Annotated[
-        bool, typer.Option("--reduce-range", help="7-bit weights, for x86 processors without VNNI.")
+        bool, output("--reduce-range", help="Use 7-bit weights, for x86 processors without VNNI.")
     ] = False,
-    device: Annotated[str, typer.Option(help="Where it is certified: local, ssh:HOST, browser, adb.")] = "local",
-    lan: Annotated[bool, typer.Option("--lan", help="browser: reachable from other machines, as a phone.")] = False,
+    device: DeviceName = "local",
+    lan: Lan = False,
     timeout: DeviceTimeout = 60.0,
     python: DevicePython = "python3",
-    text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
-    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="qat: as in stages.0.epochs=1.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the rows held out where the data has no validation split.")] = 0,
+    text: TextColumns = None,
+    label: LabelColumn = None,
+    overrides: Annotated[
+        list[str] | None, training("--set", help="qat: change a number, such as stages.0.epochs=1.")
+    ] = None,
+    seed: Annotated[int, data_option(help="Seed the choice of rows held out where there is no validation split.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Make the int8 file anew and certify what it loses. Exit code 3: more than --max-drop; the nearest is kept."""
+    """Make the int8 file anew and certify what it loses. Exit code 3: more than --max-drop; the nearest is kept.
+
+    Example: compress quantize runs/first/bundle --data intents --max-drop 0.3
+    """
     with told(hint="The bundle is as it was."):
         from compress.commands import quantize as pipeline
         from compress.exporters.artifact import Bundle
@@ -144,26 +169,11 @@ def quantize(
 
         shown = console(as_json)
         done = pipeline.quantize(
-            Bundle.load(bundle),
-            data,
-            method=method,
-            out=out,
-            calibration=calibration,
-            percentile=percentile,
-            rows=rows,
-            max_drop=max_drop / 100,
-            form=form,
-            reduce_range=reduce_range,
-            device=device,
-            lan=lan,
-            timeout=timeout,
-            python=python,
-            text=text,
-            label=label,
-            seed=seed,
-            overrides=overrides or [],
+            Bundle.load(bundle), data, method=method, out=out, calibration=calibration, percentile=percentile,
+            rows=rows, max_drop=max_drop / 100, form=form, reduce_range=reduce_range, device=device, lan=lan,
+            timeout=timeout, python=python, text=text, label=label, seed=seed, overrides=overrides or [],
             say=partial(shown.print, highlight=False, markup=False, soft_wrap=True),
-        )
+        )  # fmt: skip
         if as_json:
             print_result(tables.quantized_json(done))
         else:
@@ -176,19 +186,22 @@ def quantize(
 
 
 def predict(
-    bundle: Annotated[Path, typer.Argument(help="A bundle's or run's folder.")],
+    bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
     texts: Annotated[list[str], typer.Argument(help="Texts, or - for one per line of standard input.")],
-    pair: Annotated[str | None, typer.Option(help="The second sentence of a pair; the text questions are on.")] = None,
-    precision: Annotated[
-        Literal["int8", "fp32", "fp16", "w8", "q4"], typer.Option(help="Which file answers.")
-    ] = "int8",
+    pair: Annotated[
+        str | None, data_option(help="The second sentence of a pair, or the text that questions are on.")
+    ] = None,
+    precision: Annotated[Literal["int8", "fp32", "fp16", "w8", "q4"], output(help="Answer with this file.")] = "int8",
     on_error: Annotated[
         Literal["stop", "skip"],
-        typer.Option(help="At a text that is no UTF-8 or too long: stop, or go on; skip puts the error in its place."),
+        output(help="Stop at a text that is no UTF-8 or too long, or put the error in its place."),
     ] = "stop",
     as_json: Json = False,
 ) -> None:
-    """Label texts, tag their words, or answer questions with a bundle. Needs neither torch nor transformers."""
+    """Label texts, tag their words, or answer questions with a bundle. Needs neither torch nor transformers.
+
+    Example: compress predict runs/first/bundle "remind me to call my sister"
+    """
     with told():
         from compress.errors import DataError
         from compress.exporters import predictor as stream

@@ -1,7 +1,7 @@
 """`compress prune`: a smaller model out of one that is there."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,18 +9,32 @@ from compress.cli.options import (
     UNCERTIFIED,
     AllowCode,
     AllowPickle,
+    Batch,
     CorpusName,
+    DataName,
+    DeviceName,
     Int8MaxDrop,
     Json,
+    Kind,
+    LabelColumn,
+    MaxDrop,
+    Metric,
     OnWeakTeacher,
     Out,
     Overrides,
     Precision,
     Resume,
     Seed,
+    TextColumns,
+    Threads,
+    budget,
     console,
+    data_option,
+    device_option,
+    output,
     print_result,
     told,
+    training,
 )
 
 if TYPE_CHECKING:
@@ -31,47 +45,46 @@ if TYPE_CHECKING:
 
 def prune(
     model: Annotated[str, typer.Argument(help="Alias (minilm, bert-base, ...), folder, hub id, or a bundle's folder.")],
-    data: Annotated[str, typer.Option(help="intents, a folder with train and dev files, or a hub id (glue/sst2).")],
+    data: DataName,
     out: Out,
     recipe: Annotated[
         str,
-        typer.Option(help="How it is cut and recovers: prune-taylor, -minitron, -cofi, -dynabert, or a .yaml file."),
+        training(help="The recipe: prune-taylor, -minitron, -cofi, -dynabert, or a .yaml file."),
     ] = "prune-taylor",
     layers: Annotated[
-        float | None, typer.Option(help="Layers to keep; below 1: a share of the model's, as for all sizes.")
+        float | None, budget(help="Keep so many layers; below 1, a share of the model's, as for all sizes.")
     ] = None,
-    hidden: Annotated[float | None, typer.Option(help="Width to keep.")] = None,
-    heads: Annotated[float | None, typer.Option(help="Attention heads to keep in each layer.")] = None,
-    ffn: Annotated[float | None, typer.Option(help="Neurons to keep in each feed-forward block.")] = None,
+    hidden: Annotated[float | None, budget(help="Keep this width.")] = None,
+    heads: Annotated[float | None, budget(help="Keep so many attention heads in each layer.")] = None,
+    ffn: Annotated[float | None, budget(help="Keep so many neurons in each feed-forward block.")] = None,
     embedding: Annotated[
-        float | None, typer.Option(help="Embedding width to keep, where it is not the model's width.")
+        float | None, budget(help="Keep this embedding width, where it is not the model's width.")
     ] = None,
-    bottleneck: Annotated[float | None, typer.Option(help="Inner width to keep (MobileBERT).")] = None,
+    bottleneck: Annotated[float | None, budget(help="Keep this inner width (MobileBERT).")] = None,
     max_latency_ms: Annotated[
-        float | None, typer.Option(help="Instead of sizes: what one forward of its int8 file may take on --device.")
+        float | None, budget(help="Instead of sizes: prune until the int8 file takes so many ms on --device.")
     ] = None,
     speedup: Annotated[
-        float | None, typer.Option(help="Instead of sizes: so many times faster than the model's own int8 file there.")
+        float | None, budget(help="Instead of sizes: prune until it is so many times faster than the model there.")
     ] = None,
     max_params: Annotated[
-        float | None, typer.Option(help="Instead of sizes, or with either: parameters it may have, as in 5e6.")
+        float | None, budget(help="Instead of sizes, or with a latency: keep at most so many parameters, such as 5e6.")
     ] = None,
     heterogeneous: Annotated[
         bool,
         typer.Option("--heterogeneous", help="Layers may differ in heads and neurons: no plain transformers model."),
     ] = False,
-    device: Annotated[str, typer.Option(help="Where budgets are measured: as for bench.")] = "local",
-    threads: Annotated[int, typer.Option(min=1, help="Threads it is measured on.")] = 1,
-    batch: Annotated[int, typer.Option(min=1, help="Rows it is measured on.")] = 1,
-    seq: Annotated[int | None, typer.Option(min=1, help="Tokens in each; default: the recipe's max_length.")] = None,
-    overrides: Overrides = None,
-    text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
-    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
-    kind: Annotated[
-        Literal["classification", "multilabel", "regression", "tagging", "qa"] | None,
-        typer.Option(help="Kind of task."),
+    device: DeviceName = "local",
+    threads: Threads = 1,
+    batch: Batch = 1,
+    seq: Annotated[
+        int | None, device_option(min=1, help="Measure at so many tokens; default: the recipe's max_length.")
     ] = None,
-    metric: Annotated[str | None, typer.Option(help="The score that chooses the best checkpoint.")] = None,
+    overrides: Overrides = None,
+    text: TextColumns = None,
+    label: LabelColumn = None,
+    kind: Kind = None,
+    metric: Metric = None,
     seed: Seed = 0,
     precision: Precision = "auto",
     resume: Resume = False,
@@ -81,77 +94,52 @@ def prune(
     allow_code: AllowCode = None,
     as_json: Json = False,
 ) -> None:
-    """Cut from a model what matters least, to given sizes or a budget; let it recover, ship and measure it."""
+    """Cut from a model what matters least, to given sizes or a budget; let it recover, ship and measure it.
+
+    Example: compress prune minilm --data intents --out runs/half --layers 4 --ffn 0.5
+    """
     with told(hint=f"Continue with: compress prune ... --out {out} --resume"):
         from compress.commands import preflight
 
         ready = preflight.load_recipe(recipe, overrides or [])
         preflight.check(
-            ready,
-            teacher=model,
-            out=out,
-            data=data,
-            seed=seed,
-            resume=resume,
-            allow_pickle=allow_pickle,
+            ready, teacher=model, out=out, data=data, seed=seed, resume=resume, allow_pickle=allow_pickle,
             allow_code=allow_code,
-        )
+        )  # fmt: skip
         from compress.commands.prune import prune as run  # seconds: torch
 
         shown = console(as_json)
         bundle = run(
-            model=model,
-            recipe=ready,
-            data=data,
-            out=out,
-            layers=layers,
-            hidden=hidden,
-            heads=heads,
-            ffn=ffn,
-            embedding=embedding,
-            bottleneck=bottleneck,
-            max_latency_ms=max_latency_ms,
-            speedup=speedup,
-            max_params=max_params,
-            uneven=heterogeneous,
-            device=device,
-            threads=threads,
-            batch=batch,
-            seq=seq,
-            text=text,
-            label=label,
-            kind=kind,
-            metric=metric,
-            seed=seed,
-            precision=precision,
-            resume=resume,
-            gate=gate,
-            max_drop=None if max_drop is None else max_drop / 100,
-            allow_pickle=allow_pickle,
-            allow_code=allow_code,
+            model=model, recipe=ready, data=data, out=out, layers=layers, hidden=hidden, heads=heads, ffn=ffn,
+            embedding=embedding, bottleneck=bottleneck, max_latency_ms=max_latency_ms, speedup=speedup,
+            max_params=max_params, uneven=heterogeneous, device=device, threads=threads, batch=batch, seq=seq,
+            text=text, label=label, kind=kind, metric=metric, seed=seed, precision=precision, resume=resume, gate=gate,
+            max_drop=None if max_drop is None else max_drop / 100, allow_pickle=allow_pickle, allow_code=allow_code,
             console=shown,
-        )
+        )  # fmt: skip
         if as_json and not shown.quiet:
             print_result((bundle.path / "report.json").read_text(encoding="utf-8"))
 
 
 def trim(
     model: Annotated[str, typer.Argument(help="A bundle's folder; or a checkpoint: folder, hub id or alias.")],
-    out: Annotated[Path, typer.Option(help="New folder.")],
+    out: Annotated[Path, output(help="The new folder.")],
     data: Annotated[
-        str | None, typer.Option(help="Its training texts count, its test split scores; as for distill.")
+        str | None, data_option(help="Count the training texts of this data, and score on its test split.")
     ] = None,
     corpus: CorpusName = None,
-    min_count: Annotated[int, typer.Option(min=1, help="Tokens that occur less often are trimmed.")] = 1,
-    keep: Annotated[list[str] | None, typer.Option(help="Words whose tokens stay in any case; repeatable.")] = None,
-    max_drop: Annotated[float, typer.Option(min=0, max=100, help="Points of the score that may be lost.")] = 0.5,
-    text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
-    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
+    min_count: Annotated[int, training(min=1, help="Trim tokens that occur less often.")] = 1,
+    keep: Annotated[list[str] | None, training(help="Keep the tokens of these words. Repeatable.")] = None,
+    max_drop: MaxDrop = 0.5,
+    text: TextColumns = None,
+    label: LabelColumn = None,
     as_json: Json = False,
 ) -> None:
     """Drop tokens that your texts never use from tokenizer and embedding; measure what that saves and costs.
 
     Exit code 3: a file loses more than --max-drop; the folder is kept, and the file marked.
+
+    Example: compress trim runs/first/bundle --data intents --out runs/trimmed
     """
     with told():
         import json

@@ -9,88 +9,100 @@ import typer
 from compress.cli.options import (
     AllowCode,
     AllowPickle,
+    Batch,
+    Command,
+    DeviceName,
     DevicePython,
     DeviceTimeout,
+    Group,
     Json,
+    Kind,
+    LabelColumn,
+    Lan,
+    MaxDrop,
+    Metric,
     OnWeakTeacher,
     Overrides,
     Precision,
     Resume,
     Seed,
+    TextColumns,
+    Threads,
+    budget,
     console,
+    data_option,
+    device_option,
+    output,
     print_result,
+    search_option,
     told,
+    training,
 )
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(cls=Group, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)
 def search(
     context: typer.Context,
-    teacher: Annotated[str | None, typer.Option(help="Alias (minilm, bert-base, ...), folder or hub id.")] = None,
-    data: Annotated[str | None, typer.Option(help="As for distill.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory of the search.")] = None,
+    teacher: Annotated[str | None, training(help="The teacher: an alias, a folder or a hub id.")] = None,
+    data: Annotated[str | None, data_option(help="The data, as for distill.")] = None,
+    out: Annotated[Path | None, output(help="The folder of the search.")] = None,
     space: Annotated[
         str,
-        typer.Option(help="width-depth, dynabert, autotinybert, mobilebert, albert, or path of a .yaml file."),
+        training(help="The space: width-depth, dynabert, autotinybert, mobilebert, albert or a .yaml."),
     ] = "width-depth",
     overrides: Overrides = None,
-    max_latency_ms: Annotated[
-        float | None, typer.Option(help="What one forward of its file may take on --device.")
-    ] = None,
+    max_latency_ms: Annotated[float | None, budget(help="Limit the latency of its file on --device.")] = None,
     speedup: Annotated[
-        float | None, typer.Option(help="So many times faster than the teacher's own file of that precision there.")
+        float | None, budget(help="Ask for so many times the speed of the teacher's file of that precision.")
     ] = None,
-    max_params: Annotated[float | None, typer.Option(help="Parameters it may have, as in 5e6.")] = None,
-    max_file_mb: Annotated[float | None, typer.Option(help="What its file may have.")] = None,
-    min_score: Annotated[float | None, typer.Option(help="What it must score on the validation split.")] = None,
+    max_params: Annotated[float | None, budget(help="Limit its parameters, such as 5e6.")] = None,
+    max_file_mb: Annotated[float | None, budget(help="Limit the size of its file.")] = None,
+    min_score: Annotated[float | None, budget(help="Ask for this score on the validation split.")] = None,
     objective: Annotated[
         list[str] | None,
-        typer.Option(help="latency, parameters, flops_per_token or file_mb, beside the score; repeatable."),
+        budget(help="Optimise latency, parameters, flops_per_token or file_mb. Repeatable."),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where latency is measured: as for bench.")] = "local",
-    lan: Annotated[bool, typer.Option("--lan", help="A browser of another machine may be that device.")] = False,
+    device: DeviceName = "local",
+    lan: Lan = False,
     timeout: DeviceTimeout = 60.0,
     python: DevicePython = "python3",
-    threads: Annotated[int, typer.Option(min=1, help="Threads it is measured on.")] = 1,
-    batch: Annotated[int, typer.Option(min=1, help="Rows it is measured on.")] = 1,
+    threads: Threads = 1,
+    batch: Batch = 1,
     seq: Annotated[
-        int | None, typer.Option(min=1, help="Tokens in each; default: 128, or the space's max_length.")
+        int | None, device_option(min=1, help="Measure at so many tokens; default: 128, or the space's max_length.")
     ] = None,
-    file: Annotated[Literal["int8", "fp32"], typer.Option(help="Which file is measured and shipped.")] = "int8",
-    max_drop: Annotated[
-        float, typer.Option(min=0, max=100, help="Points of the score that the shipped int8 file may lose.")
-    ] = 0.5,
-    shapes: Annotated[int, typer.Option(help="How many are measured to predict the others, 5 to 64.")] = 16,
-    rounds: Annotated[int, typer.Option(min=2, help="Interleaved rounds of each measurement.")] = 4,
-    runs: Annotated[int, typer.Option(min=1, help="Timed runs per round.")] = 10,
-    anchor: Annotated[
-        list[str] | None, typer.Option(help="A bundle of the same task to compare with; repeatable.")
+    file: Annotated[Literal["int8", "fp32"], device_option(help="Measure and ship this file.")] = "int8",
+    max_drop: MaxDrop = 0.5,
+    shapes: Annotated[int, device_option(help="Measure so many shapes, 5 to 64, to predict the others.")] = 16,
+    rounds: Annotated[int, device_option(min=2, help="Measure in so many interleaved rounds.")] = 4,
+    runs: Annotated[int, device_option(min=1, help="Time so many runs in each round.")] = 10,
+    anchor: Annotated[list[str] | None, output(help="Compare with this bundle of the same task. Repeatable.")] = None,
+    sampler: Annotated[str, search_option(help="Draw shapes by tpe, nsga2, gp or random.")] = "tpe",
+    trials: Annotated[int | None, search_option(help="Score so many shapes; default: 200, plain 24.")] = None,
+    minutes: Annotated[
+        float | None, search_option(help="Take so many minutes for everything, instead of what the stages say.")
     ] = None,
-    sampler: Annotated[str, typer.Option(help="tpe, nsga2, gp or random.")] = "tpe",
-    trials: Annotated[int | None, typer.Option(help="Shapes to score; default: 200, plain 24.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="For all of it, instead of what the stages say.")] = None,
-    finalists: Annotated[int, typer.Option(help="How many are ranked again after a short distillation.")] = 8,
-    winners: Annotated[int, typer.Option(help="How many are distilled fully.")] = 1,
+    finalists: Annotated[int, search_option(help="Rank so many again after a short distillation.")] = 8,
+    winners: Annotated[int, search_option(help="Distil so many fully.")] = 1,
     storage: Annotated[
         str | None,
-        typer.Option(help="Database of the study: path of an SQLite file or postgresql://...; default: in --out."),
+        search_option(help="The study's database: an SQLite file or postgresql://...; default: in --out."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Of the study in its storage; default: the directory's.")] = None,
+    name: Annotated[
+        str | None, search_option(help="The name of the study in its storage; default: the folder's name.")
+    ] = None,
     worker: Annotated[
-        bool, typer.Option("--worker", help="Join the search in --storage and evaluate shapes for it.")
+        bool, search_option("--worker", help="Join the search in --storage and evaluate shapes for it.")
     ] = False,
     weights: Annotated[
-        Path | None, typer.Option(help="With --worker: folder of the search's weights on this machine.")
+        Path | None, search_option(help="With --worker: the folder of the search's weights on this machine.")
     ] = None,
-    text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
-    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
-    kind: Annotated[
-        Literal["classification", "multilabel", "regression", "tagging", "qa"] | None,
-        typer.Option(help="Kind of task."),
-    ] = None,
-    metric: Annotated[str | None, typer.Option(help="The score.")] = None,
+    text: TextColumns = None,
+    label: LabelColumn = None,
+    kind: Kind = None,
+    metric: Metric = None,
     seed: Seed = 0,
     precision: Precision = "auto",
     resume: Resume = False,
@@ -99,7 +111,10 @@ def search(
     allow_code: AllowCode = None,
     as_json: Json = False,
 ) -> None:
-    """Find the students that are best under a budget on your device; the best one is distilled and shipped."""
+    """Find the students that are best under a budget on your device; the best one is distilled and shipped.
+
+    Example: compress search --teacher minilm --data intents --out runs/found --max-latency-ms 4 --minutes 60
+    """
     if context.invoked_subcommand is not None:
         return
     shown = console(as_json)
@@ -124,80 +139,42 @@ def search(
 
         chosen = space_file.load(space, overrides or [])
         preflight.check(
-            chosen,
-            teacher=teacher,
-            out=out,
-            data=data,
-            seed=seed,
-            resume=resume,
-            allow_pickle=allow_pickle,
+            chosen, teacher=teacher, out=out, data=data, seed=seed, resume=resume, allow_pickle=allow_pickle,
             allow_code=allow_code,
-        )
+        )  # fmt: skip
         from compress.benchmark.devices import open_device  # seconds: torch
         from compress.commands.search import search as run
         from compress.pruning.budget import to_the_user
 
+        say = to_the_user(device, shown)
         found = run(
-            teacher=teacher,
-            data=data,
-            out=out,
-            space=chosen,
-            max_latency_ms=max_latency_ms,
-            speedup=speedup,
-            max_params=max_params,
-            max_file_mb=max_file_mb,
-            min_score=min_score,
-            objectives=list(dict.fromkeys(["score", *(objective or ["latency"])])),
-            device=device,
-            open_as=partial(
-                open_device,
-                lan=lan,
-                timeout=timeout,
-                python=python,
-                say=to_the_user(device, shown),
-            ),
-            threads=threads,
-            batch=batch,
-            seq=seq,
-            file=file,
-            max_drop=max_drop / 100,
-            shapes=shapes,
-            rounds=rounds,
-            runs=runs,
-            anchors=anchor or [],
-            sampler=sampler,
-            trials=trials,
-            minutes=minutes,
-            finalists=finalists,
-            winners=winners,
-            storage=storage,
-            name=name,
-            text=text,
-            label=label,
-            kind=kind,
-            metric=metric,
-            seed=seed,
-            precision=precision,
-            resume=resume,
-            gate=gate,
-            allow_pickle=allow_pickle,
-            allow_code=allow_code,
+            teacher=teacher, data=data, out=out, space=chosen, max_latency_ms=max_latency_ms, speedup=speedup,
+            max_params=max_params, max_file_mb=max_file_mb, min_score=min_score,
+            objectives=list(dict.fromkeys(["score", *(objective or ["latency"])])), device=device,
+            open_as=partial(open_device, lan=lan, timeout=timeout, python=python, say=say), threads=threads,
+            batch=batch, seq=seq, file=file, max_drop=max_drop / 100, shapes=shapes, rounds=rounds, runs=runs,
+            anchors=anchor or [], sampler=sampler, trials=trials, minutes=minutes, finalists=finalists,
+            winners=winners, storage=storage, name=name, text=text, label=label, kind=kind, metric=metric, seed=seed,
+            precision=precision, resume=resume, gate=gate, allow_pickle=allow_pickle, allow_code=allow_code,
             console=shown,
-        )
+        )  # fmt: skip
         if as_json:
             print_result(found.to_json())
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
-    study: Annotated[Path, typer.Argument(help="Directory of a search.")],
+    study: Annotated[Path, typer.Argument(help="The folder of a search.")],
     trial: Annotated[int | None, typer.Argument(help="Number of a trial; without it, the front is shown.")] = None,
-    bundle: Annotated[Path | None, typer.Option(help="New folder for the trial's student.")] = None,
+    bundle: Annotated[Path | None, output(help="The new folder for the trial's student.")] = None,
     train: Annotated[bool, typer.Option("--train", help="Distil it fully first, as the winner was.")] = False,
     allow_code: AllowCode = None,
     as_json: Json = False,
 ) -> None:
-    """Show the front of a search, or write one of its students as a bundle."""
+    """Show the front of a search, or write one of its students as a bundle.
+
+    Example: compress search show runs/found 12 --bundle student12
+    """
     with told(hint="The search is as it was."):
         from compress.errors import SearchError
         from compress.nas import record

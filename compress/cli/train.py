@@ -1,7 +1,7 @@
 """`compress distill`, `pretrain` and `label`: whatever learns, or teaches."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -9,8 +9,12 @@ from compress.cli.options import (
     AllowCode,
     AllowPickle,
     CorpusName,
+    DataName,
     Int8MaxDrop,
     Json,
+    Kind,
+    LabelColumn,
+    Metric,
     OnWeakTeacher,
     Out,
     Overrides,
@@ -18,27 +22,31 @@ from compress.cli.options import (
     Recipe,
     Resume,
     Seed,
+    Teacher,
+    TextColumns,
     console,
+    data_option,
+    output,
     print_result,
     told,
+    training,
 )
 
 
 def distill(
-    teacher: Annotated[str, typer.Option(help="Alias (minilm, bert-base, ...), folder or hub id.")],
+    teacher: Teacher,
     recipe: Recipe,
-    data: Annotated[str, typer.Option(help="intents, a folder with train and dev files, or a hub id (glue/sst2).")],
+    data: DataName,
     out: Out,
     corpus: CorpusName = None,
-    prompt: Annotated[str | None, typer.Option(help="What a language model is asked, to teach without labels.")] = None,
-    overrides: Overrides = None,
-    text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
-    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
-    kind: Annotated[
-        Literal["classification", "multilabel", "regression", "tagging", "qa"] | None,
-        typer.Option(help="Kind of task."),
+    prompt: Annotated[
+        str | None, training(help="Ask a language model by this prompt, which teaches without labels.")
     ] = None,
-    metric: Annotated[str | None, typer.Option(help="The score that chooses the best checkpoint.")] = None,
+    overrides: Overrides = None,
+    text: TextColumns = None,
+    label: LabelColumn = None,
+    kind: Kind = None,
+    metric: Metric = None,
     seed: Seed = 0,
     precision: Precision = "auto",
     resume: Resume = False,
@@ -48,7 +56,10 @@ def distill(
     allow_code: AllowCode = None,
     as_json: Json = False,
 ) -> None:
-    """Distil a teacher into a student, export and quantise it, and measure it beside its teacher."""
+    """Distil a teacher into a student, export and quantise it, and measure it beside its teacher.
+
+    Example: compress distill --teacher minilm --recipe distilbert --data intents --out runs/first
+    """
     with told(hint=f"Continue with: compress distill ... --out {out} --resume"):
         from compress.commands import preflight
         from compress.prompting.prompt import Prompt
@@ -57,50 +68,28 @@ def distill(
         preflight.check_task(ready)
         asked = None if prompt is None else Prompt.load(prompt)
         preflight.check(
-            ready,
-            teacher=teacher,
-            out=out,
-            data=data,
-            corpus=corpus,
-            prompted=asked is not None,
-            seed=seed,
-            resume=resume,
-            allow_pickle=allow_pickle,
-            allow_code=allow_code,
-        )
+            ready, teacher=teacher, out=out, data=data, corpus=corpus, prompted=asked is not None, seed=seed,
+            resume=resume, allow_pickle=allow_pickle, allow_code=allow_code,
+        )  # fmt: skip
         from compress.commands.distill import distill as run  # seconds: torch
 
         shown = console(as_json)
         bundle = run(
-            teacher=teacher,
-            recipe=ready,
-            data=data,
-            out=out,
-            corpus=corpus,
-            prompt=asked,
-            text=text,
-            label=label,
-            kind=kind,
-            metric=metric,
-            seed=seed,
-            precision=precision,
-            resume=resume,
-            gate=gate,
-            max_drop=None if max_drop is None else max_drop / 100,
-            allow_pickle=allow_pickle,
-            allow_code=allow_code,
+            teacher=teacher, recipe=ready, data=data, out=out, corpus=corpus, prompt=asked, text=text, label=label,
+            kind=kind, metric=metric, seed=seed, precision=precision, resume=resume, gate=gate,
+            max_drop=None if max_drop is None else max_drop / 100, allow_pickle=allow_pickle, allow_code=allow_code,
             console=shown,
-        )
+        )  # fmt: skip
         if as_json and not shown.quiet:
             print_result((bundle.path / "report.json").read_text(encoding="utf-8"))
 
 
 def pretrain(
-    teacher: Annotated[str, typer.Option(help="Who teaches, or whose vocabulary and sizes are taken.")],
+    teacher: Annotated[str, training(help="The teacher, or the model whose vocabulary and sizes are taken.")],
     recipe: Recipe,
     out: Out,
     corpus: CorpusName = None,
-    data: Annotated[str | None, typer.Option(help="Labelled set, for stages that answer with text (T5).")] = None,
+    data: Annotated[str | None, data_option(help="A labelled set, for stages that answer with text (T5).")] = None,
     overrides: Overrides = None,
     seed: Seed = 0,
     precision: Precision = "auto",
@@ -108,76 +97,60 @@ def pretrain(
     allow_pickle: AllowPickle = False,
     allow_code: AllowCode = None,
 ) -> None:
-    """Run a recipe's stages on text alone: a general student, a language model, a teacher. Ends in a checkpoint."""
+    """Run a recipe's stages on text alone; the result is a checkpoint: a general student, a language model, a teacher.
+
+    Example: compress pretrain --teacher minilm --recipe tinybert-general --corpus pydoc --out runs/general
+    """
     with told(hint=f"Continue with: compress pretrain ... --out {out} --resume"):
         from compress.commands import preflight
 
         ready = preflight.load_recipe(recipe, overrides or [])
         preflight.without_task(ready, corpus, data)
         preflight.check(
-            ready,
-            teacher=teacher,
-            out=out,
-            data=data,
-            corpus=corpus,
-            seed=seed,
-            resume=resume,
-            allow_pickle=allow_pickle,
-            allow_code=allow_code,
-        )
+            ready, teacher=teacher, out=out, data=data, corpus=corpus, seed=seed, resume=resume,
+            allow_pickle=allow_pickle, allow_code=allow_code,
+        )  # fmt: skip
         from compress.commands.pretrain import pretrain as run  # seconds: torch
 
         run(
-            teacher=teacher,
-            recipe=ready,
-            out=out,
-            corpus=corpus,
-            data=data,
-            seed=seed,
-            precision=precision,
-            resume=resume,
-            allow_pickle=allow_pickle,
-            allow_code=allow_code,
-            console=console(),
-        )
+            teacher=teacher, recipe=ready, out=out, corpus=corpus, data=data, seed=seed, precision=precision,
+            resume=resume, allow_pickle=allow_pickle, allow_code=allow_code, console=console(),
+        )  # fmt: skip
 
 
 def label(
-    teacher: Annotated[str, typer.Option(help="Language model: alias (gpt2, ...), folder, hub id, endpoint's .yaml.")],
-    prompt: Annotated[str, typer.Option(help="Name (see recipes/prompts) or path of a .yaml file.")],
-    data: Annotated[str, typer.Option(help="As for distill; or texts without labels: a table, a .txt file, a corpus.")],
-    out: Annotated[Path, typer.Option(help="The .jsonl file to write.")],
-    text: Annotated[list[str] | None, typer.Option(help="Text column; given twice for pairs.")] = None,
-    label: Annotated[str | None, typer.Option(help="Label column; it only scores the teacher.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the choice of examples.")] = 0,
-    precision: Annotated[Literal["auto", "bf16", "fp32"], typer.Option(help="What the model computes in.")] = "auto",
+    teacher: Annotated[str, training(help="The language model: an alias, a folder, a hub id or an endpoint's .yaml.")],
+    prompt: Annotated[str, training(help="The prompt: a name (see recipes/prompts) or a .yaml file.")],
+    data: Annotated[str, data_option(help="The data, as for distill; or texts without labels.")],
+    out: Annotated[Path, output(help="The .jsonl file to write.")],
+    text: TextColumns = None,
+    label: Annotated[str | None, data_option(help="Name the label column; it only scores the teacher.")] = None,
+    seed: Annotated[int, training(help="Seed the choice of examples.")] = 0,
+    precision: Precision = "auto",
     gate: OnWeakTeacher = "refuse",
     allow_pickle: AllowPickle = False,
 ) -> None:
-    """Let a prompted language model label texts: one line of JSON each, with the probabilities of the labels."""
+    """Let a prompted language model label texts: one line of JSON each, with the probabilities of the labels.
+
+    Example: compress label --teacher gpt2 --prompt sentiment --data texts.txt --out labelled.jsonl
+    """
     with told(hint="Answers are kept: the same command goes on from there."):
         from compress.commands.label import label as run
 
         run(
-            teacher=teacher,
-            prompt=prompt,
-            data=data,
-            out=out,
-            text=text,
-            label=label,
-            seed=seed,
-            precision=precision,
-            gate=gate,
-            allow_pickle=allow_pickle,
-            console=console(),
-        )
+            teacher=teacher, prompt=prompt, data=data, out=out, text=text, label=label, seed=seed, precision=precision,
+            gate=gate, allow_pickle=allow_pickle, console=console(),
+        )  # fmt: skip
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Show this one, with its citation and numbers.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show this recipe, with its citation and numbers.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the recipes and when to choose which, or show one."""
+    """List the recipes and when to choose which, or show one.
+
+    Example: compress recipes tinybert
+    """
     with told():
         import json
 
@@ -199,7 +172,10 @@ def students(
     teacher: Annotated[str, typer.Argument(help="Alias (minilm, bert-base, ...), folder or hub id.")],
     as_json: Json = False,
 ) -> None:
-    """List the students a teacher allows, with size and cost, from its config alone, before anything is trained."""
+    """List the students a teacher allows, with size and cost, from its config alone, before anything is trained.
+
+    Example: compress students minilm
+    """
     with told():
         from compress.commands import students as listing
 
@@ -212,12 +188,15 @@ def students(
 
 def clean(
     run: Annotated[Path, typer.Argument(help="Directory of a run or a search.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much it would free.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much this would free.")] = False,
     unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="Also of a run that is not finished: it loses what --resume needs.")
+        bool, typer.Option("--unfinished", help="Clean an unfinished run too, which then cannot be resumed.")
     ] = False,
 ) -> None:
-    """Remove a run's checkpoints and left-overs. Bundle, report, log and the results of its stages stay."""
+    """Remove a run's checkpoints and left-overs. Bundle, report, log and the results of its stages stay.
+
+    Example: compress clean runs/first
+    """
     with told():
         from compress.training.run import clean
 
