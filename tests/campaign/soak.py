@@ -257,10 +257,10 @@ def searches(given: dict[str, str], folder: Path, seconds: float) -> Soaked:
                 time.sleep(0.5)
             for worker in workers:
                 try:
-                    worker.wait(60)
+                    worker.wait(240)
                 except subprocess.TimeoutExpired:
                     worker.kill()
-                    found.faults.append("a worker was still running 60 s after its search had ended")
+                    found.faults.append("a worker was still running 240 s after its search had ended")
         if child.returncode:
             found.faults.append((folder / "said").read_text()[-500:])
             break
