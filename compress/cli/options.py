@@ -109,7 +109,7 @@ def _write_groups(command: Any, ctx: Any, formatter: Any) -> None:
 
 
 def console(as_json: bool = False) -> "Screen":
-    """Where progress and tables go: standard output, or standard error when that is for JSON; silent but in rank 0."""
+    """Open the console for progress and tables: standard error if standard output is for JSON; silent but in rank 0."""
     from compress.console import Screen
 
     return Screen(stderr=as_json, quiet=os.environ.get("RANK", "0") != "0")

@@ -46,7 +46,7 @@ class Texts:
     notes: tuple[str, ...] = ()
 
     def task(self, labels: Sequence[str]) -> Task:
-        """The task of giving them `labels`, where they bring none of their own."""
+        """Return the task of giving texts `labels`, where they bring none of their own."""
         if self.labelled is not None:
             return self.labelled.task
         return Task("classification", tuple(self.rows.column_names), "label", tuple(labels), "accuracy")

@@ -106,7 +106,7 @@ def _reach(name: str) -> None:
 
 
 def aimed(recipe: Recipe, asked: Mapping[str, float | None], setting: Mapping[str, Any]) -> Recipe:
-    """The recipe with what is asked as its aim, instead of its own sizes or budget; these where nothing is asked.
+    """Return the recipe with what is asked for as its target; where nothing is asked, the recipe keeps its own.
 
     Settings that are not the default take the place of the recipe's own. Raises PruneError.
     """
@@ -153,7 +153,7 @@ def _check(given: Mapping[str, float]) -> None:
 
 
 def _learned(recipe: Recipe, stage: Stage, given: Mapping[str, float], *, uneven: bool) -> Recipe:
-    """A recipe whose step learns what to prune, with another aim."""
+    """Return a recipe whose step learns what to prune, with another target."""
     assert stage.step is not None, "it was asked for its options"
     if time := [name for name in given if name in ("max_latency_ms", "speedup")]:
         raise PruneError(

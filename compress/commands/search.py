@@ -257,7 +257,7 @@ def make_student_evaluator(context: SearchContext) -> StudentEvaluator:
 
 @contextmanager
 def begin_study(context: SearchContext, storage: str | Path, name: str, sampler: str) -> "Iterator[optuna.Study]":
-    """The study of this search, begun or continued, and closed at the end."""
+    """Begin or continue the study of this search, and close it at the end."""
     study = open_study(
         storage, name, context.search.identity(),
         objectives=context.search.objectives, limits={str(name): most for name, most in context.costs.limits().items()},
@@ -271,7 +271,7 @@ def begin_study(context: SearchContext, storage: str | Path, name: str, sampler:
 
 
 def run_search(context: SearchContext, study: "optuna.Study", *, trials: int | None) -> SearchReport:
-    """The trials; the record and its page now and then, and at their end."""
+    """Run the trials; write the record and its page now and then, and at their end."""
     looked = [time.monotonic()]
     anchors = record.anchored(context)
 
@@ -296,7 +296,7 @@ def run_search(context: SearchContext, study: "optuna.Study", *, trials: int | N
 def ship_winners(
     context: SearchContext, study: "optuna.Study", found: SearchReport, place: Device, *, finalists: int, winners: int
 ) -> SearchReport:
-    """The best trained for a short while, measured, and the winners of these distilled fully, shipped and measured."""
+    """Train the best for a short while, measure them, then distil, ship and measure the winners."""
 
     def kept(teacher_ms: float | None, **more: Any) -> SearchReport:
         now = record.found(context, study, teacher_ms=teacher_ms, anchors=found.anchors, **more)
@@ -328,13 +328,13 @@ def ship_winners(
 
 
 def _recipe(space: Space) -> Recipe:
-    """All stages of a space in one, for what checks recipes."""
+    """Return all stages of a space as one recipe, for what checks recipes."""
     stages = [stage for where, stage in space.stages.items() if where != "teacher"]
     return space.recipe(space.name, stages, None if space.mode == "supernet" else space.student)
 
 
 def parts(space: Space) -> schedule.Parts:
-    """What a stated time is divided into."""
+    """Return the parts that a stated time is divided into."""
     return schedule.SUPERNET if space.mode == "supernet" else schedule.PLAIN
 
 
@@ -411,7 +411,7 @@ def show(
     allow_code: str | Path | None = None,
     console: Console | None = None,
 ) -> Bundle:
-    """The student of a trial as a bundle in `out`, measured beside its teacher.
+    """Write the student of a trial as a bundle into `out`, measured beside its teacher.
 
     One that the search has shipped is copied. Any other is what the search made of it, a part of the supernet or the
     student of a short training, which its card says; with `train` it is distilled fully first, by the search's final
@@ -448,7 +448,7 @@ def show(
 
 
 def _as_it_is(context: SearchContext, point: TrialRecord) -> Bundle:
-    """Of the training that it had in the search."""
+    """Ship a student with the training that it had in the search."""
     space, short = context.search.space, "short" in context.kept(point.number).scores
     student = heads.load(find_checkpoint(context, point), "task", context.training.kind)
     stages = [stage for stage in (space.supernet, space.short) if stage is not None]
@@ -460,7 +460,7 @@ def _as_it_is(context: SearchContext, point: TrialRecord) -> Bundle:
 
 
 def _with(found: SearchReport, number: int, study: Path) -> SearchReport:
-    """The record with what is now known of this trial."""
+    """Return the record with what is now known of this trial."""
     points = tuple(record.further(study, each) if each.number == number else each for each in found.points)
     now = replace(found, points=points, front=())
     return replace(now, front=now.compute_front())

@@ -160,7 +160,7 @@ def measure(
 def _teacher(
     task_teacher: Teacher, context: TrainingContext, room: Room, bundle: Bundle, file: Path
 ) -> tuple[Examined, str | None]:
-    """The teacher, run from an ONNX `file` of its own; by torch where that cannot be, with a note of why."""
+    """Run the teacher from an ONNX `file` of its own; by torch where that cannot be, with a note of why."""
     if task_teacher.asked is not None:
         said = task_teacher.asked.of(room.evaluator.split)
         return Examined(task_teacher.name, said, None, parameters=task_teacher.asked.parameters), None
@@ -178,7 +178,7 @@ def _teacher(
 
 
 def _asked(bundle: Bundle, file: Path) -> Callable[[Dataset], NDArray[np.float32]]:
-    """Rows -> logits of an ONNX file, as the bundle's own is asked."""
+    """Return the function from rows to the logits of an ONNX file of the bundle."""
     known = bundle.manifest
     threads = os.cpu_count() or 1
     return open_predictor(bundle.path, file, task=known.task, max_length=known.max_length, threads=threads).logits
@@ -191,7 +191,7 @@ def _row(
     spent: Sequence[Trained | None],
     teacher: Examined | None = None,
 ) -> Row:
-    """A line of the report; of a student, when it is told the teacher."""
+    """Make a line of the report; that of a student if `teacher` is given."""
     agreement = None
     if teacher is not None:
         agreement = evaluator.agreement(one.logits, teacher.logits, thresholds=(one.threshold, teacher.threshold))

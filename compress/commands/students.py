@@ -57,7 +57,8 @@ class Listing:
 
 
 def students_of(teacher: str, recipes: Sequence[Recipe] | None = None) -> Listing:
-    """Every student that `recipes` (all of ours) and shares of its size make of a teacher: an alias, folder or hub id.
+    """List every student that `recipes` (all of ours) and shares of its size make of a teacher: alias, folder or hub
+    id.
 
     Only config.json is read. Raises TeacherError.
     """
@@ -98,7 +99,7 @@ def _of_recipe(recipe: Recipe, tutor: PreTrainedModel) -> list[tuple[str, PreTra
 
 
 def _built(spec: StudentSpec, tutor: PreTrainedModel) -> PreTrainedModel:
-    """A function that fills the weights may look at values: what it would refuse shows only when there are some."""
+    """Build with weights: a function that fills them may look at values, and refuses some only then."""
     if isinstance(spec.init, str) and spec.init not in ("scratch", "teacher"):
         return heads.create(_config(spec.init), "encoder", None)
     if isinstance(spec.init, Call):
@@ -137,7 +138,7 @@ def _has(config: PreTrainedConfig, size: str) -> bool:
 
 
 def _grouped(found: Iterable[tuple[str, PreTrainedModel]]) -> tuple[Buildable, ...]:
-    """One line per model, the costliest first."""
+    """Make one line per model, the costliest first."""
     alike: dict[str, tuple[PreTrainedModel, list[str]]] = {}
     for name, model in found:
         alike.setdefault(model.config.to_json_string(), (model, []))[1].append(name)
@@ -150,7 +151,7 @@ def as_json(listing: Listing) -> str:
 
 
 def shown(listing: Listing) -> Group:
-    """A table, and below it the recipes that this teacher does not allow."""
+    """Lay out a table, and below it the recipes that this teacher does not allow."""
     table = Table(
         title=f"Students of {listing.teacher}", caption=_CAPTION, box=None, pad_edge=False, collapse_padding=True
     )

@@ -123,7 +123,7 @@ def _lines(corpus: Corpus) -> Iterator[str]:
 
 
 def texts_of(split: "Dataset") -> Iterator[str]:
-    """Every text of a split, of whatever kind its task is."""
+    """Yield every text of a split, of whatever kind its task is."""
     for row in split:
         if "words" in row:
             yield " ".join(row["words"])
@@ -143,7 +143,7 @@ def certified(
     data: str,
     threads: int = 1,
 ) -> dict[Precision, Certificate]:
-    """For each ONNX file, what it scores before and after, each bundle reading the split with its own tokenizer.
+    """Score each ONNX file before and after, each bundle reading the split with its own tokenizer.
 
     `name` is the split's; method and data are as the certificate tells them.
     """
@@ -182,7 +182,7 @@ def certified(
 
 
 def _outcome(bundle: Bundle, exams: Sequence[Evaluator], logits: Sequence[Logits]) -> ScoreDrop:
-    """Two bundles that cut texts differently have answers for the same examples, but not for the same tokens."""
+    """Compare two bundles that cut texts differently: they answer the same examples, but not the same tokens."""
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
     scored = zip(exams, logits, strict=True)
     before, after = (exam.scores(each, threshold=threshold)[bundle.task.metric] for exam, each in scored)
@@ -207,7 +207,7 @@ def _flat(answers: Sequence[Any]) -> list[str]:
 
 
 def _of_equal_rows(exams: Sequence[Evaluator], logits: Sequence[Logits]) -> float:
-    """The largest |difference| of per-token logits in rows of as many tokens."""
+    """Return the largest |difference| of per-token logits in rows of as many tokens."""
     parts = []
     for exam, each in zip(exams, logits, strict=True):
         ends = np.cumsum([len(ids) for ids in exam.rows["input_ids"]])

@@ -22,7 +22,7 @@ FURTHER: Final = (
 
 
 def purpose(recipe: Recipe) -> str:
-    """What it trains on, a key of PURPOSES; prompted, where `needs` names a prompt."""
+    """Return what the recipe trains on, a key of PURPOSES; prompted, where `needs` names a prompt."""
     if "prompt" in (recipe.needs or ""):
         return "prompted"
     if any(stage.kind == "pretrain" for stage in recipe.stages):
@@ -50,7 +50,7 @@ def _sizes(spec: StudentSpec) -> Iterable[str]:
 
 
 def shown(recipes: Sequence[Recipe]) -> Group:
-    """One table for each purpose."""
+    """Lay out one table for each purpose."""
     parts: list[Text | Table] = []
     for key, title in PURPOSES.items():
         group = [recipe for recipe in recipes if purpose(recipe) == key]
@@ -71,7 +71,7 @@ def _table(recipes: Sequence[Recipe]) -> Table:
 
 
 def plain(recipe: Recipe) -> dict[str, object]:
-    """What a list says of one, for JSON."""
+    """Return the fields that a list shows, for JSON."""
     said = {"name": recipe.name, "about": recipe.about, "purpose": purpose(recipe), "student": student(recipe)}
     guidance = {"needs": recipe.needs, "cost": recipe.cost, "choose": recipe.choose}
     return {**said, **guidance, **recipe.paper.model_dump()}

@@ -17,7 +17,7 @@ MOST_VALUES: Final = 20_000
 
 
 def folder() -> Path:
-    """Where the recipes lie: inside the installed package, or beside it in a checkout."""
+    """Find the recipes: inside the installed package, or beside it in a checkout."""
     here = Path(__file__).resolve().parents[1]
     return here / "recipes" if (here / "recipes").is_dir() else here.parent / "recipes"
 
@@ -118,7 +118,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def extended(path: Path) -> dict[str, Any]:
-    """One level of `extends:`; mappings are merged, everything else is replaced."""
+    """Resolve one level of `extends:`; mappings are merged, everything else is replaced."""
     tree = _read(path)
     parent = tree.pop("extends", None)
     if parent is None:

@@ -72,7 +72,7 @@ class StudentSpec(Frozen):
         return line
 
     def plain(self) -> dict[str, Any]:
-        """The mapping of YAML, defaults included."""
+        """Return the mapping of YAML, defaults included."""
         tree = self.model_dump()
         return tree | {"init": self.init.plain()} if isinstance(self.init, Call) else tree
 
@@ -158,7 +158,7 @@ class Stage(Frozen):
         return usual | line
 
     def plain(self) -> dict[str, Any]:
-        """The mapping of YAML, defaults included."""
+        """Return the mapping of YAML, defaults included."""
         tree = self.model_dump(exclude={"kind", "name", "objective", "student", "rows", "corrupt", "step", "augment"})
         calls = {key: getattr(self, key) for key in ("rows", "corrupt", "step", "augment")}
         tree |= {key: call.plain() for key, call in calls.items() if call is not None}
@@ -205,7 +205,7 @@ class Prune(Frozen):
         return None if self.copy_layers == "importance" else self.copy_layers
 
     def plain(self) -> dict[str, Any]:
-        """The mapping of YAML, defaults included."""
+        """Return the mapping of YAML, defaults included."""
         tree = self.model_dump(exclude={"kind", "name", "importance"})
         return {self.kind: self.name, "importance": self.importance.plain()} | tree
 
@@ -402,7 +402,7 @@ class Recipe(Frozen):
         return {key: _plain(value) for key, value in tree.items()}
 
     def to_yaml(self) -> str:
-        """The resolved recipe. Loading it again gives an equal recipe."""
+        """Write the resolved recipe. Loading it again gives an equal recipe."""
         return yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -455,7 +455,7 @@ def _problem(file: str, error: Any) -> str:
 
 
 def _settings_at(loc: Sequence[Any]) -> Mapping[str, Any]:
-    """The settings that there are where one was not found."""
+    """Return the settings that there are where one was not found."""
     if "student" in loc[:-1]:
         return StudentSpec.model_fields
     inner: dict[str, type[Frozen]] = {"teacher": Stage, "teacher_lm": Stage, "paper": Paper, "target": Target}
@@ -470,14 +470,14 @@ def _plain(value: Any) -> Any:
 
 
 def spec_of(recipe: Recipe, stage: AnyStage) -> StudentSpec | None:
-    """What this stage builds anew: its own student, the recipe's in the first stage, else nothing."""
+    """Return what this stage builds anew: its own student, the recipe's in the first stage, else nothing."""
     if isinstance(stage, Stage) and stage.student is not None:
         return stage.student
     return recipe.student if stage is recipe.stages[0] else None
 
 
 def ancestor(stages: Sequence[AnyStage], stage: Stage) -> AnyStage:
-    """The stage that left what `teacher: previous` means: the one before the latest that began with a new student."""
+    """Find the stage that `teacher: previous` means: the one before the latest that began with a new student."""
     until = stages[: stages.index(stage) + 1]
     new = max((at for at, each in enumerate(until) if isinstance(each, Stage) and each.student is not None), default=0)
     if new == 0:

@@ -64,7 +64,7 @@ class Budget:
                 )
 
     def with_teacher(self, ms: float | None) -> "Budget":
-        """The same with `speedup` as a latency, of a teacher that takes `ms`.
+        """Return the budget with `speedup` as a latency, of a teacher that takes `ms`.
 
         Raises SearchError where that contradicts the rest, or no teacher was measured.
         """
@@ -79,7 +79,7 @@ class Budget:
         return replace(self, speedup=None, max_latency_ms=min(most, self.max_latency_ms or most))
 
     def banded(self, share: float = BAND) -> "Budget":
-        """The same with `share` of the latency limit as the least, where there is a limit and no least yet."""
+        """Return the budget with `share` of the latency limit as the least, where there is a limit and no least yet."""
         if self.max_latency_ms is None or self.min_latency_ms is not None:
             return self
         return replace(self, min_latency_ms=share * self.max_latency_ms)
@@ -96,7 +96,7 @@ class Budget:
         return {name: value for name, value in named.items() if value is not None}
 
     def fits(self, estimate: "Estimate | None", facts: Mapping[str, float]) -> str | None:
-        """Why a shape is outside, in words; None where it is not. Its score is not asked for."""
+        """Say why a shape is outside; None where it is not. Its score is not asked for."""
         why = [
             f"{name} {value:.4g}{more}, limit {limit:g}"
             for name, value, more, limit in self._costs(estimate, facts)
@@ -109,7 +109,7 @@ class Budget:
         return "; ".join(why) or None
 
     def excess(self, estimate: "Estimate | None", facts: Mapping[str, float]) -> float:
-        """The factor by which a shape is over the limit that it is most over; at most 1 where it keeps all."""
+        """Return the factor by which a shape is over the limit that it is most over; at most 1 where it keeps all."""
         return max((value / limit for _, value, _, limit in self._costs(estimate, facts)), default=0.0)
 
     def _costs(

@@ -105,7 +105,7 @@ class SearchConfig(Frozen):
         return self.space.final[-1].max_length
 
     def identity(self) -> dict[str, str]:
-        """In short, for a study to be known by."""
+        """Describe the search in short, for a study to be known by."""
         tree = self.plain()
         words = {name: str(tree[name]) for name in ("teacher", "data", "device", "precision", "training", "seed")}
         allowed = {name: f"{value:g}" for name, value in tree["budget"].items() if value is not None}
@@ -136,7 +136,7 @@ class SearchConfig(Frozen):
 
     @staticmethod
     def from_yaml(text: str, source: str) -> "SearchConfig":
-        """What `to_yaml` wrote. Raises SearchError."""
+        """Load what `to_yaml` wrote. Raises SearchError."""
         tree = parsed(text, source)
         if not isinstance(tree, dict) or not isinstance(tree.get("space"), dict):
             raise SearchError(f"{source}: is not a search of this tool")
@@ -144,7 +144,7 @@ class SearchConfig(Frozen):
 
     @staticmethod
     def read(study: Path) -> "SearchConfig":
-        """Of the study in this folder. Raises SearchError where there is none."""
+        """Load search.yaml from the study folder. Raises SearchError where there is none."""
         file = study / NAME
         if not file.is_file():
             raise SearchError(f"{study}: holds no search; expected the folder that `compress search --out` made")

@@ -82,7 +82,7 @@ class SearchContext:
         return float(fmean(rows["length"][:]))
 
     def place(self, number: int) -> Run:
-        """The student's own directory, as a run's."""
+        """Return the student's own folder, as a run's."""
         run = Run(self.run.path / "students" / str(number), self.run.seed, main=True)
         run.path.mkdir(parents=True, exist_ok=True)
         return run
@@ -111,7 +111,8 @@ class SearchContext:
             raise DamagedError(file, ["it cannot be read"], remedy) from None
 
     def decided(self, at: int, choose: Callable[[Sequence[int]], int]) -> int:
-        """The trial chosen at this place, now or in an earlier session: what it scores later changes no choice."""
+        """Return the trial chosen at this place, now or in an earlier session: what it scores later changes no
+        choice."""
         known = self.winners
         if at >= len(known):
             known = (*known, choose(known))
@@ -120,7 +121,8 @@ class SearchContext:
         return known[at]
 
     def untrained(self, number: int, choice: Choice) -> Path:
-        """A folder with the student as its trial knew it: the part of the supernet, or what its legs left.
+        """Find or make the folder with the student as its trial knew it: the part of the supernet, or what its legs
+        left.
 
         Where a worker elsewhere trained those, they are trained again here.
         """

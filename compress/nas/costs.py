@@ -41,12 +41,12 @@ class CostModel:
         return self.budget().limits()
 
     def budget(self) -> Budget:
-        """The search's, with a speed-up as the latency it comes to."""
+        """Return the search's budget, with a speed-up as the latency it comes to."""
         teacher = self.clocks.teacher(self.search.precision)
         return self.search.budget.with_teacher(teacher.ms if teacher else None)
 
     def teacher(self) -> ModelCost:
-        """What the teacher itself weighs."""
+        """Count the teacher's own costs."""
         return model_cost(self.shapes.teacher, self.search.precision, kind=self.kind)
 
     def precision(self, choice: Choice) -> Precision:
@@ -110,7 +110,7 @@ def measure(
 def _raced(
     search: SearchConfig, wanted: Mapping[str, Any], device: Device, *, kind: Kind, segments: bool, say: Say
 ) -> dict[Precision, dict[str, Sample]]:
-    """All in the search's precisions, the teacher in fp32 as well, and the anchors."""
+    """List all shapes in the search's precisions, the teacher in fp32 as well, and the anchors."""
     files: dict[tuple[Precision, str], Path] = {}
     with ExitStack() as scratch:
         precisions: dict[Precision, None] = dict.fromkeys((*search.precisions, "fp32"))
@@ -131,7 +131,7 @@ def _raced(
 
 
 def within(costs: CostModel, count: int) -> list[Choice]:
-    """At most `count` shapes that keep the budget, the one with the fewest FLOPs first.
+    """Return at most `count` shapes that keep the budget, the one with the fewest FLOPs first.
 
     Three in four of them use much of its latency, where there are such: there the best students are; the others are
     what the rest of the front is of. Raises SearchError, naming the closest, where none keeps it.
@@ -165,7 +165,7 @@ def _bare(choice: Choice) -> Choice:
 
 
 def _anchors(search: SearchConfig) -> dict[str, Path]:
-    """The files of the anchors, by what they are called."""
+    """Return the files of the anchors by name."""
     found = {}
     for anchor in search.anchors:
         bundle = Bundle.load(Path(anchor))

@@ -82,7 +82,7 @@ class ScratchEvaluator:
         return score_student(student, self.evaluator, self.training)
 
     def trained(self, choice: Choice) -> Path | None:
-        """The folder of the student as its last leg left it; None where it is not here."""
+        """Find the folder of the student as its last leg left it; None where it is not here."""
         run = Run(self.folder / architecture_key(choice), self.costs.search.seed, main=True)
         return run.remaining(self.legs, self.training.console)[0]
 

@@ -33,7 +33,7 @@ TRAINING = 0.6
 
 
 def shortlist(found: SearchReport, count: int) -> list[TrialRecord]:
-    """The front, the best first, then the next best that keep the budgets, `count` in all.
+    """Return the front, the best first, then the next best that keep the budgets, `count` in all.
 
     As the trials left them: what was trained or measured since changes nothing, so that a resumed search goes on with
     the same ones. Raises SearchError where none keeps the budgets, with the nearest.
@@ -51,7 +51,7 @@ def shortlist(found: SearchReport, count: int) -> list[TrialRecord]:
 
 
 def distill_briefly(context: SearchContext, points: Sequence[TrialRecord]) -> None:
-    """A short distillation of each, from what the supernet made of it, as far as the time stated for them goes.
+    """Distil each for a short while, from its part of the supernet, as far as the time stated for that goes.
 
     Those that had theirs are left alone.
     """
@@ -87,7 +87,7 @@ def find_checkpoint(context: SearchContext, point: TrialRecord) -> Path:
 def train_student(
     context: SearchContext, point: TrialRecord, stages: Sequence[Stage], begin: Path, run: Run | None = None
 ) -> PreTrainedModel:
-    """The student after `stages`, from the checkpoint in `begin`, kept in its directory, or in `run`."""
+    """Train the student by `stages`, from the checkpoint in `begin`; keep it in its own folder, or in `run`."""
     spec = StudentSpec.model_validate({"init": str(begin)})
     recipe = context.search.space.recipe(f"trial {point.number}", stages, spec)
     run = run or context.place(point.number)
@@ -123,7 +123,7 @@ def time_finalists(context: SearchContext, points: Sequence[TrialRecord], device
 
 
 def choose_winner(found: SearchReport, points: Sequence[TrialRecord], besides: Sequence[int] = ()) -> int:
-    """The number of a finalist: within its budgets the best as they stand; without any, the fastest that keeps KEEP.
+    """Return the number of the best finalist within its budgets; without any, of the fastest that keeps KEEP.
 
     Where none keeps the budgets when it is measured, the one that exceeds them least.
     """
@@ -164,7 +164,7 @@ def ship_student(
     began: float,
     note: str = "",
 ) -> Bundle:
-    """The bundle of a student that had these stages, in its directory, with what it was part of in its notes."""
+    """Ship the student that had these stages as a bundle in its folder, with what it was part of in its notes."""
     search, place = context.search, context.place(point.number)
     recipe = search.space.recipe(f"{search.space.name}-{point.number}", stages)
     found = f"Trial {point.number} of the search in {context.run.path.name}: {named(point.choice)}."
@@ -184,7 +184,7 @@ def ship_student(
 
 
 def _earlier_stages(context: SearchContext, point: TrialRecord) -> list[Stage]:
-    """What trained the student before the final stages."""
+    """List what trained the student before the final stages."""
     space = context.search.space
     if isinstance(context.student_evaluator, ScratchEvaluator):
         return list(context.student_evaluator.legs)
@@ -196,7 +196,7 @@ def _earlier_stages(context: SearchContext, point: TrialRecord) -> list[Stage]:
 def _fit_stages(
     context: SearchContext, part: str, stages: Sequence[Stage], point: TrialRecord, *, share: float
 ) -> list[Stage]:
-    """The stages with as many steps as there is time for, timed with this student."""
+    """Give the stages as many steps as there is time for, timed with this student."""
 
     def train(stage: Stage, run: Run) -> None:
         train_student(context, point, [stage], context.untrained(point.number, point.choice), run)

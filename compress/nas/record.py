@@ -38,7 +38,7 @@ def found(
     context: SearchContext, study: optuna.Study, *, teacher_ms: float | None = None, winner: int | None = None,
     anchors: Sequence[Anchor] = (), notes: Sequence[str] = (),
 ) -> SearchReport:  # fmt: skip
-    """All that is known now. teacher_ms: of the latest race; left out, that of the measuring phase."""
+    """Collect all that is known now. teacher_ms: of the latest race; left out, that of the measuring phase."""
     search, costs, task = context.search, context.costs, context.training.data.task
     known = tuple(further(context.run.path, point) for point in points(study))
     beside = costs.clocks.teacher(search.precision)
@@ -123,7 +123,7 @@ def keep(record: SearchReport, folder: Path) -> None:
 
 
 def read(study: Path) -> SearchReport:
-    """What the search in this folder has found. Raises SearchError where there is none."""
+    """Load what the search in this folder has found. Raises SearchError where there is none."""
     if not (study / RECORD).is_file():
         raise SearchError(f"{study}: has no {RECORD} yet; expected the folder of a `compress search` with trials")
     return SearchReport.from_json(study / RECORD)
@@ -141,7 +141,7 @@ def show(found: SearchReport, console: Console) -> None:
 
 
 def anchored(context: SearchContext) -> list[Anchor]:
-    """The teacher's own files, and the anchors scored on the same rows, with what they took in the measuring race."""
+    """List the teacher's own files and the anchors, scored on the same rows, with their times in the measuring race."""
     search, score = context.search, context.teacher_check.scores[context.evaluator.task.metric]
     beside = context.costs.clocks.beside
     weights = context.costs.teacher().parameters
@@ -159,13 +159,13 @@ def anchored(context: SearchContext) -> list[Anchor]:
 
 
 def _asked(bundle: Bundle, data: TaskData, precision: Any) -> float:
-    """The bundle's score on the validation rows, as its own tokenizer reads them."""
+    """Score the bundle on the validation rows, as its own tokenizer reads them."""
     evaluator = bundle.evaluator(data.validation)
     return float(evaluator.scores(bundle.logits(evaluator.rows, precision=precision))[bundle.task.metric])
 
 
 def further(study: Path, point: TrialRecord) -> TrialRecord:
-    """The point with what later phases of the search in this folder found of it."""
+    """Add to the point what later phases of the search in this folder found of it."""
     more = kept(study, point.number)
     return replace(
         point,
@@ -177,7 +177,7 @@ def further(study: Path, point: TrialRecord) -> TrialRecord:
 
 
 def _trained(context: SearchContext, known: Sequence[TrialRecord]) -> list[Rung]:
-    """What students scored after a stage of their own, with what that stage cost."""
+    """List what students scored after a stage of their own, with what that stage cost."""
     rungs = []
     stages = {"short": context.search.space.short, "final": context.search.space.final[-1]}
     for point in known:
@@ -219,7 +219,7 @@ def compute_importances(found: SearchReport) -> tuple[Importance, ...]:
 
 
 def _value(found: SearchReport, point: TrialRecord, objective: Objective) -> float | None:
-    """The value before any training on top and before any measurement: what all trials are compared by."""
+    """Return the value before any training on top and any measurement: what all trials are compared by."""
     if objective == "score":
         return point.first
     if objective == "latency":
@@ -250,7 +250,7 @@ def _shares(points: Sequence[TrialRecord], values: Sequence[float], maximise: bo
 
 
 def _distribution(values: Sequence[int | float | str]) -> BaseDistribution:
-    """The range of the numbers seen; of words, which they are."""
+    """Return the range of the numbers that occur; of words, the choice among them."""
     numbers = [value for value in values if not isinstance(value, str | bool)]
     if len(numbers) < len(values):
         return CategoricalDistribution(sorted({str(value) for value in values}))

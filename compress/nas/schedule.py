@@ -54,7 +54,7 @@ class TimeBudget:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """While open, time is this part's; also where it ends in an error or an interruption."""
+        """Count the time while open as this part's; also where it ends in an error or an interruption."""
         began = time.monotonic()
         try:
             yield
@@ -64,7 +64,8 @@ class TimeBudget:
             self._keep("costs.json", costs)
 
     def left(self, name: str) -> float | None:
-        """Seconds that this part may still take: its share of what those before it have left over; 0: none."""
+        """Return the seconds that this part may still take: its share of what those before it have left over; 0:
+        none."""
         if self.total is None:
             return None
         costs, names = self.costs, list(self.parts)
@@ -76,7 +77,7 @@ class TimeBudget:
         self, part: str, stages: Sequence[Stage], data: TaskData, train: Callable[[Stage, Run], object], *,
         share: float = 1.0,
     ) -> list[Stage]:  # fmt: skip
-        """The stages with as many steps as fit into this share of the part's time, as decided when first asked.
+        """Give the stages as many steps as fit into this share of the part's time, as decided when first asked.
 
         None takes more than it says itself, and all what they say where no time is stated. train: runs a stage in a
         run, to be timed. Raises SearchError when no time is left.
@@ -102,7 +103,7 @@ class TimeBudget:
 
 
 def planned(stage: Stage, data: TaskData) -> int:
-    """The optimiser steps a stage says it takes."""
+    """Count the optimiser steps that a stage takes."""
     return stage.steps or max(1, ceil(stage.epochs * max(1, len(data.train) // stage.batch)))
 
 
@@ -123,7 +124,7 @@ def _fitted(
 
 
 def _timed(stage: Stage, steps: int, train: Callable[[Stage, Run], object], scratch: Path) -> float:
-    """Seconds of a training of so many steps."""
+    """Time a training of so many steps, in seconds."""
     run = Run(scratch / f"{stage.name}-{steps}", 0, main=True)
     run.path.mkdir()
     train(stage.model_copy(update={"steps": steps, "evaluate": 0, "checkpoint": steps}), run)

@@ -54,7 +54,8 @@ class Block:
     rows: tuple[tuple[Value, ...], ...]
 
     def suggest(self, trial: "optuna.Trial") -> tuple[Value, ...]:
-        """A row. Numbers at even distances are suggested as they are, words as words, all else by its place."""
+        """Let the sampler draw a choice; it is always a student that can be. Numbers at even distances are suggested
+        as they are, words as words, all else by its place."""
         if len(self.names) == 1:
             values = [row[0] for row in self.rows]
             if steps := _even(values):
@@ -102,23 +103,23 @@ class Shapes:
         return shapes
 
     def suggest(self, trial: "optuna.Trial") -> Choice:
-        """What the sampler draws; always a student that can be."""
+        """Let the sampler draw a choice; it is always a student that can be."""
         return self._chosen([block.suggest(trial) for block in self.blocks])
 
     def key(self, choice: Choice) -> str:
         return architecture_key(choice)
 
     def size(self) -> int:
-        """How many students there are."""
+        """Count the students."""
         return math.prod(len(block.rows) for block in self.blocks)
 
     def every(self) -> Iterator[Choice]:
-        """All of them."""
+        """Yield all students."""
         for rows in itertools.product(*(block.rows for block in self.blocks)):
             yield self._chosen(rows)
 
     def drawn(self, count: int, seed: int) -> list[Choice]:
-        """At most `count` different ones, at random, those of all first and of all last values among them."""
+        """Draw at most `count` different students at random, those of all first and of all last values among them."""
         if self.size() <= count:
             return list(self.every())
         draw = random.Random(seed)
@@ -130,7 +131,7 @@ class Shapes:
         return list(found.values())
 
     def config(self, choice: Choice) -> PreTrainedConfig:
-        """Its transformers config. Raises StudentError or PruneError where there is no such student."""
+        """Make the student's transformers config. Raises StudentError or PruneError where there is no such student."""
         if self.space.mode == "supernet":
             return resized(self.teacher, self.sizes(choice))
         config = config_for(self.spec(choice), self.teacher)
@@ -160,7 +161,7 @@ class Shapes:
         )
 
     def _chosen(self, rows: Sequence[tuple[Value, ...]]) -> Choice:
-        """Every size as the count that it comes to, so that equal students are written alike."""
+        """Write every size as the count that it comes to, so that equal students are written alike."""
         asked: dict[str, Value] = {}
         for block, row in zip(self.blocks, rows, strict=True):
             asked |= zip(block.names, row, strict=True)
@@ -176,7 +177,7 @@ class Shapes:
         return {**asked, **sizes}
 
     def _possible(self, group: Block) -> tuple[list[tuple[Value, ...]], list[str]]:
-        """The rows that make a student, and why the others do not."""
+        """Return the rows that make a student, and why the others do not."""
         found, reasons = [], []
         for row in group.rows:
             try:
@@ -219,7 +220,7 @@ class Shapes:
 
 
 def _counted(space: Space, teacher: PreTrainedConfig) -> dict[str, tuple[Value, ...]]:
-    """The axes with shares of the teacher as counts. Raises SearchError with every problem."""
+    """Turn shares of the teacher into counts. Raises SearchError with every problem."""
     whole, problems = Sizes.of(teacher), []
     theirs = whole.plain() | {"embedding": Shape.of(teacher).embedding}
     axes: dict[str, tuple[Value, ...]] = {}
@@ -250,12 +251,12 @@ def _counted(space: Space, teacher: PreTrainedConfig) -> dict[str, tuple[Value, 
 
 
 def _divisor(count: int, width: int, most: int) -> int:
-    """The number of heads nearest to `count` that `width` divides into."""
+    """Find the number of heads nearest to `count` that `width` divides into."""
     return min((n for n in range(1, most + 1) if width % n == 0), key=lambda n: (abs(n - count), -n))
 
 
 def _groups(space: Space, axes: Mapping[str, tuple[Value, ...]]) -> Iterator[Block]:
-    """The axes in groups that may constrain each other, with every combination, possible or not."""
+    """Group the axes that may constrain each other, with every combination, possible or not."""
     left = dict(axes)
     for names in space.tied:
         yield Block(tuple(names), tuple(dict.fromkeys(zip(*(left.pop(name) for name in names), strict=True))))
@@ -276,7 +277,7 @@ def _independent(names: tuple[str, ...], rows: Sequence[tuple[Value, ...]], *, t
 
 
 def _even(values: Sequence[Value]) -> range | None:
-    """The range that whole numbers are, where they are one."""
+    """Return the range that whole numbers are, where they are one."""
     if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         return None
     whole = [int(value) for value in values]

@@ -29,7 +29,7 @@ PRECISIONS = ("int8", "fp32")
 
 
 def _values(given: Any) -> tuple[Value, ...]:
-    """A list, one value, or {from, to, step} -> the values, each once. Raises ValueError."""
+    """Parse a list, one value, or {from, to, step} into the values, each once. Raises ValueError."""
     if isinstance(given, Mapping):
         return _range(given)
     values = tuple(given) if isinstance(given, list | tuple) else (given,)
@@ -127,7 +127,7 @@ class Space(Frozen):
         return {"teacher": self.teacher, **own, "short": self.short, **numbered}
 
     def recipe(self, name: str, stages: Sequence[Stage], student: StudentSpec | None = None) -> Recipe:
-        """A recipe of some of its stages, for all that runs and checks recipes."""
+        """Make a recipe of some of its stages, for all that runs and checks recipes."""
         lm = Stage.model_validate(TEACHER_LM | {"objective": [Term("bert.masked_lm")]})
         return Recipe(
             name=name, paper=self.paper, about=self.about, teacher=self.teacher, teacher_lm=lm,
@@ -149,12 +149,12 @@ class Space(Frozen):
         return {key: _listed(value) for key, value in tree.items()}
 
     def to_yaml(self) -> str:
-        """The resolved space. Loading it again gives an equal space."""
+        """Write the resolved space. Loading it again gives an equal space."""
         return yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True, width=120)
 
 
 def folder() -> Path:
-    """Where the spaces lie."""
+    """Find the folder of the spaces."""
     return loader.folder() / "spaces"
 
 
@@ -183,7 +183,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> Space:
 
 
 def of_tree(tree: Mapping[str, Any], file: str) -> Space:
-    """A space from plain data. Raises SearchError with every problem found; `file` says where."""
+    """Make a space from plain data. Raises SearchError with every problem found; `file` says where."""
     tree, problems = dict(tree), list[str]()
     tree["teacher"] = FINETUNE | tree["teacher"] if isinstance(tree.get("teacher"), dict) else dict(FINETUNE)
     if isinstance(tree.get("final"), str):
@@ -201,7 +201,7 @@ def of_tree(tree: Mapping[str, Any], file: str) -> Space:
 
 
 def _axis(name: str, values: Sequence[Value], mode: str) -> list[str]:
-    """What is wrong with one axis."""
+    """List what is wrong with one axis."""
     known = SLICED if mode == "supernet" else AXES
     if name not in known and not (mode == "plain" and name.startswith("config.")):
         if name in (*SLICED, *AXES) or name.startswith("config."):
@@ -219,7 +219,7 @@ def _axis(name: str, values: Sequence[Value], mode: str) -> list[str]:
 
 
 def _of_recipe(name: str, file: str, problems: list[str]) -> Any:
-    """The stages of the recipe of that name."""
+    """Return the stages of the recipe of that name."""
     try:
         recipe = Recipe.load(name)
     except RecipeError as error:

@@ -65,17 +65,18 @@ class Supernet:
         self._skeletons: OrderedDict[Any, _Skeleton] = OrderedDict()
 
     def layers(self, sizes: Sizes) -> tuple[int, ...]:
-        """Which of the whole's layers a subnet of these sizes has."""
+        """Return the layers of the whole that a subnet of these sizes has."""
         return tuple(copied_layers(self.depth, sizes.layers, self.plan.sizes.layers))
 
     def kept(self, sizes: Sizes, layers: Sequence[int] | None = None) -> Kept:
-        """The first units of every group, and these layers. Raises PruneError where they are not as many as asked."""
+        """Keep the first units of every group, and these layers. Raises PruneError where they are not as many as
+        asked."""
         if layers is not None and len(layers) != sizes.layers:
             raise PruneError(f"layers {list(layers)}: {sizes.layers} are asked for")
         return prefix(self.plan, sizes, layers=self.layers(sizes) if layers is None else layers)
 
     def lookup(self, batch: Mapping[str, Tensor]) -> Lookup:
-        """What `signals` looks up when it is not given it: give the same to all subnets that run on one batch."""
+        """Prepare what `signals` looks up if it is not given: give the same to all subnets that run on one batch."""
         return self._look_up(batch["input_ids"].unique())
 
     def signals(
@@ -88,14 +89,14 @@ class Supernet:
         lookup: Lookup | None = None,
         at_BL: Tensor | None = None,
     ) -> Signals:
-        """What a subnet shows of a batch, as `signals.read` does; in train mode where the whole is."""
+        """Compute what a subnet shows of a batch, as `models.signals.read` does; in train mode where the whole is."""
         kept = self.kept(sizes, layers)
         lookup = lookup or self.lookup(batch)
         skeleton = self._skeleton(kept).train(self.model.training)
         return skeleton.run(self._weights(skeleton, kept, lookup), lookup, batch, wants, at_BL)
 
     def extract(self, sizes: Sizes, layers: Sequence[int] | None = None) -> PreTrainedModel:
-        """The subnet as a plain transformers model with weights of its own."""
+        """Extract the subnet as a plain transformers model with weights of its own."""
         with whole_vocabulary(self.model):
             return sliced(self.model, self.kept(sizes, layers))
 
@@ -103,7 +104,8 @@ class Supernet:
     def logits(
         self, sizes: Sizes, sheets: Sheets, layers: Sequence[int] | None = None, *, bf16: bool = False
     ) -> list[Tensor]:
-        """A subnet's logits for each batch of `sheets`, in eval mode and without gradients. bf16: under autocast."""
+        """Compute a subnet's logits for each batch of `sheets`, in eval mode and without gradients. bf16: under
+        autocast."""
         kept, device = self.kept(sizes, layers), next(self.model.parameters()).device
         skeleton = self._skeleton(kept).eval()
         with whole_vocabulary(self.model), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
@@ -115,7 +117,7 @@ class Supernet:
         return [logits.float().cpu() for logits in shown if logits is not None]
 
     def score(self, sizes: Sizes, sheets: Sheets, layers: Sequence[int] | None = None, *, bf16: bool = False) -> float:
-        """The task's metric of a subnet on the examples of `sheets`."""
+        """Compute the task's metric of a subnet on the examples of `sheets`."""
         return sheets.score(self.logits(sizes, sheets, layers, bf16=bf16))
 
     def _look_up(self, tokens_U: Tensor) -> Lookup:
@@ -129,7 +131,7 @@ class Supernet:
         return cut(self.plan, parameters_of(self.model) | tables, kept)
 
     def _skeleton(self, kept: Kept) -> "_Skeleton":
-        """The modules of this shape, on the whole's device and with its kind of attention."""
+        """Make the modules of this shape, on the whole's device and with its kind of attention."""
         attention, device = self.model.config._attn_implementation, next(self.model.parameters()).device
         key = (kept.sizes, attention, device)
         if key not in self._skeletons:

@@ -68,7 +68,7 @@ class Ladder:
         return found
 
     def keep(self, file: Path, stage: Stage, flops: float) -> None:
-        """What the log's scores are of. flops: spent on one example."""
+        """Write what the log's scores are of. flops: spent on one example."""
         sizes = [self.costs.whole(choice).body_parameters for choice in self.rungs]
         kept = {"stage": stage.name, "batch": stage.batch, "body_parameters": sizes, "flops": flops}
         with written(file) as partial:
@@ -76,7 +76,7 @@ class Ladder:
 
 
 def load_ladder(run: Run) -> tuple[Rung, ...]:
-    """The ladder's scores while the supernet was trained; none where there was no supernet, or no ladder."""
+    """Load the ladder's scores while the supernet was trained; none where there was no supernet, or no ladder."""
     file = run.path / LADDER
     if not file.is_file():
         return ()
@@ -99,7 +99,7 @@ def train_supernet(
     run: Run,
     time_budget: TimeBudget,
 ) -> PreTrainedModel:
-    """The supernet of this search: trained now, on subnets drawn from `among`, or in an earlier session."""
+    """Train the supernet of this search on subnets drawn from `among`, or load that of an earlier session."""
     said = costs.search.space.supernet
     assert said is not None, "a space of a supernet has its stage"
     if run.done(said.name, training.console):
@@ -119,7 +119,7 @@ def train_supernet(
 
 
 def _drawing_from(stage: Stage, among: Sequence[Choice], costs: CostModel) -> Stage:
-    """The stage whose step draws from these subnets, where it is one that can be told so."""
+    """Let the stage's step draw from these subnets, where it is one that can be told so."""
     step = stage.step
     if step is None or "among" not in options(step.function) or "among" in step.options:
         return stage
@@ -131,7 +131,7 @@ def _drawing_from(stage: Stage, among: Sequence[Choice], costs: CostModel) -> St
 def _in_order(
     costs: CostModel, stage: Stage, task_teacher: Teacher, training: TrainingContext, seed: int
 ) -> tuple[PreTrainedModel, torch.Tensor]:
-    """The teacher with the units that matter most first, and which of its dimensions each one is."""
+    """Put the teacher's units in order, those that matter most first; return which of its dimensions each one is."""
     space = costs.search.space
     prune = Prune.model_validate(
         {"prune": "order", "importance": space.importance, "rows": space.rows, "way": 0.0,

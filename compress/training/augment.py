@@ -66,7 +66,7 @@ def augment(
     classes_only: bool = False,
     limit: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Each row of the split, followed by up to `copies` different variants of each of its texts.
+    """Yield each row of the split, followed by up to `copies` different variants of each of its texts.
 
     Texts are `text`, `text_pair`, the `question` but not its context, in which answers have their place, and `words`,
     each of which keeps its tag; what else is in a row is copied.
@@ -103,7 +103,7 @@ def near_words(
     classes_only: bool = False,
     limit: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """As `augment`, with every word treated as one of several tokens: replaced by those with the nearest vectors.
+    """Augment as `augment` does, with every word treated as one of several tokens: the nearest vectors replace it.
 
     Not the paper's, which asks its language model first: it takes seconds, and any encoder will do. Raises DataError.
     """
@@ -164,7 +164,7 @@ def variants(text: str, words: Slots, rng: np.random.Generator, copies: int, pro
 
 
 def _texts(split: Dataset) -> dict[str, pa.ChunkedArray]:
-    """The columns of texts; words joined by spaces."""
+    """Yield the columns of texts; words are joined by spaces."""
     names = [name for name in TEXTS if name in split.column_names]
     tables = list(split.select_columns(names).with_format("arrow").iter(ROWS_PER_READ))
     columns = {name: [chunk for table in tables for chunk in table[name].chunks] for name in names}
@@ -206,7 +206,7 @@ CORPUS_COLUMNS: Final = ("text", "text_pair", "question", "context")
 
 
 def asks_language_model(call: Call) -> bool:
-    """Whether this augmentation works with a language model, as its second parameter, `lm`, says; else any encoder."""
+    """Return True if this augmentation asks a language model, as its second parameter `lm` says; else any encoder."""
     try:
         return "lm" in inspect.signature(call.function).parameters
     except ObjectiveError:  # no such function: told where recipes are checked
@@ -216,7 +216,7 @@ def asks_language_model(call: Call) -> bool:
 def augmented(
     split: Dataset, call: Call, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, lm_digest: str, seed: int
 ) -> Dataset:
-    """The rows that `call` (split, language model, tokenizer, rng) makes of a split, in the split's columns.
+    """Return the rows that `call` (split, language model, tokenizer, rng) makes of a split, in the split's columns.
 
     Streamed once to the cache, by the fingerprints of split and tokenizer, the model's digest, the options and seed.
     """
@@ -230,7 +230,7 @@ def augmented(
 
 
 def task_text(data: TaskData, split: Dataset) -> Corpus:
-    """The texts of a task's split as a corpus: one document for each example."""
+    """Return the texts of a task's split as a corpus: one document for each example."""
     names = [name for name in CORPUS_COLUMNS if name in split.column_names]
 
     def documents() -> Iterator[str]:

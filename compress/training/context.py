@@ -75,7 +75,7 @@ class TrainingContext:
             return encode(split, self.tokenizer, stage.max_length)
 
     def _augmenter(self, call: Call) -> Teacher:
-        """The model that an augmentation asks. It may have to be trained first, by all processes together."""
+        """Load the model that an augmentation asks. It may have to be trained first, by all processes together."""
         if self.masked_lm is None or self.base_teacher is None:
             raise DataError("a stage with `augment` needs a teacher: give --teacher")
         lm = self.masked_lm() if asks_language_model(call) else self.base_teacher

@@ -24,7 +24,7 @@ CHUNK = 100_000
 
 
 def tokens_in_use(rows: Dataset, vocabulary: int) -> NDArray[np.int64] | None:
-    """The ids that occur in `input_ids`, ascending; None as soon as most of the vocabulary does."""
+    """Return the ids that occur in `input_ids`, ascending; None as soon as most of the vocabulary does."""
     seen = np.zeros(vocabulary, dtype=bool)
     for table in rows.select_columns(["input_ids"]).with_format("arrow").iter(CHUNK):
         for chunk in table["input_ids"].chunks:
@@ -62,7 +62,7 @@ class _InUse(nn.Module):
         return embedding(self.place[ids_BL], self.weight, self.padding_idx)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_InUse":
-        """The whole table follows `.to(device)`."""
+        """Let the whole table follow `.to(device)`."""
         super()._apply(fn, recurse)
         self.whole._apply(fn)
         return self
@@ -74,7 +74,7 @@ class _InUse(nn.Module):
 
 @contextmanager
 def only_tokens_in_use(student: PreTrainedModel, rows: Dataset) -> Iterator[None]:
-    """While open, `student` trains only the embedding rows of tokens in `rows`; afterwards it is whole again.
+    """Train only the embedding rows of tokens in `rows` while open; afterwards the student is whole again.
 
     Does nothing where most tokens occur, where the table is shared with an output layer (whose softmax gives every
     row a gradient), or where it is frozen.
@@ -99,7 +99,7 @@ def only_tokens_in_use(student: PreTrainedModel, rows: Dataset) -> Iterator[None
 
 @contextmanager
 def whole_vocabulary(student: PreTrainedModel) -> Iterator[None]:
-    """While open, a student under `only_tokens_in_use` knows every token, as it would afterwards."""
+    """Let a student under `only_tokens_in_use` know every token while open, as it will afterwards."""
     in_use = student.get_input_embeddings()
     if not isinstance(in_use, _InUse):
         yield

@@ -35,7 +35,7 @@ def with_head(teacher: Teacher, stage: Stage, context: TrainingContext, run: Run
     data = context.data
 
     def fresh() -> PreTrainedModel:
-        """With a new head, drawn from the run's seed."""
+        """Load the model with a new head, drawn from the run's seed."""
         return load(teacher.name, teacher.folder, data.task, allow_pickle=teacher.pickled).model
 
     said = (f"{teacher.name} has no head for {data.name}: fine-tuning it first", f"fine-tuned on {data.name}")
@@ -54,7 +54,7 @@ def trained_once(
     fresh: Callable[[], PreTrainedModel],
     said: tuple[str, str],
 ) -> Path:
-    """The folder of what `stage` makes of `fresh()` on data of this name and fingerprint: trained now, or kept before.
+    """Return the folder of what `stage` makes of `fresh()` on this data: trained now, or kept from an earlier run.
 
     `said`: what to tell where it is trained, and what it is called where it was kept.
     """

@@ -25,7 +25,7 @@ def continued(
     temperature: float = 1.0,
     processors: Callable[[Tensor], Sequence[LogitsProcessor]] | None = None,
 ) -> dict[str, Tensor]:
-    """The rows of `batch` with what `model` samples in place of what they go on with.
+    """Return the rows of `batch` with what `model` samples in place of what they go on with.
 
     A causal model continues the prompt of each row: the tokens up to its first label where the row begins with
     unlabelled tokens (an instruction), else its first `prompt` real tokens. Rows come back padded on the right:

@@ -144,7 +144,7 @@ def layer_pairs(layers: str | Sequence[tuple[int, int]], students: int, teachers
 
 
 def pairs_of_subnet(pairs: Sequence[tuple[int, int]], layers: Sequence[int]) -> list[tuple[int, int]]:
-    """The (student layer, teacher layer) pairs of a subnet that has these of the student's layers, in its own numbers.
+    """Return the (student layer, teacher layer) pairs of a subnet with these layers, in its own numbers.
 
     A layer is compared with what it is compared with in the whole student; where none of them is, the last one with
     what the student's last compared layer is.
@@ -294,7 +294,7 @@ class Objective(nn.Module):
         return parts | {"total": torch.stack(list(parts.values())).sum()}
 
     def items(self, mask_BL: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
-        """How many items of each kind a batch of this objective's task holds."""
+        """Count the items of each kind in a batch of this objective's task."""
         return count_items(mask_BL, labels, per_token=self.kind == "tagging")
 
     def fits(self, student: Shape, teacher: Shape) -> None:
@@ -324,7 +324,7 @@ class Objective(nn.Module):
                 return mine.float().sum()
 
         def project(hidden_BLD: Tensor) -> Tensor:
-            """Of a student narrower than the map, its first columns."""
+            """Apply a term's linear map; a student narrower than the map takes its first columns."""
             if not term.project:
                 return hidden_BLD
             map_TD = self.projections[self.maps[i]].weight
@@ -382,7 +382,7 @@ def _over_positions(logits_BL2: Tensor, mask_BL: Tensor) -> Tensor:
 
 
 def count_items(mask_BL: Tensor, labels: Tensor | None, *, per_token: bool = False) -> dict[str, Tensor]:
-    """How many items of each kind (Reading.per) a batch holds, as float scalars; `per_token`: each label is one."""
+    """Count the items of each kind (Reading.per) in a batch, as float scalars; `per_token`: each label is one."""
     lengths_B = mask_BL.sum(-1).float()
     labelled = lengths_B.new_zeros(()) if labels is None else (labels != IGNORE_INDEX).sum().float()
     return {
@@ -394,12 +394,12 @@ def count_items(mask_BL: Tensor, labels: Tensor | None, *, per_token: bool = Fal
 
 
 def _projection(term: Term, name: str) -> str:
-    """The key of a term's linear map: the name it shares, else its own."""
+    """Return the key of a term's linear map: the name it shares, else its own."""
     return (term.project if isinstance(term.project, str) else name).replace(".", "_")
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """The same loss twice is told apart in the logs: x, x#2."""
+    """Tell the same loss twice apart in the logs: x, x#2."""
     seen: dict[str, int] = {}
     out = []
     for name in names:

@@ -51,7 +51,7 @@ def nearest(
     file: str | None,
     every: bool = False,
 ) -> dict[str, list[str]]:
-    """Of each seen word that is several tokens, or of `every` one: the `most` words with the largest cosine to it.
+    """Find the `most` words with the largest cosine to each seen word that is several tokens, or to `every` one.
 
     Vectors come from a GloVe text file, or are the means of the tokens' input embeddings, over the seen words and the
     vocabulary's. Only words of letters a-z count; those without a vector are left out. Raises DataError.
@@ -96,7 +96,7 @@ def _embedded(words: Sequence[str], model: PreTrainedModel, tokenizer: PreTraine
 
 
 def _glove(path: Path) -> tuple[list[str], Tensor]:
-    """The words and vectors of a text file with a word and its numbers a line. Raises DataError."""
+    """Read the words and vectors of a text file with a word and its numbers a line. Raises DataError."""
     words, rows = [], []
     try:
         with path.open(encoding="utf-8") as file:
@@ -157,7 +157,7 @@ class Asked:
 
 
 def candidates(texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Asked) -> pa.Table:
-    """One row for each of `texts`: `starts`, `ends` of the words that have candidates, and their `candidates`.
+    """Make one row for each of `texts`: `starts`, `ends` of the words that have candidates, and their `candidates`.
 
     Computed once for the same texts, model and settings, then memory-mapped. Raises DataError for a model or tokenizer
     that cannot fill in masks, and for a file of vectors that is none.
@@ -226,7 +226,7 @@ def _found(
 def _words(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, room: int
 ) -> tuple[list[list[int]], list[list[Word]]]:
-    """The first `room` token ids of each text, and the words in them that may be replaced."""
+    """Return the first `room` token ids of each text, and the words in them that may be replaced."""
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
     encoded = tokenizer(
@@ -304,7 +304,7 @@ class _Masks:
     def _batches(
         self, passes: Sequence[tuple[int, list[int]]], texts: Sequence[list[int]]
     ) -> Iterator[list[tuple[int, list[int]]]]:
-        """Of like length: the passes come longest first."""
+        """Yield batches of like length: the passes come longest first."""
         rest, size = iter(passes), self.frame.room(self.asked.beside)
         for first in rest:
             length = size + (1 + self.asked.beside) * len(texts[first[0]])

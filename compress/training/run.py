@@ -145,11 +145,11 @@ class Run:
         return there
 
     def stage(self, name: str) -> Path:
-        """The stage's own directory."""
+        """Return the stage's own folder."""
         return self.path / "stages" / name
 
     def result(self, name: str) -> Path:
-        """The stage's result, which exists once the stage is done."""
+        """Return the stage's result, which exists once the stage is done."""
         return self.stage(name) / "model"
 
     def done(self, name: str, console: "Console") -> bool:
@@ -260,7 +260,8 @@ def _make(path: Path) -> None:
 
 
 def _kept(path: Path) -> bool:
-    """Whether a directory holds more than what a run of ours begins with: the lock, then its papers, whole or not."""
+    """Return True if a folder holds more than what a run of ours begins with: the lock, then its papers, whole or
+    not."""
     entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     papers = {_LOCK, _SPENT, *_PAPERS, *(f".{name}.partial" for name in _PAPERS)}
     return bool(entries - papers) or (bool(entries) and _LOCK not in entries)

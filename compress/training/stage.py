@@ -164,7 +164,7 @@ class _KeepsSeconds(TrainerCallback):
 
 
 def _order(stage: Stage, rows: Dataset, seed: int) -> LengthGrouped | TokenBudget:
-    """Which rows come when: so many to a batch, or as many as a budget of tokens holds."""
+    """Decide which rows come when: so many to a batch, or as many as a budget of tokens holds."""
     if stage.tokens is None:
         return LengthGrouped(rows["length"], stage.batch, seed=seed, whole=True)
     _, accumulation = shares(stage, _processes())
@@ -352,7 +352,7 @@ def _step(
 
 
 def _words(stage: Stage, context: TrainingContext, rows: Dataset) -> Words:
-    """The vocabulary for what corrupts a batch, with its counts, and for a paper's own step."""
+    """Make the vocabulary for what corrupts a batch, with its counts, and for a paper's own step."""
     words = Words.from_tokenizer(context.tokenizer)
     if stage.corrupt is not None:
         words = replace(words, counts_V=counts(rows, words.size))
@@ -361,7 +361,7 @@ def _words(stage: Stage, context: TrainingContext, rows: Dataset) -> Words:
 
 @contextmanager
 def _only_head(student: PreTrainedModel) -> Iterator[None]:
-    """While open, what is below the head is not trained."""
+    """Train nothing below the head while open."""
     below = [parameter for parameter in student.base_model.parameters() if parameter.requires_grad]
     for parameter in below:
         parameter.requires_grad_(False)
@@ -375,7 +375,7 @@ def _only_head(student: PreTrainedModel) -> Iterator[None]:
 def _score(
     stage: Stage, step: Step, corrupt: Corrupt | None, context: TrainingContext, *, seed: int, teacher_logits: Any
 ) -> Score | None:
-    """What tells the best weights of this stage: the task's metric, or a language model's on text kept apart."""
+    """Choose what tells the best weights of this stage: the task's metric, or a language model's on held-out text."""
     if stage.evaluate == 0:
         return None
     reads_logits = not isinstance(step, Distillation) or "logits" in step.objective.student_wants
@@ -390,7 +390,7 @@ def _score(
 
 
 def text_scorer(context: TrainingContext, stage: Stage) -> Score:
-    """student -> the task's metrics of the answers it would write on the validation split."""
+    """Return student -> the task's metrics of the answers it would write on the validation split."""
     task, split, options = context.data.task, context.data.validation, stage.rows.options if stage.rows else {}
     labels = np.asarray(split["label"][:])
 
@@ -403,7 +403,7 @@ def text_scorer(context: TrainingContext, stage: Stage) -> Score:
 
 
 def language_scorer(context: TrainingContext, stage: Stage, corrupt: Corrupt, seed: int) -> Score:
-    """student -> perplexity on held-out text, and as `score` the mean log-likelihood of a token, in nats."""
+    """Return student -> perplexity on held-out text, and as `score` the mean log-likelihood of a token, in nats."""
     rows = context.rows(stage, seed, held_out=True)
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
@@ -414,7 +414,7 @@ def language_scorer(context: TrainingContext, stage: Stage, corrupt: Corrupt, se
 
 
 def scorer(context: TrainingContext, stage: Stage, teacher_logits: NDArray[np.float32] | None) -> Score:
-    """student -> every metric on the validation split, the task's own as `score`, and the agreement."""
+    """Return student -> every metric on the validation split, the task's own as `score`, and the agreement."""
     task = context.data.task
     evaluator = Evaluator.of(task, context.data.validation, context.tokenizer, stage.max_length)
 

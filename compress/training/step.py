@@ -96,11 +96,11 @@ class Distillation(nn.Module):
         return {"loss": parts.pop("total")} | {name: part.detach() for name, part in parts.items()}
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """How many of what its losses average over a batch holds: see Objective.forward."""
+        """Count what its losses average over in a batch: see Objective.forward."""
         return self.objective.items(batch["attention_mask"], batch.get("labels"))
 
     def labelled(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor | None:
-        """Where a language model's head must answer; None: everywhere."""
+        """Return where a language model's head must answer; None: everywhere."""
         labels = batch.get("labels")
         if labels is None or not self.objective.reads_only_labelled or not has_lm_head(model):
             return None
@@ -108,7 +108,7 @@ class Distillation(nn.Module):
 
     @torch.no_grad()
     def shown(self, batch: Mapping[str, Tensor]) -> Signals | None:
-        """The teacher's signals; None where the objective reads none.
+        """Return the teacher's signals; None where the objective reads none.
 
         no_grad rather than inference_mode: losses save the teacher's tensors for their backward pass.
         """

@@ -53,13 +53,13 @@ class TeacherCache:
         return bool(self.logits) and len(self.logits[0]) != rows
 
     def signals(self, batch: Mapping[str, Tensor], wants: frozenset[str]) -> Signals:
-        """The teacher's signals for this batch; hidden states are zero at pads, which no loss counts."""
+        """Return the teacher's signals for this batch; hidden states are zero at pads, which no loss counts."""
         index, device = batch["index"].tolist(), batch["index"].device
         mask_BL = batch["attention_mask"]
         real_BL = mask_BL.bool().cpu().numpy()
 
         def spread(shards: Sequence[NDArray[np.float32]]) -> Tensor:
-            """What is kept per token, as (B, L, width): zero at pads."""
+            """Spread what is kept per token to (B, L, width): zero at pads."""
             out_BLD = np.zeros((*mask_BL.shape, shards[0].shape[1]), dtype=np.float32)
             for row, i in enumerate(index):
                 start = self.starts[i]
@@ -78,7 +78,7 @@ class TeacherCache:
 
 
 def of_logits(logits_NV: NDArray[np.float32], rows: Dataset) -> TeacherCache:
-    """A cache of logits that are known already: one row of them for each of `rows`, in their order."""
+    """Make a cache of logits that are known already: one row of them for each of `rows`, in their order."""
     lengths = np.asarray(rows["length"][:], dtype=np.int64)
     assert len(lengths) == len(logits_NV), "each row has its own"
     shards = tuple(logits_NV[at : at + SHARD] for at in range(0, len(logits_NV), SHARD))
@@ -86,7 +86,7 @@ def of_logits(logits_NV: NDArray[np.float32], rows: Dataset) -> TeacherCache:
 
 
 def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each row's tokens begin within its own shard."""
+    """Return where each row's tokens begin within its own shard."""
     begin = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     first = np.arange(len(lengths)) // SHARD * SHARD
     return begin - begin[first]

@@ -34,7 +34,7 @@ Factors = Callable[[int, int], Mapping[str, float]]
 
 
 def trained_groups(step: Any, decayed: set[str], weight_decay: float) -> list[dict[str, Any]]:
-    """The optimiser's groups: each of `step.groups()`, in one part that decays and one that does not.
+    """Make the optimiser's groups: each of `step.groups()`, in one part that decays and one that does not.
 
     `decayed` are the names in `step` of the parameters that do. A parameter in no group is not trained.
     """
@@ -167,7 +167,7 @@ class StepTrainer(Trainer):
         )
 
     def get_train_dataloader(self) -> Any:
-        """A budget of tokens makes whole batches; else rows are taken in order, so many at a time."""
+        """Make whole batches by a budget of tokens; else take rows in order, so many at a time."""
         if isinstance(self.order, LengthGrouped):
             return super().get_train_dataloader()
         loader = DataLoader(self.train_dataset, batch_sampler=self.order, collate_fn=self.data_collator)  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ class StepTrainer(Trainer):
         return self.order
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """A step that names groups of parameters gets them as the optimiser's groups."""
+        """Give a step that names groups of parameters these as the optimiser's groups."""
         if self.optimizer is None and hasattr(self.step, "groups"):
             chosen, options = self.get_optimizer_cls_and_kwargs(self.args)
             decayed = set(self.get_decay_parameter_names(self.step))
@@ -263,7 +263,7 @@ class StepTrainer(Trainer):
         return better
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """The library writes into .partial; the whole checkpoint is sealed, flushed and renamed into place.
+        """Let the library write into .partial; seal, flush and rename the whole checkpoint into place.
 
         It has its own copy of the best weights: of one that is shared, damage would reach every checkpoint.
         """
