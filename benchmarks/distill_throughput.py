@@ -80,7 +80,7 @@ def worker(command: list[str]) -> dict:
 
 def report(runs: dict[str, list[dict]], out: Path | None) -> None:
     from compress.benchmark.local import machine
-    from compress.exporters.manifest import versions
+    from compress.provenance import versions
 
     speeds = {name: [run["examples"] / run["seconds"] for run in each] for name, each in runs.items() if each}
     peer = median(speeds["textbrewer"]) if "textbrewer" in speeds else None

@@ -21,8 +21,8 @@ from typing import Any
 from compress.benchmark.devices import open_device
 from compress.commands.quantize import quantize
 from compress.exporters.artifact import Bundle
-from compress.exporters.manifest import versions
-from compress.exporters.rewrite.products import layer
+from compress.exporters.rewrite.graph import layer
+from compress.provenance import versions
 from compress.records.latency import Latency, Setting
 
 ALL = 1.0

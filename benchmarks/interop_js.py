@@ -20,12 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from compress.data.windows import plain
 from compress.errors import CompressError
 from compress.exporters.artifact import Bundle
-from compress.exporters.embeddings import FILES
-from compress.exporters.generation import ENCODER, Generative
-from compress.exporters.manifest import CONTENTS_NAME, Contents
+from compress.exporters.generation import ENCODER, TextGenerator
 from compress.exporters.predictor import open_tokenizer
 from compress.exporters.session import open_session
 
@@ -51,10 +48,9 @@ class MismatchError(AssertionError):
 
 def kind_of(folder: Path) -> str:
     """`causal`, `seq2seq`, `embeddings`, or the kind of a bundle's task."""
-    if not (folder / CONTENTS_NAME).is_file():
-        return Bundle.load(folder).task.kind
-    if json.loads((folder / CONTENTS_NAME).read_text(encoding="utf-8"))["kind"] == "embeddings":
-        return "embeddings"
+    bundle = Bundle.load(folder)
+    if bundle.manifest.kind != "generative":
+        return bundle.task.kind if bundle.manifest.kind == "task" else "embeddings"
     return "seq2seq" if (folder / ENCODER["fp32"]).is_file() else "causal"
 
 
@@ -67,21 +63,15 @@ def compared(folder: Path, kind: str, precision: str, answers: Sequence[Mapping[
     """The measured difference in words. Raises MismatchError."""
     rows = rows_for(folder, kind)
     if kind in ("causal", "seq2seq"):
-        made = Generative.load(folder)
-        speaker = made.open(precision)  # type: ignore[arg-type]
+        generator = TextGenerator.open(folder, precision)
         for answer in answers:
             ids = [int(each) for each in answer["ids"]]
             begun = len(ids) if kind == "causal" else 1
-            same(answer["written"][begun:], speaker.continued(ids, new=12), f"{precision}: other text")
+            same(answer["written"][begun:], generator.generate(ids, new=12), f"{precision}: other text")
         return f"{len(rows)} texts continued alike"
-    tokenizer: Any = plain(open_tokenizer(folder))
-    if kind == "embeddings":
-        file, length = folder / FILES[precision], Contents.read(folder, "embeddings").max_length
-    else:
-        bundle = Bundle.load(folder)
-        file, length = bundle.files()[precision], bundle.manifest.max_length
-    tokenizer.enable_truncation(length, strategy="longest_first")
-    session = open_session(file)
+    bundle = Bundle.load(folder)
+    tokenizer: Any = open_tokenizer(folder, bundle.manifest.max_length)
+    session = open_session(bundle.files()[precision])
     names = [node.name for node in session.get_outputs()]
     worst = largest = 0.0
     for row, answer in zip(rows, answers, strict=True):

@@ -50,13 +50,12 @@ FILES = ("model.onnx", "model_quantized.onnx")
 
 def check(folder: Path) -> str:
     """The measured differences in words; raises AssertionError, or what the libraries raise."""
-    if (folder / "manifest.json").is_file():
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        return check_outputs(folder, manifest["task"]["kind"], manifest["max_length"], manifest["task"])
-    contents = json.loads((folder / "contents.json").read_text(encoding="utf-8"))
-    if contents["kind"] == "generative":
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    if task := manifest["task"]:
+        return check_outputs(folder, task["kind"], manifest["max_length"], task)
+    if manifest["kind"] == "generative":
         return check_writer(folder)
-    words = check_outputs(folder, "embeddings", contents["max_length"], {"labels": [], "text": ["text"]})
+    words = check_outputs(folder, "embeddings", manifest["max_length"], {"labels": [], "text": ["text"]})
     return f"{words}, {check_vectors(folder)}" if (folder / "modules.json").is_file() else words
 
 

@@ -148,7 +148,7 @@ def memory_mb(name: str) -> float:
 
 def report(runs: dict[str, list[dict[str, Any]]], out: Path | None) -> None:
     from compress.benchmark.local import machine
-    from compress.exporters.manifest import versions
+    from compress.provenance import versions
 
     middle = {
         side: {fact: median(run[fact] for run in each) for fact in ("seconds", "extra_mb")}

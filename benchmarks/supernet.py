@@ -37,13 +37,13 @@ from compress.data.collate import Collate, LengthGrouped
 from compress.data.tokenize import encode
 from compress.evaluation.batches import Sheets
 from compress.evaluation.evaluator import Evaluator
-from compress.exporters.manifest import versions
 from compress.models import precision
 from compress.models import teacher as teachers
 from compress.models.precision import cast_linear_layers
 from compress.models.signals import Signals, read
 from compress.nas.supernet import Supernet
 from compress.papers import dynabert
+from compress.provenance import versions
 from compress.slicing.cut import order, sliced
 from compress.slicing.plan import SlicePlan
 from compress.slicing.select import magnitude

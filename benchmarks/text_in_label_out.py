@@ -135,8 +135,8 @@ def main() -> None:
     with told.data.open(encoding="utf-8") as file:
         texts = [row[0] for row in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)][1 : told.rows + 1]
     with tempfile.TemporaryDirectory() as scratch:
-        bundle = text_model(Bundle.load(told.bundle).copied(Path(scratch) / "int8"), texts=texts)
-        whole = text_model(bundle.copied(Path(scratch) / "fp32"), precision="fp32")
+        bundle = text_model(Bundle.load(told.bundle).copy_to(Path(scratch) / "int8"), texts=texts)
+        whole = text_model(bundle.copy_to(Path(scratch) / "fp32"), precision="fp32")
         result = {
             "command": shlex.join(["python", "benchmarks/text_in_label_out.py", *sys.argv[1:]]),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

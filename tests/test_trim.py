@@ -209,7 +209,7 @@ def test_what_is_of_the_old_vocabulary_stays_behind(bundle: Bundle, trimmed: Tri
     assert TEXT in bundle.manifest.files
     assert set(small.manifest.files) == set(bundle.manifest.files) - {TEXT}
     assert "trimmed from" in (small.path / "README.md").read_text()
-    assert text_model(small.copied(trimmed.path.parent / "again")).path.is_dir()
+    assert text_model(small.copy_to(trimmed.path.parent / "again")).path.is_dir()
 
 
 def test_a_bundle_that_would_answer_otherwise_is_not_written(

@@ -14,13 +14,13 @@ LONE = (".onnx", ".xml", ".tflite")
 
 
 def settings(threads: str, batch: str, seq: str) -> list[Setting]:
-    """Every combination of three comma-separated lists. Raises DeviceError."""
+    """Combine three comma-separated lists into settings. Raises DeviceError."""
     lists = [numbers(name, text) for name, text in (("threads", threads), ("batch", batch), ("seq", seq))]
     return [Setting(*values) for values in product(*lists)]
 
 
 def span(text: str) -> float:
-    """Seconds in `90s`, `5m` or `1h`. Raises DeviceError."""
+    """Parse `90s`, `5m` or `1h` into seconds. Raises DeviceError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
     if not found or float(found[1]) == 0:
         raise DeviceError(f"--sustain {text}: expected a span of time, as in 90s, 5m or 1h")
@@ -28,7 +28,7 @@ def span(text: str) -> float:
 
 
 def cpus(text: str) -> tuple[int, ...]:
-    """The CPUs in `0-3,6`; none in ''. Raises DeviceError."""
+    """Parse the CPUs in `0-3,6`; none in ''. Raises DeviceError."""
     found: set[int] = set()
     for part in text.split(",") if text else ():
         ends = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
@@ -39,7 +39,7 @@ def cpus(text: str) -> tuple[int, ...]:
 
 
 def cpu_list(chosen: Sequence[int]) -> str:
-    """`0-3,6` of (0, 1, 2, 3, 6)."""
+    """Write (0, 1, 2, 3, 6) as `0-3,6`."""
     runs: list[list[int]] = []
     for cpu in chosen:
         if runs and cpu == runs[-1][-1] + 1:
@@ -78,7 +78,7 @@ def files(paths: Sequence[Path], precision: str = "") -> dict[str, Path]:
 
 
 def place(out: Path | None) -> None:
-    """Raises DeviceError where the result could not be written, before anything is measured."""
+    """Raise DeviceError where the result could not be written, before anything is measured."""
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         what = "is a folder" if out.is_dir() else f"there is no folder {out.parent}"
         raise DeviceError(f"--out {out}: {what}; expected a file to write, as in latency.json")

@@ -83,8 +83,8 @@ def export(
         from compress.commands.export import Race
         from compress.commands.export import export as run
         from compress.exporters.formats import NAME
-        from compress.exporters.formats.outcome import show
         from compress.provenance import command_line
+        from compress.reporting.bench_tables import export_lines
 
         if not tune:
             _raced_only(device != "local", lan, threads != "1", batch != "1", seq != "32")
@@ -111,7 +111,8 @@ def export(
         if as_json:
             print_result((made.path / NAME).read_text(encoding="utf-8"))
         else:
-            show(made, console())
+            for part in export_lines(made):
+                console().print(part, markup=False, highlight=False)
 
 
 def _raced_only(*given: bool) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from compress.benchmark.devices import open_device
 from compress.errors import ExportError
 from compress.exporters import formats
-from compress.exporters.checkpoint import Encoder, Shipped, Source, Writer, source
-from compress.exporters.formats import Exported, Format
+from compress.exporters.artifact import Bundle
+from compress.exporters.checkpoint import Source, load_source
+from compress.exporters.formats import ExportResult, Format
 from compress.quantization.calibration import ranges
 from compress.tuning.race import tune
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from compress.data.objects import DataLike
     from compress.data.task import TaskData
-    from compress.exporters.artifact import Bundle
     from compress.exporters.embeddings import Pool
     from compress.exporters.int8 import Ranges
     from compress.records.certificate import Tried
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CALIBRATION_ROWS = 256
 """That ranges are taken from, spread evenly over the training split."""
 
-LoadData = Callable[["Bundle"], "TaskData"]
+LoadData = Callable[[Bundle], "TaskData"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def export(
     allow_pickle: bool = False,
     command: str = "",
     say: Callable[[str], None] = lambda _: None,
-) -> Exported:
+) -> ExportResult:
     """Write `model` for another runtime into the folder `out`, or, for `onnx`, into the bundle itself.
 
     model        a bundle's or a run's folder, or a checkpoint: alias, folder, hub id
@@ -73,19 +73,21 @@ def export(
     race         race a bundle's files first, and export the fastest: see `compress.tuning.race`
     data         examples of the task, as for `distill`: int8 is calibrated on them, and judged in a race
     text, label  columns of the data, where they are not found by themselves
-    pair, pool, normalise, max_length   of a checkpoint: see `compress.exporters.checkpoint.source`
+    pair, pool, normalise, max_length   of a checkpoint: see `compress.exporters.checkpoint.load_source`
     command      what is written down as the command that did it
     say          is told what is being done
 
     Raises ExportError for options that do not go together, a missing extra, a model that this format cannot hold, or a
     file whose answers are not the model's; nothing is left then. Raises DeviceError where the device fails.
     """
-    given = source(model, pair=pair, pool=pool, normalise=normalise, max_length=max_length, allow_pickle=allow_pickle)
-    formats.check(given, out, to=to, precisions=precisions, opset=opset)
+    source = load_source(
+        model, pair=pair, pool=pool, normalise=normalise, max_length=max_length, allow_pickle=allow_pickle
+    )
+    formats.check(source, out, to=to, precisions=precisions, opset=opset)
     if race is not None and opset is not None:
         raise ExportError("--tune and --opset: the race is between graphs at our own opset; expected one of the two")
 
-    def load(bundle: "Bundle") -> "TaskData":
+    def load(bundle: Bundle) -> "TaskData":
         assert data is not None, "only called where there are data"
         return bundle.load_data(data, text=text, label=label)
 
@@ -93,13 +95,14 @@ def export(
     tried: Sequence[Tried] = ()
     with ExitStack() as stack:
         if race is not None:
-            given, tried = stack.enter_context(tuned(given, race, load_data, in_place=out is None, say=say))
+            source, tried = stack.enter_context(tuned(source, race, load_data, in_place=out is None, say=say))
         made = formats.export(
-            given,
+            source,
             out,
             to=to,
             precisions=precisions,
             opset=opset,
+            name=model,
             load_data=load_data,
             calibrate=None if load_data is None else partial(calibrate, load_data),
             command=command,
@@ -109,21 +112,21 @@ def export(
 
 @contextmanager
 def tuned(
-    given: Source, race: Race, load_data: LoadData | None, *, in_place: bool, say: Callable[[str], None]
-) -> Iterator[tuple[Shipped, "Sequence[Tried]"]]:
+    source: Source, race: Race, load_data: LoadData | None, *, in_place: bool, say: Callable[[str], None]
+) -> Iterator[tuple[Bundle, "Sequence[Tried]"]]:
     """Yield the bundle with the files that are fastest on the device, and all that were tried.
 
     Of the data the validation split decides, the test split certifies where it has labels. `in_place`: the tuned bundle
     takes the place of the given one; else it is removed afterwards. Raises ExportError for what is no bundle and cannot
     become one, DeviceError where the device fails.
     """
-    if isinstance(given, Encoder | Writer):
-        raise ExportError(f"{given.name}: --tune races files of a model with a head for a task; this one has none")
+    if not isinstance(source, Bundle) and source.task is None:
+        raise ExportError(f"{source.name}: --tune races files of a model with a head for a task; this one has none")
     with (
         tempfile.TemporaryDirectory(prefix="compress-export.") as scratch,
         open_device(race.device, lan=race.lan, timeout=race.timeout, python=race.python, say=say) as device,
     ):
-        bundle = given.bundle if isinstance(given, Shipped) else given.write(Path(scratch) / "bundle")
+        bundle = source if isinstance(source, Bundle) else source.write(Path(scratch) / "bundle")
         found = None if load_data is None else load_data(bundle)
         test = None if found is None else found.test
         made = tune(
@@ -139,14 +142,14 @@ def tuned(
             out=None if in_place else Path(scratch) / "tuned" / bundle.path.name,
             say=say,
         )
-        yield Shipped(given.name, made.bundle), made.tried
+        yield made.bundle, made.tried
 
 
-def calibrate(load_data: LoadData, bundle: "Bundle", file: Path) -> "Ranges":
+def calibrate(load_data: LoadData, bundle: Bundle, file: Path) -> "Ranges":
     """Calibrate an fp32 file of the bundle on its data."""
     return ranges(file, calibration_rows(bundle, load_data(bundle)))
 
 
-def calibration_rows(bundle: "Bundle", data: "TaskData") -> "Dataset":
+def calibration_rows(bundle: Bundle, data: "TaskData") -> "Dataset":
     """Encode examples of the training split."""
     return bundle.evaluator(data.train).spread(CALIBRATION_ROWS).rows

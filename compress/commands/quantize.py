@@ -20,7 +20,7 @@ from compress.data.objects import DataLike, data_path
 from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import FILES, Bundle, check_place, check_writable
 from compress.exporters.int8 import Form
-from compress.exporters.rewrite.products import products
+from compress.exporters.rewrite.graph import products
 from compress.exporters.session import read_model
 from compress.quantization.calibration import Method as Calibration
 from compress.quantization.certify import carried, certify
@@ -167,7 +167,7 @@ def quantize(
         split = "validation" if found.test is None else "test"
         exam = bundle.evaluator(found.validation if found.test is None else found.test)
         say(f"certifying on {len(exam):,} {split} rows, {there.name}")
-        candidate = bundle.copied(scratch / "candidate" / bundle.path.name)
+        candidate = bundle.copy_to(scratch / "candidate" / bundle.path.name)
         candidate = candidate.put("int8", scratch / "int8.onnx")
         proof = certify(
             candidate, "int8", exam, max_drop=max_drop, device=there, method=attempt.method, split=split,
@@ -233,5 +233,5 @@ def _beside(bundle: Bundle, candidate: Bundle, there: Device) -> tuple[tuple[Lat
 def _taken(bundle: Bundle, candidate: Bundle, out: Path | None) -> Bundle:
     """Make what was proved the bundle, or another one in `out`."""
     if out is not None:
-        return candidate.copied(out)
+        return candidate.copy_to(out)
     return bundle.adopt(candidate, (FILES["int8"], REPORT))

@@ -444,7 +444,7 @@ def show(
             run.close()
     else:
         bundle = Bundle.load(Path(known.bundle))
-    return bundle.copied(out)
+    return bundle.copy_to(out)
 
 
 def _as_it_is(context: SearchContext, point: TrialRecord) -> Bundle:

@@ -179,9 +179,10 @@ def _teacher(
 
 def _asked(bundle: Bundle, file: Path) -> Callable[[Dataset], NDArray[np.float32]]:
     """Return the function from rows to the logits of an ONNX file of the bundle."""
-    known = bundle.manifest
     threads = os.cpu_count() or 1
-    return open_predictor(bundle.path, file, task=known.task, max_length=known.max_length, threads=threads).logits
+    return open_predictor(
+        bundle.path, file, task=bundle.task, max_length=bundle.manifest.max_length, threads=threads
+    ).logits
 
 
 def _row(
@@ -336,7 +337,7 @@ def ship(
             warn(console, mixed.price())
             notes = [*notes, f"{mixed.price()} They are: {', '.join(mixed.keep)}."]
         if data.task.unanswerable:
-            bundle = bundle.with_threshold(evaluator.threshold(bundle.logits(evaluator.rows, threads=threads)))
+            bundle = bundle.set_threshold(evaluator.threshold(bundle.logits(evaluator.rows, threads=threads)))
         with open_device("local") as here:
             proof = certify(
                 bundle, "int8", evaluator, max_drop=int8_limit, device=here, method=method,

@@ -22,7 +22,6 @@ from compress.errors import CompressError
 from compress.evaluation.evaluator import Evaluator, differing
 from compress.exporters import manifest
 from compress.exporters.artifact import FILES, Bundle, Precision
-from compress.exporters.evidence import report_of
 from compress.models.checkpoints import resolve
 from compress.quantization.certify import carried, verdict
 from compress.quantization.evaluator import ScoreDrop
@@ -88,7 +87,7 @@ def trim(
         raise CompressError("trim: no texts; give --data, whose training texts say which tokens are used, or --corpus")
     check_max_drop(max_drop)
     check_new(out)
-    bundle = Bundle.load(Path(model)) if manifest.located(Path(model)) else None
+    bundle = Bundle.load(Path(model)) if manifest.located(Path(model), "task") else None
     sources: list[Callable[[], Iterable[str]]] = []
     if data is not None:
         if bundle is None:
@@ -109,7 +108,7 @@ def trim(
         proofs = certified(
             bundle, small, split, max_drop=max_drop, method=method, name=name, data=found.name, threads=threads
         )
-        made = small.attach(REPORT, replace(report_of(small), title=out.name).to_json())
+        made = small.attach(REPORT, replace(small.report(), title=out.name).to_json())
         for precision, proof in proofs.items():
             made, proofs[precision] = carried(made, precision, proof)
         before, after = (plain(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, made))

@@ -1,8 +1,11 @@
 """What is shipped: one folder in the hub's layout, whole or not there, that says what is in it and can prove it.
 
-    config.json  model.safetensors  tokenizer.json  tokenizer_config.json
-    README.md    recipe.yaml        onnx/model.onnx  onnx/model_quantized.onnx    manifest.json
-    and where made: onnx/model_fp16.onnx  onnx/model_w8.onnx  onnx/model_q4.onnx  onnx/model_text.onnx  report.json
+    config.json  model.safetensors  tokenizer.json  tokenizer_config.json  README.md  manifest.json
+    onnx/model.onnx  onnx/model_quantized.onnx
+    a model with a task        recipe.yaml, and where made: report.json  onnx/model_fp16.onnx  onnx/model_w8.onnx
+                               onnx/model_q4.onnx  onnx/model_text.onnx
+    embeddings                 modules.json  1_Pooling/  as sentence-transformers loads them
+    a model that writes text   generation_config.json; T5: onnx/encoder_model.onnx  onnx/decoder_model_merged.onnx
 
 Loading and predicting import neither torch nor transformers.
 """
@@ -12,7 +15,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +28,9 @@ from compress.exporters.card import model_card
 from compress.exporters.manifest import Manifest, Stamp
 from compress.io import filled, written
 from compress.models.heads import PROBLEMS, output_names
-from compress.provenance import versions
+from compress.records.certificate import Certificate, Sensitivity, Tried
+from compress.records.run_report import NAME as REPORT
+from compress.records.run_report import Report
 from compress.slicing.shape import positions
 
 if TYPE_CHECKING:
@@ -35,11 +41,10 @@ if TYPE_CHECKING:
     from compress.data.objects import DataLike
     from compress.data.task import TaskData
     from compress.evaluation.evaluator import Evaluator
-    from compress.exporters.answers import Answer, Marked
-    from compress.exporters.predictor import Prediction, Predictor, Row, Text
+    from compress.exporters.predictor import Answer, Marked, Prediction, Predictor, Row, Text
 
 Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
-"""What the weights are held in; w8, q4: weights alone in 8 and 4 bits, for size."""
+"""The numbers that the weights are stored in; w8, q4: weights alone in 8 and 4 bits, for size."""
 
 FILES: Mapping[Precision, str] = {
     "fp32": "onnx/model.onnx",
@@ -54,7 +59,7 @@ TEXT = "onnx/model_text.onnx"
 """Texts in, labels out: the tokenizer is in the graph."""
 
 FIXED = ("manifest.json", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-"""What `attach` must not touch: to change these is to write another bundle."""
+"""Files that `attach` must not touch: to change these is to write another bundle."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Bundle:
         card: Mapping[str, Any],
         keep: Sequence[str] = (),
     ) -> "Bundle":
-        """Ships the model: weights in float32, tokenizer, ONNX in fp32 and int8 (`rewrite.SHIPPED`), card and recipe.
+        """Write a model with a task: weights in float32, tokenizer, ONNX in fp32 and int8, card and recipe.
 
         The folder is built beside and renamed as a whole; a bundle already there is replaced, anything else there is
         refused. Model and tokenizer stay as they were. `recipe` is YAML text, `card` the fields of `Card`, `keep`
@@ -85,19 +90,11 @@ class Bundle:
         Raises BundleError when model, tokenizer and task do not belong together, ExportError from the export.
         """
         check_parts(model, tokenizer, task, max_length)
-        with building(path) as folder:
+        manifest = Manifest.from_model(model, max_length, task=task)
+        with writing(path, manifest) as folder:
             _write_model(folder, model, tokenizer, task, max_length, keep=keep)
             (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
-            manifest = Manifest(
-                task=task,
-                max_length=max_length,
-                model_type=model.config.model_type,
-                parameters=sum(parameter.numel() for parameter in model.parameters()),
-                versions=versions(manifests.PACKAGES),
-                files={},
-            )
             (folder / "README.md").write_text(model_card(card, manifest), encoding="utf-8")
-            replace(manifest, files=manifests.stamps(folder)).write(folder)
         return cls.load(path)
 
     @classmethod
@@ -113,14 +110,18 @@ class Bundle:
 
     @property
     def task(self) -> Task:
+        """Return the model's task. Raises BundleError for a bundle of another kind."""
+        if self.manifest.task is None:
+            raise BundleError(f"{self.path}: holds {self.manifest.kind}; expected a model with a head for a task")
         return self.manifest.task
 
     def files(self) -> dict[str, Path]:
-        """The ONNX files that read token ids, by precision: `fp32` and `int8`, and those that were made besides."""
+        """List the ONNX files that read token ids, by precision: `fp32` and `int8`, and those that were made
+        besides."""
         return {precision: self.path / name for precision, name in FILES.items() if name in self.manifest.files}
 
     def check_has(self, precision: Precision) -> None:
-        """Raises BundleError, with what to do, where there is no file of this precision."""
+        """Raise BundleError, with what to do, where there is no file of this precision."""
         if FILES[precision] not in self.manifest.files:
             make = {
                 "fp32": "write or copy the bundle again",
@@ -129,28 +130,55 @@ class Bundle:
             raise BundleError(f"{self.path}: has no {precision} file; it has {', '.join(self.files())}; {make}")
 
     def open(self, precision: Precision = "int8", *, threads: int = 1) -> "Predictor":
-        """The tokenizer and an onnxruntime session, for many calls; `threads` rows run at a time."""
+        """Open tokenizer and session for many calls; `threads` rows run at a time."""
         from compress.exporters.predictor import open_predictor
 
+        task, made = self.task, self.manifest
         self.check_has(precision)
-        file, made = self.path / FILES[precision], self.manifest
-        threshold = math.inf if made.threshold is None else made.threshold
         return open_predictor(
-            self.path, file, task=self.task, max_length=made.max_length, threads=threads, threshold=threshold
+            self.path,
+            self.path / FILES[precision],
+            task=task,
+            max_length=made.max_length,
+            threads=threads,
+            threshold=math.inf if made.threshold is None else made.threshold,
         )
 
     def predict(
         self, texts: "Sequence[Text]", *, precision: Precision = "int8", threads: int = 1
     ) -> "list[Prediction] | list[Answer] | list[Marked]":
-        """What the model says of each text, or pair of texts (a question and its context), in their order: see
-        `Predictor.predict`."""
+        """Predict each text, or pair of texts (a question and its context), in their order: see `Predictor.predict`."""
         return self.open(precision, threads=threads).predict(texts)
 
     def logits(
         self, rows: "Iterable[Row]", *, precision: Precision = "int8", threads: int = 1
     ) -> "NDArray[np.float32]":
-        """Logits of encoded rows, in their order: see `Predictor.logits`."""
+        """Compute the logits of encoded rows, in their order: see `Predictor.logits`."""
         return self.open(precision, threads=threads).logits(rows)
+
+    def embed(self, texts: Sequence[str], *, precision: Precision = "int8", threads: int = 1) -> "NDArray[np.float32]":
+        """Compute a vector (texts, hidden) for each text. Raises BundleError where the bundle gives none."""
+        from compress.exporters.embeddings import embed
+
+        self._check_kind("embeddings")
+        self.check_has(precision)
+        return embed(self.path, self.path / FILES[precision], texts, self.manifest.max_length, threads)
+
+    def complete(
+        self, texts: Sequence[str], *, precision: Literal["fp32", "int8"] = "int8", new: int = 32
+    ) -> list[str]:
+        """Write at most `new` tokens after each text, or in answer to it, always the likeliest one.
+
+        Texts are cut to the bundle's `max_length`. Sampling and beams are for optimum and transformers.js.
+        """
+        from compress.exporters.generation import complete
+
+        self._check_kind("generative")
+        return complete(self.path, texts, precision, max_length=self.manifest.max_length, new=new)
+
+    def _check_kind(self, expected: manifests.BundleKind) -> None:
+        if self.manifest.kind != expected:
+            raise BundleError(f"{self.path}: is a bundle of kind {self.manifest.kind}; expected {expected}")
 
     def load_data(
         self, data: "DataLike", *, text: Sequence[str] | None = None, label: str | None = None, seed: int = 0
@@ -177,19 +205,18 @@ class Bundle:
 
         return Evaluator.of(self.task, split, AutoTokenizer.from_pretrained(self.path), self.manifest.max_length)
 
-    def with_threshold(self, threshold: float) -> "Bundle":
-        """qa: the bundle that gives no answer where none scores better than the best span by this much; infinite: an
-        answer is always given."""
+    def set_threshold(self, threshold: float) -> "Bundle":
+        """Set how much better no answer must score than the best span to be given (qa); infinite: always answer."""
         manifest = replace(self.manifest, threshold=threshold if math.isfinite(threshold) else None)
         manifest.write(self.path)
         return replace(self, manifest=manifest)
 
     def card(self, card: Mapping[str, Any]) -> str:
-        """The model card anew, once there are more `rows` to show: `bundle.attach("README.md", bundle.card(...))`."""
+        """Render the model card anew, as for `bundle.attach("README.md", bundle.card(...))`."""
         return model_card(card, self.manifest)
 
     def attach(self, name: str, text: str) -> "Bundle":
-        """The bundle with the file `name` (report.json, a fuller README.md) added or replaced.
+        """Add or replace the file `name` (report.json, a fuller README.md).
 
         Killed at any moment, it leaves a bundle that loads: the file is unlisted while it changes.
         """
@@ -197,33 +224,85 @@ class Bundle:
             raise BundleError(
                 f"{self.path / name}: cannot be attached; expected a plain name such as report.json or README.md"
             )
-        return self._changed({name: lambda partial: partial.write_text(text, encoding="utf-8")})
+        return self._change({name: lambda partial: partial.write_text(text, encoding="utf-8")})
 
     def put(self, precision: Precision | Literal["text"], source: Path) -> "Bundle":
-        """The bundle with the finished ONNX file `source` as its file of this precision, added or replaced.
+        """Add the finished ONNX file `source` as the file of this precision, or replace that.
 
         `source` stays where it is. Killed at any moment, it leaves a bundle that loads, as `attach` does: for an
         instant it has no file of this precision.
         """
         name = TEXT if precision == "text" else FILES[precision]
-        return self._changed({name: lambda partial: shutil.copyfile(source, partial)})
+        return self._change({name: lambda partial: shutil.copyfile(source, partial)})
 
     def adopt(self, other: "Bundle", names: Iterable[str]) -> "Bundle":
         """Take files of another bundle by their names, all of them together, added or replaced.
 
         Killed at any moment, it leaves a bundle that loads, as `attach` does: none is listed until all are there.
         """
-        return self._changed({name: partial(shutil.copyfile, other.path / name) for name in names})
+        return self._change({name: partial(shutil.copyfile, other.path / name) for name in names})
 
-    def copied(self, path: Path) -> "Bundle":
-        """The same bundle in another folder: whole, or not there. A bundle there is replaced, anything else refused."""
+    def report(self) -> Report:
+        """Read the report in the bundle; where there is none, return an empty one that says what the bundle is."""
+        if (self.path / REPORT).is_file():
+            return Report.from_json(self.path / REPORT)
+        task = self.task
+        return Report(
+            title=self.path.name,
+            recipe="",
+            teacher="",
+            data="",
+            kind=task.kind,
+            metric=task.metric,
+            labels=len(task.labels),
+            split="",
+            split_rows=0,
+            rows=(),
+            command="",
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=dict(self.manifest.versions),
+        )
+
+    def attach_evidence(
+        self,
+        *,
+        certificates: Sequence[Certificate] = (),
+        sensitivity: Sequence[Sensitivity] = (),
+        tuning: Sequence[Tried] = (),
+    ) -> "Bundle":
+        """Keep this evidence in the bundle's report.
+
+        A certificate takes the place of an older one of the same file on the same device and runtime; a race takes the
+        place of an older one on the same device; sensitivities, of all older ones. Raises BundleError for a figure
+        that is not finite: JSON cannot hold it.
+        """
+        given: tuple[Certificate | Sensitivity | Tried, ...] = (*certificates, *sensitivity, *tuning)
+        for each in given:
+            for name, value in asdict(each).items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    kind = type(each).__name__.lower()
+                    raise BundleError(f"{self.path}: {kind}: {name} is {value}; nothing was kept")
+        report = self.report()
+        proved = {(each.artefact, each.device, each.runtime): each for each in (*report.certificates, *certificates)}
+        raced = {each.device for each in tuning}
+        report = replace(
+            report,
+            certificates=tuple(proved.values()),
+            sensitivity=tuple(sensitivity) or report.sensitivity,
+            tuning=(*(each for each in report.tuning if each.device not in raced), *tuning),
+        )
+        return self.attach(REPORT, report.to_json())
+
+    def copy_to(self, path: Path) -> "Bundle":
+        """Copy the bundle: whole, or not at all. A bundle at `path` is replaced, anything else refused."""
         with building(path) as folder:
-            for name in (*self.manifest.files, manifests.NAME):
+            for name in self.manifest.files:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(self.path / name, folder / name)
+            self.manifest.write(folder)
         return Bundle.load(path)
 
-    def _changed(self, writers: Mapping[str, Callable[[Path], object]]) -> "Bundle":
+    def _change(self, writers: Mapping[str, Callable[[Path], object]]) -> "Bundle":
         """Change files together: written beside first, and unlisted while they get their names."""
         others = {name: stamp for name, stamp in self.manifest.files.items() if name not in writers}
         stamps = {}
@@ -245,7 +324,7 @@ def _described(task: Task) -> str:
 
 
 def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None:
-    """Raises BundleError unless model, tokenizer and task can become one bundle; quick, so ask before training."""
+    """Raise BundleError unless model, tokenizer and task can become one bundle; quick, so ask before training."""
     kind, words = type(model).__name__, type(tokenizer).__name__
     if model.config.num_labels != task.outputs:
         raise BundleError(f"{kind}: {model.config.num_labels} outputs; the task has {task.outputs}")
@@ -265,7 +344,7 @@ def check_parts(model: Any, tokenizer: Any, task: Task, max_length: int) -> None
 def _write_model(
     folder: Path, model: Any, tokenizer: Any, task: "Task", max_length: int, *, keep: Sequence[str]
 ) -> None:
-    """Weights, config, tokenizer and both ONNX files."""
+    """Write weights, config, tokenizer and both ONNX files."""
     from compress.exporters.int8 import learned_ranges, quantize_dynamic, quantize_learned
     from compress.exporters.onnx import as_float32, makes_segments, to_onnx
     from compress.models.saving import save_checkpoint
@@ -284,8 +363,8 @@ def _write_model(
 
 
 def check_place(path: Path) -> None:
-    """Raises BundleError where something is that is no bundle."""
-    foreign = path.is_dir() and any(path.iterdir()) and not (path / manifests.NAME).is_file()
+    """Raise BundleError where something is that is no bundle."""
+    foreign = path.is_dir() and any(path.iterdir()) and not manifests.is_bundle(path)
     if foreign or (path.exists() and not path.is_dir()):
         raise BundleError(f"{path}: exists and is no bundle; expected a new folder, or a bundle to replace")
 
@@ -294,6 +373,15 @@ def check_writable(path: Path) -> None:
     """Raise BundleError where a bundle cannot be changed in place, before any work is done for it."""
     if not os.access(path, os.W_OK):
         raise BundleError(f"{path}: cannot be changed (no permission, or a read-only disk); give --out a new folder")
+
+
+@contextmanager
+def writing(path: Path, manifest: Manifest) -> Iterator[Path]:
+    """Yield a folder to write a new bundle's files into; at the end it gets this manifest, with the hash of each file,
+    and takes the place of `path`."""
+    with building(path) as folder:
+        yield folder
+        replace(manifest, files=manifests.stamps(folder)).write(folder)
 
 
 @contextmanager

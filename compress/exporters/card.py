@@ -68,22 +68,21 @@ class Card:
 
 
 def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
-    """The card's Markdown, front matter included. Everything given is escaped; the licence is left to the user."""
+    """Render the card as Markdown. Everything given is escaped; the licence is left to the user."""
     from jinja2 import Environment, StrictUndefined
 
     from compress.exporters.session import UNFUSED_SKIP
 
-    content = Card.parse(card)
+    content, task = Card.parse(card), manifest.task
+    assert task is not None, "the card is of a model with a task"
     page = Environment(undefined=StrictUndefined, finalize=escaped, trim_blocks=True, keep_trailing_newline=True)
     return page.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         card=content,
-        front_matter=Markup(_front_matter(content, manifest.task.kind)),
+        front_matter=Markup(_front_matter(content, task.kind)),
         made=manifest,
-        task=manifest.task,
-        example=Markup(
-            EXAMPLES.get(manifest.task.kind, '"first text", "second text"' if manifest.task.pair else '"a text"')
-        ),
-        head=Markup(CLASSES[manifest.task.kind]),
+        task=task,
+        example=Markup(EXAMPLES.get(task.kind, '"first text", "second text"' if task.pair else '"a text"')),
+        head=Markup(CLASSES[task.kind]),
         session=[tuple(Markup(json.dumps(part)) for part in entry) for entry in UNFUSED_SKIP.items()],
     )
 

@@ -1,27 +1,25 @@
-"""What `compress export` is given: a bundle, a run, or a checkpoint with any head or none -> what can be shipped.
+"""What `compress export` is given: a bundle, a run, or a checkpoint with any head or none -> what can be exported.
 
 A checkpoint is a folder, an alias or a hub id, as everywhere (`compress.models.checkpoints`): safetensors only, no code
 of its own is ever run, and tensors that are missing are never made up.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from compress.data.task import Kind, Task
-from compress.errors import ExportError
+from compress.data.task import METRICS, Kind, Task
+from compress.errors import ExportError, TeacherError
 from compress.exporters import manifest
 from compress.exporters.artifact import Bundle
-from compress.exporters.embeddings import MODULES, POOLS, Pool, Reading
+from compress.exporters.embeddings import MODULES, POOLS, UNLIMITED, Pool, Pooling
+from compress.exporters.manifest import BundleKind
 from compress.models import checkpoints
-
-if TYPE_CHECKING:
-    from compress.exporters.embeddings import Embeddings
-    from compress.exporters.generation import Generative
+from compress.slicing.shape import positions
 
 HEADS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
@@ -34,95 +32,73 @@ HEADS: Final[Mapping[str, Kind]] = MappingProxyType(
 HEADLESS: Final = ("Model", "ForMaskedLM", "ForPreTraining")
 """Encoders: what a language model's head predicts is of no use on a device."""
 
-WRITERS: Final = ("GPT2LMHeadModel", "T5ForConditionalGeneration")
+GENERATIVE: Final = ("GPT2LMHeadModel", "T5ForConditionalGeneration")
 SAMPLE: Final = 200
 """Sentences on which an int8 file of embeddings is compared with fp32."""
+LONGEST: Final = 512
+"""Tokens a text is cut to where neither model nor tokenizer knows a limit."""
 
 
 @dataclass(frozen=True)
-class Shipped:
-    """A bundle that is there already."""
+class Checkpoint:
+    """A model in eval mode with its tokenizer.
 
-    name: str
-    bundle: Bundle
-
-    def write(self, out: Path) -> Bundle:
-        """The bundle in another folder."""
-        return self.bundle.copied(out)
-
-
-@dataclass(frozen=True)
-class Headed:
-    """A model with a head for a task, in eval mode, with its tokenizer."""
+    task     of a model with a head; pooling: of an encoder without one; a model that writes text has neither
+    """
 
     name: str
     model: Any
     tokenizer: Any
-    task: Task
     max_length: int
+    task: Task | None = None
+    pooling: Pooling | None = None
 
-    def write(self, out: Path) -> Bundle:
-        """A bundle of it. Raises BundleError and ExportError as `Bundle.write` does."""
-        return Bundle.write(
-            out,
-            model=self.model,
-            tokenizer=self.tokenizer,
-            task=self.task,
-            max_length=self.max_length,
-            recipe="",
-            card={"name": Path(self.name).name or self.name},
-        )
+    @property
+    def kind(self) -> BundleKind:
+        """Tell the kind of bundle that it becomes."""
+        if self.task is not None:
+            return "task"
+        return "generative" if self.pooling is None else "embeddings"
 
+    def write(self, out: Path, *, opset: int = 17) -> Bundle:
+        """Write it as a bundle; a model with a task at our own opset, whatever `opset` is.
 
-@dataclass(frozen=True)
-class Encoder:
-    """An encoder, and how its tokens become a vector, where that is known."""
+        Raises BundleError and ExportError as `Bundle.write` does.
+        """
+        from compress.exporters import embeddings, generation
 
-    name: str
-    model: Any
-    tokenizer: Any
-    reading: Reading
-    max_length: int
-
-    def write(self, out: Path, *, opset: int = 17, texts: Sequence[str] = ()) -> "Embeddings":
-        """A folder of embeddings; `texts` (none: sentences of Python's documentation) show what int8 changes."""
-        from compress.exporters import embeddings
-
+        name = Path(self.name).name or self.name
+        if self.task is not None:
+            return Bundle.write(
+                out,
+                model=self.model,
+                tokenizer=self.tokenizer,
+                task=self.task,
+                max_length=self.max_length,
+                recipe="",
+                card={"name": name},
+            )
+        if self.pooling is None:
+            return generation.write(
+                out, model=self.model, tokenizer=self.tokenizer, max_length=self.max_length, name=name, opset=opset
+            )
         return embeddings.write(
             out,
             encoder=self.model,
             tokenizer=self.tokenizer,
-            reading=self.reading,
+            pooling=self.pooling,
             max_length=self.max_length,
-            name=Path(self.name).name or self.name,
-            texts=texts or _sentences(),
-            data="given texts" if texts else "pydoc",
+            name=name,
+            texts=_sentences(),
+            data="pydoc",
             opset=opset,
         )
 
 
-@dataclass(frozen=True)
-class Writer:
-    """A model that writes text, GPT-2 or T5."""
-
-    name: str
-    model: Any
-    tokenizer: Any
-    max_length: int
-
-    def write(self, out: Path, *, opset: int = 17) -> "Generative":
-        """A folder of its encoder and decoder."""
-        from compress.exporters import generation
-
-        return generation.write(
-            out, model=self.model, tokenizer=self.tokenizer, max_length=self.max_length, name=self.name, opset=opset
-        )
+Source = Bundle | Checkpoint
 
 
-Source = Shipped | Headed | Encoder | Writer
-
-
-def source(
+def load_source(
     name: str,
     *,
     pair: bool = False,
@@ -131,7 +107,7 @@ def source(
     max_length: int | None = None,
     allow_pickle: bool = False,
 ) -> Source:
-    """What `name` is: see Shipped, Headed, Encoder, Writer; each can be written to a folder.
+    """Load the bundle or the checkpoint that `name` is.
 
     pair        of a sequence classifier: it reads two texts
     pool, normalise   of an encoder whose folder does not say how a text becomes one vector
@@ -141,59 +117,63 @@ def source(
     head that is not in the file is no head), ExportError for a model that is none of these and for options that do
     not apply.
     """
-    if bundle := _bundle(Path(name).expanduser()):
+    path = Path(name).expanduser()
+    if manifest.located(path, "task"):
+        from compress.exporters.session import weights_elsewhere
+
         _unused("a bundle has that written in it", pair=pair, pool=pool, normalise=normalise, max_length=max_length)
-        return Shipped(name, bundle)
-    from compress.exporters import transformers_model
-
-    folder = checkpoints.resolve(name, allow_pickle=allow_pickle)
-    kind, two_stacks = _architecture(folder)
-    if kind in WRITERS:
-        _unused("it writes text", pair=pair, pool=pool, normalise=normalise)
-        model, tokenizer = transformers_model.writer(name, folder, kind, allow_pickle=allow_pickle)
-        return Writer(name, model, tokenizer, transformers_model.length(name, model, tokenizer, max_length))
-    head = next((head for head in HEADS if kind.endswith(head)), None)
-    if head and not (folder / MODULES).is_file():
-        _unused(f"its head is {head}", pool=pool, normalise=normalise)
-        if pair and HEADS[head] != "classification":
-            raise ExportError(f"{name}: pair does not apply: {head} reads what it always reads")
-        task = transformers_model.task(folder, HEADS[head], pair=pair)
-        model, tokenizer = transformers_model.headed(name, folder, task, allow_pickle=allow_pickle)
-        return Headed(name, model, tokenizer, task, transformers_model.length(name, model, tokenizer, max_length))
-    _unused("it has no head", pair=pair)
-    if two_stacks or kind.endswith("EncoderModel"):  # as T5's, which AutoModel gives a decoder of random numbers
-        raise ExportError(f"{name}: {kind}: is no encoder alone; expected one of {', '.join(WRITERS)}")
-    if not kind.endswith(HEADLESS):
-        raise ExportError(
-            f"{name}: {kind}: cannot be exported; expected an encoder, alone or with a head for "
-            f"{', '.join(sorted(set(HEADS.values())))}, or one of {', '.join(WRITERS)}"
-        )
-    reading = Reading.of(folder)
-    if reading.pool is None and pool is not None:
-        reading = replace(reading, pool=_known(pool), normalise=normalise)
-    elif pool is not None or normalise:
-        raise ExportError(f"{name}: pool and normalise do not apply; {MODULES} says how to pool: {reading.pool}")
-    model, tokenizer = transformers_model.encoder(name, folder, allow_pickle=allow_pickle)
-    length = transformers_model.length(name, model, tokenizer, max_length or reading.max_length)
-    return Encoder(name, model, tokenizer, reading, length)
-
-
-def _bundle(folder: Path) -> Bundle | None:
-    """The bundle of a bundle's or of a run's folder, none of whose files has others outside it read."""
-    from compress.exporters.session import weights_elsewhere
-
-    if manifest.located(folder):
-        bundle = Bundle.load(folder)
+        bundle = Bundle.load(path)
         for file in bundle.files().values():
             weights_elsewhere(file)
         return bundle
-    if (folder / "recipe.yaml").is_file() and not (folder / checkpoints.CONFIG).is_file():
-        raise ExportError(f"{folder}: a run without a bundle: finish it with `compress distill --resume`")
-    return None
+    if (path / "recipe.yaml").is_file() and not (path / checkpoints.CONFIG).is_file():
+        raise ExportError(f"{path}: a run without a bundle: finish it with `compress distill --resume`")
+
+    folder = checkpoints.resolve(name, allow_pickle=allow_pickle)
+    architecture, two_stacks = _architecture(folder)
+    head = next((head for head in HEADS if architecture.endswith(head)), None)
+    if architecture in GENERATIVE:
+        _unused("it writes text", pair=pair, pool=pool, normalise=normalise)
+        model, tokenizer = _load(name, folder, architecture, allow_pickle=allow_pickle)
+        return Checkpoint(name, model, tokenizer, _length(name, model, tokenizer, max_length))
+    if head and not (folder / MODULES).is_file():
+        from compress.models import teacher as teachers
+
+        _unused(f"its head is {head}", pool=pool, normalise=normalise)
+        if pair and HEADS[head] != "classification":
+            raise ExportError(f"{name}: pair does not apply: {head} reads what it always reads")
+        task = _task(folder, HEADS[head], pair=pair)
+        teacher = teachers.load(name, folder, task, allow_pickle=allow_pickle)
+        if not teacher.trained:
+            raise TeacherError(
+                f"{name}: its config.json names a head, of other outputs than it lists in id2label; correct id2label"
+            )
+        length = _length(name, teacher.model, teacher.tokenizer, max_length)
+        return Checkpoint(name, teacher.model, teacher.tokenizer, length, task=task)
+    _unused("it has no head", pair=pair)
+    if two_stacks or architecture.endswith(
+        "EncoderModel"
+    ):  # as T5's, which AutoModel gives a decoder of random numbers
+        raise ExportError(f"{name}: {architecture}: is no encoder alone; expected one of {', '.join(GENERATIVE)}")
+    if not architecture.endswith(HEADLESS):
+        raise ExportError(
+            f"{name}: {architecture}: cannot be exported; expected an encoder, alone or with a head for "
+            f"{', '.join(sorted(set(HEADS.values())))}, or one of {', '.join(GENERATIVE)}"
+        )
+    pooling = Pooling.read(folder)
+    if pool is not None and pool not in POOLS:
+        raise ExportError(f"pool: {pool!r}; expected {' or '.join(POOLS)}")
+    if pooling.pool is None and pool is not None:
+        pooling = replace(pooling, pool=pool, normalise=normalise)
+    elif pool is not None or normalise:
+        raise ExportError(f"{name}: pool and normalise do not apply; {MODULES} says how to pool: {pooling.pool}")
+    model, tokenizer = _load(name, folder, "AutoModel", allow_pickle=allow_pickle)
+    length = _length(name, model, tokenizer, max_length or pooling.max_length)
+    return Checkpoint(name, model, tokenizer, length, pooling=pooling)
 
 
 def _architecture(folder: Path) -> tuple[str, bool]:
-    """The class that was saved, as the config says, and whether its family has an encoder and a decoder."""
+    """Read the class that was saved, as the config says, and whether its family has an encoder and a decoder."""
     path = folder / checkpoints.CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -207,11 +187,67 @@ def _architecture(folder: Path) -> tuple[str, bool]:
     return str(names[0]), bool(config.get("is_encoder_decoder"))
 
 
-def _known(pool: str) -> Pool:
-    for known in POOLS:
-        if pool == known:
-            return known
-    raise ExportError(f"pool: {pool!r}; expected {' or '.join(POOLS)}")
+def _task(folder: Path, kind: Kind, *, pair: bool) -> Task:
+    """Read from the config what a head predicts: the number and names of its outputs, and what they mean."""
+    from compress.models.teacher import load_config
+
+    config = load_config(folder)
+    names = tuple(str(config.id2label[index]) for index in range(config.num_labels))
+    if kind == "qa":
+        return Task("qa", ("question", "context"), "answers", (), METRICS["qa"][0])
+    if kind == "tagging":
+        return Task("tagging", ("words",), "tags", names, METRICS["tagging"][0])
+    text = ("text", "text_pair") if pair else ("text",)
+    if config.problem_type == "multi_label_classification":
+        return Task("multilabel", text, "labels", names, METRICS["multilabel"][0])
+    if config.problem_type == "regression" or len(names) == 1:
+        if len(names) != 1:
+            raise ExportError(f"{folder}: a regression of {len(names)} numbers; expected one")
+        label = "score" if names[0].startswith("LABEL_") else names[0]
+        return Task("regression", text, label, (), METRICS["regression"][0])
+    return Task(kind, text, "label", names, METRICS[kind][0])
+
+
+def _load(name: str, folder: Path, architecture: str, *, allow_pickle: bool) -> tuple[Any, Any]:
+    """Load a model without a task by this class of transformers, in eval mode, and its tokenizer.
+
+    A pooler that was never trained is left out. Raises TeacherError where any other tensor is missing.
+    """
+    import transformers
+
+    import compress.models.families  # noqa: F401 the Auto classes know ours
+    from compress.models.teacher import explained, load_config, same_vocabulary
+
+    with explained(folder):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        model, found = getattr(transformers, architecture).from_pretrained(
+            folder,
+            config=load_config(folder),
+            use_safetensors=None if allow_pickle else True,
+            output_loading_info=True,
+            **({"trust_remote_code": False} if architecture == "AutoModel" else {}),
+        )
+    missing = [key for key in found["missing_keys"] if not key.startswith("pooler.")]
+    if absent := sorted([*missing, *(key for key, *_ in found["mismatched_keys"])]):
+        raise TeacherError(
+            f"{name}: {len(absent)} of its tensors are missing, or not of the shape its config.json says, such as "
+            f"{absent[0]}: weights and config do not belong together, or the file is not whole; fetch both again"
+        )
+    if len(missing) < len(found["missing_keys"]):  # filled with random numbers, that nothing here reads
+        model.pooler = None
+    same_vocabulary(folder, tokenizer, model)
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def _length(name: str, model: Any, tokenizer: Any, asked: int | None) -> int:
+    """Decide the most tokens of a text. Raises ExportError where more are asked for than the model has positions."""
+    limit = positions(model)
+    if asked is not None:
+        if limit is not None and not 0 < asked <= limit:
+            raise ExportError(f"{name}: max_length {asked}; this model has {limit} positions")
+        return asked
+    known = [tokenizer.model_max_length] if tokenizer.model_max_length < UNLIMITED else []
+    return min([*known, *([limit] if limit else [])], default=LONGEST)
 
 
 def _unused(why: str, **options: object) -> None:

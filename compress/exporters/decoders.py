@@ -5,7 +5,6 @@ B batch, L tokens read now, M tokens seen in all, S tokens of T5's source, D hid
 """
 
 import hashlib
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from compress.errors import ExportError
-from compress.exporters.onnx import MASKED
+from compress.exporters.onnx import MASKED, export_graph, tracing
 from compress.slicing.shape import Shape
 
 BATCH, PAST_LENGTH, LENGTH, SOURCE = 2, 3, 4, 5
@@ -49,7 +47,7 @@ class Held(DynamicLayer):
 
 
 def _cache(past: Sequence[Tensor], layers: int) -> DynamicCache:
-    """Of keys and values, alternating; of no tokens where there are none."""
+    """Make a cache of keys and values, alternating; of no tokens where there are none."""
     held: list[Any] = [Held(*past[2 * layer : 2 * layer + 2]) for layer in range(layers)]
     cache = DynamicCache()
     cache.layers = held
@@ -61,7 +59,7 @@ def _flat(cache: Any) -> list[Tensor]:
 
 
 def _causal(length: Any, total: Any) -> Tensor:
-    """(L, M): 1 where the later of the two is no later than the reader, the last L of M tokens."""
+    """Make (L, M): 1 where a token is no later than its reader, one of the last L of M tokens."""
     place_M = torch.arange(total)
     return (place_M[None, :] <= place_M[total - length :, None]).long()
 
@@ -114,118 +112,66 @@ class SourceEncoder(nn.Module):
         return {"input_ids": ids, "attention_mask": ids.clone()}
 
 
-class FirstDecoder(nn.Module):
-    """T5: the source's states and the first tokens -> logits, keys and values of the tokens and of the source."""
+class T5Decoder(nn.Module):
+    """T5: tokens, and the source's states where they are the `first`, else all keys and values so far -> logits, keys
+    and values of the tokens and of the source."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, first: bool) -> None:
         super().__init__()
-        self.model, self.layers = model, Shape.of(model.config).stack("layers")
+        self.model, self.first, self.layers = model, first, Shape.of(model.config).stack("layers")
 
     @property
     def past(self) -> list[str]:
-        return _both(self.layers)
+        """Name the keys and values: of each layer the decoder's own, then those of the source."""
+        kinds = [f"{kind}.{part}" for kind in ("decoder", "encoder") for part in ("key", "value")]
+        return [f"{layer}.{kind}" for layer in range(self.layers) for kind in kinds]
 
-    def forward(self, encoder_attention_mask: Tensor, input_ids: Tensor, encoder_hidden_states: Tensor) -> Any:
-        return _decoded(self.model, self.layers, encoder_attention_mask, input_ids, encoder_hidden_states)
+    def forward(self, encoder_attention_mask: Tensor, input_ids: Tensor, *given: Tensor) -> Any:
+        past = () if self.first else given
+        own, source = ([each for n in range(at, len(past), 4) for each in past[n : n + 2]] for at in (0, 2))
+        # there has to be a source, also where its keys are held already
+        states = given[0] if self.first else torch.zeros(1, 1, self.model.config.d_model)
+        total = input_ids.shape[1] + (own[0].shape[2] if own else 0)
+        seen_LM = _causal(input_ids.shape[1], total)
+        cache = EncoderDecoderCache(_cache(own, self.layers), _cache(source, self.layers))
+        cache.is_updated = dict.fromkeys(range(self.layers), bool(source))
+        out = self.model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=states),
+            attention_mask=(1.0 - encoder_attention_mask[:, None, None, :].float()) * MASKED,
+            decoder_input_ids=input_ids,
+            decoder_attention_mask=((1.0 - seen_LM.float()) * MASKED)[None, None].expand(
+                input_ids.shape[0], -1, -1, -1
+            ),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        own, source = _flat(cache.self_attention_cache), _flat(cache.cross_attention_cache)
+        pairs = [each for n in range(0, len(own), 2) for each in (*own[n : n + 2], *source[n : n + 2])]
+        return (out.logits, *pairs)
 
     def example(self) -> dict[str, Tensor]:
-        states = torch.randn(BATCH, SOURCE, self.model.config.d_model)
-        return {**_masked_source(), "encoder_hidden_states": states}
-
-
-class NextDecoder(nn.Module):
-    """T5: further tokens -> logits, keys and values of the tokens with these; those of the source come back as they
-    were."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model, self.layers = model, Shape.of(model.config).stack("layers")
-
-    @property
-    def past(self) -> list[str]:
-        return _both(self.layers)
-
-    def forward(self, encoder_attention_mask: Tensor, input_ids: Tensor, *past: Tensor) -> Any:
-        mine = [tensor for n in range(0, len(past), 4) for tensor in past[n : n + 2]]
-        source = [tensor for n in range(0, len(past), 4) for tensor in past[n + 2 : n + 4]]
-        unread = torch.zeros(1, 1, self.model.config.d_model)  # there has to be a source; its keys are held already
-        return _decoded(self.model, self.layers, encoder_attention_mask, input_ids, unread, mine=mine, source=source)
-
-    def example(self) -> dict[str, Tensor]:
-        shape = Shape.of(self.model.config)
-        lengths = {"decoder": PAST_LENGTH, "encoder": SOURCE}
+        """Make the inputs that the graph is traced at."""
+        shape, lengths = Shape.of(self.model.config), {"decoder": PAST_LENGTH, "encoder": SOURCE}
+        states = {"encoder_hidden_states": torch.randn(BATCH, SOURCE, self.model.config.d_model)}
         past = {
             f"past_key_values.{name}": torch.randn(BATCH, shape.heads, lengths[name.split(".")[1]], shape.head_size)
             for name in self.past
         }
-        return {**_masked_source(), **past}
-
-
-def _both(layers: int) -> list[str]:
-    """The names of T5's keys and values: of each layer the decoder's own, then those of the source."""
-    kinds = [f"{kind}.{part}" for kind in ("decoder", "encoder") for part in ("key", "value")]
-    return [f"{layer}.{kind}" for layer in range(layers) for kind in kinds]
-
-
-def _masked_source() -> dict[str, Tensor]:
-    return {
-        "encoder_attention_mask": torch.ones(BATCH, SOURCE, dtype=torch.long),
-        "input_ids": torch.ones(BATCH, LENGTH, dtype=torch.long),
-    }
-
-
-def _decoded(
-    model: Any,
-    layers: int,
-    source_mask: Tensor,
-    ids: Tensor,
-    states: Tensor,
-    *,
-    mine: Sequence[Tensor] = (),
-    source: Sequence[Tensor] = (),
-) -> Any:
-    """T5's logits, and keys and values in the order of `_both`; `mine`, `source`: those there are already."""
-    total = ids.shape[1] + (mine[0].shape[2] if mine else 0)
-    seen_LM = _causal(ids.shape[1], total)
-    cache = EncoderDecoderCache(_cache(mine, layers), _cache(source, layers))
-    cache.is_updated = dict.fromkeys(range(layers), bool(source))
-    out = model(
-        encoder_outputs=BaseModelOutput(last_hidden_state=states),
-        attention_mask=(1.0 - source_mask[:, None, None, :].float()) * MASKED,
-        decoder_input_ids=ids,
-        decoder_attention_mask=((1.0 - seen_LM.float()) * MASKED)[None, None].expand(ids.shape[0], -1, -1, -1),
-        past_key_values=cache,
-        use_cache=True,
-    )
-    own, others = _flat(cache.self_attention_cache), _flat(cache.cross_attention_cache)
-    pairs = [tensor for n in range(0, len(own), 2) for tensor in (*own[n : n + 2], *others[n : n + 2])]
-    return (out.logits, *pairs)
+        return {
+            "encoder_attention_mask": torch.ones(BATCH, SOURCE, dtype=torch.long),
+            "input_ids": torch.ones(BATCH, LENGTH, dtype=torch.long),
+            **(states if self.first else past),
+        }
 
 
 def trace(module: nn.Module, path: Path, *, opset: int) -> None:
-    """Writes the graph of one of the modules above. Raises ExportError when it cannot be traced."""
+    """Write the graph of one of the modules above. Raises ExportError when it cannot be traced."""
     example: dict[str, Tensor] = module.example()  # type: ignore[operator]
     past: list[str] = getattr(module, "past", [])
     outputs = ["logits", *(f"present.{name}" for name in past)] if past else ["last_hidden_state"]
     axes = {name: _axes(name) for name in (*example, *outputs)}
-    try:
-        # What tracer and exporter warn of is checked on the file itself; the warnings name only their own code.
-        with warnings.catch_warnings(action="ignore"), torch.no_grad():
-            torch.onnx.export(
-                module.eval(),
-                tuple(example.values()),
-                path,
-                dynamo=False,
-                opset_version=opset,
-                input_names=list(example),
-                output_names=outputs,
-                dynamic_axes=axes,
-            )
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-        raise ExportError(
-            f"{type(module).__name__}: cannot be exported to ONNX ({type(error).__name__}: {error}); expected a GPT-2 "
-            "or T5 model as transformers loads it"
-        ) from error
+    with tracing(type(module).__name__, "a GPT-2 or T5 model as transformers loads it"):
+        export_graph(module, example, path, opset=opset, outputs=outputs, axes=axes)
 
 
 def _axes(name: str) -> dict[int, str]:
@@ -245,7 +191,7 @@ SWITCH = "use_cache_branch"
 
 
 def merged(first: onnx.ModelProto, following: onnx.ModelProto) -> onnx.ModelProto:
-    """One model with the inputs of both and the outputs of `first`; the switch is a bool (1,).
+    """Join two models into one with the inputs of both and the outputs of `first`; the switch is a bool (1,).
 
     `following` gives back what it was given for an output of `first` that it does not have itself.
     """
@@ -268,7 +214,7 @@ def merged(first: onnx.ModelProto, following: onnx.ModelProto) -> onnx.ModelProt
 
 
 def _branch(graph: onnx.GraphProto, prefix: str, weights: dict[str, onnx.TensorProto]) -> onnx.GraphProto:
-    """The graph as a branch: its weights are added to `weights`, under a name that tells their content."""
+    """Make a branch of the graph: its weights are added to `weights`, under a name that tells their content."""
     told = {each.name: _content(each) for each in graph.initializer}
     for each in graph.initializer:
         if told[each.name] not in weights:
@@ -302,14 +248,14 @@ def _renamed(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> onn
 
 
 def _content(tensor: onnx.TensorProto) -> str:
-    """A name of the tensor's values, type and shape."""
+    """Name a tensor by its values, type and shape."""
     values = numpy_helper.to_array(tensor)
     digest = hashlib.sha256(values.tobytes()).hexdigest()[:24]
     return f"weight/{tensor.data_type}/{'x'.join(map(str, tensor.dims))}/{digest}"
 
 
 def tied(model: onnx.ModelProto, *, smallest: int = 2**16) -> onnx.ModelProto:
-    """The model with matrices that are another's transpose read from it, as a head is from the embedding it shares.
+    """Read matrices that are another's transpose from that one, as a head from the embedding it shares.
 
     onnxruntime turns them when it opens the file. Changes `model`; matrices of fewer values than `smallest` stay.
     """

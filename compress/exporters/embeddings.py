@@ -1,39 +1,36 @@
-"""Texts in, vectors out: an encoder in the layout of sentence-transformers, with its ONNX files.
-
-    config.json  model.safetensors  tokenizer.json  tokenizer_config.json  modules.json  1_Pooling/  README.md
-    onnx/model.onnx  onnx/model_quantized.onnx  contents.json
-
-Loading and embedding import neither torch nor transformers.
-"""
+"""Texts in, vectors out: an encoder in the layout of sentence-transformers, with its ONNX files."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import BundleError, ExportError
-from compress.exporters import manifest as contents
-from compress.exporters.manifest import Contents
+from compress.exporters.artifact import FILES, Bundle, writing
+from compress.exporters.manifest import Manifest
 from compress.records.certificate import Certificate
-
-if TYPE_CHECKING:
-    from compress.exporters.predictor import Row
 
 Pool = Literal["mean", "cls", "max"]
 POOLS: tuple[Pool, ...] = get_args(Pool)
 MODULES, POOLING, SIZES = "modules.json", "1_Pooling", "sentence_bert_config.json"
 UNLIMITED = 10**6
 """What a tokenizer without a limit calls its limit is above this."""
+MAX_DROP = 0.01
+"""How far the order of similarities may be from fp32's (1 - Spearman) for an int8 file to be certified."""
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Reading:
-    """pool        the mean of all tokens, the first token, or the largest of each number; None: tokens only
+class Pooling:
+    """How an encoder's tokens become one vector.
+
+    pool        the mean of all tokens, the first token, or the largest of each number; None: tokens only
     normalise   whether the vector is divided by its length
     max_length  tokens a text is cut to, where the folder says so
     """
@@ -43,8 +40,8 @@ class Reading:
     max_length: int | None = None
 
     @classmethod
-    def of(cls, folder: Path) -> "Reading":
-        """What a folder says; a folder without modules.json is an encoder that gives tokens only.
+    def read(cls, folder: Path) -> "Pooling":
+        """Read the modules of sentence-transformers; a folder without modules.json gives tokens only.
 
         Raises ExportError for modules besides encoder, pooling and normalising, and for other kinds of pooling.
         """
@@ -67,11 +64,10 @@ class Reading:
         return cls(pool, "Normalize" in paths, sizes.get("max_seq_length"))
 
     def write(self, folder: Path, width: int, max_length: int) -> None:
-        """The files that sentence-transformers, of any version, reads this from."""
-        prefix = "sentence_transformers.models"
+        """Write the files that sentence-transformers, of any version, reads this from."""
         kinds = [("", "Transformer"), (POOLING, "Pooling"), *([("2_Normalize", "Normalize")] * self.normalise)]
         modules = [
-            {"idx": index, "name": str(index), "path": path, "type": f"{prefix}.{kind}"}
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
             for index, (path, kind) in enumerate(kinds)
         ]
         modes = {
@@ -82,13 +78,17 @@ class Reading:
         }
         for path, _ in kinds[1:]:
             (folder / path).mkdir()
-        _write(folder / MODULES, modules)
-        _write(folder / POOLING / "config.json", {"word_embedding_dimension": width, **modes})
-        _write(folder / SIZES, {"max_seq_length": max_length, "do_lower_case": False})
+        contents: dict[str, object] = {
+            MODULES: modules,
+            f"{POOLING}/config.json": {"word_embedding_dimension": width, **modes},
+            SIZES: {"max_seq_length": max_length, "do_lower_case": False},
+        }
+        for name, content in contents.items():
+            (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _pool(path: Path) -> Pool:
-    """Of both forms that sentence-transformers writes: a name, or a yes or no for each."""
+    """Read either form that sentence-transformers writes: a name, or a yes or no for each."""
     told: Mapping[str, Any] = _json(path, dict)
     found = told.get("pooling_mode") or [
         name.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
@@ -113,92 +113,32 @@ def _json(path: Path, kind: type) -> Any:
     return found
 
 
-def _write(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-Floats = NDArray[np.float32]
-FILES = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
-"""The names that sentence-transformers, optimum and transformers.js look for."""
-
-MAX_DROP = 0.01
-"""How far the order of similarities may be from fp32's (1 - Spearman) for an int8 file to be certified."""
-
-
-@dataclass(frozen=True)
-class Embeddings:
-    """A folder of embeddings on disk, checked. `reading`: how tokens become a vector."""
-
-    path: Path
-    contents: Contents
-    reading: Reading
-
-    @classmethod
-    def load(cls, path: Path) -> "Embeddings":
-        """Raises BundleError for a folder that is none, or is damaged."""
-        return cls(path, Contents.read(path, "embeddings"), Reading.of(path))
-
-    def embed(self, texts: Sequence[str], *, precision: Literal["fp32", "int8"] = "int8", threads: int = 1) -> Floats:
-        """A vector (texts, hidden) for each text. Each is run by itself: an int8 graph scales activations by the
-        whole batch. Raises BundleError where it is not known how to pool."""
-        if self.reading.pool is None:
-            raise BundleError(
-                f"{self.path}: gives token states only; to get a vector per text, export it again with a pooling"
-            )
-        return embedded(self.path, self.path / FILES[precision], texts, self.contents.max_length, threads)
-
-    def certificate(self) -> Certificate | None:
-        """Read what was measured of the int8 file when it was written; None where it was not."""
-        from compress.exporters.session import certificate
-
-        text = certificate(self.path / FILES["int8"])
-        return Certificate.from_json(text) if text else None
-
-
-def embedded(folder: Path, file: Path, texts: Sequence[str], max_length: int, threads: int) -> Floats:
-    """What `sentence_embedding` of an ONNX file is for each text, with the tokenizer of the folder."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from compress.data.windows import plain
-    from compress.exporters.predictor import open_tokenizer, rows_of
+def embed(folder: Path, file: Path, texts: Sequence[str], max_length: int, threads: int) -> Floats:
+    """Compute `sentence_embedding` of an ONNX file for each text, with the tokenizer of the folder; each by itself, as
+    an int8 graph scales activations by the whole batch. Raises BundleError for a file that gives token states only."""
+    from compress.exporters.predictor import encode, open_tokenizer, run_rows
     from compress.exporters.session import open_session
 
-    tokenizer: Any = plain(open_tokenizer(folder))
-    tokenizer.enable_truncation(max_length)
     session = open_session(file, threads=1)
-    names = [node.name for node in session.get_inputs()]
-
-    def vector(row: "Row") -> Floats:
-        feeds = {name: np.asarray([row[name]], dtype=np.int64) for name in names}
-        found: Floats = session.run(["sentence_embedding"], feeds)[0][0]
-        return found
-
-    with ThreadPoolExecutor(threads) as pool:
-        vectors = list(pool.map(vector, rows_of(tokenizer, texts)))
+    if "sentence_embedding" not in [node.name for node in session.get_outputs()]:
+        raise BundleError(
+            f"{folder}: gives token states only; to get a vector per text, export it again with a pooling"
+        )
+    rows = encode(open_tokenizer(folder, max_length), texts)
+    vectors = [found for (found,) in run_rows(session, rows, threads=threads, outputs=["sentence_embedding"])]
     return np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 
 
-@dataclass(frozen=True)
-class Likeness:
-    """How alike two embeddings of the same texts are.
+def similarity(one: Floats, other: Floats) -> tuple[float, float]:
+    """Compare two embeddings (texts, hidden) of the same texts, three or more: the mean cosine of a text's two vectors;
+    and Spearman's rho of the cosines of all pairs of texts, or whether the same texts are near each other."""
+    from scipy.stats import rankdata
 
-    cosine    mean cosine of a text's two vectors
-    spearman  Spearman's rho of the cosines of all pairs of texts: whether the same texts are near each other
-    """
-
-    cosine: float
-    spearman: float
-    texts: int
-
-    @classmethod
-    def of(cls, one: Floats, other: Floats) -> "Likeness":
-        """Of (texts, hidden) each; at least three texts. Zero vectors are like nothing."""
-        from scipy.stats import rankdata
-
-        a, b = (_unit(vectors.astype(np.float64)) for vectors in (one, other))
-        upper = np.triu_indices(len(a), 1)
-        ranks = [rankdata((vectors @ vectors.T)[upper]) for vectors in (a, b)]
-        return cls(float((a * b).sum(1).mean()), float(np.corrcoef(*ranks)[0, 1]), len(a))
+    wide = [vectors.astype(np.float64) for vectors in (one, other)]
+    a, b = (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12) for vectors in wide)
+    upper = np.triu_indices(len(a), 1)
+    ranks = [rankdata((vectors @ vectors.T)[upper]) for vectors in (a, b)]
+    return float((a * b).sum(1).mean()), float(np.corrcoef(*ranks)[0, 1])
 
 
 def write(
@@ -206,35 +146,36 @@ def write(
     *,
     encoder: Any,
     tokenizer: Any,
-    reading: Reading,
+    pooling: Pooling,
     max_length: int,
     name: str,
     texts: Sequence[str] = (),
     data: str = "",
     opset: int = 17,
-) -> Embeddings:
-    """Ships an encoder: weights, tokenizer, ONNX in fp32 and int8, and how to pool.
+) -> Bundle:
+    """Write an encoder: weights, tokenizer, ONNX in fp32 and int8, and how to pool.
 
-    `texts`, of the corpus `data`: what int8 is compared with fp32 on; its certificate goes into the file. Where the
-    reading knows no pooling, or there are no texts, nothing is certified. Raises ExportError as `to_onnx` does.
+    `texts`, of the corpus `data`: what int8 is compared with fp32 on; its certificate goes into the file. Without a
+    pooling, or without texts, nothing is certified. Raises ExportError as `to_onnx` does.
     """
     from compress.exporters.int8 import quantize_dynamic
     from compress.exporters.onnx import Pooled, as_float32, makes_segments, to_onnx
     from compress.models.saving import save_checkpoint
 
     plain = as_float32(encoder)
-    with contents.made(path, "embeddings", plain.config.model_type, max_length) as folder:
+    manifest = Manifest.from_model(plain, max_length, kind="embeddings")
+    with writing(path, manifest) as folder:
         save_checkpoint(folder, plain, tokenizer, max_length)
-        if reading.pool is not None:
-            reading.write(folder, plain.config.hidden_size, max_length)
-        fp32, int8 = (folder / file for file in FILES.values())
-        to_onnx(Pooled(plain, reading), fp32, opset=opset, segments=makes_segments(tokenizer))
+        if pooling.pool is not None:
+            pooling.write(folder, plain.config.hidden_size, max_length)
+        fp32, int8 = (folder / FILES[precision] for precision in ("fp32", "int8"))
+        to_onnx(Pooled(plain, pooling), fp32, opset=opset, segments=makes_segments(tokenizer))
         quantize_dynamic(fp32, int8)
-        if reading.pool is not None and texts:
-            exact, small = (embedded(folder, file, texts, max_length, threads=1) for file in (fp32, int8))
+        if pooling.pool is not None and texts:
+            exact, small = (embed(folder, file, texts, max_length, threads=1) for file in (fp32, int8))
             _certify(int8, exact, small, data)
-        (folder / "README.md").write_text(_card(name, plain.config.model_type, reading, max_length), encoding="utf-8")
-    return Embeddings.load(path)
+        (folder / "README.md").write_text(_card(name, manifest, pooling), encoding="utf-8")
+    return Bundle.load(path)
 
 
 def _certify(path: Path, exact: Floats, small: Floats, data: str) -> None:
@@ -242,32 +183,27 @@ def _certify(path: Path, exact: Floats, small: Floats, data: str) -> None:
 
     from compress.exporters.session import certified
 
-    like = Likeness.of(exact, small)
-    drop = 1.0 - like.spearman
+    cosine, spearman = similarity(exact, small)
+    drop = 1.0 - spearman
     proof = Certificate(
         artefact=FILES["int8"],
         method="dynamic int8",
         metric="spearman of similarities with fp32's",
         before=1.0,
-        after=like.spearman,
+        after=spearman,
         max_drop=MAX_DROP,
-        agreement=like.cosine,
+        agreement=cosine,
         max_logit_difference=float(np.abs(exact - small).max()),
-        rows=like.texts,
+        rows=len(exact),
         split="",
         data=data,
         device="local",
         runtime=f"onnxruntime {onnxruntime.__version__}",
         certified=drop <= MAX_DROP,
-        reason=f"mean cosine with fp32 {like.cosine:.4f}; the order of similarities changes by {drop:.4f}",
+        reason=f"mean cosine with fp32 {cosine:.4f}; the order of similarities changes by {drop:.4f}",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     certified(path, path, proof)
-
-
-def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    scaled: NDArray[np.float64] = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return scaled
 
 
 CARD = """---
@@ -285,7 +221,7 @@ where the model has segments, token_type_ids.
 """
 
 
-def _card(title: str, model_type: str, reading: Reading, max_length: int) -> str:
+def _card(title: str, manifest: Manifest, pooling: Pooling) -> str:
     from compress.exporters.card import escaped
 
     gives = {
@@ -293,13 +229,12 @@ def _card(title: str, model_type: str, reading: Reading, max_length: int) -> str
         "mean": "`sentence_embedding` is the mean of `last_hidden_state` over the tokens that the mask shows",
         "cls": "`sentence_embedding` is the first token of `last_hidden_state`",
         "max": "`sentence_embedding` holds the largest of each number over the tokens that the mask shows",
-    }[reading.pool]
-    vectors = reading.pool is not None
+    }[pooling.pool]
     return CARD.format(
-        library="sentence-transformers" if vectors else "transformers",
-        tag="sentence-similarity" if vectors else "feature-extraction",
+        library="transformers" if pooling.pool is None else "sentence-transformers",
+        tag="feature-extraction" if pooling.pool is None else "sentence-similarity",
         name=escaped(title),
-        model_type=model_type,
-        max_length=max_length,
-        gives=gives + ", of length 1" * reading.normalise,
+        model_type=manifest.model_type,
+        max_length=manifest.max_length,
+        gives=gives + ", of length 1" * pooling.normalise,
     )

@@ -14,13 +14,21 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from compress.errors import ExportError
 from compress.exporters.int8 import PRECISION_KEY
-from compress.exporters.parity import Difference, Row, Run, difference, onnx_run
-from compress.exporters.session import UNOPENED, inherited, read_model, save_changed
+from compress.exporters.session import (
+    UNOPENED,
+    Difference,
+    Row,
+    Run,
+    difference,
+    inherited,
+    onnx_run,
+    read_model,
+    save_changed,
+)
 
 LARGEST = 65504
 LIMIT = LARGEST / 4
@@ -32,14 +40,14 @@ TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class Halved:
-    """What became of a file: how far its logits are from fp32's, and the nodes that stay float32."""
+    """A conversion to float16: how far the logits are from fp32's, and the nodes that stay float32."""
 
     difference: Difference
     kept: tuple[str, ...]
 
 
 def to_float16(source: Path, target: Path, rows: Sequence[Row]) -> Halved:
-    """Writes the fp32 ONNX file `source` in float16 to `target`; ids in and logits out keep their types.
+    """Write the fp32 ONNX file `source` in float16 to `target`; ids in and logits out keep their types.
 
     Raises ExportError for a file that cannot be read, or whose logits in float16 are not the fp32 ones.
     """
@@ -47,7 +55,11 @@ def to_float16(source: Path, target: Path, rows: Sequence[Row]) -> Halved:
 
     model = read_model(source)
     sizes = _sizes(model, source, rows)
-    kept = tuple(node.name for node in model.graph.node if _reaches(node, sizes) > LIMIT)
+    kept = tuple(
+        node.name
+        for node in model.graph.node
+        if any(sizes.get(name, 0.0) > LIMIT for name in (*node.input, *node.output))
+    )
     found = difference(onnx_run(source), _run(_rounded(model, sizes, kept), source), rows)
     if not found.relative <= TOLERANCE:  # so that NaN fails too
         raise ExportError(
@@ -61,7 +73,7 @@ def to_float16(source: Path, target: Path, rows: Sequence[Row]) -> Halved:
 
 
 def _sizes(model: onnx.ModelProto, source: Path, rows: Sequence[Row]) -> dict[str, float]:
-    """The largest |number| of each float32 result between the nodes, over the rows."""
+    """Find the largest |number| of each float32 result between the nodes, over the rows."""
     shown = copy.deepcopy(model)
     outputs = {each.name for each in shown.graph.output}
     names = [name for node in shown.graph.node for name in node.output if name and name not in outputs]
@@ -76,18 +88,17 @@ def _sizes(model: onnx.ModelProto, source: Path, rows: Sequence[Row]) -> dict[st
     return sizes
 
 
-def _reaches(node: onnx.NodeProto, sizes: Mapping[str, float]) -> float:
-    return max((sizes.get(name, 0.0) for name in (*node.input, *node.output)), default=0.0)
-
-
 def _rounded(model: onnx.ModelProto, sizes: Mapping[str, float], kept: Sequence[str]) -> onnx.ModelProto:
-    """The float32 graph in which weights and results, but those of the nodes kept, are what float16 can hold."""
+    """Round weights and results of the float32 graph, but those of the nodes kept, to what float16 can hold."""
     rounded = copy.deepcopy(model)
     graph, stay = rounded.graph, set(kept)
     free = {name for node in graph.node if node.name in stay for name in node.input}
     for weight in graph.initializer:
         if weight.data_type == TensorProto.FLOAT and weight.name not in free:
-            values = _held(onnx.numpy_helper.to_array(weight)).astype(np.float16).astype(np.float32)
+            exact = onnx.numpy_helper.to_array(weight)
+            # numbers beyond float16, as float32's lowest in a mask, become its largest, as in the converter
+            values = np.where(np.isfinite(exact), np.clip(exact, -LARGEST, LARGEST), exact)
+            values = values.astype(np.float16).astype(np.float32)
             weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
     outputs = {each.name for each in graph.output}
     nodes: list[onnx.NodeProto] = []
@@ -105,18 +116,13 @@ def _rounded(model: onnx.ModelProto, sizes: Mapping[str, float], kept: Sequence[
     return rounded
 
 
-def _held(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What the converter makes of numbers beyond float16: its largest, as of float32's lowest in a mask."""
-    return np.where(np.isfinite(values), np.clip(values, -LARGEST, LARGEST), values)
-
-
 def _run(model: onnx.ModelProto, source: Path) -> Run:
     session = _open(model, source)
     return lambda row: session.run(None, dict(row))
 
 
 def _open(model: onnx.ModelProto, source: Path) -> onnxruntime.InferenceSession:
-    """As written: optimising would remove the casts, or the results that are asked for."""
+    """Open the model as written: optimising would remove the casts, or the results that are asked for."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1

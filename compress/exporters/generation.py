@@ -1,6 +1,5 @@
-"""A model that writes text, as a folder: GPT-2 as one decoder, T5 as an encoder and a decoder.
+"""A bundle that writes text: GPT-2 as one decoder, T5 as an encoder and a decoder.
 
-    config.json  generation_config.json  model.safetensors  tokenizer.json  README.md  contents.json
     GPT-2:  onnx/model.onnx            T5:  onnx/encoder_model.onnx  onnx/decoder_model_merged.onnx
     and each in int8, as onnx/model_quantized.onnx
 
@@ -12,15 +11,16 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import BundleError, ExportError
-from compress.exporters import manifest as contents
-from compress.exporters.manifest import Contents
+from compress.exporters.artifact import Bundle, writing
+from compress.exporters.manifest import Manifest
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -37,41 +37,18 @@ TOLERANCE = 1e-3
 """How far the files' logits may be from the model's, relative to the largest logit (or to 1)."""
 
 
-@dataclass(frozen=True)
-class Generative:
-    """A folder on disk, checked."""
+def complete(folder: Path, texts: Sequence[str], precision: str, *, max_length: int, new: int) -> list[str]:
+    """Write at most `new` tokens after each text, or in answer to it."""
+    from compress.exporters.predictor import open_tokenizer
 
-    path: Path
-    contents: Contents
-
-    @classmethod
-    def load(cls, path: Path) -> "Generative":
-        """Raises BundleError for a folder that is none, or is damaged."""
-        return cls(path, Contents.read(path, "generative"))
-
-    def open(self, precision: Literal["fp32", "int8"] = "int8", *, threads: int = 1) -> "Speaker":
-        """The sessions, for many calls."""
-        return Speaker.of(self.path, precision, threads)
-
-    def complete(
-        self, texts: Sequence[str], *, precision: Literal["fp32", "int8"] = "int8", new: int = 32
-    ) -> list[str]:
-        """What the model writes after each text, or in answer to it: at most `new` tokens, always the likeliest one.
-
-        Texts are cut to the folder's `max_length`. Sampling and beams are for optimum and transformers.js.
-        """
-        from compress.data.windows import plain
-        from compress.exporters.predictor import open_tokenizer
-
-        tokenizer: Any = plain(open_tokenizer(self.path))
-        tokenizer.enable_truncation(self.contents.max_length)
-        speaker = self.open(precision)
-        answers = [speaker.continued(tokenizer.encode(text).ids, new=new) for text in texts]
-        return [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
+    tokenizer = open_tokenizer(folder, max_length)
+    generator = TextGenerator.open(folder, precision)
+    answers = [generator.generate(tokenizer.encode(text).ids, new=new) for text in texts]
+    return [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
 
 
 @dataclass(frozen=True)
-class Speaker:
+class TextGenerator:
     """Open sessions. `encoder`: of a model that reads a source and writes another text; `positions`: the most tokens a
     decoder can number, prompt included."""
 
@@ -82,8 +59,8 @@ class Speaker:
     positions: int | None
 
     @classmethod
-    def of(cls, folder: Path, precision: str, threads: int = 1) -> "Speaker":
-        """Raises ExportError for a folder without a file of this precision."""
+    def open(cls, folder: Path, precision: str = "int8", threads: int = 1) -> "TextGenerator":
+        """Open the sessions. Raises ExportError for a folder without a file of this precision."""
         from compress.exporters.session import open_session
 
         told: dict[str, Any] = {}
@@ -102,8 +79,8 @@ class Speaker:
             positions=told.get("n_positions") if not pair else None,
         )
 
-    def continued(self, ids: Ids, *, new: int) -> list[int]:
-        """At most `new` token ids after these, or in answer to them; each the likeliest, the end included.
+    def generate(self, ids: Ids, *, new: int) -> list[int]:
+        """Generate at most `new` token ids after these, or in answer to them; each the likeliest, the end included.
 
         Raises BundleError where there is nothing to go on from, or more than the model can number.
         """
@@ -112,7 +89,9 @@ class Speaker:
         if self.positions is not None and len(ids) + new > self.positions:
             raise BundleError(f"{len(ids)} tokens and {new} new ones; this model numbers {self.positions} at most")
         past = self.begin(ids)
-        given = list(ids) if self.encoder is None else [self._start()]
+        if self.encoder is not None and self.start is None:
+            raise BundleError("config.json names no decoder_start_token_id, with which the answer begins")
+        given = list(ids) if self.encoder is None else [self.start or 0]
         found: list[int] = []
         while len(found) < new and not (found and found[-1] in self.ends):
             logits, past = self.step(past, given)
@@ -121,7 +100,7 @@ class Speaker:
         return found
 
     def begin(self, source: Ids) -> dict[str, Any]:
-        """What the decoder is fed besides tokens before its first: empty keys and values; the states of `source`."""
+        """Make the decoder's inputs besides tokens: empty keys and values; the states of `source`."""
         declared = {node.name: node.shape for node in self.decoder.get_inputs()}
         names = [name for name in declared if name.startswith("past_key_values.")]
         empty = {name: np.zeros((1, declared[name][1], 0, declared[name][3]), np.float32) for name in names}
@@ -137,7 +116,7 @@ class Speaker:
         }
 
     def step(self, past: Mapping[str, Any], ids: Ids) -> tuple[Floats, dict[str, Any]]:
-        """Logits (tokens, vocabulary) of these tokens, and what to feed with the next."""
+        """Compute the logits (tokens, vocabulary) of these tokens, and the inputs that go with the next."""
         held = next(value for name, value in past.items() if name.startswith("past_key_values.")).shape[2]
         feeds = {**past, "input_ids": np.array([ids], np.int64)}
         if self.encoder is None:
@@ -150,14 +129,9 @@ class Speaker:
         branch = {} if self.encoder is None else {"use_cache_branch": np.array([True])}
         return logits, {**past, **following, **branch}
 
-    def _start(self) -> int:
-        if self.start is None:
-            raise BundleError("config.json names no decoder_start_token_id, with which the answer begins")
-        return self.start
 
-
-def write(path: Path, *, model: Any, tokenizer: Any, max_length: int, name: str, opset: int = 17) -> Generative:
-    """Ships GPT-2 or T5: weights, tokenizer, and the graphs in fp32 and int8, checked against the model.
+def write(path: Path, *, model: Any, tokenizer: Any, max_length: int, name: str, opset: int = 17) -> Bundle:
+    """Write GPT-2 or T5: weights, tokenizer, and the graphs in fp32 and int8, checked against the model.
 
     Raises ExportError for another architecture, for one that is over 2 GB, and where the files do not compute what the
     model does.
@@ -167,12 +141,12 @@ def write(path: Path, *, model: Any, tokenizer: Any, max_length: int, name: str,
     from compress.exporters.onnx import PROTOBUF_LIMIT, as_float32
     from compress.models.saving import save_checkpoint
 
-    size = 4 * sum(parameter.numel() for parameter in model.parameters())
-    if size >= PROTOBUF_LIMIT:
+    manifest = Manifest.from_model(model, max_length, kind="generative")
+    if (size := 4 * manifest.parameters) >= PROTOBUF_LIMIT:
         raise ExportError(f"{name}: {size / 1e9:.1f} GB of float32 weights; an ONNX file holds at most 2 GB")
     plain = as_float32(model)
     plain.set_attn_implementation("eager")
-    with contents.made(path, "generative", plain.config.model_type, max_length) as folder:
+    with writing(path, manifest) as folder:
         save_checkpoint(folder, plain, tokenizer, max_length)
         raw = folder / "raw"
         graphs = _traced(plain, raw, opset)
@@ -185,7 +159,7 @@ def write(path: Path, *, model: Any, tokenizer: Any, max_length: int, name: str,
         (folder / "README.md").write_text(
             CARD.format(name=escaped(Path(name).name or name), kind=plain.config.model_type), encoding="utf-8"
         )
-    return Generative.load(path)
+    return Bundle.load(path)
 
 
 def _traced(plain: Any, folder: Path, opset: int) -> list[str]:
@@ -195,8 +169,8 @@ def _traced(plain: Any, folder: Path, opset: int) -> list[str]:
         "gpt2": {"model.onnx": decoders.CausalDecoder},
         "t5": {
             "encoder_model.onnx": decoders.SourceEncoder,
-            "first.onnx": decoders.FirstDecoder,
-            "following.onnx": decoders.NextDecoder,
+            "first.onnx": partial(decoders.T5Decoder, first=True),
+            "following.onnx": partial(decoders.T5Decoder, first=False),
         },
     }
     if plain.config.model_type not in known:
@@ -208,7 +182,7 @@ def _traced(plain: Any, folder: Path, opset: int) -> list[str]:
 
 
 def _finished(raw: Path, target: Path, suffix: str) -> None:
-    """The graphs as they ship: T5's decoders in one file, matrices that are shared held once."""
+    """Write the graphs as they ship: T5's decoders in one file, matrices that are shared held once."""
     import onnx
 
     from compress.exporters.decoders import merged, tied
@@ -224,22 +198,22 @@ def _finished(raw: Path, target: Path, suffix: str) -> None:
 
 
 def check(model: Any, folder: Path) -> float:
-    """The largest difference between the folder's fp32 logits, token by token, and the model's, all at once; relative
-    to the largest logit (or to 1).
+    """Compute the largest difference between the folder's fp32 logits, token by token, and the model's, all at once;
+    relative to the largest logit (or to 1).
 
     Raises ExportError when that is more than float32's noise.
     """
     import torch
 
-    generator, speaker = torch.Generator().manual_seed(0), Speaker.of(folder, "fp32")
-    ids = torch.randint(model.config.vocab_size, (1, 9), generator=generator)
-    source = torch.randint(model.config.vocab_size, (1, 6), generator=generator)
+    seeded, generator = torch.Generator().manual_seed(0), TextGenerator.open(folder, "fp32")
+    ids = torch.randint(model.config.vocab_size, (1, 9), generator=seeded)
+    source = torch.randint(model.config.vocab_size, (1, 6), generator=seeded)
     with torch.no_grad():
-        out = model(ids) if speaker.encoder is None else model(input_ids=source, decoder_input_ids=ids)
+        out = model(ids) if generator.encoder is None else model(input_ids=source, decoder_input_ids=ids)
     expected = out.logits[0].numpy()
-    past, found = speaker.begin(source[0].tolist()), []
+    past, found = generator.begin(source[0].tolist()), []
     for part in ids[0].split([5, 1, 2, 1]):
-        logits, past = speaker.step(past, part.tolist())
+        logits, past = generator.step(past, part.tolist())
         found.append(logits)
     difference, largest = float(np.abs(np.concatenate(found) - expected).max()), float(np.abs(expected).max())
     if not difference <= TOLERANCE * max(1.0, largest):  # so that NaN fails too

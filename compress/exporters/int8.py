@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from compress.errors import ExportError, did_you_mean
-from compress.exporters.rewrite.graph import Graph
-from compress.exporters.rewrite.products import Product, products
+from compress.exporters.rewrite.graph import Graph, Product, products
 from compress.exporters.session import MICROSOFT, declare_microsoft, inherited, read_model, save_changed
 from compress.io import naming, written
 
@@ -35,7 +34,7 @@ PRECISION_KEY = "compress.precision"
 
 
 def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, keep: Sequence[str] = ()) -> None:
-    """Writes the fp32 ONNX file `source` as int8 to `target`: a quarter of the size.
+    """Write the fp32 ONNX file `source` as int8 to `target`: a quarter of the size.
 
     Weights of matrix products become symmetric int8, one scale per output channel (`per_channel`) or per matrix;
     embedding tables uint8 with one scale and zero point each. Products of two activations (queries x keys,
@@ -78,7 +77,7 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, ke
 
 @contextmanager
 def _silent_root_logger() -> Iterator[None]:
-    """Drops what is logged on the root logger itself: there onnxruntime asks for a pre-processing that would fuse the
+    """Drop what is logged on the root logger itself: there onnxruntime asks for a pre-processing that would fuse the
     graph, names integer tensors it rightly leaves alone, and installs a handler if there is none."""
     root, handler = logging.getLogger(), logging.NullHandler()
 
@@ -108,7 +107,7 @@ def quantize_static(
     form: Form = "fused",
     reduce_range: bool = False,
 ) -> None:
-    """Writes the fp32 ONNX file `source` as static int8 to `target`.
+    """Write the fp32 ONNX file `source` as static int8 to `target`.
 
     ranges        tensor that a product reads -> its lowest and highest value; see `quantization.calibration.ranges`
     keep          names of the products that stay float32
@@ -129,7 +128,7 @@ def quantize_static(
 
 
 def scale_and_zero(low: float, high: float) -> tuple[np.float32, np.uint8]:
-    """Of uint8 numbers that stand for low..high, 0 among them exactly."""
+    """Compute scale and zero point of uint8 numbers that stand for low..high, 0 among them exactly."""
     low, high = min(low, 0.0), max(high, 0.0)
     scale = np.float32((high - low) / 255 or 1.0)
     return scale, np.uint8(np.clip(np.rint(-low / scale), 0, 255))
@@ -138,7 +137,7 @@ def scale_and_zero(low: float, high: float) -> tuple[np.float32, np.uint8]:
 def quantised(
     matrix: NDArray[np.float32], *, per_channel: bool, bits: int = 8
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """(in, out) as int8 and the scales: (out,) or ()."""
+    """Quantise (in, out) to int8; return it and the scales: (out,) or ()."""
     most = 2 ** (bits - 1) - 1
     largest = np.abs(matrix).max(axis=0 if per_channel else None)
     scales = np.where(largest > 0, largest / most, 1.0).astype(np.float32)
@@ -215,7 +214,7 @@ class _Static:
         ]
 
     def _bias(self, product: Product, scales: str, made: str) -> list[onnx.NodeProto]:
-        """int32, in units of what the integer product is in."""
+        """Write the bias as int32, in units of what the integer product is in."""
         assert product.bias is not None
         unit = scale_and_zero(*self.ranges[product.reads])[0] * numpy_helper.to_array(self.graph.tensors[scales])
         codes, step = f"{product.name}_bias_int32", f"{product.name}_bias_scale"
@@ -233,7 +232,7 @@ class _Static:
         return [helper.make_node("DequantizeLinear", [codes, scales, zeros], [made], name=f"{made}_made", **asked)]
 
     def _activations(self, name: str) -> tuple[list[onnx.NodeProto], str]:
-        """The nodes that quantise a tensor, when it is the first time; and what they make."""
+        """Make the nodes that quantise a tensor, when it is the first time, and name what they make."""
         eight, scale, zero = (f"{name}_{part}" for part in ("uint8", "scale", "zero"))
         if eight in self.made:
             return [], eight
@@ -248,7 +247,7 @@ class _Static:
         return nodes, eight
 
     def _weight(self, product: Product) -> tuple[str, str]:
-        """The names of the int8 matrix and of its scales; layers that share a weight share these."""
+        """Name the int8 matrix and its scales; layers that share a weight share these."""
         matrix, scales = f"{product.weight}_int8", f"{product.weight}_scale"
         if matrix not in self.graph.tensors:
             values = quantised(product.matrix(self.graph.tensors), per_channel=self.per_channel, bits=self.bits)
@@ -264,7 +263,7 @@ class _Static:
         return key
 
     def _lookup(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """The table's rows are looked up as bytes, and only those become floats."""
+        """Look the table's rows up as bytes, and make only those floats."""
         table, (made, *_) = node.input[0], node.output
         eight, scale, zero = (f"{table}_{part}" for part in ("uint8", "scale", "zero"))
         if eight not in self.graph.tensors:
@@ -286,7 +285,7 @@ REPEATED = re.compile(r"_\d+(?=\.|$)")
 
 
 def learned_ranges(config: Any) -> Mapping[str, Sequence[float]]:
-    """Layer -> [low, high] of what it read in quantisation-aware training; empty without it."""
+    """Read the ranges of quantisation-aware training: layer -> [low, high] of what it reads; empty without it."""
     found: Mapping[str, Sequence[float]] = getattr(config, LEARNED_KEY, None) or {}
     return found
 
@@ -294,7 +293,7 @@ def learned_ranges(config: Any) -> Mapping[str, Sequence[float]]:
 def quantize_learned(
     source: Path, target: Path, learned: Mapping[str, Sequence[float]], *, keep: Sequence[str] = ()
 ) -> None:
-    """Writes `source`, the fp32 file of such a model, as static int8 with its own ranges.
+    """Write `source`, the fp32 file of such a model, as static int8 with its own ranges.
 
     Layers without a range stay in float32, as they were in training; so do those of `keep`. Raises ExportError when
     `source` has none of the layers.
@@ -315,5 +314,6 @@ def quantize_learned(
 
 
 def module_of(name: str) -> str:
-    """`/model/bert/encoder/layer.0/output/dense/MatMul` -> `bert.encoder.layer.0.output.dense`."""
+    """Name a product's module: `/model/bert/encoder/layer.0/output/dense/MatMul` ->
+    `bert.encoder.layer.0.output.dense`."""
     return ".".join(name.strip("/").split("/")[1:-1])

@@ -1,23 +1,26 @@
-"""`manifest.json`: what a bundle predicts, how it was made, and the hash of every other file in it."""
+"""`manifest.json`: what a bundle holds, how it was made, and the hash of every other file in it."""
 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 from compress.data.task import Task
-from compress.errors import BundleError, ExportError
-from compress.io import filled, written
+from compress.errors import BundleError
+from compress.io import written
 from compress.provenance import versions
 
 NAME = "manifest.json"
+FORMER = "contents.json"
+"""The name that version 0.1 gave the manifest of bundles without a task."""
 LONGEST = 2**24
 """Tokens; tokenizers take no number that does not fit into a machine's word."""
 PACKAGES = ("compress", "torch", "transformers", "tokenizers", "onnx", "onnxruntime")
+
+BundleKind = Literal["task", "embeddings", "generative"]
 
 
 @dataclass(frozen=True)
@@ -29,31 +32,34 @@ class Stamp:
 
     @classmethod
     def of(cls, path: Path) -> "Stamp":
+        """Compute the stamp of a file."""
         with path.open("rb") as file:
             return cls(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The contents of `manifest.json`.
 
-    task        kind, columns, labels in the order of the logits, metric
+    task        kind, columns, labels in the order of the logits, metric; None where the bundle has no task
     max_length  tokens a text (or a pair) is cut to, special tokens included
-    model_type, parameters   the architecture by transformers' name, and its size
+    model_type, parameters   the architecture by transformers' name, and its size (0: not known)
     threshold   qa: how much better no answer must score than the best span to be given; none: something is always
                 answered
     versions    package -> version, of those that made the bundle
     files       path inside the bundle, with forward slashes -> stamp; all files but the manifest
+    kind        task: a model with a head; embeddings: texts to vectors; generative: a model that writes text
     """
 
-    task: Task
+    task: Task | None = None
     max_length: int
     model_type: str
-    parameters: int
+    parameters: int = 0
     versions: Mapping[str, str]
     files: Mapping[str, Stamp]
     format: Literal[1] = 1
     threshold: float | None = None
+    kind: BundleKind = "task"
 
     def __post_init__(self) -> None:
         if not 0 < self.max_length <= LONGEST:
@@ -62,16 +68,34 @@ class Manifest:
             raise ValueError(f"parameters {self.parameters}: expected no less than 0")
         if self.threshold is not None and not math.isfinite(self.threshold):
             raise ValueError(f"threshold {self.threshold}: expected a finite number")
-        kind, texts, labels = self.task.kind, len(self.task.text), len(self.task.labels)
-        if not 0 < texts <= 2 or (kind not in ("regression", "qa") and not labels):
-            raise ValueError(f"task: {kind} of {texts} texts and {labels} labels")
+        if (self.task is not None) != (self.kind == "task"):
+            raise ValueError(f"kind {self.kind}: expected a task in bundles of kind task, and in no others")
+        if self.task is not None:
+            kind, texts, labels = self.task.kind, len(self.task.text), len(self.task.labels)
+            if not 0 < texts <= 2 or (kind not in ("regression", "qa") and not labels):
+                raise ValueError(f"task: {kind} of {texts} texts and {labels} labels")
+
+    @classmethod
+    def from_model(
+        cls, model: Any, max_length: int, *, kind: BundleKind = "task", task: Task | None = None
+    ) -> "Manifest":
+        """Describe a transformers model; without its files."""
+        return cls(
+            task=task,
+            max_length=max_length,
+            model_type=model.config.model_type,
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            versions=versions(PACKAGES),
+            files={},
+            kind=kind,
+        )
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
         """Read a folder's manifest. Raises BundleError where there is none, or none that can be understood."""
         from pydantic import TypeAdapter, ValidationError
 
-        path = folder / NAME
+        path = folder / (NAME if (folder / NAME).is_file() else FORMER)
         try:
             manifest = TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
         except FileNotFoundError:
@@ -83,115 +107,51 @@ class Manifest:
                 f"{path}: {where}: {first['msg']}; the bundle is damaged, or of another version of compress: "
                 "write or copy it again"
             ) from None
-        check_inside(path, manifest.files)
+        for name in manifest.files:
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise BundleError(f"{path}: lists {name!r}; expected paths inside the bundle only")
         return manifest
 
     def write(self, folder: Path) -> None:
-        """Replaces the folder's manifest as a whole."""
+        """Replace the folder's manifest as a whole."""
+        content = asdict(self)
+        if self.kind == "task":  # which the bundles of all versions have had without saying so
+            del content["kind"]
         with written(folder / NAME) as partial:
-            text = json.dumps(asdict(self), indent=2, ensure_ascii=False)
-            partial.write_text(text + "\n", encoding="utf-8")
+            partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def check(self, folder: Path) -> None:
-        """Raises BundleError naming every file that is missing or is not the one that was written."""
-        check_files(folder, self.files)
+        """Raise BundleError naming every file that is missing or is not the one that was written."""
+        problems = []
+        for name, stamp in self.files.items():
+            expected = f"expected {stamp.bytes} bytes, sha256 {stamp.sha256}"
+            if not (folder / name).is_file():
+                problems.append(f"{folder / name}: missing; {expected}")
+            elif (found := Stamp.of(folder / name)) != stamp:
+                problems.append(f"{folder / name}: {found.bytes} bytes, sha256 {found.sha256}; {expected}")
+        if problems:
+            raise BundleError("\n".join((*problems, f"{folder}: the bundle is damaged; write or copy it again")))
 
 
-def located(folder: Path) -> Path | None:
-    """Find the bundle in a bundle's own folder, or in its run's; None where there is none.
+def is_bundle(folder: Path) -> bool:
+    """Check that a folder has a manifest."""
+    return any((folder / name).is_file() for name in (NAME, FORMER))
+
+
+def located(folder: Path, kind: BundleKind | None = None) -> Path | None:
+    """Find the bundle in a bundle's own folder, or in its run's; None where there is none, or none of this kind.
 
     Raises BundleError for a bundle without its manifest, which would pass for a checkpoint.
     """
     for place in (folder, folder / "bundle"):
-        if (place / NAME).is_file():
-            return place
+        if is_bundle(place):
+            return place if kind is None or Manifest.read(place).kind == kind else None
         if (place / "config.json").is_file() and (place / "recipe.yaml").is_file():
             raise BundleError(f"{place / NAME}: is missing, so the bundle is not whole; write or copy it again")
     return None
 
 
-def check_inside(path: Path, names: Iterable[str]) -> None:
-    """Raises BundleError for a name in the list at `path` that leads out of its folder."""
-    for name in names:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise BundleError(f"{path}: lists {name!r}; expected paths inside the bundle only")
-
-
-def check_files(folder: Path, files: Mapping[str, Stamp]) -> None:
-    """Raises BundleError naming every file of the folder that is missing or is not the one with this stamp."""
-    problems = [problem for name, stamp in files.items() if (problem := _problem(folder / name, stamp))]
-    if problems:
-        raise BundleError("\n".join((*problems, f"{folder}: the bundle is damaged; write or copy it again")))
-
-
 def stamps(folder: Path) -> dict[str, Stamp]:
-    """The stamp of every file below the folder but the manifest, sorted by path."""
+    """Compute the stamp of every file below the folder but the manifest, sorted by path."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / NAME)
     return {path.relative_to(folder).as_posix(): Stamp.of(path) for path in paths}
-
-
-def _problem(path: Path, expected: Stamp) -> str:
-    if not path.is_file():
-        return f"{path}: missing; expected {expected.bytes} bytes, sha256 {expected.sha256}"
-    found = Stamp.of(path)
-    if found == expected:
-        return ""
-    return (
-        f"{path}: {found.bytes} bytes, sha256 {found.sha256}; expected {expected.bytes} bytes, sha256 {expected.sha256}"
-    )
-
-
-CONTENTS_NAME = "contents.json"
-
-
-@dataclass(frozen=True)
-class Contents:
-    """kind        sentence embeddings, or a model that writes text
-    model_type  the architecture by transformers' name
-    max_length  tokens a text is cut to, special tokens included
-    versions    package -> version, of those that made the folder
-    files       path inside the folder, with forward slashes -> stamp; all files but this one
-    """
-
-    kind: Literal["embeddings", "generative"]
-    model_type: str
-    max_length: int
-    versions: Mapping[str, str]
-    files: Mapping[str, Stamp]
-    format: Literal[1] = 1
-
-    @classmethod
-    def read(cls, folder: Path, kind: Literal["embeddings", "generative"]) -> "Contents":
-        """Raises BundleError for a folder that is none of this kind, and for files that are not what was written."""
-        from pydantic import TypeAdapter, ValidationError
-
-        try:
-            found = TypeAdapter(cls).validate_json((folder / CONTENTS_NAME).read_bytes())
-        except FileNotFoundError:
-            raise BundleError(
-                f"{folder}: no {CONTENTS_NAME} in it; expected a folder that `compress export` wrote"
-            ) from None
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise BundleError(
-                f"{folder / CONTENTS_NAME}: {first['loc']}: {first['msg']}; write or copy it again"
-            ) from None
-        if found.kind != kind:
-            raise BundleError(f"{folder}: holds {found.kind}; expected {kind}")
-        check_inside(folder / CONTENTS_NAME, found.files)
-        check_files(folder, found.files)
-        return found
-
-
-@contextmanager
-def made(path: Path, kind: Literal["embeddings", "generative"], model_type: str, max_length: int) -> Iterator[Path]:
-    """A folder to fill, which takes the name `path` with its contents written down at the end, or is not there.
-
-    A folder of this sort that is there already is replaced; raises ExportError for anything else.
-    """
-    if (path.is_dir() and any(path.iterdir()) and not (path / CONTENTS_NAME).is_file()) or path.is_file():
-        raise ExportError(f"{path}: exists and is none of ours; expected a new folder, or an exported one to replace")
-    with filled(path) as folder:
-        yield folder
-        found = Contents(kind, model_type, max_length, versions(PACKAGES), stamps(folder))
-        (folder / CONTENTS_NAME).write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")

@@ -10,7 +10,8 @@ file.
 import copy
 import json
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compress.errors import ExportError
-from compress.exporters.embeddings import Pool, Reading
+from compress.exporters.embeddings import Pool, Pooling
 from compress.exporters.rewrite import SHIPPED, Form, rewritten
 from compress.exporters.session import SESSION_KEY, SESSION_WHY_KEY, UNFUSED_SKIP, UNFUSED_SKIP_WHY, open_session
 from compress.io import written
@@ -55,7 +56,7 @@ PROBES = ((1, 2), (3, 7))
 def to_onnx(
     model: nn.Module, path: Path, *, opset: int = 17, segments: bool = True, form: Form | None = SHIPPED
 ) -> None:
-    """Writes `path`: input_ids, attention_mask (and token_type_ids, where the model has segments and the tokenizer
+    """Write `path`: input_ids, attention_mask (and token_type_ids, where the model has segments and the tokenizer
     makes `segments`), each (batch_size, sequence_length) int64 -> logits float32 (batch_size, outputs), or (batch_size,
     sequence_length, outputs) of a head that answers per token; start_logits and end_logits (batch_size,
     sequence_length) of one that answers with spans; of an encoder last_hidden_state (batch_size, sequence_length,
@@ -91,7 +92,7 @@ def to_onnx(
 
 
 def parity(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor]]) -> float:
-    """The largest |logit difference| between the model, in float32 on the CPU, and the file under onnxruntime.
+    """Compute the largest |logit difference| between the model, in float32 on the CPU, and the file under onnxruntime.
 
     A batch holds at least the file's inputs, (rows, tokens); anything else in it is passed over. The model stays as it
     was. NaN when any logit is; raises ExportError when there is no batch.
@@ -100,7 +101,7 @@ def parity(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor]]
 
 
 def as_float32(model: nn.Module) -> Any:
-    """The model once more, in float32, in eval mode, on the CPU: modules and config are copies, the weights are shared
+    """Copy the model in float32, in eval mode, on the CPU: modules and config are copies, the weights are shared
     where they already are float32 on the CPU. Nothing done to its modules or config reaches the original."""
     shared: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach().to("cpu", torch.float32), requires_grad=False)
@@ -109,8 +110,8 @@ def as_float32(model: nn.Module) -> Any:
     return copy.deepcopy(model, shared).to("cpu").float().eval()
 
 
-class Exported(nn.Module):
-    """What the file computes: ids and a 0/1 mask in, the answers' logits out."""
+class TracedModel(nn.Module):
+    """The module that is traced: ids and a 0/1 mask in, the answers' logits out."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -127,7 +128,7 @@ class Exported(nn.Module):
 
 
 def prepared(mask_BL: Tensor, config: Any) -> Any:
-    """What is added to the scores (batch, 1, 1 or tokens, tokens); by the kind of layer where these see differently."""
+    """Compute what is added to the scores (batch, 1, 1 or tokens, tokens); by the kind of layer where these differ."""
     seen = mask_BL[:, None, None, :]
     if config.model_type in LOOKS_BACK:
         seen = seen * torch.ones_like(seen.expand(-1, -1, seen.shape[-1], -1)).tril()
@@ -140,13 +141,48 @@ def prepared(mask_BL: Tensor, config: Any) -> Any:
 
 
 def outputs_of(out: Any) -> dict[str, Tensor]:
-    """The tensors of a model's output that the file has, under the names that the hub's tools look for."""
+    """Take the tensors of a model's output that the file has, under the names that the hub's tools look for."""
     return {name: out[name] for name in OUTPUTS if name in out}
+
+
+@contextmanager
+def tracing(kind: str, expected: str) -> Iterator[None]:
+    """Turn whatever torch's exporter fails with into an ExportError that says what was `expected`."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        raise ExportError(
+            f"{kind}: cannot be exported to ONNX ({type(error).__name__}: {error}); expected {expected}"
+        ) from error
+
+
+def export_graph(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    path: Path,
+    *,
+    opset: int,
+    outputs: Sequence[str],
+    axes: Mapping[str, Mapping[int, str]],
+) -> None:
+    """Trace a module and write its graph; `axes`: the names of the sizes that stay open."""
+    # What the tracer and the exporter warn of is checked on the file itself; the warnings name only their own code.
+    with warnings.catch_warnings(action="ignore"), torch.no_grad():
+        torch.onnx.export(
+            module.eval(),
+            tuple(inputs.values()),
+            path,
+            dynamo=False,
+            opset_version=opset,
+            input_names=list(inputs),
+            output_names=list(outputs),
+            dynamic_axes=axes,
+        )
 
 
 def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> None:
     plain.set_attn_implementation("eager")
-    try:
+    with tracing(_kind(plain), "an encoder, alone or with a head, as transformers' Auto classes load it"):
         with torch.no_grad():
             answers = outputs_of(plain(**batch))
         if not answers:
@@ -155,27 +191,11 @@ def _trace(plain: Any, batch: Mapping[str, Tensor], path: Path, opset: int) -> N
         axes = dict.fromkeys(batch, sizes) | dict.fromkeys(answers, sizes)
         once = [name for name in ("logits", "sentence_embedding") if name in answers and answers[name].dim() == 2]
         axes |= {name: {0: "batch_size"} for name in once}
-        # What the tracer and the exporter warn of is checked on the file itself; the warnings name only their own code.
-        with warnings.catch_warnings(action="ignore"), torch.no_grad():
-            torch.onnx.export(
-                Exported(plain).eval(),
-                tuple(batch.values()),
-                path,
-                dynamo=False,
-                opset_version=opset,
-                input_names=list(batch),
-                output_names=list(answers),
-                dynamic_axes=axes,
-            )
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-        raise ExportError(
-            f"{_kind(plain)}: cannot be exported to ONNX ({type(error).__name__}: {error}); expected an encoder with a "
-            "head for classification, tagging or question answering, as transformers' Auto classes load it"
-        ) from error
+        export_graph(TracedModel(plain), batch, path, opset=opset, outputs=list(answers), axes=axes)
 
 
 def _compare(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor]]) -> tuple[float, float]:
-    """The largest difference, and the model's largest logit."""
+    """Compute the largest difference, and the model's largest logit."""
     plain = as_float32(model)
     session = open_session(path)
     names = [node.name for node in session.get_inputs()]
@@ -198,12 +218,12 @@ def _compare(model: nn.Module, path: Path, batches: Iterable[Mapping[str, Tensor
 
 
 def makes_segments(tokenizer: Any) -> bool:
-    """Whether this tokenizer's rows have token types."""
+    """Check that this tokenizer's rows have token types."""
     return "token_type_ids" in tokenizer.model_input_names
 
 
 def probe(config: Any, rows: int, tokens: int, segments: bool) -> dict[str, Tensor]:
-    """Random ids, the end of the first row masked, in the order of the file's inputs."""
+    """Draw random ids, the end of the first row masked, in the order of the file's inputs."""
     ids = torch.randint(config.vocab_size, (rows, tokens), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[0, tokens // 2 + 1 :] = 0
@@ -217,8 +237,8 @@ def probe(config: Any, rows: int, tokens: int, segments: bool) -> dict[str, Tens
 
 
 def _read_shared_weights(graph: onnx.GraphProto) -> None:
-    """Layers that share a weight read it through an Identity in the exporter's graph, behind which quantisation does
-    not look: let them read the weight itself."""
+    """Let layers that share a weight read it without the Identity of the exporter's graph, behind which quantisation
+    does not look: let them read the weight itself."""
     weights = {tensor.name for tensor in graph.initializer}
     copies: dict[str, str] = {}
     kept: list[onnx.NodeProto] = []
@@ -251,9 +271,9 @@ class Pooled(nn.Module):
     """ids and mask -> last_hidden_state (B, L, D) and, where it pools, sentence_embedding (B, D), as
     sentence-transformers computes them."""
 
-    def __init__(self, encoder: Any, reading: Reading) -> None:
+    def __init__(self, encoder: Any, pooling: Pooling) -> None:
         super().__init__()
-        self.encoder, self.reading = encoder, reading
+        self.encoder, self.pooling = encoder, pooling
 
     @property
     def config(self) -> Any:
@@ -268,16 +288,16 @@ class Pooled(nn.Module):
         """`attention_mask`: 0 or 1 per token, or what `prepared` makes of it."""
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         found = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **segments).last_hidden_state
-        if self.reading.pool is None:
+        if self.pooling.pool is None:
             return {"last_hidden_state": found}
-        vectors_BD = pooled(found, _seen(attention_mask), self.reading.pool)
-        if self.reading.normalise:
+        vectors_BD = pooled(found, _seen(attention_mask), self.pooling.pool)
+        if self.pooling.normalise:
             vectors_BD = functional.normalize(vectors_BD, dim=1)
         return {"last_hidden_state": found, "sentence_embedding": vectors_BD}
 
 
 def pooled(tokens_BLD: Tensor, seen_BL: Tensor, pool: Pool) -> Tensor:
-    """One vector (B, D) of the tokens that are seen."""
+    """Pool the tokens that are seen into one vector (B, D)."""
     if pool == "cls":
         return tokens_BLD[:, 0]
     seen_BL1 = seen_BL[:, :, None]
@@ -288,6 +308,6 @@ def pooled(tokens_BLD: Tensor, seen_BL: Tensor, pool: Pool) -> Tensor:
 
 
 def _seen(mask: Any) -> Tensor:
-    """Which tokens (B, L) there are. The last token of a prepared mask sees as many as any."""
+    """Tell which tokens (B, L) there are. The last token of a prepared mask sees as many as any."""
     full: Tensor = mask["full_attention"] if isinstance(mask, dict) else mask
     return full.bool() if full.dim() == 2 else full[:, 0, -1, :] == 0

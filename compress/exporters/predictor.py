@@ -1,6 +1,7 @@
 """Texts in, answers out, with `tokenizers` and onnxruntime alone: neither torch nor transformers is imported."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ import onnxruntime
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from compress.data import windows
+from compress.data.conll import OUTSIDE, entities
 from compress.data.task import Task
 from compress.data.text_files import LONGEST
-from compress.data.windows import plain
 from compress.errors import BundleError, DataError
-from compress.exporters.answers import Answer, Marked, answered, marked
+from compress.evaluation.qa import Windows, best_spans
 from compress.exporters.session import UNOPENED, open_session
 
 Text = str | tuple[str, str]
@@ -24,9 +26,14 @@ Row = Mapping[str, Sequence[int]]
 """One encoded text: input_ids, attention_mask and, where the model has segments, token_type_ids."""
 
 
+WORDS = re.compile(r"https?://\S+|[@#]?\w+(?:[-.'’&]\w+)*|[^\w\s]")
+"""What counts as a word: an address, a name with its @ or #, letters and digits held together by single marks; any
+other mark alone. Data of tagged words are cut about so."""
+
+
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of one text.
+    """The prediction for one text.
 
     classification  label: the most probable; score: its probability; scores: every label's probability, sum 1
     multilabel      label: all labels with probability >= 0.5, joined by ", " ('' for none); score: the highest
@@ -40,6 +47,43 @@ class Prediction:
 
     def __str__(self) -> str:
         return f"{self.label}\t{self.score:.4f}" if self.label else f"{self.score:.4f}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a question: `text`, the characters `start` to `end` of the context; '' where that holds no answer.
+
+    score   the probability of its first times that of its last token, over all tokens of the context and "no answer"
+    """
+
+    text: str
+    score: float
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.text or '(no answer)'}\t{self.score:.4f}"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An entity: `text`, the characters `start` to `end`; score: the mean probability of its words' tags."""
+
+    text: str
+    label: str
+    score: float
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Marked:
+    """The entities of a text, in its order."""
+
+    marks: tuple[Mark, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{mark.label}: {mark.text} ({mark.score:.4f})" for mark in self.marks) or "(none)"
 
 
 @dataclass(frozen=True)
@@ -60,76 +104,153 @@ class Predictor:
     threshold: float = math.inf
 
     def predict(self, texts: Sequence[Text]) -> list[Prediction] | list[Answer] | list[Marked]:
-        """What the model says of each text, or pair of texts, in their order: Answer for (question, context) pairs,
+        """Predict each text, or pair of texts, in their order: Answer for (question, context) pairs,
         Marked for texts whose words are tagged, Prediction otherwise."""
         given = [_checked(text, self.task) for text in texts]
         if self.task.kind == "qa":
-            pairs = [(text[0], text[1]) for text in given]
-            return answered(pairs, self.tokenizer, self.logits, max_length=self.max_length, threshold=self.threshold)
+            return self._answer([(text[0], text[1]) for text in given])
         if self.task.kind == "tagging":
-            lines = [text for text in given if isinstance(text, str)]
-            return marked(lines, self.task.labels, self.tokenizer, self.logits, max_length=self.max_length)
-        rows = rows_of(self.tokenizer, given)
+            return self._mark([text for text in given if isinstance(text, str)])
+        rows = encode(self.tokenizer, given)
         return [_prediction(self.task, *answer) for answer in zip(texts, self.logits(rows), strict=True)]
 
     def logits(self, rows: Iterable[Row]) -> NDArray[np.float32]:
-        """Logits (rows, outputs) of encoded rows, in their order; columns that the file does not read are passed over.
-        Of a task that is tokenwise (tokens, outputs): those of all rows, one row after another.
+        """Compute the logits (rows, outputs) of encoded rows, in their order; columns the file does not read are passed
+        over. Of a task that is tokenwise (tokens, outputs): those of all rows, one row after another.
 
         Raises BundleError for a row that lacks an input of the file.
         """
-        names = [node.name for node in self.session.get_inputs()]
-
-        def run(row: Row) -> NDArray[np.float32]:
-            if missing := [name for name in names if name not in row]:
-                raise BundleError(f"logits: a row has {', '.join(row)}; expected {', '.join(missing)} too")
-            feeds = {name: np.asarray([row[name]], dtype=np.int64) for name in names}
-            try:
-                found = [output[0] for output in self.session.run(None, feeds)]
-            except UNOPENED as error:
-                told = " ".join(str(error).split())
-                raise BundleError(f"the model cannot be run on {len(row[names[0]])} tokens: {told}") from None
-            return found[0] if len(found) == 1 else np.stack(found, axis=-1)  # starts and ends of spans
-
-        if self.threads == 1:  # a pool for every text of a stream would cost 0.2 ms each
-            answers = [run(row) for row in rows]
-        else:
-            with ThreadPoolExecutor(self.threads) as pool:
-                answers = list(pool.map(run, rows))
+        answers = [
+            outputs[0] if len(outputs) == 1 else np.stack(outputs, axis=-1)  # starts and ends of spans
+            for outputs in run_rows(self.session, rows, threads=self.threads)
+        ]
         if not answers:
             return np.empty((0, self.task.outputs), np.float32)
         return np.concatenate(answers) if self.task.tokenwise else np.stack(answers)
+
+    def _answer(self, pairs: Sequence[tuple[str, str]]) -> list[Answer]:
+        """Answer each (question, context)."""
+        if not pairs:
+            return []
+        found = list(
+            windows.read_questions(self.tokenizer, [each for each, _ in pairs], [each for _, each in pairs], self.max_length)
+        )
+        rows = [window for each in found for window in each]
+        question_R = np.repeat(np.arange(len(found)), [len(each) for each in found])
+        lengths_R = np.array([len(window.row.ids) for window in rows])
+        where = Windows(
+            np.concatenate([window.starts for window in rows]),
+            np.concatenate([window.ends for window in rows]),
+            lengths_R,
+            np.array([window.null for window in rows]),
+            question_R,
+        )
+        values_T2 = _finite(self.logits(map(_fed, (window.row for window in rows))))
+        spans = best_spans(values_T2, where)
+        nulls_T = np.concatenate([[0], np.cumsum(lengths_R)[:-1]]) + where.nulls_R
+        possible_T = where.starts_T >= 0
+        possible_T[nulls_T] = True
+        cuts = np.flatnonzero(np.diff(np.repeat(question_R, lengths_R), prepend=-1))
+        log_p_T2 = _log_shares(np.where(possible_T[:, None], values_T2, -np.inf), cuts)
+        texts = spans.texts([context for _, context in pairs], self.threshold)
+        answers = []
+        for n, text in enumerate(texts):
+            if text:
+                first, last = int(spans.first_Q[n]), int(spans.last_Q[n])
+                start = pairs[n][1].index(text, int(spans.starts_Q[n]))
+                score = float(np.exp(log_p_T2[first, 0] + log_p_T2[last, 1]))
+                answers.append(Answer(text, score, start, start + len(text)))
+            else:
+                none = nulls_T[question_R == n]
+                answers.append(Answer("", float(np.exp(log_p_T2[none].sum(1).max())), 0, 0))
+        return answers
+
+    def _mark(self, texts: Sequence[str]) -> list[Marked]:
+        """Find the entities of each text, whose words are those of WORDS."""
+        words = [[match.span() for match in WORDS.finditer(text)] for text in texts]
+        cut = [[text[start:end] for start, end in spans] for text, spans in zip(texts, words, strict=True)]
+        read = list(windows.read_words(self.tokenizer, cut, self.max_length))
+        values_TV = _finite(self.logits(_fed(window.row) for each in read for window in each))
+        at, answers = 0, []
+        for text, spans, each in zip(texts, words, read, strict=True):
+            tags, shares = [OUTSIDE] * len(spans), np.ones(len(spans))
+            for window in each:
+                for word, row_V in zip(window.word, values_TV[at : at + len(window.word)], strict=True):
+                    if word >= 0:
+                        best = int(row_V.argmax())
+                        tags[word], shares[word] = self.task.labels[best], 1 / np.exp(row_V - row_V[best]).sum()
+                at += len(window.word)
+            marks = []
+            for label, first, last in entities(tags):
+                start, end = spans[first][0], spans[last - 1][1]
+                marks.append(Mark(text[start:end], label, float(shares[first:last].mean()), start, end))
+            answers.append(Marked(tuple(marks)))
+        return answers
+
+
+def run_rows(
+    session: onnxruntime.InferenceSession, rows: Iterable[Row], *, threads: int, outputs: Sequence[str] | None = None
+) -> list[list[NDArray[np.float32]]]:
+    """Run each row by itself, on `threads` threads: for each row these outputs of the file (None: all), without the
+    axis of the batch. Columns that the file does not read are passed over.
+
+    Raises BundleError for a row that lacks an input of the file, or that it cannot be run on.
+    """
+    names = [node.name for node in session.get_inputs()]
+
+    def run(row: Row) -> list[NDArray[np.float32]]:
+        if missing := [name for name in names if name not in row]:
+            raise BundleError(f"logits: a row has {', '.join(row)}; expected {', '.join(missing)} too")
+        feeds = {name: np.asarray([row[name]], dtype=np.int64) for name in names}
+        try:
+            return [output[0] for output in session.run(outputs, feeds)]
+        except UNOPENED as error:
+            told = " ".join(str(error).split())
+            raise BundleError(f"the model cannot be run on {len(row[names[0]])} tokens: {told}") from None
+
+    if threads == 1:  # a pool for every text of a stream would cost 0.2 ms each
+        return [run(row) for row in rows]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(run, rows))
 
 
 def open_predictor(
     folder: Path, onnx_file: Path, *, task: Task, max_length: int, threads: int, threshold: float = math.inf
 ) -> Predictor:
-    """Opens the ONNX file with the tokenizer of the folder, which gives the tokens transformers gives."""
-    tokenizer: Any = plain(open_tokenizer(folder))
-    if not task.tokenwise:  # these read what is too long in several rows
-        tokenizer.enable_truncation(max_length, strategy="longest_first")
+    """Open the ONNX file with the tokenizer of the folder, which gives the tokens that transformers gives."""
+    tokenizer = open_tokenizer(
+        folder, None if task.tokenwise else max_length
+    )  # those read what is too long in several rows
     return Predictor(task, tokenizer, open_session(onnx_file, threads=1), max_length, threads, threshold)
 
 
-def rows_of(tokenizer: Tokenizer, texts: Sequence[Text]) -> list[Row]:
-    """Texts, or pairs of texts, as the tokenizer encodes them."""
+def encode(tokenizer: Tokenizer, texts: Sequence[Text]) -> list[Row]:
+    """Encode texts, or pairs of texts."""
     return [
         {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
         for row in tokenizer.encode_batch(list(texts))
     ]
 
 
-def open_tokenizer(folder: Path) -> Tokenizer:
-    """The folder's tokenizer.json. Raises BundleError where there is none, or none that can be read."""
+def open_tokenizer(folder: Path, max_length: int | None = None) -> Tokenizer:
+    """Open the folder's tokenizer.json; it cuts texts to `max_length` tokens, and pads none.
+
+    Raises BundleError where there is none, or none that can be read.
+    """
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise BundleError(f"{path}: no such file; expected the tokenizer that belongs to the model")
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer: Any = Tokenizer.from_file(str(path))
     except Exception as error:
         if type(error) is not Exception:  # which is what the library raises for any file that it cannot read
             raise
         raise BundleError(f"{path}: no tokenizer that can be read ({error}); copy the model again") from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    if max_length is not None:
+        tokenizer.enable_truncation(max_length)
+    return tokenizer
 
 
 def _checked(text: Text, task: Task) -> Text:
@@ -164,6 +285,25 @@ def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return 0.5 * (1.0 + np.tanh(0.5 * logits))  # exp(-x) would overflow
+
+
+def _fed(row: windows.Window) -> dict[str, list[int]]:
+    return {"input_ids": row.ids, "attention_mask": [1] * len(row.ids), "token_type_ids": row.types}
+
+
+def _finite(values: NDArray[np.float32]) -> NDArray[np.float64]:
+    if not np.isfinite(values).all():
+        raise BundleError("predict: the model's answer is not finite; its weights are broken")
+    return values.astype(np.float64)
+
+
+def _log_shares(values_T2: NDArray[np.float64], cuts: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Compute log softmax of each column, over every stretch of tokens that begins at one of `cuts`."""
+    sizes = np.diff(cuts, append=len(values_T2))
+    shifted = values_T2 - np.repeat(np.maximum.reduceat(values_T2, cuts), sizes, axis=0)
+    sums = np.log(np.add.reduceat(np.exp(shifted), cuts))
+    shares: NDArray[np.float64] = shifted - np.repeat(sums, sizes, axis=0)
+    return shares
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,19 @@
-"""How an ONNX file of ours is read and opened: its metadata, its vocabulary, the session options it asks for.
+"""Read and open ONNX files: their metadata, vocabulary and session options; and compare the answers of two.
 
 The one place that decides session options: prediction, parity and the latency race all come through
 `SESSION_OPTIONS` and `session_entries`. Imports onnx and onnxruntime only (0.2 s), neither torch nor transformers.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+import numpy as np
 import onnx
 import onnxruntime
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # protobuf ships no types
+from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
 from compress.errors import ExportError
@@ -47,18 +49,6 @@ def check_weights(model: onnx.ModelProto, path: Path) -> list[str]:
     """
     elsewhere = [tensor for tensor in _tensors(model) if tensor.data_location == onnx.TensorProto.EXTERNAL]
     return sorted({_checked(tensor, path) for tensor in elsewhere})
-
-
-def check_entries(entries: object, path: Path) -> dict[str, str]:
-    """The session settings a file asks for. Raises ExportError unless they are names and texts, all harmless."""
-    if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
-        raise ExportError(f"{path}: its session settings are no names with texts; the file is damaged, or not ours")
-    for name in entries:
-        if name not in HARMLESS and not name.startswith(HARMLESS_PREFIXES):
-            raise ExportError(
-                f"{path}: asks for the session setting {name!r}, which is none that a file may choose; it is not opened"
-            )
-    return entries
 
 
 def _checked(tensor: onnx.TensorProto, path: Path) -> str:
@@ -163,7 +153,7 @@ def metadata(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def session_entries(model: onnx.ModelProto, path: Path = Path("the ONNX file")) -> dict[str, str]:
-    """The session configuration entries the file asks for; none for a file that is not ours.
+    """Read the session configuration entries that the file asks for; none for a file that is not ours.
 
     Raises ExportError for entries that are none, or that would do more than choose how to compute.
     """
@@ -171,7 +161,14 @@ def session_entries(model: onnx.ModelProto, path: Path = Path("the ONNX file")) 
         entries = json.loads(metadata(model).get(SESSION_KEY, "{}"))
     except json.JSONDecodeError:
         entries = None
-    return check_entries(entries, path)
+    if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
+        raise ExportError(f"{path}: its session settings are no names with texts; the file is damaged, or not ours")
+    for name in entries:
+        if name not in HARMLESS and not name.startswith(HARMLESS_PREFIXES):
+            raise ExportError(
+                f"{path}: asks for the session setting {name!r}, which is none that a file may choose; it is not opened"
+            )
+    return entries
 
 
 SESSION_OPTIONS: Mapping[str, int] = {"inter_op_num_threads": 1, "log_severity_level": 4}
@@ -226,26 +223,39 @@ def _parsed(path: Path) -> onnx.ModelProto:
 
 
 def vocabulary_size(model: onnx.ModelProto, path: Path) -> int:
-    """How many token ids the model knows: the rows of the table that `input_ids` looks up.
+    """Count the token ids that the model knows: the rows of the table that `input_ids` looks up.
 
-    Holds for plain, quantised (Gather on int8, QDQ) and fused (EmbedLayerNormalization) graphs. Where the ids take
-    another way, `vocab_size` of the config.json beside the file, or one folder up, decides.
+    Where the ids take another way, `vocab_size` of the config.json beside the file, or one folder up, decides.
     """
-    tables = {table.name: table.dims[0] for table in model.graph.initializer if len(table.dims) == 2}
-    aliases = {"input_ids"}
-    for node in model.graph.node:
-        if node.op_type == "DequantizeLinear" and node.input[0] in tables:
-            tables[node.output[0]] = tables[node.input[0]]
-        elif node.op_type in ("Cast", "Slice") and node.input[0] in aliases:
-            aliases.add(node.output[0])
-        elif aliases & set(node.input) and (rows := [tables[name] for name in node.input if name in tables]):
-            return max(rows)
+    tables = token_tables(model.graph)
+    if rows := [table.dims[0] for table in model.graph.initializer if table.name in tables]:
+        return rows[0]
     if size := declared_vocabulary(path):
         return size
     raise ExportError(
         f"{path}: no table is looked up by an input named input_ids, and no config.json beside it gives vocab_size; "
         "expected the ONNX file of a text encoder. Put its config.json into the same folder."
     )
+
+
+def token_tables(graph: onnx.GraphProto) -> set[str]:
+    """Find the constants with a row per token: those that nodes reading the ids read too, whole or taken apart for
+    being quantised, with as many rows as the largest of them."""
+    constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    made = {node.output[0]: node for node in graph.node}
+    ids = {"input_ids"}
+    found: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type in ("Cast", "Identity", "Slice") and node.input[0] in ids:
+            ids.add(node.output[0])
+        elif node.op_type in ("Gather", "GatherBlockQuantized", "EmbedLayerNormalization") and ids & set(node.input):
+            read = list(node.input[2:3] if node.op_type == "EmbedLayerNormalization" else node.input)
+            for name in read:
+                if name in made and made[name].op_type in ("DequantizeLinear", "Cast", "Identity"):
+                    read += made[name].input
+            found |= {name: constants[name][0] for name in read if constants.get(name)}
+    rows = max(found.values(), default=0)
+    return {name for name, size in found.items() if size == rows}
 
 
 def declared_vocabulary(path: Path) -> int | None:
@@ -295,3 +305,65 @@ def _save(model: onnx.ModelProto, target: Path, properties: Mapping[str, str]) -
     target.parent.mkdir(parents=True, exist_ok=True)
     with written(target) as partial:
         onnx.save_model(model, partial)
+
+
+LENGTHS = (2, 3, 7, 16, 33, 64, 100, 128)
+SEGMENTS = "token_type_ids"
+
+Row = Mapping[str, NDArray[np.int64]]
+"""One row, without padding: input name -> (1, tokens)."""
+
+Run = Callable[[Row], Sequence[NDArray[np.float32]]]
+"""A function that answers a row: the arrays of the fp32 file's outputs, in its order, (1, ...)."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest |logit - fp32's logit| over rows; `logit`: the largest |logit| of fp32 there."""
+
+    largest: float
+    logit: float
+    rows: int
+
+    @property
+    def relative(self) -> float:
+        """To the largest logit, or to 1."""
+        return self.largest / max(1.0, self.logit)
+
+
+def rows_for(path: Path, max_length: int) -> list[Row]:
+    """Make rows of random tokens, the same each time, of up to `max_length` tokens, with the inputs that the ONNX file
+    `path` has; of two segments where it has them. Raises ExportError where it is no text encoder's."""
+    model = read_model(path)
+    names = [each.name for each in model.graph.input]
+    vocabulary, draw = vocabulary_size(model, path), np.random.default_rng(0)
+    rows: list[Row] = []
+    for length in LENGTHS:
+        if length > max_length:
+            break
+        ids = draw.integers(0, vocabulary, (1, length))
+        known = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        known[SEGMENTS] = np.arange(length)[None] * 2 // length
+        if unknown := [name for name in names if name not in known]:
+            raise ExportError(
+                f"{path}: reads {', '.join(unknown)}; expected a text encoder's file, which reads {', '.join(known)}"
+            )
+        rows.append({name: known[name] for name in names})
+    return rows
+
+
+def onnx_run(path: Path) -> Run:
+    """Open the file in onnxruntime, on the CPU, with one thread."""
+    session = open_session(path, threads=1)
+    return lambda row: session.run(None, dict(row))
+
+
+def difference(exact: Run, other: Run, rows: Sequence[Row]) -> Difference:
+    """Compare the answers of `other` with the exact ones; NaN when any logit of `other` is."""
+    apart, sizes = [], []
+    for row in rows:
+        for one, two in zip(exact(row), other(row), strict=True):
+            with np.errstate(invalid="ignore"):  # inf - inf
+                apart.append(np.abs(np.asarray(two, np.float32) - one).max())
+            sizes.append(np.abs(one).max())
+    return Difference(float(np.max(apart)), float(np.max(sizes)), len(rows))

@@ -57,7 +57,7 @@ class Packed:
 
 
 def pack(weight_NK: NDArray[np.float32], bits: Bits) -> Packed:
-    """Rounds to the nearest. 8 bits: w = (q - 128) s with s = max |w| / 127. 4 bits: w = (q - z) s, where 0 has a
+    """Quantise to the nearest. 8 bits: w = (q - 128) s with s = max |w| / 127. 4 bits: w = (q - z) s, where 0 has a
     number of its own and the block's range, 0 included, has the other 15."""
     rows, columns = weight_NK.shape
     block = min(BLOCKS[bits], key=lambda size: -(-columns // size) * (size * bits // 8 + 4))
@@ -79,7 +79,7 @@ def pack(weight_NK: NDArray[np.float32], bits: Bits) -> Packed:
 
 
 def quantize_weights(source: Path, target: Path, *, bits: Bits) -> None:
-    """Writes the fp32 ONNX file `source` with its weights in `bits` bits to `target`.
+    """Write the fp32 ONNX file `source` with its weights in `bits` bits to `target`.
 
     Raises ExportError for a file that cannot be read or has no weights to quantise.
     """
@@ -127,7 +127,8 @@ class _WeightOnly:
         return self.graph.is_matrix(name) and math.prod(self.graph.tensors[name].dims) >= SMALL
 
     def _weight(self, node: onnx.NodeProto) -> tuple[str, bool] | None:
-        """The constant a product multiplies by, and whether its rows are the outputs; none where it stays as it is."""
+        """Find the constant a product multiplies by, and whether its rows are the outputs; None where it stays as it
+        is."""
         if node.op_type == "Gemm" and not is_plain_gemm(node):
             return None
         name, rows_are_outputs = node.input[1], bool(attribute(node, "transB", 0))
@@ -185,7 +186,7 @@ class _WeightOnly:
             yield helper.make_node("Add", [product, bias], [node.output[0]], f"{node.name}.bias")
 
     def _pack(self, key: str, weight_NK: NDArray[np.float32], *, blocked: bool) -> Packed:
-        """The weight, quantised and stored at its first use; `blocked`: in the three axes that a product reads."""
+        """Quantise the weight, and store it at its first use; `blocked`: in the three axes that a product reads."""
         if key not in self.packed:
             packed = self.packed[key] = pack(weight_NK, self.bits)
             shape = (*packed.scales_NB.shape, -1) if blocked else (len(weight_NK), -1)
@@ -199,7 +200,7 @@ class _WeightOnly:
         return [f"{key}.scales", *([] if packed.zeros_NC is None else [f"{key}.zeros"])]
 
     def _same_table(self, weight_NK: NDArray[np.float32]) -> str | None:
-        """The table that a product's weight is a copy of: the exporter folds the transpose of a tied one."""
+        """Find the table that a product's weight is a copy of: the exporter folds the transpose of a tied one."""
         for name in self.lookups.values():
             table = self.graph.tensors[name]
             if tuple(table.dims) == weight_NK.shape and np.array_equal(numpy_helper.to_array(table), weight_NK):
@@ -208,6 +209,6 @@ class _WeightOnly:
 
 
 def _nibbles(numbers: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Two to a byte along the last axis, the first in the low half."""
+    """Pack two to a byte along the last axis, the first in the low half."""
     even = np.pad(numbers, ((0, 0), (0, numbers.shape[1] % 2)))
     return (even[:, 0::2] | even[:, 1::2] << 4).astype(np.uint8)

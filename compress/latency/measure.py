@@ -214,7 +214,7 @@ def _quantised(full: Path, path: Path, setting: Setting, precision: Precision) -
         quantize_dynamic(full, path)
     elif precision == "fp16":
         from compress.exporters.fp16 import to_float16
-        from compress.exporters.parity import rows_for
+        from compress.exporters.session import rows_for
 
         to_float16(full, path, rows_for(full, setting.seq))
     elif precision in ("w8", "q4"):

@@ -16,7 +16,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from compress.errors import ExportError
-from compress.exporters.rewrite.products import products
+from compress.exporters.rewrite.graph import products
 from compress.exporters.session import UNOPENED, read_model, session_options
 
 if TYPE_CHECKING:

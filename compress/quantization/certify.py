@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from compress.benchmark.devices import Device
 from compress.evaluation.evaluator import Evaluator
-from compress.exporters import evidence
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.session import certified, read_model
 from compress.io import sha256
@@ -95,7 +94,7 @@ def carried(
 ) -> tuple[Bundle, Certificate]:
     """Write the certificate into the file's own metadata and into report.json; return it as `signed` does."""
     bundle, proof = signed(bundle, precision, proof)
-    return evidence.keep(bundle, certificates=(proof,), sensitivity=sensitivity), proof
+    return bundle.attach_evidence(certificates=(proof,), sensitivity=sensitivity), proof
 
 
 def signed(bundle: Bundle, precision: Precision, proof: Certificate) -> tuple[Bundle, Certificate]:

@@ -111,8 +111,6 @@ class QuantizationEvaluator:
         return compared(self.exam, self.exact, self._logits(file, self.exam.rows))
 
     def _logits(self, file: Path, rows: Dataset) -> Logits:
-        made = self.bundle.manifest
-        opened = open_predictor(
-            self.bundle.path, file, task=made.task, max_length=made.max_length, threads=self.threads
-        )
+        task, length = self.bundle.task, self.bundle.manifest.max_length
+        opened = open_predictor(self.bundle.path, file, task=task, max_length=length, threads=self.threads)
         return opened.logits(rows)

@@ -14,7 +14,7 @@ from compress.errors import ExportError
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
 from compress.exporters.int8 import LEARNED_KEY, Form, Ranges, quantize_dynamic, quantize_learned, quantize_static
-from compress.exporters.rewrite.products import products
+from compress.exporters.rewrite.graph import products
 from compress.exporters.session import read_model
 from compress.quantization import calibration as calibrate
 from compress.quantization.calibration import Method as Calibration

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 
 from compress.benchmark.devices import Device
-from compress.exporters.rewrite.products import Product, layer
+from compress.exporters.rewrite.graph import Product, layer
 from compress.quantization.evaluator import QuantizationEvaluator, ScoreDrop
 from compress.records.certificate import Sensitivity
 from compress.records.latency import Setting

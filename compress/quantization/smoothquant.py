@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from compress.errors import ExportError
-from compress.exporters.rewrite.graph import Graph, attribute, written_by
-from compress.exporters.rewrite.products import Product, products
+from compress.exporters.rewrite.graph import Graph, Product, attribute, products, written_by
 from compress.exporters.session import read_model, save_changed
 from compress.quantization.calibration import watch
 

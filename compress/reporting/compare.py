@@ -14,9 +14,8 @@ from compress.config.limits import check_number
 from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
 from compress.evaluation.statistics import apart
-from compress.exporters import manifest as manifests
 from compress.exporters.artifact import FILES, Bundle
-from compress.exporters.manifest import Manifest
+from compress.exporters.manifest import Manifest, located
 from compress.records.bench_result import Result
 from compress.records.certificate import Certificate
 from compress.records.class_scores import ClassChange, ClassScore, fallen, macro_f1
@@ -31,10 +30,11 @@ OWN = "own races"
 
 @dataclass(frozen=True)
 class ComparedBundle:
-    """One bundle: its folder, a name that no other one here has, its manifest and its report."""
+    """One bundle: its folder, a name that no other one here has, its task, its manifest and its report."""
 
     path: Path
     name: str
+    task: Task
     manifest: Manifest
     report: Report | None
 
@@ -343,7 +343,7 @@ def _view(comparison: Comparison, at: str | None) -> View | None:
 
 def _one_task(bundles: Sequence[ComparedBundle]) -> Task:
     """Check that all bundles do the same task, and return it."""
-    tasks = {bundle.name: bundle.manifest.task for bundle in bundles}
+    tasks = {bundle.name: bundle.task for bundle in bundles}
     if len({(task.kind, task.labels, task.metric, task.pair, task.unanswerable) for task in tasks.values()}) > 1:
         said = []
         for name, task in tasks.items():
@@ -373,17 +373,16 @@ def _read(paths: Sequence[Path]) -> tuple[tuple[ComparedBundle, ...], list[tuple
     known = list(dict.fromkeys(folders))
     bundles = []
     for path, name in zip(known, _names(known), strict=True):
-        manifest = Bundle.load(path).manifest  # every file checked: a report is of the files that the manifest lists
-        report = Report.from_json(path / NAME) if NAME in manifest.files else None
-        bundles.append(ComparedBundle(path, name, manifest, report))
+        bundle = Bundle.load(path)  # every file checked: a report is of the files that the manifest lists
+        report = Report.from_json(path / NAME) if NAME in bundle.manifest.files else None
+        bundles.append(ComparedBundle(path, name, bundle.task, bundle.manifest, report))
     return tuple(bundles), [(file, _result(file)) for file in dict.fromkeys(files)]
 
 
 def _bundle_folder(path: Path) -> Path:
     """Find the bundle of a run, or the bundle itself."""
-    for folder in (path, path / "bundle"):
-        if (folder / manifests.NAME).is_file():
-            return folder
+    if (folder := located(path)) is not None:
+        return folder
     hint = "the run has not finished: `compress distill --resume`" if (path / "run.json").is_file() else ""
     raise BundleError(f"{path}: no bundle in it. {hint or 'Expected the folder of a run, or of a bundle.'}")
 

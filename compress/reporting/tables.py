@@ -32,6 +32,7 @@ from compress.reporting.remarks import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
+    from compress.exporters.formats import ExportedFile, ExportResult
     from compress.quantization.select import Quantized
 
 NAME_WIDTH = 28
@@ -464,9 +465,9 @@ def race_table(tried: Sequence[Tried]) -> Table:
 
     settings = list(dict.fromkeys(setting for one in tried for setting in one.p50_ms))
     columns = [
-        of("Verdict", "result", result),
+        of("Verdict", "result", result, 1),
         *(
-            of("p50, ms", name, partial(time, setting))
+            of("p50, ms", name, partial(time, setting), 2)
             for setting, name in zip(settings, units.telling(settings), strict=True)
         ),
         of("Graph", "fused", fused),
@@ -475,6 +476,31 @@ def race_table(tried: Sequence[Tried]) -> Table:
         of("Parity", "agreement", lambda one: units.share(one.agreement)),
     ]
     return Table.build((Line(one.variant, "student" if one.chosen else "baseline") for one in tried), columns)
+
+
+def export_lines(exported: "ExportResult", width: int | None = None) -> Iterator[RichTable | str]:
+    """Yield what an export says in a terminal: what was raced and the files as tables, then verdicts and warnings."""
+    if exported.tried:
+        yield to_terminal(race_table(exported.tried), width)
+        yield from (f"{one.variant}: {one.reason}" for one in exported.tried if one.reason)
+    of = partial(column, exported.files)
+
+    def megabytes(made: "ExportedFile") -> str:
+        return f"{sum(exported.sizes[name] for name in (made.file, *made.with_files)) / 1e6:.2f}"
+
+    def apart(made: "ExportedFile") -> str:
+        return f"{made.difference.largest:.1e} of {made.difference.logit:.2g}" if made.difference else MISSING
+
+    columns = [
+        of("", "precision", lambda made: made.precision or MISSING, 1),
+        of("", "MB", megabytes, 2),
+        of("", "differs by", apart, 3),
+        of("", "what", lambda made: made.note or MISSING, 4),
+    ]
+    yield to_terminal(Table.build((Line(made.file) for made in exported.files), columns), width)
+    yield from exported.verdicts
+    yield from (f"warning: {warning}" for warning in exported.warnings)
+    yield f"{exported.path}: export.json says what is in it"
 
 
 def heat_map(found: Sequence[Sensitivity]) -> tuple[list[str], list[tuple[str, list[Cell | None]]]]:

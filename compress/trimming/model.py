@@ -19,27 +19,24 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnx
 import torch
 from onnx import numpy_helper
-from tokenizers import Tokenizer
 
 from compress.data.windows import plain
 from compress.errors import BundleError, CompressError, ExportError
-from compress.exporters import manifest as manifests
 from compress.exporters.artifact import FILES, Bundle
-from compress.exporters.predictor import rows_of as encoded
-from compress.exporters.session import read_model, save_changed
+from compress.exporters.manifest import Manifest, stamps
+from compress.exporters.predictor import encode, open_tokenizer
+from compress.exporters.session import read_model, save_changed, token_tables
 from compress.io import filled
 from compress.models.heads import task_class
 from compress.models.saving import save_checkpoint
-from compress.provenance import versions
 from compress.trimming.vocabulary import Cut, cut, encoded_alike
 
 
 @torch.no_grad()
 def cut_model(model: Any, kept: Sequence[int]) -> None:
-    """Leaves, in place, the rows `kept` (ascending) of the word embedding and of an output layer over the vocabulary,
+    """Leave, in place, the rows `kept` (ascending) of the word embedding and of an output layer over the vocabulary,
     and numbers the special tokens of the config anew."""
     rows = torch.tensor(kept)
     new = {old: index for index, old in enumerate(kept)}
@@ -59,7 +56,7 @@ def cut_model(model: Any, kept: Sequence[int]) -> None:
 
 
 def special_ids(config: Any) -> dict[str, int | list[int]]:
-    """The fields of a config that hold token ids: pad_token_id, ..."""
+    """Find the fields of a config that hold token ids: pad_token_id, ..."""
     found = {} if config is None else vars(config)
     return {
         name.removeprefix("_"): value
@@ -69,8 +66,8 @@ def special_ids(config: Any) -> dict[str, int | list[int]]:
 
 
 def pinned(model: Any) -> set[int]:
-    """Ids that the model itself knows: of special tokens; and, where positions are counted from behind the padding id
-    (RoBERTa), all up to that one, so that it stays."""
+    """Find the ids that the model itself knows: of special tokens; and, where positions are counted from behind the
+    padding id (RoBERTa), all up to that one, so that it stays."""
     ids: set[int] = set()
     for config in (model.config, getattr(model, "generation_config", None)):
         for value in special_ids(config).values():
@@ -84,12 +81,12 @@ def pinned(model: Any) -> set[int]:
 
 
 def cut_file(source: Path, target: Path, kept: Sequence[int]) -> None:
-    """Writes the ONNX file `source` with these rows alone in every table that `input_ids` looks up.
+    """Write the ONNX file `source` with these rows alone in every table that `input_ids` looks up.
 
     Raises ExportError where it looks none up.
     """
     model = read_model(source)
-    tables = _looked_up(model.graph)
+    tables = token_tables(model.graph)
     if not tables:
         raise ExportError(f"{source}: no table is looked up by input_ids; expected a file of a bundle")
     for tensor in model.graph.initializer:
@@ -100,38 +97,17 @@ def cut_file(source: Path, target: Path, kept: Sequence[int]) -> None:
     save_changed(model, target)
 
 
-def _looked_up(graph: onnx.GraphProto) -> set[str]:
-    """The constants with a row per token: those that nodes reading the ids read too, whole or taken apart for being
-    quantised, with as many rows as the largest of them."""
-    constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    made = {node.output[0]: node for node in graph.node}
-    ids = {"input_ids"}
-    found: dict[str, int] = {}
-    for node in graph.node:
-        if node.op_type in ("Cast", "Identity") and node.input[0] in ids:
-            ids.add(node.output[0])
-        elif node.op_type in ("Gather", "GatherBlockQuantized", "EmbedLayerNormalization") and ids & set(node.input):
-            read = list(node.input[2:3] if node.op_type == "EmbedLayerNormalization" else node.input)
-            for name in read:
-                if name in made and made[name].op_type in ("DequantizeLinear", "Cast", "Identity"):
-                    read += made[name].input
-            found |= {name: constants[name][0] for name in read if constants.get(name)}
-    rows = max(found.values(), default=0)
-    return {name for name, size in found.items() if size == rows}
-
-
 PROBED: Final = 32
 """Texts of the corpus, and tokens of each in a checkpoint, whose answers are compared."""
 TOLERANCE: Final = 1e-5
 
 
 def compare_files(before: Bundle, after: Bundle, found: Cut, texts: Iterable[str]) -> None:
-    """Raises CompressError where a file's logits changed for rows that both can read."""
+    """Raise CompressError where a file's logits changed for rows that both can read."""
     new = {old: index for index, old in enumerate(found.kept)}
-    tokenizer = plain(Tokenizer.from_file(str(before.path / "tokenizer.json")))
-    tokenizer.enable_truncation(before.manifest.max_length)
+    tokenizer = open_tokenizer(before.path, before.manifest.max_length)
     known, renamed = [], []
-    for row in encoded(tokenizer, list(islice(texts, PROBED))):
+    for row in encode(tokenizer, list(islice(texts, PROBED))):
         if all(number in new for number in row["input_ids"]):
             known.append(row)
             renamed.append({**row, "input_ids": [new[number] for number in row["input_ids"]]})
@@ -150,7 +126,7 @@ def compare_files(before: Bundle, after: Bundle, found: Cut, texts: Iterable[str
 
 
 def rows_of(checkpoint: Path, texts: Sequence[str]) -> list[list[int]]:
-    """Ids of texts, of at most PROBED tokens each."""
+    """Encode texts, of at most PROBED tokens each."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -158,7 +134,7 @@ def rows_of(checkpoint: Path, texts: Sequence[str]) -> list[list[int]]:
 
 
 def first_output(model: Any, row: Sequence[int]) -> Any:
-    """What a model says of one row: logits, or the states of its last layer."""
+    """Run a model on one row: logits, or the states of its last layer."""
     import torch
 
     ids = torch.tensor([row])
@@ -169,7 +145,7 @@ def first_output(model: Any, row: Sequence[int]) -> Any:
 
 
 def check_outputs(model: Any, found: Cut, rows: Sequence[Sequence[int]], expected: Sequence[Any]) -> None:
-    """Raises CompressError where a row that is all kept is answered otherwise than before; of outputs over the
+    """Raise CompressError where a row that is all kept is answered otherwise than before; of outputs over the
     vocabulary, those of the tokens that stay."""
     new = {old: index for index, old in enumerate(found.kept)}
     for row, wanted in zip(rows, expected, strict=True):
@@ -243,11 +219,11 @@ def trimming(
         for name in FILES.values():
             if name in bundle.manifest.files:
                 cut_file(bundle.path / name, folder / name, found.kept)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        made = replace(bundle.manifest, parameters=parameters, versions=versions(manifests.PACKAGES), files={})
+        made = Manifest.from_model(model, bundle.manifest.max_length, task=bundle.task)
+        made = replace(made, threshold=bundle.manifest.threshold)
         card = {"name": out.name, "limits": (LIMIT.format(before=trimmed.before, after=len(found.kept)),)}
         (folder / "README.md").write_text(Bundle(folder, made).card(card), encoding="utf-8")
-        made = replace(made, files=manifests.stamps(folder))
+        made = replace(made, files=stamps(folder))
         made.write(folder)
         compare_files(bundle, Bundle(folder, made), found, texts)
         yield Bundle(folder, made), replace(trimmed, path=out, bytes=_sizes(bundle.path, folder))
@@ -256,7 +232,7 @@ def trimming(
 def trim_checkpoint(
     checkpoint: Path, texts: Iterable[str], out: Path, *, min_count: int = 1, keep: Sequence[str] = ()
 ) -> Trimmed:
-    """The same of a folder that transformers loads: weights in its own class, config and tokenizer."""
+    """Write the same of a folder that transformers loads: weights in its own class, config and tokenizer."""
     import transformers
 
     from compress.models.teacher import explained, load_config
@@ -278,7 +254,7 @@ def trim_checkpoint(
 def _trim(
     source: Path, model: Any, texts: Iterable[str], min_count: int, keep: Sequence[str]
 ) -> tuple[Cut, Trimmed, Any]:
-    """Cuts the model in place; gives what was cut, what is to be told, and the tokenizer for transformers."""
+    """Cut the model in place; return what was cut, what is to be told, and the tokenizer for transformers."""
     from transformers import AutoTokenizer
 
     if min_count < 1:
@@ -300,7 +276,7 @@ def _trim(
 
 
 def _loaded(old: Any, found: Cut) -> Any:
-    """The tokenizer of transformers with the cut one inside."""
+    """Load the tokenizer of transformers with the cut one inside."""
     from transformers import AutoTokenizer
 
     new = {str(number): str(index) for index, number in enumerate(found.kept)}

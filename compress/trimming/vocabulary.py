@@ -25,7 +25,7 @@ BYTE: Final = 6
 
 
 def counts(tokenizer: Tokenizer, texts: Iterable[str]) -> NDArray[np.int64]:
-    """(vocabulary,): how often each token occurs in the texts."""
+    """Count how often each token occurs in the texts: (vocabulary,)."""
     found = np.zeros(1 + max(tokenizer.get_vocab(with_added_tokens=True).values()), np.int64)
     for chunk in chunks(texts):
         for row in tokenizer.encode_batch_fast(chunk, add_special_tokens=False):
@@ -34,7 +34,7 @@ def counts(tokenizer: Tokenizer, texts: Iterable[str]) -> NDArray[np.int64]:
 
 
 def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Texts, many at a time."""
+    """Yield texts, many at a time."""
     held: list[str] = []
     for text in texts:
         held.append(text)
@@ -46,7 +46,7 @@ def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def needed(described: Mapping[str, Any], used: Iterable[int]) -> list[int]:
-    """The ids, ascending, that go with the `used` ones: what builds these, what spells anything, what is special.
+    """Find the ids, ascending, that go with the `used` ones: what builds these, what spells anything, what is special.
 
     `described`: the tokenizer's json. Raises CompressError for a model that is none of the three kinds.
     """
@@ -82,7 +82,7 @@ def needed(described: Mapping[str, Any], used: Iterable[int]) -> list[int]:
 
 
 def trimmed(described: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
-    """The tokenizer's json with these ids alone, numbered anew in their order."""
+    """Cut the tokenizer's json down to these ids, numbered anew in their order."""
     new = {old: index for index, old in enumerate(kept)}
     model = dict(described["model"])
     if model["type"] == "Unigram":
@@ -104,7 +104,7 @@ def trimmed(described: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]
 
 
 def numbered(described: Mapping[str, Any]) -> dict[str, int]:
-    """Token -> id, with those that were added."""
+    """Map tokens to ids, with those that were added."""
     vocabulary = described["model"]["vocab"]
     if isinstance(vocabulary, list):
         vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
@@ -112,7 +112,7 @@ def numbered(described: Mapping[str, Any]) -> dict[str, int]:
 
 
 def spelled_in(described: Mapping[str, Any], texts: Iterable[str]) -> set[int]:
-    """WordPiece: every token whose characters stand in one of these normalised texts, whether it was used or not."""
+    """Find every WordPiece token whose characters stand in one of these normalised texts, used or not."""
     prefix = described["model"]["continuing_subword_prefix"]
     whole = "\n".join(texts)
     bare = ((token.removeprefix(prefix), number) for token, number in described["model"]["vocab"].items())
@@ -120,7 +120,7 @@ def spelled_in(described: Mapping[str, Any], texts: Iterable[str]) -> set[int]:
 
 
 def _spelling(numbers: Mapping[str, int]) -> set[int]:
-    """Single characters, which are bytes in byte BPE, and bytes that are written out."""
+    """Find single characters, which are bytes in byte BPE, and bytes that are written out."""
     return {
         number
         for token, number in numbers.items()
@@ -129,7 +129,7 @@ def _spelling(numbers: Mapping[str, int]) -> set[int]:
 
 
 def _built(model: Mapping[str, Any], tokens: Iterable[str]) -> tuple[set[str], set[tuple[str, str]]]:
-    """What byte-pair encoding passes through to build these tokens: the parts, and the merges."""
+    """Find what byte-pair encoding passes through to build these tokens: the parts, and the merges."""
     ranks = {_pair(merge): rank for rank, merge in enumerate(model["merges"])}
     parts: set[str] = set()
     merges: set[tuple[str, str]] = set()
@@ -148,13 +148,13 @@ def _built(model: Mapping[str, Any], tokens: Iterable[str]) -> tuple[set[str], s
 
 
 def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
-    """A merge, of which there are two spellings."""
+    """Read a merge, of which there are two spellings."""
     first, second = merge.split(" ") if isinstance(merge, str) else merge
     return first, second
 
 
 def _framing(post: Mapping[str, Any] | None) -> list[int]:
-    """The ids that a post-processor puts around a text."""
+    """Find the ids that a post-processor puts around a text."""
     if post is None:
         return []
     if post["type"] == "Sequence":
@@ -165,7 +165,7 @@ def _framing(post: Mapping[str, Any] | None) -> list[int]:
 
 
 def _renumbered(post: Mapping[str, Any] | None, new: Mapping[int, int]) -> dict[str, Any] | None:
-    """The post-processor with its ids numbered anew."""
+    """Number the post-processor's ids anew."""
     if post is None:
         return None
     if post["type"] == "Sequence":
@@ -192,7 +192,7 @@ class Cut:
 
 
 def cut(tokenizer: Tokenizer, texts: Iterable[str], *, min_count: int, keep: Sequence[str], pinned: set[int]) -> Cut:
-    """What stays of a tokenizer; with min_count 1, every text is encoded to the same tokens as before."""
+    """Trim a tokenizer; with min_count 1, every text is encoded to the same tokens as before."""
     described = json.loads(tokenizer.to_str())
     used = counts(tokenizer, texts) >= min_count
     used |= counts(tokenizer, keep) > 0
@@ -216,7 +216,7 @@ def cut(tokenizer: Tokenizer, texts: Iterable[str], *, min_count: int, keep: Seq
 
 
 def encoded_alike(before: Tokenizer, after: Tokenizer, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Each text, and whether both give it the same tokens."""
+    """Yield each text, and whether both give it the same tokens."""
     for chunk in chunks(texts):
         pairs = zip(before.encode_batch(chunk), after.encode_batch(chunk), strict=True)
         for text, (one, other) in zip(chunk, pairs, strict=True):

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from compress.benchmark.devices import Device
 from compress.errors import CompressError
 from compress.exporters.artifact import Bundle
-from compress.exporters.parity import difference, onnx_run, rows_for
-from compress.exporters.session import read_model
+from compress.exporters.session import difference, onnx_run, read_model, rows_for
 from compress.quantization.evaluator import ScoreDrop, compared
 from compress.records.latency import DeviceError
 from compress.tuning.variants import Variant
@@ -45,7 +44,7 @@ class Checked:
 
 
 def check_exact(bundle: Bundle, device: Device, variants: Sequence[Variant]) -> list[Checked]:
-    """The bundle's own file, then the variants, each beside the first of these, which is as traced: on the device row
+    """Compare the bundle's own file, then the variants, with the first of these, which is as traced: on the device row
     by row, and here in a padded batch."""
     first = variants[0]
     own = Variant("fp32 of the bundle", bundle.files()["fp32"]).counted()
@@ -56,7 +55,8 @@ def check_exact(bundle: Bundle, device: Device, variants: Sequence[Variant]) -> 
     found = []
     for variant in (own, *variants):
         try:
-            there = _furthest(device.logits(variant.path, lists), exact) / largest
+            pairs = zip(device.logits(variant.path, lists), exact, strict=True)
+            there = float(np.max([np.abs(one - two).max() for one, two in pairs])) / largest
         except DeviceError as error:  # this form is not for this device; a device that is gone fails the race too
             found.append(Checked(variant, None, str(error), own=variant is own))
             continue
@@ -70,7 +70,7 @@ def check_exact(bundle: Bundle, device: Device, variants: Sequence[Variant]) -> 
 def check_int8(
     bundle: Bundle, device: Device, exact: Variant, variants: Sequence[Variant], *, exam: "Evaluator", max_drop: float
 ) -> list[Checked]:
-    """Each beside fp32, on the device, on the rows of the exam; the bundle's own first."""
+    """Compare each with fp32, on the device, on the rows of the exam; the bundle's own first."""
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
     names = [each.name for each in read_model(exact.path).graph.input]
     rows = list(exam.rows.select_columns([name for name in exam.rows.column_names if name in names]))
@@ -94,7 +94,7 @@ def check_int8(
 
 
 def _loss(outcome: ScoreDrop, own: ScoreDrop, max_drop: float) -> str:
-    """Why an int8 file is not near enough to fp32; '' when it is, or no worse than the one that is there."""
+    """Say why an int8 file is not near enough to fp32; '' when it is, or no worse than the one that is there."""
     no_worse = outcome.drop <= own.drop and outcome.agreement >= own.agreement
     if outcome.near(max_drop) or no_worse:
         return ""
@@ -104,12 +104,8 @@ def _loss(outcome: ScoreDrop, own: ScoreDrop, max_drop: float) -> str:
     )
 
 
-def _furthest(found: Sequence[Logits], exact: Sequence[Logits]) -> float:
-    return float(np.max([np.abs(one - two).max() for one, two in zip(found, exact, strict=True)]))
-
-
 def _padded(rows: "Sequence[Mapping[str, NDArray[np.int64]]]") -> dict[str, NDArray[np.int64]]:
-    """The rows as one batch, the shorter ones masked at the end."""
+    """Join the rows into one batch, the shorter ones masked at the end."""
     longest = max(row["input_ids"].shape[1] for row in rows)
     return {
         name: np.concatenate([np.pad(row[name], ((0, 0), (0, longest - row[name].shape[1]))) for row in rows])

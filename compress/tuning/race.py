@@ -16,9 +16,8 @@ from compress.benchmark.devices import Device
 from compress.config.limits import check_max_drop
 from compress.errors import ExportError
 from compress.exporters.artifact import FILES, Bundle, Precision
-from compress.exporters.evidence import keep as keep_evidence
 from compress.exporters.int8 import LEARNED_KEY
-from compress.exporters.rewrite.products import left_in_float
+from compress.exporters.rewrite.graph import left_in_float
 from compress.exporters.session import opset_of, read_model
 from compress.quantization.certify import carried, certify
 from compress.records.certificate import Tried
@@ -45,7 +44,7 @@ class Tuned:
 
     @property
     def chosen(self) -> tuple[Tried, ...]:
-        """Of fp32 and, where it was raced, of int8."""
+        """Return the chosen variants, of fp32 and, where it was raced, of int8."""
         return tuple(each for each in self.tried if each.chosen)
 
 
@@ -76,7 +75,7 @@ def tune(
     runs: int = 10,
     say: Say = lambda _: None,
 ) -> Tuned:
-    """The bundle, in place or in a new folder `out`, with the fp32 file, and with an exam the int8 file, that is
+    """Tune the bundle, in place or in a new folder `out`: with the fp32 file, and with an exam the int8 file, that is
     fastest on the device; what was tried goes into its report.
 
     settings     at each of which all are raced; the geometric mean of the ratios decides
@@ -98,23 +97,23 @@ def tune(
     track, own = Track(device, settings, rounds, runs, say), bundle.files()
     with tempfile.TemporaryDirectory(prefix="compress-tune.") as scratch:
         folder = Path(scratch)
+        for name in ("fp32", "int8"):
+            (folder / name).mkdir()
         say("building fp32 variants")
         most = max(setting.threads for setting in settings)
-        exact = fp32_variants(_exported(bundle, folder), _made(folder / "fp32"), threads=most)
+        exact = fp32_variants(_exported(bundle, folder), folder / "fp32", threads=most)
         checked = check_exact(bundle, device, exact)
         tried, taken = _raced(track, checked)
         chosen: dict[Precision, Path] = {"fp32": taken.variant.path} if not taken.own else {}
         if exam is not None:
             say("building int8 variants")
             kept = left_in_float(own["fp32"], own["int8"])
-            built = int8_variants(
-                exact, _made(folder / "int8"), keep=kept, calibration=calibration, learned=_learned(bundle)
-            )
+            built = int8_variants(exact, folder / "int8", keep=kept, calibration=calibration, learned=_learned(bundle))
             judged = check_int8(bundle, device, exact[0], built, exam=exam.spread(ROWS), max_drop=max_drop)
             more, taken = _raced(track, judged, beside=checked[0])
             tried += more
             chosen |= {"int8": taken.variant.path} if not taken.own else {}
-        candidate = bundle.copied(folder / "candidate" / bundle.path.name)
+        candidate = bundle.copy_to(folder / "candidate" / bundle.path.name)
         for precision, path in chosen.items():
             candidate = candidate.put(precision, path)
         if "int8" in chosen and exam is not None:
@@ -126,12 +125,12 @@ def tune(
                 kept=kept,
             )  # fmt: skip
             candidate, _ = carried(candidate, "int8", certificate)
-        candidate = keep_evidence(candidate, tuning=tried)
+        candidate = candidate.attach_evidence(tuning=tried)
         return Tuned(_taken(bundle, candidate, tuple(chosen), out), tuple(tried))
 
 
 def _exported(bundle: Bundle, folder: Path) -> Path:
-    """The fp32 file as it is traced from the weights, of the opset of the bundle's own: what every form is made of."""
+    """Trace the fp32 file from the weights, at the opset of the bundle's own: what every form is made of."""
     from compress.exporters.onnx import to_onnx
     from compress.models.heads import task_class
 
@@ -143,8 +142,8 @@ def _exported(bundle: Bundle, folder: Path) -> Path:
 
 
 def _raced(track: Track, checked: Sequence[Checked], beside: Checked | None = None) -> tuple[list[Tried], Checked]:
-    """What each took, and the one to ship. `beside`: runs too, as what ratios are to; else that is the first, the
-    bundle's own."""
+    """Race the files; return what each took, and the one to ship. `beside`: runs too, as what ratios are to; else that
+    is the first, the bundle's own."""
     base = beside or checked[0]
     able = [each for each in checked if not each.wrong or each.own]
     runners = list({each.variant.name: each for each in (base, *able)}.values())
@@ -185,7 +184,7 @@ def _raced(track: Track, checked: Sequence[Checked], beside: Checked | None = No
 
 
 def _fastest(able: Sequence[Checked], ratios: Mapping[str, Mapping[str, float]]) -> Checked:
-    """The right one with the least geometric mean; the bundle's own unless another is GAIN faster."""
+    """Choose the right one with the least geometric mean; the bundle's own unless another is GAIN faster."""
 
     def mean(each: Checked) -> float:
         found = ratios[each.variant.name].values()
@@ -203,13 +202,8 @@ def _learned(bundle: Bundle) -> Mapping[str, Sequence[float]]:
     return found
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
-
-
 def _taken(bundle: Bundle, candidate: Bundle, changed: Sequence[Precision], out: Path | None) -> Bundle:
-    """What was measured becomes the bundle, or another one in `out`."""
+    """Let what was measured become the bundle, or another one in `out`."""
     if out is not None:
-        return candidate.copied(out)
+        return candidate.copy_to(out)
     return bundle.adopt(candidate, [*(FILES[precision] for precision in changed), REPORT])

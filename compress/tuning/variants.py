@@ -19,8 +19,7 @@ from onnx import ModelProto
 from compress.exporters.int8 import quantize_dynamic, quantize_learned, quantize_static
 from compress.exporters.rewrite import PLAIN, Form, rewritten
 from compress.exporters.rewrite.attention import collapse
-from compress.exporters.rewrite.graph import Graph, written_by
-from compress.exporters.rewrite.products import products
+from compress.exporters.rewrite.graph import Graph, products, written_by
 from compress.exporters.session import (
     SESSION_KEY,
     SESSION_WHY_KEY,
@@ -41,8 +40,8 @@ MICROSOFT = "com.microsoft"
 
 
 def attention_fused(model: ModelProto, *, norms: bool) -> ModelProto | None:
-    """The float32 model after `onnxruntime.transformers.optimizer`, with its SkipLayerNormalization where `norms`. None
-    where no attention is of the form that can be fused."""
+    """Optimise the float32 model by `onnxruntime.transformers.optimizer`, with its SkipLayerNormalization where
+    `norms`. None where no attention is of the form that can be fused."""
     cores = collapse(Graph.copy_of(model))
     if not cores:
         return None
@@ -69,7 +68,7 @@ def attention_fused(model: ModelProto, *, norms: bool) -> ModelProto | None:
 
 
 def _divided(model: ModelProto) -> ModelProto:
-    """Scores divided by the root of the size instead of multiplied by its inverse: the one form the optimiser knows."""
+    """Divide scores by the root of the size instead of multiplying by its inverse: the one form the optimiser knows."""
     made = ModelProto()
     made.CopyFrom(model)
     graph, constants = Graph(made.graph), Graph.copy_of(model)
@@ -90,7 +89,7 @@ def _divided(model: ModelProto) -> ModelProto:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """The optimiser logs what it thinks of the model's producer, and of tables' sizes."""
+    """Silence the optimiser, which logs what it thinks of the model's producer, and of tables' sizes."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -146,7 +145,7 @@ class Variant:
         return session_entries(read_model(self.path), self.path)
 
     def counted(self) -> "Variant":
-        """With what onnxruntime, on this machine, makes of the file."""
+        """Count the operators that onnxruntime, on this machine, makes of the file."""
         found = fused_operators(self.path)
         missing = [" or ".join(group) for group in self.expects if not any(found.get(name) for name in group)]
         told = [f"onnxruntime should run {name} here, and does not" for name in missing]
@@ -154,7 +153,7 @@ class Variant:
 
 
 def fused_operators(path: Path) -> dict[str, int]:
-    """Of the graph that onnxruntime really runs, the fused operators and their number. {} for a file it cannot open."""
+    """Count the fused operators of the graph that onnxruntime really runs; {} for a file it cannot open."""
     options = session_options(1, session_entries(read_model(path), path))
     with tempfile.TemporaryDirectory() as scratch:
         options.optimized_model_filepath = str(Path(scratch) / "optimised.onnx")
@@ -168,8 +167,8 @@ def fused_operators(path: Path) -> dict[str, int]:
 
 
 def fp32_variants(source: Path, folder: Path, *, threads: int = 1) -> list[Variant]:
-    """Forms of the fp32 file `source`, as `to_onnx(form=None)` writes it, each in `folder`; the first is `source` as it
-    is. For more than one of `threads`, one whose threads sleep while they wait is among them."""
+    """Write forms of the fp32 file `source`, as `to_onnx(form=None)` writes it, each in `folder`; the first is `source`
+    as it is. For more than one of `threads`, one whose threads sleep while they wait is among them."""
     raw = read_model(source)
     made = [_saved("fp32", raw, folder), _with_norms("fp32", raw, folder)]
     for norms in (False, True):
@@ -198,8 +197,8 @@ def int8_variants(
     calibration: "Sequence[Row]" = (),
     learned: Mapping[str, Sequence[float]] | None = None,
 ) -> list[Variant]:
-    """int8 of fp32 files: dynamic of each, with one scale per matrix of the fastest form, and static of it where there
-    are rows to calibrate on. Of a model trained for int8, static of each with the `learned` ranges instead.
+    """Write int8 of fp32 files: dynamic of each, with one scale per matrix of the fastest form, and static of it where
+    there are rows to calibrate on. Of a model trained for int8, static of each with the `learned` ranges instead.
 
     Products named in `keep` stay float32; a file in which one of them was merged with others is passed over.
     """
@@ -251,7 +250,7 @@ def _saved(
     entries: Mapping[str, str] = UNFUSED_SKIP,
     why: str = UNFUSED_SKIP_WHY,
 ) -> Variant:
-    """The model as a file that asks for these session settings."""
+    """Save the model as a file that asks for these session settings."""
     target, made = _next(folder), ModelProto()
     made.CopyFrom(model)
     told = {**metadata(model), SESSION_KEY: json.dumps(dict(entries)), SESSION_WHY_KEY: why}
@@ -261,13 +260,13 @@ def _saved(
 
 
 def _with_norms(name: str, model: ModelProto, folder: Path, expects: Sequence[str] = ()) -> Variant:
-    """The same, with onnxruntime's SkipLayerNormalization."""
+    """Save the same with onnxruntime's SkipLayerNormalization."""
     why = "Fused norms were the fastest of all variants where this file was tuned."
     return _saved(f"{name}, fused norms", model, folder, (*expects, "SkipLayerNormalization"), entries={}, why=why)
 
 
 def _sleeping(name: str, model: ModelProto, folder: Path, expects: Sequence[str] = ()) -> Variant:
-    """The same, with threads that sleep while they wait for work instead of spinning."""
+    """Save the same with threads that sleep while they wait for work instead of spinning."""
     why = f"{UNFUSED_SKIP_WHY} Threads that sleep while they wait were the fastest where this file was tuned."
     return _saved(f"{name}, sleeping threads", model, folder, expects, entries={**UNFUSED_SKIP, **SLEEPING}, why=why)
 

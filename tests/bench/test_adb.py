@@ -20,7 +20,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from compress.benchmark import android, phone
+from compress.benchmark import android
 from compress.benchmark.android import adb as open_phone
 from compress.benchmark.devices import Device, open_device
 from compress.benchmark.local import local
@@ -134,7 +134,7 @@ def test_a_native_program_is_pushed_run_read_and_removed(
 
 
 def test_the_inputs_are_those_of_other_devices(model: Path) -> None:
-    made = phone.inputs(model, Setting(1, 2, 8))
+    made = android.inputs(model, Setting(1, 2, 8))
     tensors = [onnx.TensorProto.FromString(content) for content in made.values()]
     found = {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
     assert list(made) == ["input_0.pb", "input_1.pb", "input_2.pb"]
@@ -267,21 +267,22 @@ def test_benchmark_model_is_called_and_read(tmp_path: Path, monkeypatch: pytest.
 def test_what_programs_print() -> None:
     """The columns of onnxruntime_perf_test's file became six in 2025."""
     six = "".join(f"m,0.001,{seconds},7,9,{at}\n" for at, seconds in enumerate(stand_in_adb.SECONDS))
-    assert phone.read_perf_test(PERF_TEST, six).ms == phone.read_perf_test(PERF_TEST, stand_in_adb.TIMES).ms
+    calls = [android.read_call("onnxruntime_perf_test", PERF_TEST, times) for times in (six, stand_in_adb.TIMES)]
+    assert calls[0].ms == calls[1].ms
     with pytest.raises(DeviceError, match=r"not what we can read\. It ended: .* / Aborted"):
-        phone.read_perf_test("a\nb\nc\nAborted\n", "")
-    with pytest.raises(DeviceError, match="prints no median, p95; expected a newer build"):
-        phone.read_benchmark_model("count=15 first=49060 curr=33682 min=32825 max=49060 avg=34825.1 std=3930")
+        android.read_call("onnxruntime_perf_test", "a\nb\nc\nAborted\n", "")
+    with pytest.raises(DeviceError, match="prints no median, p95, Init, First inference; expected a newer build"):
+        android.read_call("benchmark_model", "count=15 first=49060 curr=33682 min=32825 max=49060 avg=34825.1 std=3930")
     same = "INFO: count=9 curr=30(all same) p5=30 median=30 p95=30\nInit: 1, First inference: 2"
-    assert phone.read_benchmark_model(same).max_ms == 0.03
+    assert android.read_call("benchmark_model", same).max_ms == 0.03
 
 
 def test_a_program_is_known_by_its_name(tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match="no such file; expected onnxruntime_perf_test or benchmark_model"):
-        phone.program_of(tmp_path / "benchmark_model")
     (tmp_path / "perf").touch()
-    with pytest.raises(DeviceError, match="expected a program named onnxruntime_perf_test or benchmark_model"):
-        phone.program_of(tmp_path / "perf")
+    for name, message in (("benchmark_model", "no such file"), ("perf", "expected a program named")):
+        program = android.phone_program(android.Adb("A", 1), tmp_path / name, (), print)
+        with pytest.raises(DeviceError, match=f"{message}.* onnxruntime_perf_test or benchmark_model"), program:
+            pass
 
 
 def test_temperatures_are_the_processors_or_the_batterys() -> None:

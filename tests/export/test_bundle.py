@@ -244,8 +244,8 @@ def test_a_copy_is_the_same_bundle_and_stands_alone(written: Path, tmp_path: Pat
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/notes.txt").write_text("mine")
     with pytest.raises(BundleError, match="exists and is no bundle"):
-        Bundle.load(written).copied(tmp_path / "taken")
-    copy = Bundle.load(written).copied(tmp_path / "copy")
+        Bundle.load(written).copy_to(tmp_path / "taken")
+    copy = Bundle.load(written).copy_to(tmp_path / "copy")
     assert copy.manifest == Bundle.load(written).manifest
     assert copy.attach("README.md", "another").manifest != Bundle.load(written).manifest
 

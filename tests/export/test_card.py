@@ -16,7 +16,7 @@ ROWS = ({"model": "teacher", "f1": 0.91234567, "file": None}, {"model": "my|stud
 
 
 def card(task: Task = PAIR, **fields: Any) -> str:
-    manifest = Manifest(task, 64, "bert", 14_350_248, {}, {})
+    manifest = Manifest(task=task, max_length=64, model_type="bert", parameters=14_350_248, versions={}, files={})
     return model_card({"name": "Tiny *one*", **fields}, manifest)
 
 
@@ -67,4 +67,4 @@ def test_wrong_fields_are_named() -> None:
     with pytest.raises(BundleError, match=r"columns \['model'\]; expected \['model', 'f1', 'file'\]"):
         card(rows=[*ROWS, {"model": "x"}])
     with pytest.raises(BundleError, match="expected a name"):
-        model_card({}, Manifest(PAIR, 64, "bert", 1, {}, {}))
+        model_card({}, Manifest(task=PAIR, max_length=64, model_type="bert", versions={}, files={}))

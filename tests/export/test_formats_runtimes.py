@@ -13,13 +13,12 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClas
 
 from compress.commands import export as commands
 from compress.exporters.artifact import Bundle
-from compress.exporters.checkpoint import Shipped
-from compress.exporters.formats import Exported, export
+from compress.exporters.formats import ExportResult, export
 from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import FORM_KEY, SHIPPED, Form
 from compress.exporters.session import metadata, read_model
 from tests import command, tiny
-from tests.export.test_formats import BESIDE, QA, bundle, given, names
+from tests.export.test_formats import BESIDE, QA, bundle, names
 
 TEXTS = ("a good film", "this story was never fun !", "a very very very sad and dull plot , but the actor was so warm")
 
@@ -40,7 +39,7 @@ def ids(text: str, padded: int | None = None, dtype: Any = np.int64) -> dict[str
     return {name: np.pad(value, ((0, 0), (0, width - value.shape[1]))) for name, value in row.items()}
 
 
-def near(made: Exported, **limits: float) -> bool:
+def near(made: ExportResult, **limits: float) -> bool:
     found = {each.precision: each.difference for each in made.files}
     assert found.keys() == limits.keys()
     for precision, limit in limits.items():
@@ -76,7 +75,7 @@ def test_openvino_starts_from_rows_first_whatever_form_the_bundle_was_tuned_to(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
-    own = Bundle.load(written).copied(tmp_path / "bundle")
+    own = Bundle.load(written).copy_to(tmp_path / "bundle")
     to_onnx(AutoModelForSequenceClassification.from_pretrained(written), tmp_path / "turned.onnx", form=Form())
     tuned, seen, convert = own.put("fp32", tmp_path / "turned.onnx"), list[str](), openvino.convert_model
 
@@ -94,14 +93,14 @@ def test_openvino_starts_from_rows_first_whatever_form_the_bundle_was_tuned_to(
 def test_openvino_answers_questions(tmp_path: Path) -> None:
     pytest.importorskip("openvino", reason="the extra openvino is not installed")
     model = tiny.model("bert", head=AutoModelForQuestionAnswering, labels=2, hidden=64)
-    made = export(given(bundle(tmp_path / "bundle", model, QA).path), tmp_path / "out", to="openvino")
+    made = export(bundle(tmp_path / "bundle", model, QA), tmp_path / "out", to="openvino")
     assert near(made, fp16=0.05, w8=0.2)
 
 
 @pytest.mark.slow
 def test_executorch(written: Path, tmp_path: Path) -> None:
     pytest.importorskip("executorch", reason="the extra executorch is not installed")
-    made = export(given(written), tmp_path / "out", to="executorch")
+    made = export(Bundle.load(written), tmp_path / "out", to="executorch")
     assert near(made, fp32=1e-4, int8=0.2)
     assert names(tmp_path / "out") == {"model.pte", "model_quantized.pte", *BESIDE}
     assert made.sizes["model_quantized.pte"] < 0.6 * made.sizes["model.pte"], "tables too"
@@ -125,7 +124,7 @@ def _in_executorch(path: Path, texts: Sequence[str]) -> Any:
 @pytest.mark.slow
 def test_litert(written: Path, tmp_path: Path) -> None:
     pytest.importorskip("litert_torch", reason="the extra litert is not installed")
-    made = export(given(written), tmp_path / "out", to="litert", precisions=("fp32", "int8", "w8"))
+    made = export(Bundle.load(written), tmp_path / "out", to="litert", precisions=("fp32", "int8", "w8"))
     assert near(made, fp32=1e-4, int8=0.2, w8=0.1)
     assert names(tmp_path / "out") == {"model.tflite", "model_quantized.tflite", "model_w8.tflite", *BESIDE}
     assert made.sizes["model_quantized.tflite"] < 0.6 * made.sizes["model.tflite"]
@@ -146,5 +145,5 @@ def test_litert(written: Path, tmp_path: Path) -> None:
 def test_families_on_phones(extra: Any, module: str, family: str, tmp_path: Path) -> None:
     pytest.importorskip(module, reason=f"the extra {extra} is not installed")
     model = tiny.model(family, labels=2, hidden=64)
-    source = Shipped(family, bundle(tmp_path / "bundle", model))
+    source = bundle(tmp_path / "bundle", model)
     assert near(export(source, tmp_path / "out", to=extra, precisions=("fp32",)), fp32=1e-3)

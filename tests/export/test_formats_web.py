@@ -13,7 +13,7 @@ from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.formats import export
 from compress.records.latency import DeviceError
 from tests import tiny
-from tests.export.test_formats import bundle, given
+from tests.export.test_formats import bundle
 
 TEXT = "a very good film !"
 SCRIPT = """
@@ -45,9 +45,9 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_precision_answers_in_wasm_as_natively(runtime: Path, tmp_path: Path) -> None:
     path = bundle(tmp_path / "bundle").path
     precisions = ("fp32", "int8", "fp16", "w8", "q4")
-    export(given(path), tmp_path / "onnx", precisions=precisions)
-    export(given(path), tmp_path / "web", to="web", precisions=precisions)
-    export(given(path), tmp_path / "ort", to="ort")
+    export(Bundle.load(path), tmp_path / "onnx", precisions=precisions)
+    export(Bundle.load(path), tmp_path / "web", to="web", precisions=precisions)
+    export(Bundle.load(path), tmp_path / "ort", to="ort")
     files = [tmp_path / "web" / FILES[each] for each in precisions]  # type: ignore[index]
     files += [tmp_path / "ort" / "model.ort", tmp_path / "ort" / "model_quantized.ort"]
     (tmp_path / "run.mjs").write_text(SCRIPT)

@@ -12,9 +12,10 @@ import torch
 from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 from compress.errors import BundleError, ExportError
-from compress.exporters.checkpoint import Writer, source
+from compress.exporters.artifact import Bundle
+from compress.exporters.checkpoint import Checkpoint, load_source
 from compress.exporters.decoders import tied
-from compress.exporters.generation import Generative, Speaker, check, write
+from compress.exporters.generation import TextGenerator, check, write
 from compress.exporters.session import open_session, read_model
 from tests import tiny
 
@@ -45,7 +46,7 @@ MODELS = {
 }
 
 
-def written(model: Any, folder: Path) -> Generative:
+def written(model: Any, folder: Path) -> Bundle:
     return write(folder, model=model, tokenizer=tiny.tokenizer(), max_length=32, name="tiny")
 
 
@@ -60,9 +61,9 @@ def expected(model: Any, ids: Sequence[int], new: int) -> list[int]:
 @pytest.mark.parametrize("kind", MODELS)
 def test_it_writes_what_transformers_writes(kind: str, tmp_path: Path) -> None:
     model = MODELS[kind]()
-    speaker = written(model, tmp_path / "made").open("fp32")
+    generator = TextGenerator.open(written(model, tmp_path / "made").path, "fp32")
     prompts = [[7], [7, 20, 9, 31, 8], list(range(5, 40))]
-    answers = [speaker.continued(ids, new=20) for ids in prompts]
+    answers = [generator.generate(ids, new=20) for ids in prompts]
     assert answers == [expected(model, ids, 20) for ids in prompts]
     assert len({tuple(answer) for answer in answers}) == 3
     assert check(model, tmp_path / "made") < 1e-4
@@ -73,12 +74,12 @@ def test_it_ends_where_the_model_ends(tmp_path: Path) -> None:
     likely = expected(model, [7, 8], 8)
     for ends in (likely[3], [VOCABULARY + 5, likely[3]]):
         model.config.eos_token_id = model.generation_config.eos_token_id = ends
-        found = written(model, tmp_path / "made").open("fp32").continued([7, 8], new=8)
+        found = TextGenerator.open(written(model, tmp_path / "made").path, "fp32").generate([7, 8], new=8)
         assert found == likely[: likely.index(likely[3]) + 1]
 
 
 def test_padding_on_the_left_does_not_matter(tmp_path: Path) -> None:
-    session = written(gpt2(), tmp_path / "made").open("fp32").decoder
+    session = TextGenerator.open(written(gpt2(), tmp_path / "made").path, "fp32").decoder
     empty = {n.name: np.zeros((2, 4, 0, 8), np.float32) for n in session.get_inputs() if "past" in n.name}
     mask = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
     places = np.maximum(mask.cumsum(1) - 1, 0)
@@ -142,36 +143,36 @@ def test_a_tied_matrix_is_read_turned() -> None:
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
 def test_int8_writes_too(kind: str, tmp_path: Path) -> None:
     made = written(MODELS[kind](), tmp_path / "made")
-    exact, small = made.open("fp32"), made.open("int8")
-    pasts = [speaker.begin([7, 8, 9]) for speaker in (exact, small)]
-    one, other = (speaker.step(past, [5, 6])[0] for speaker, past in zip((exact, small), pasts, strict=True))
+    exact, small = (TextGenerator.open(made.path, each) for each in ("fp32", "int8"))
+    pasts = [each.begin([7, 8, 9]) for each in (exact, small)]
+    one, other = (each.step(past, [5, 6])[0] for each, past in zip((exact, small), pasts, strict=True))
     assert np.corrcoef(one.ravel(), other.ravel())[0, 1] > 0.95
     assert abs(one - other).max() > 1e-4
     (text,) = made.complete(["a good film"], new=5)
     assert isinstance(text, str)
-    assert len(small.continued([7, 8], new=5)) <= 5
+    assert len(small.generate([7, 8], new=5)) <= 5
 
 
 def test_a_folder_comes_from_a_name_and_loads_again(tmp_path: Path) -> None:
-    found = source(tiny.checkpoint(tmp_path / "model", gpt2()))
-    assert isinstance(found, Writer)
+    found = load_source(tiny.checkpoint(tmp_path / "model", gpt2()))
+    assert isinstance(found, Checkpoint)
     made = found.write(tmp_path / "made", opset=18)
-    assert Generative.load(made.path) == made
-    assert made.contents.max_length == 64
+    assert Bundle.load(made.path) == made
+    assert made.manifest.max_length == 64
     assert {entry.version for entry in read_model(made.path / "onnx/model.onnx").opset_import if not entry.domain} == {
         18
     }
     (made.path / "onnx/model.onnx").write_bytes(b"")
     with pytest.raises(BundleError, match=r"onnx/model\.onnx: 0 bytes"):
-        Generative.load(made.path)
+        Bundle.load(made.path)
 
 
 def test_what_cannot_be_written_or_answered_is_said(tmp_path: Path) -> None:
-    speaker = written(gpt2(), tmp_path / "gpt2").open("fp32")
+    generator = TextGenerator.open(written(gpt2(), tmp_path / "gpt2").path, "fp32")
     with pytest.raises(BundleError, match="60 tokens and 5 new ones; this model numbers 64 at most"):
-        speaker.continued([7] * 60, new=5)
+        generator.generate([7] * 60, new=5)
     with pytest.raises(BundleError, match="an empty text has no tokens"):
-        speaker.continued([], new=5)
+        generator.generate([], new=5)
     other = BertLMHeadModel(BertConfig(vocab_size=VOCABULARY, hidden_size=16, num_attention_heads=2, is_decoder=True))
     with pytest.raises(ExportError, match="BertLMHeadModel: cannot be exported to write text; expected GPT-2 or T5"):
         written(other, tmp_path / "other")
@@ -185,4 +186,4 @@ def test_what_cannot_be_written_or_answered_is_said(tmp_path: Path) -> None:
         told = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps({key: told[key] for key in told if key != "decoder_start_token_id"}))
     with pytest.raises(BundleError, match="names no decoder_start_token_id"):
-        Speaker.of(folder, "fp32").continued([7], new=3)
+        TextGenerator.open(folder, "fp32").generate([7], new=3)

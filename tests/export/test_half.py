@@ -12,8 +12,7 @@ import torch
 from compress.errors import ExportError
 from compress.exporters.fp16 import LIMIT, to_float16
 from compress.exporters.onnx import to_onnx
-from compress.exporters.parity import difference, onnx_run, rows_for
-from compress.exporters.session import metadata, read_model
+from compress.exporters.session import difference, metadata, onnx_run, read_model, rows_for
 from tests import tiny
 
 FAMILIES = ("bert", "distilbert", "roberta", "electra", "albert", "mobilebert", "deberta-v2")

@@ -30,7 +30,7 @@ from transformers import (
 from compress.data.task import Task
 from compress.exporters import embeddings, generation
 from compress.exporters.artifact import Bundle
-from compress.exporters.embeddings import Reading
+from compress.exporters.embeddings import Pooling
 from compress.models.heads import CLASSES
 from tests import tiny
 
@@ -68,7 +68,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         )  # fmt: skip
     parts = {"tokenizer": tiny.tokenizer(), "max_length": 64}
     encoder = tiny.model("bert", head=AutoModel)
-    embeddings.write(place / "vectors", encoder=encoder, reading=Reading("mean", True), name="vectors", **parts)
+    embeddings.write(place / "vectors", encoder=encoder, pooling=Pooling("mean", True), name="vectors", **parts)
     torch.manual_seed(0)
     gpt2 = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=96, **TOKENS)
     generation.write(place / "gpt2", model=GPT2LMHeadModel(gpt2).eval(), name="gpt2", **parts)
@@ -128,7 +128,7 @@ def test_what_transformers_js_is_compared_with_can_differ(shipped: list[Path], m
 
     folder = next(each for each in shipped if each.name == "labels")
     bundle, rows = Bundle.load(folder), interop_js.rows_for(folder, "classification")
-    tokenizer = interop_js.plain(interop_js.open_tokenizer(folder))
+    tokenizer = interop_js.open_tokenizer(folder)
     answers = []
     for (text,) in rows:
         encoding = tokenizer.encode(text)

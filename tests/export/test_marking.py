@@ -16,9 +16,9 @@ from compress.data.task import Task
 from compress.errors import BundleError
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
-from compress.exporters.answers import WORDS
 from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import parity, to_onnx
+from compress.exporters.predictor import WORDS
 from tests import marked, tiny
 
 HEADS = {"qa": AutoModelForQuestionAnswering, "tagging": AutoModelForTokenClassification}
@@ -63,7 +63,7 @@ def test_answers_are_those_of_the_exam(tmp_path: Path) -> None:
     logits = bundle.logits(exam.rows, precision="fp32")
     margins = exam.spans(logits).margin_Q
     threshold = float(np.median(margins))
-    bundle = bundle.with_threshold(threshold)
+    bundle = bundle.set_threshold(threshold)
     assert Bundle.load(bundle.path).manifest.threshold == threshold
     pairs = list(zip(exam.split["question"][:], exam.split["context"][:], strict=True))
     found = Bundle.load(bundle.path).predict(pairs, precision="fp32")
@@ -72,14 +72,14 @@ def test_answers_are_those_of_the_exam(tmp_path: Path) -> None:
     for answer, (_, context) in zip(found, pairs, strict=True):
         assert context[answer.start : answer.end] == answer.text
         assert 0 < answer.score <= 1
-    always = bundle.with_threshold(float("inf")).predict(pairs, precision="fp32")
+    always = bundle.set_threshold(float("inf")).predict(pairs, precision="fp32")
     assert all(answer.text for answer in always)
     assert bundle.predict([]) == []
 
 
 def test_the_probability_of_an_answer_is_over_its_context_and_none(tmp_path: Path) -> None:
     bundle, model, _ = written(tmp_path, "qa", length=64)
-    (answer,) = bundle.with_threshold(float("inf")).predict([("is it ?", "the good film")], precision="fp32")
+    (answer,) = bundle.set_threshold(float("inf")).predict([("is it ?", "the good film")], precision="fp32")
     batch = tiny.tokenizer()("is it ?", "the good film", return_tensors="pt")
     with torch.no_grad():
         out = model(**batch)

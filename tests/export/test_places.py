@@ -8,7 +8,6 @@ from compress.commands import quantize as pipeline
 from compress.commands.quantize import quantize
 from compress.errors import BundleError, ExportError
 from compress.exporters.artifact import Bundle
-from compress.exporters.checkpoint import Shipped
 from compress.exporters.formats import export
 from compress.reporting import tables
 from tests import command
@@ -25,16 +24,16 @@ def test_a_bundle_is_not_replaced_by_its_own_export(made: Bundle, tmp_path: Path
     (tmp_path / "run" / "export.json").write_text("{}")
     for to in ("onnx", "web"):
         with pytest.raises(ExportError, match="holds the model itself"):
-            export(Shipped("it", made), tmp_path / out, to=to)
+            export(made, tmp_path / out, to=to)
     assert Bundle.load(made.path) == made
 
 
 def test_another_bundle_is_replaced_by_a_bundle_only(made: Bundle, tmp_path: Path) -> None:
-    other = made.copied(tmp_path / "other")
+    other = made.copy_to(tmp_path / "other")
     with pytest.raises(ExportError, match="is a bundle, and --for web writes none"):
-        export(Shipped("it", made), other.path, to="web")
+        export(made, other.path, to="web")
     assert Bundle.load(other.path) == other
-    export(Shipped("it", made), other.path)
+    export(made, other.path)
     assert (other.path / "export.json").is_file()
 
 

@@ -24,8 +24,8 @@ from transformers import (
 from compress.data.task import Kind, Task
 from compress.errors import BundleError, CompressError, ExportError, TeacherError
 from compress.exporters.artifact import Bundle
-from compress.exporters.checkpoint import Encoder, Headed, Shipped, Writer, source
-from compress.exporters.embeddings import Reading
+from compress.exporters.checkpoint import Checkpoint, load_source
+from compress.exporters.embeddings import Pooling
 from tests import tiny
 
 VOCABULARY = len(tiny.SPECIAL) + len(tiny.WORDS)
@@ -40,7 +40,7 @@ def told(kind: Kind, label: str, labels: tuple[str, ...], metric: str, text: tup
 
 
 def bundle_of(found: Any, out: Path) -> Bundle:
-    assert isinstance(found, Headed)
+    assert isinstance(found, Checkpoint) and found.kind == "task"
     return found.write(out)
 
 
@@ -58,8 +58,8 @@ def test_a_sequence_classifier_says_its_own_task(
     labels: int, config: dict[str, Any], pair: bool, task: Task, tmp_path: Path
 ) -> None:
     model = tiny.bert(labels, **config)
-    found = source(tiny.checkpoint(tmp_path / "model", model), pair=pair)
-    assert isinstance(found, Headed)
+    found = load_source(tiny.checkpoint(tmp_path / "model", model), pair=pair)
+    assert isinstance(found, Checkpoint)
     assert (found.task, found.max_length) == (task, 64)
     bundle = found.write(tmp_path / "bundle")
     assert bundle.task == task
@@ -77,11 +77,11 @@ def test_a_sequence_classifier_says_its_own_task(
 def test_a_tagger_and_a_reader_become_bundles(tmp_path: Path) -> None:
     names = {0: "O", 1: "B-film", 2: "I-film"}
     tagger = AutoModelForTokenClassification.from_config(tiny.config("distilbert", id2label=names))
-    tags = bundle_of(source(tiny.checkpoint(tmp_path / "tagger", tagger)), tmp_path / "tags")
+    tags = bundle_of(load_source(tiny.checkpoint(tmp_path / "tagger", tagger)), tmp_path / "tags")
     assert (tags.task.kind, tags.task.text, tags.task.labels) == ("tagging", ("words",), tuple(names.values()))
     assert tags.predict(["a good film"])
     reader = AutoModelForQuestionAnswering.from_config(tiny.config("bert", labels=2))
-    spans = bundle_of(source(tiny.checkpoint(tmp_path / "reader", reader), max_length=32), tmp_path / "spans")
+    spans = bundle_of(load_source(tiny.checkpoint(tmp_path / "reader", reader), max_length=32), tmp_path / "spans")
     assert (spans.task.kind, spans.task.text, spans.manifest.max_length) == ("qa", ("question", "context"), 32)
     (answer,) = spans.predict([("a film", "the plot was good and the actor was sad")])
     assert answer.text
@@ -92,42 +92,39 @@ def test_a_family_that_begins_to_count_late_has_fewer_positions(tmp_path: Path) 
         vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
         max_position_embeddings=40, pad_token_id=0, type_vocab_size=1,
     )  # fmt: skip
-    found = source(tiny.checkpoint(tmp_path / "model", RobertaForSequenceClassification(config)))
-    assert isinstance(found, Headed)
+    found = load_source(tiny.checkpoint(tmp_path / "model", RobertaForSequenceClassification(config)))
+    assert isinstance(found, Checkpoint)
     assert found.max_length == 39
     with pytest.raises(ExportError, match="max_length 40; this model has 39 positions"):
-        source(str(tmp_path / "model"), max_length=40)
+        load_source(str(tmp_path / "model"), max_length=40)
 
 
 def test_a_bundle_and_a_run_are_their_bundle(tmp_path: Path) -> None:
-    written = bundle_of(source(tiny.checkpoint(tmp_path / "model", tiny.bert())), tmp_path / "run" / "bundle")
+    written = bundle_of(load_source(tiny.checkpoint(tmp_path / "model", tiny.bert())), tmp_path / "run" / "bundle")
     for name in (str(written.path), str(tmp_path / "run")):
-        found = source(name)
-        assert isinstance(found, Shipped)
-        assert found.bundle == written
-        copied = found.write(tmp_path / "copy")
-        assert copied.manifest == written.manifest
+        found = load_source(name)
+        assert found == written
     with pytest.raises(ExportError, match="pair, max_length: does not apply: a bundle has that written in it"):
-        source(name, pair=True, max_length=8)
+        load_source(name, pair=True, max_length=8)
     (written.path / "config.json").write_text("{}")
     with pytest.raises(BundleError, match=r"config\.json"):
-        source(name)
+        load_source(name)
     shutil.rmtree(written.path)
     (tmp_path / "run" / "recipe.yaml").write_text("")
     with pytest.raises(ExportError, match="a run without a bundle"):
-        source(str(tmp_path / "run"))
+        load_source(str(tmp_path / "run"))
 
 
 def test_an_encoder_comes_without_what_was_never_trained(tmp_path: Path) -> None:
-    bare = source(tiny.checkpoint(tmp_path / "bare"))
-    assert isinstance(bare, Encoder)
-    assert bare.reading == Reading(None)
+    bare = load_source(tiny.checkpoint(tmp_path / "bare"))
+    assert isinstance(bare, Checkpoint)
+    assert (bare.kind, bare.pooling) == ("embeddings", Pooling(None))
     assert bare.model.pooler is not None
-    masked = source(
+    masked = load_source(
         tiny.checkpoint(tmp_path / "masked", BertForMaskedLM(tiny.bert().config)), pool="cls", normalise=True
     )
-    assert isinstance(masked, Encoder)
-    assert (masked.reading, masked.max_length) == (Reading("cls", True), 64)
+    assert isinstance(masked, Checkpoint)
+    assert (masked.pooling, masked.max_length) == (Pooling("cls", True), 64)
     assert masked.model.pooler is None
 
 
@@ -137,11 +134,11 @@ def test_writers_are_known(tmp_path: Path) -> None:
             vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, n_positions=24, bos_token_id=2, eos_token_id=3
         )
     )
-    found = source(tiny.checkpoint(tmp_path / "model", model))
-    assert isinstance(found, Writer)
-    assert found.max_length == 24
+    found = load_source(tiny.checkpoint(tmp_path / "model", model))
+    assert isinstance(found, Checkpoint)
+    assert (found.kind, found.max_length) == ("generative", 24)
     with pytest.raises(ExportError, match="pool: does not apply: it writes text"):
-        source(str(tmp_path / "model"), pool="mean")
+        load_source(str(tmp_path / "model"), pool="mean")
 
 
 @pytest.mark.parametrize("lost", ["classifier.weight", "bert.encoder.layer.0.attention.self.query.weight"])
@@ -151,7 +148,7 @@ def test_a_head_that_is_not_in_the_file_is_none(lost: str, tmp_path: Path) -> No
     del weights[lost]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(TeacherError, match=f"1 of its tensors are missing.*{lost}"):
-        source(str(folder))
+        load_source(str(folder))
 
 
 def test_an_encoder_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
@@ -160,7 +157,7 @@ def test_an_encoder_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
     del weights["encoder.layer.0.attention.self.query.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(TeacherError, match="1 of its tensors are missing"):
-        source(str(folder))
+        load_source(str(folder))
 
 
 def changed(folder: Path, **values: Any) -> str:
@@ -182,14 +179,14 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     ]
     for name, options, message in refusals:
         with pytest.raises(CompressError, match=message):
-            source(name, **options)
+            load_source(name, **options)
     with pytest.raises(ExportError, match="a regression of 2 numbers"):
-        source(changed(folder, problem_type="regression", id2label={"0": "x", "1": "y"}))
+        load_source(changed(folder, problem_type="regression", id2label={"0": "x", "1": "y"}))
     with pytest.raises(ExportError, match="code of its own"):
-        source(changed(folder, auto_map={"AutoModel": "evil.Model"}))
+        load_source(changed(folder, auto_map={"AutoModel": "evil.Model"}))
     with pytest.raises(ExportError, match=r"config\.json: cannot be read"):
         (folder / "config.json").write_text("[")
-        source(str(folder))
+        load_source(str(folder))
 
 
 def test_pickled_weights_are_asked_about(tmp_path: Path) -> None:
@@ -198,5 +195,5 @@ def test_pickled_weights_are_asked_about(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     with pytest.raises(TeacherError, match="only pickled weights"):
-        source(str(folder))
-    assert isinstance(source(str(folder), allow_pickle=True), Headed)
+        load_source(str(folder))
+    assert isinstance(load_source(str(folder), allow_pickle=True), Checkpoint)

@@ -24,8 +24,8 @@ from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer import run_text, text_model, trie, verdict_of, wordpiece
 from compress.exporters.tokenizer import wordpiece as characters
 from compress.exporters.tokenizer.build import reader
-from compress.exporters.tokenizer.verify import TEXTS, Difference, differences, torture
-from compress.exporters.tokenizer.wordpiece import Reading, WordPiece
+from compress.exporters.tokenizer.verify import TEXTS, TokenDifference, differences, torture
+from compress.exporters.tokenizer.wordpiece import CharacterMap, WordPiece
 from tests import tiny
 
 LETTERS = tuple(sorted({*string.ascii_letters, *string.digits, *"".join(TEXTS[4:60])} - {" ", "\u0301"}))
@@ -49,8 +49,10 @@ def words(*, lower: bool = True, accents: bool | None = None, chinese: bool = Tr
     )
 
 
-def read(tokenizer: Any, texts: Sequence[Text] = (), *, pair: bool = False, max_length: int = 32) -> list[Difference]:
-    """What a graph of this tokenizer reads otherwise; of the hard texts if none are given."""
+def read(
+    tokenizer: Any, texts: Sequence[Text] = (), *, pair: bool = False, max_length: int = 32
+) -> list[TokenDifference]:
+    """Compare a graph of this tokenizer with it, on the hard texts if none are given."""
     backend: Tokenizer = tokenizer.backend_tokenizer
     frame = frames.read_off(backend, pair=pair, max_length=max_length, padding=0)
     like = onnx.helper.make_model(
@@ -147,7 +149,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def test_a_batch_is_answered_as_its_texts_alone(bundle: Bundle, tmp_path: Path) -> None:
-    made = text_model(bundle.copied(tmp_path / "bundle"), precision="fp32")
+    made = text_model(bundle.copy_to(tmp_path / "bundle"), precision="fp32")
     session = open_session(made.path / TEXT)
     texts = np.array(TEXTS, dtype=object)
     together = session.run(["label", "logits"], {"text": texts})
@@ -157,7 +159,7 @@ def test_a_batch_is_answered_as_its_texts_alone(bundle: Bundle, tmp_path: Path) 
 
 
 def test_only_operators_that_a_standard_onnxruntime_has(bundle: Bundle, tmp_path: Path) -> None:
-    made = text_model(bundle.copied(tmp_path / "bundle"))
+    made = text_model(bundle.copy_to(tmp_path / "bundle"))
     model = read_model(made.path / TEXT)
     mine = {(node.domain, node.op_type) for node in model.graph.node if node.domain}
     assert mine == {("com.microsoft", "Tokenizer"), ("ai.onnx.ml", "LabelEncoder")}
@@ -166,7 +168,7 @@ def test_only_operators_that_a_standard_onnxruntime_has(bundle: Bundle, tmp_path
 
 
 def test_it_says_what_it_was_held_against(bundle: Bundle, tmp_path: Path) -> None:
-    made = text_model(bundle.copied(tmp_path / "bundle"), texts=["my own text", "and another"])
+    made = text_model(bundle.copy_to(tmp_path / "bundle"), texts=["my own text", "and another"])
     verdict = verdict_of(made.path / TEXT)
     assert (verdict.given, verdict.precision, verdict.max_length) == (2, "int8", 32)
     assert verdict.hard > len(TEXTS)
@@ -180,13 +182,13 @@ def test_a_graph_that_reads_otherwise_is_refused_with_what_differs(
 ) -> None:
     original = characters.read_off
 
-    def keeps_accents(tokenizer: Tokenizer, known: frozenset[str]) -> Reading:
+    def keeps_accents(tokenizer: Tokenizer, known: frozenset[str]) -> CharacterMap:
         reading = original(tokenizer, known)
         listed = {letter: parts for letter, parts in reading.listed.items() if letter != "é"}
-        return Reading(listed, reading.dropped, reading.alone)
+        return CharacterMap(listed, reading.dropped, reading.alone)
 
     monkeypatch.setattr(wordpiece, "read_off", keeps_accents)
-    copy = bundle.copied(tmp_path / "bundle")
+    copy = bundle.copy_to(tmp_path / "bundle")
     with pytest.raises(ExportError) as refusal:
         text_model(copy)
     assert "'café CAFÉ" in str(refusal.value)
@@ -196,7 +198,7 @@ def test_a_graph_that_reads_otherwise_is_refused_with_what_differs(
 
 
 def test_differing_logits_are_refused(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = bundle.copied(tmp_path / "bundle")
+    copy = bundle.copy_to(tmp_path / "bundle")
     monkeypatch.setattr(texting, "TOLERANCE", -1.0)
     with pytest.raises(ExportError, match="logits differ"):
         text_model(copy)

@@ -16,7 +16,7 @@ from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import FORM_KEY, SHIPPED
-from compress.exporters.rewrite.products import products
+from compress.exporters.rewrite.graph import products
 from compress.exporters.session import CERTIFICATE_KEY as CERTIFICATE
 from compress.exporters.session import SESSION_KEY, metadata, open_session, opset_of, read_model
 from compress.records.certificate import Tried
@@ -82,7 +82,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Evaluator
 
 @pytest.fixture
 def shipped(written: tuple[Bundle, Evaluator], tmp_path: Path) -> Bundle:
-    return written[0].copied(tmp_path / "bundle")
+    return written[0].copy_to(tmp_path / "bundle")
 
 
 @pytest.fixture

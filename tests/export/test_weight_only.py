@@ -13,8 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compress.errors import ExportError
 from compress.exporters.onnx import to_onnx
-from compress.exporters.parity import Difference, difference, onnx_run, rows_for
-from compress.exporters.session import metadata, read_model
+from compress.exporters.session import Difference, difference, metadata, onnx_run, read_model, rows_for
 from compress.exporters.weight_only import SMALL, Bits, Packed, pack, quantize_weights
 from tests import tiny
 

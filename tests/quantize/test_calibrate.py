@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from compress.errors import ExportError
-from compress.exporters.rewrite.products import products
+from compress.exporters.rewrite.graph import products
 from compress.quantization import calibration
 from tests.quantize import graphs
 

@@ -84,7 +84,7 @@ def test_a_class_that_collapses_is_no_certificate_though_the_score_is_kept() -> 
 
 
 def test_the_file_and_the_report_carry_it(shipped: tuple[Bundle, Evaluator], here: Device, tmp_path: Path) -> None:
-    made, exam = shipped[0].copied(tmp_path / "bundle"), shipped[1]
+    made, exam = shipped[0].copy_to(tmp_path / "bundle"), shipped[1]
     before = made.logits(exam.rows)
     found = proof(shipped, here, 1.0)
     kept, signed = carried(made, "int8", found)

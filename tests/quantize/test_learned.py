@@ -14,7 +14,7 @@ from compress.config.term import Term
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle
 from compress.exporters.int8 import module_of, quantize_learned
-from compress.exporters.rewrite.products import products
+from compress.exporters.rewrite.graph import products
 from compress.papers.q8bert import QuantizationAware
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective

@@ -11,7 +11,7 @@ from datasets import Dataset
 from compress.data.task import Task
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
-from compress.exporters.rewrite.products import Product, layer, products
+from compress.exporters.rewrite.graph import Product, layer, products
 from compress.exporters.session import read_model
 from compress.quantization.evaluator import QuantizationEvaluator, ScoreDrop
 from compress.quantization.select import as_written, keep_score

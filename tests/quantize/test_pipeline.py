@@ -118,7 +118,7 @@ def test_every_kind_of_task_is_quantised_and_certified(kind: str, tmp_path: Path
     ],
 )
 def test_in_place_by_every_method(reviews: tuple[Bundle, str], words: str, said: str, tmp_path: Path) -> None:
-    made = reviews[0].copied(tmp_path / "bundle")
+    made = reviews[0].copy_to(tmp_path / "bundle")
     told = command.run("quantize", str(made.path), "--data", reviews[1], "--max-drop", "100", "--json", *words.split())
     assert told.code == 0, told.err
     found = json.loads(told.out)
@@ -134,7 +134,7 @@ def test_auto_smooths_where_static_alone_is_not_near(
     reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ScoreDrop, "near", lambda *_: False)
-    made = reviews[0].copied(tmp_path / "bundle")
+    made = reviews[0].copy_to(tmp_path / "bundle")
     told = command.run("quantize", str(made.path), "--data", reviews[1], "--json")
     assert json.loads(told.out)["certificate"]["method"].startswith("SmoothQuant")
 
@@ -205,7 +205,7 @@ def test_a_bundle_killed_at_any_write_still_loads_and_is_quantised_again(
     reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A certificate is never of another file than the one beside it."""
-    made = reviews[0].copied(tmp_path / "bundle")
+    made = reviews[0].copy_to(tmp_path / "bundle")
     done = quantize.quantize(made, reviews[1], method="dynamic", out=tmp_path / "done")
 
     class Killed(BaseException):
@@ -286,7 +286,7 @@ def examined(made: Bundle, source: str) -> Evaluator:
 def test_an_interruption_leaves_the_bundle_as_it_was(
     moment: str, reviews: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = reviews[0].copied(tmp_path / "bundle")
+    made = reviews[0].copy_to(tmp_path / "bundle")
 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -8,8 +8,7 @@ import pytest
 
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
-from compress.exporters.rewrite.graph import Graph
-from compress.exporters.rewrite.products import layer, left_in_float, products
+from compress.exporters.rewrite.graph import Graph, layer, left_in_float, products
 from tests import tiny
 from tests.quantize import graphs
 

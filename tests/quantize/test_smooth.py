@@ -12,8 +12,7 @@ from onnx import numpy_helper
 from compress.exporters.int8 import quantize_static
 from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import Form, rewritten
-from compress.exporters.rewrite.graph import Graph
-from compress.exporters.rewrite.products import layer, products
+from compress.exporters.rewrite.graph import Graph, layer, products
 from compress.exporters.session import read_model
 from compress.quantization.calibration import ranges
 from compress.quantization.smoothquant import Channels, channels, producers, smooth

@@ -10,7 +10,7 @@ import pytest
 
 from compress.errors import ExportError
 from compress.exporters.int8 import Form, quantised, quantize_static, scale_and_zero
-from compress.exporters.rewrite.products import products
+from compress.exporters.rewrite.graph import products
 from compress.exporters.session import metadata, read_model
 from compress.quantization.calibration import ranges
 from tests.quantize import graphs

@@ -50,7 +50,14 @@ def bundle(
     if told is not None:
         made = naming_files(told, manifests.stamps(path))
         (path / "report.json").write_text(made.to_json(), encoding="utf-8")
-    Manifest(task, 128, "bert", 14_000_000, {"torch": "2.13.0"}, manifests.stamps(path)).write(path)
+    Manifest(
+        task=task,
+        max_length=128,
+        model_type="bert",
+        parameters=14_000_000,
+        versions={"torch": "2.13.0"},
+        files=manifests.stamps(path),
+    ).write(path)
     return folder
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from compress.errors import BundleError
 from compress.exporters.artifact import Bundle
-from compress.exporters.evidence import keep, report_of
 from compress.records.certificate import Certificate, Sensitivity, Tried
 from compress.records.run_report import Report
 from tests.export.test_bundle import write
@@ -22,7 +21,7 @@ WON = Tried("raw", "local", {"1 thread": 2.0}, {"1 thread": 1.0}, 1e-6, 5.0, pas
 
 
 def test_a_bundle_without_a_report_gets_one_that_says_what_it_is(tmp_path: Path) -> None:
-    bundle = keep(write(tmp_path / "bundle"), certificates=[HERE])
+    bundle = write(tmp_path / "bundle").attach_evidence(certificates=[HERE])
     report = Report.from_json(bundle.path / "report.json")
     assert report.certificates == (HERE,)
     assert (report.kind, report.metric, report.labels, report.rows) == ("classification", "accuracy", 2, ())
@@ -34,17 +33,17 @@ def test_evidence_replaces_what_it_proves_anew(tmp_path: Path) -> None:
     there = replace(HERE, device="browser", runtime="onnxruntime-web 1.30")
     better = replace(HERE, after=0.9, certified=True, reason="nothing lost")
     hurt = Sensitivity("/layer.0/MatMul", "layer 0 query", 0.1, 0.5, kept=True)
-    bundle = keep(bundle, certificates=[HERE, there], sensitivity=[hurt], tuning=[WON, replace(WON, device="browser")])
-    faster = replace(WON, variant="merged")
-    report = report_of(keep(bundle, certificates=[better], tuning=[faster]))
+    raced = [WON, replace(WON, device="browser")]
+    bundle = bundle.attach_evidence(certificates=[HERE, there], sensitivity=[hurt], tuning=raced)
+    report = bundle.attach_evidence(certificates=[better], tuning=[replace(WON, variant="merged")]).report()
     assert report.certificates == (better, there)
     assert report.sensitivity == (hurt,)
     assert [(each.variant, each.device) for each in report.tuning] == [("raw", "browser"), ("merged", "local")]
-    assert report.rows == report_of(bundle).rows != ()
+    assert report.rows == bundle.report().rows != ()
 
 
 def test_figures_that_are_none_are_refused_and_nothing_is_kept(tmp_path: Path) -> None:
     bundle = write(tmp_path / "bundle")
     with pytest.raises(BundleError, match="certificate: after is nan"):
-        keep(bundle, certificates=[replace(HERE, after=float("nan"))])
+        bundle.attach_evidence(certificates=[replace(HERE, after=float("nan"))])
     assert Bundle.load(bundle.path) == bundle

@@ -1,7 +1,7 @@
-"""A model for another runtime: one file per format, each with
+"""A model for another runtime: one module per format, each with
 
     PRECISIONS   those it can write, the ones it writes unless asked first: `DEFAULT` of them
-    write(subject, folder, precisions) -> Outcome
+    write(context, folder, precisions) -> ExportResult
 
 and this, which gives all of them the same frame: the folder is whole or not there, has the tokenizer, and an
 `export.json` that says what each file is, how far its answers are from fp32's, and what made it.
@@ -9,53 +9,82 @@ and this, which gives all of them the same frame: the folder is whole or not the
 
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from compress.errors import ExportError, did_you_mean
 from compress.exporters import manifest
-from compress.exporters.artifact import check_writable
-from compress.exporters.checkpoint import Shipped, Source, Writer
-from compress.exporters.formats import onnx
-from compress.exporters.formats.outcome import Made, Outcome, far_off
-from compress.exporters.formats.subject import Subject, copy_tokenizer
+from compress.exporters.artifact import FILES, Bundle, Precision, check_writable
+from compress.exporters.checkpoint import Checkpoint, Source
 from compress.exporters.manifest import Stamp
+from compress.exporters.rewrite import FORM_KEY, SHIPPED
+from compress.exporters.session import Difference, Row, Run, difference, metadata, onnx_run, read_model, rows_for
 from compress.io import filled
-from compress.provenance import versions
+from compress.provenance import install_command, versions
 
 if TYPE_CHECKING:
     from compress.data.task import TaskData
-    from compress.exporters.artifact import Bundle
     from compress.exporters.int8 import Ranges
     from compress.records.certificate import Tried
 
 Format = Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 NAME = "export.json"
+BESIDE = ("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json")
+TOKENIZER = ("tokenizer*.json", "tokenizer.model", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "spm.model")
+OPSETS = range(12, 24)
+"""What torch's TorchScript exporter, onnxruntime and its quantiser all do, for every family (torch 2.13,
+onnxruntime 1.31): DeBERTa's graph is invalid below, the exporter ends above."""
+
+OPSET = WITH_NORM = 17
+"""The first opset with LayerNormalization as one operator is the one we write."""
+FAR = 0.1
+"""A largest difference beyond this share of the largest logit is warned of."""
 
 
 @dataclass(frozen=True)
-class About:
-    """What an export is of."""
+class ExportedFile:
+    """One file of an export.
 
-    name: str
-    model_type: str
-    max_length: int
+    file         path inside the folder, with forward slashes; a model in two files is named by the first, the other
+                 is in `with_files`
+    precision    of the weights; `note`: what it is, where that does not say it all
+    difference   from the fp32 ONNX file's logits on made-up rows; none of a file that is no model
+    certificate  of the ONNX file it was made of, as JSON, where that carries one
+    """
+
+    file: str
+    precision: str
+    difference: Difference | None
+    note: str = ""
+    with_files: tuple[str, ...] = ()
+    certificate: str = ""
 
 
 @dataclass(frozen=True)
-class Exported:
-    """What is in the folder; `sizes` in bytes, by file; `tried`: what was raced before."""
+class ExportResult:
+    """What a format wrote; verdicts are sentences on where and how to run it, packages those whose versions matter.
 
-    path: Path
-    to: Format
-    files: tuple[Made, ...]
-    sizes: Mapping[str, int]
-    verdicts: tuple[str, ...]
-    warnings: tuple[str, ...]
+    path, to, sizes   the folder, the format, and the bytes of each file: filled in by `export`
+    tried             what was raced before
+    """
+
+    files: tuple[ExportedFile, ...]
+    verdicts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ("onnx", "onnxruntime")
+    path: Path = Path()
+    to: Format = "onnx"
+    sizes: Mapping[str, int] = field(default_factory=dict)
     tried: "tuple[Tried, ...]" = ()
 
 
@@ -66,14 +95,16 @@ def export(
     to: Format = "onnx",
     precisions: Sequence[str] = (),
     opset: int | None = None,
+    name: str = "",
     load_data: "Callable[[Bundle], TaskData] | None" = None,
     calibrate: "Callable[[Bundle, Path], Ranges] | None" = None,
     command: str = "",
-) -> Exported:
-    """Write what `source` holds for another runtime into the folder `out`, or, for `onnx`, into the bundle itself.
+) -> ExportResult:
+    """Write `source` for another runtime into the folder `out`, or, for `onnx`, into the bundle itself.
 
     precisions   what the weights are held in; the format's own choice where none is given
     opset        ONNX anew from the weights, at this opset; none: the bundle's own files
+    name         what the user called the source; '': by its folder
     load_data    loads examples of a bundle's task, whose texts a text file is checked on
     calibrate    finds the ranges of a bundle's fp32 file, for static int8
     command      what is written down as the command that did it
@@ -82,86 +113,87 @@ def export(
     or a file whose answers are not the model's; nothing is left then.
     """
     writer, chosen = check(source, out, to=to, precisions=precisions, opset=opset)
-    if isinstance(source, Writer):
-        if to != "onnx" or precisions or out is None:
-            raise ExportError(
-                f"{source.name}: writes text, and is exported as ONNX in fp32 and int8 only; expected --for onnx, "
-                "--out and no --precision"
-            )
-        return _generative(source, out, opset, command)
-    with Subject.opened(source, opset=opset, load_data=load_data, calibrate=calibrate) as subject:
-        if out is None:
-            return _in_place(subject, chosen, command)
-        with filled(out) as folder:
-            outcome = writer.write(subject, folder, chosen)
-            if to not in ("onnx", "text"):  # which copies all there is, and has it inside
-                copy_tokenizer(subject.folder, folder)
-            exported = _exported(out, folder, to, outcome, subject.warnings)
-            onnx.add(folder, NAME, _as_json(exported, outcome, folder, subject, command))
-    return exported
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compress-export.")))
+        context = ExportContext.open(source, scratch, name=name, opset=opset, load_data=load_data, calibrate=calibrate)
+        folder = context.bundle.path if out is None else stack.enter_context(filled(out))
+        result: ExportResult = writer.write(context, folder, chosen)
+        if to not in ("onnx", "text"):  # which copies all there is, and has it inside
+            copy_tokenizer(context.bundle.path, folder)
+        names = [name for each in result.files for name in (each.file, *each.with_files)]
+        result = replace(
+            result,
+            path=context.bundle.path if out is None else out,
+            to=to,
+            sizes={name: (folder / name).stat().st_size for name in names},
+            warnings=(*context.warnings, *result.warnings, *_far_off(result.files)),
+        )
+        record = _as_json(result, folder, context, command)
+        if manifest.is_bundle(folder):
+            Bundle.load(folder).attach(NAME, record)
+        else:
+            (folder / NAME).write_text(record, encoding="utf-8")
+    return result
 
 
 def check(
     source: Source, out: Path | None, *, to: Format, precisions: Sequence[str], opset: int | None
-) -> tuple[Any, list[str]]:
-    """Raise ExportError for a format, precision or folder that cannot be; return the format's module, and the
+) -> tuple[Any, list[Precision]]:
+    """Raise ExportError for a format, precision, opset or folder that cannot be; return the format's module, and the
     precisions that it is to write."""
     if to not in FORMATS:
         raise ExportError(f"--for {to}: no such format.{did_you_mean(to, FORMATS)}")
     writer = importlib.import_module(f"{__name__}.{to}")
-    chosen = list(dict.fromkeys(precisions or writer.DEFAULT))
+    chosen: list[Any] = list(dict.fromkeys(precisions or writer.DEFAULT))
     for precision in chosen:
         if precision not in writer.PRECISIONS:
             raise ExportError(f"--precision {precision}: --for {to} writes {', '.join(writer.PRECISIONS)}")
+    if opset is not None and opset not in OPSETS:
+        raise ExportError(
+            f"--opset {opset}: expected {OPSETS[0]} to {OPSETS[-1]}, which torch's exporter and onnxruntime can both do"
+        )
+    if isinstance(source, Checkpoint) and source.kind == "generative" and (to != "onnx" or precisions or out is None):
+        raise ExportError(
+            f"{source.name}: writes text, and is exported as ONNX in fp32 and int8 only; expected --for onnx, --out "
+            "and no --precision"
+        )
     if out is not None:
         _check_free(out, to, source)
-    elif to == "onnx" and opset is None and isinstance(source, Shipped):
-        check_writable(source.bundle.path)
+    elif to == "onnx" and opset is None and isinstance(source, Bundle):
+        check_writable(source.path)
     else:
         raise ExportError("expected --out with the folder to write: only new precisions go into a bundle itself")
     return writer, chosen
 
 
-def _generative(source: Writer, out: Path, opset: int | None, command: str) -> Exported:
-    with filled(out) as folder:
-        outcome = onnx.write_generative(source, folder, opset)
-        exported = _exported(out, folder, "onnx", outcome, ())
-        about = About(source.name, source.model.config.model_type, source.max_length)
-        onnx.add(folder, NAME, _as_json(exported, outcome, folder, about, command))
-    return exported
-
-
-def _in_place(subject: Subject, precisions: Sequence[str], command: str) -> Exported:
-    outcome = onnx.into(subject, precisions)
-    exported = _exported(subject.folder, subject.folder, "onnx", outcome, subject.warnings)
-    onnx.add(subject.folder, NAME, _as_json(exported, outcome, subject.folder, subject, command))
-    return exported
-
-
 def _check_free(out: Path, to: Format, source: Source) -> None:
-    """Raises ExportError where something is that is no export, and that the export would take the place of."""
-    origin = source.bundle.path if isinstance(source, Shipped) else Path(source.name)
+    """Raise ExportError where something is that is no export, and that the export would take the place of."""
+    origin = source.path if isinstance(source, Bundle) else Path(source.name)
     if origin.exists() and origin.resolve().is_relative_to(out.resolve()):
         raise ExportError(
             f"--out {out}: holds the model itself, which the export would replace; expected another folder"
         )
-    if to != "onnx" and (out / manifest.NAME).is_file():
+    if to != "onnx" and manifest.is_bundle(out):
         raise ExportError(f"--out {out}: is a bundle, and --for {to} writes none; expected a new folder")
-    ours = any((out / name).is_file() for name in (NAME, manifest.NAME, manifest.CONTENTS_NAME))
+    ours = manifest.is_bundle(out) or (out / NAME).is_file()
     if (out.exists() and not out.is_dir()) or (out.is_dir() and any(out.iterdir()) and not ours):
         raise ExportError(f"{out}: exists and is no export; expected a new folder, or an export to replace")
 
 
-def _exported(path: Path, folder: Path, to: Format, outcome: Outcome, warned: Sequence[str]) -> Exported:
-    names = [name for made in outcome.files for name in (made.file, *made.with_files)]
-    sizes = {name: (folder / name).stat().st_size for name in names}
-    warnings = (*warned, *outcome.warnings, *far_off(outcome.files))
-    return Exported(path, to, outcome.files, sizes, outcome.verdicts, warnings)
+def _far_off(files: Sequence[ExportedFile]) -> list[str]:
+    """Warn of each file whose answers are far from fp32's."""
+    return [
+        f"{each.file}: logits differ from fp32's by up to {each.difference.largest:.2g} where the largest is "
+        f"{each.difference.logit:.2g}, on {each.difference.rows} rows of random tokens; score it on real data before "
+        "it ships"
+        for each in files
+        if each.difference is not None and not each.difference.relative <= FAR
+    ]
 
 
-def _as_json(exported: Exported, outcome: Outcome, folder: Path, subject: About | Subject, command: str) -> str:
+def _as_json(result: ExportResult, folder: Path, context: "ExportContext", command: str) -> str:
     files = []
-    for made in exported.files:
+    for made in result.files:
         for name in (made.file, *made.with_files):
             of_model = asdict(made) if name == made.file else {"precision": made.precision}
             known = {key: value for key, value in of_model.items() if key not in ("file", "with_files") and value}
@@ -170,15 +202,199 @@ def _as_json(exported: Exported, outcome: Outcome, folder: Path, subject: About 
             files.append({"file": name, **asdict(Stamp.of(folder / name)), **known})
     record = {
         "format": 1,
-        "for": exported.to,
-        "source": Path(subject.name).name or subject.name,
-        "model_type": subject.model_type,
-        "max_length": subject.max_length,
+        "for": result.to,
+        "source": Path(context.name).name or context.name,
+        "model_type": context.bundle.manifest.model_type,
+        "max_length": context.bundle.manifest.max_length,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
-        "versions": versions(("compress", "torch", "transformers", *outcome.packages)),
+        "versions": versions(("compress", "torch", "transformers", *result.packages)),
         "files": files,
-        "verdicts": exported.verdicts,
-        "warnings": exported.warnings,
+        "verdicts": result.verdicts,
+        "warnings": result.warnings,
     }
     return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+
+
+@dataclass(frozen=True)
+class ExportContext:
+    """A bundle while it is exported; a checkpoint has become one.
+
+    name       what the user called it
+    load       loads the torch model
+    scratch    a folder for files on the way, gone afterwards
+    load_data  loads examples of the task; calibrate: finds the ranges of an fp32 file; none where there are no data
+    remade     ONNX files that take the place of all of the bundle's: another opset
+    warnings   what there is to say of it already
+    """
+
+    name: str
+    bundle: Bundle
+    load: Callable[[], Any]
+    scratch: Path
+    load_data: "Callable[[Bundle], TaskData] | None" = None
+    calibrate: "Callable[[Bundle, Path], Ranges] | None" = None
+    remade: Mapping[Precision, Path] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def open(
+        cls,
+        source: Source,
+        scratch: Path,
+        *,
+        name: str,
+        opset: int | None,
+        load_data: "Callable[[Bundle], TaskData] | None" = None,
+        calibrate: "Callable[[Bundle, Path], Ranges] | None" = None,
+    ) -> "ExportContext":
+        """Write a checkpoint as the bundle that it becomes, and a bundle's files anew where an opset is asked for."""
+        if isinstance(source, Bundle):
+            bundle, called = source, name or source.path.name
+        else:
+            bundle, called = source.write(scratch / "bundle", opset=OPSET if opset is None else opset), source.name
+
+        def load() -> Any:
+            if isinstance(source, Bundle):
+                from compress.models.heads import task_class
+
+                return task_class(bundle.task.kind).from_pretrained(bundle.path, use_safetensors=True)
+            if source.pooling is not None:
+                from compress.exporters.onnx import Pooled
+
+                return Pooled(source.model, source.pooling)
+            return source.model
+
+        context = cls(called, bundle, load, scratch, load_data, calibrate)
+        return context if opset is None or bundle.manifest.kind != "task" else context._at(opset)
+
+    def onnx(self, precision: Precision) -> Path:
+        """Return the ONNX file of this precision, made of the fp32 one where the bundle has none."""
+        from compress.exporters.fp16 import to_float16
+        from compress.exporters.weight_only import quantize_weights
+
+        known = self.remade or self.bundle.files()
+        if precision in known:
+            return known[precision]
+        made = self.scratch / FILES[precision]
+        if made.is_file():
+            return made
+        if precision == "fp16":
+            to_float16(known["fp32"], made, self.trial_rows())
+        elif precision in ("w8", "q4"):
+            quantize_weights(known["fp32"], made, bits=8 if precision == "w8" else 4)
+        else:
+            raise ExportError(f"{self.bundle.path}: has no {precision} file; write it again")
+        return made
+
+    def trial_rows(self) -> list[Row]:
+        """Make up rows that the fp32 file can read."""
+        return rows_for(self.onnx("fp32"), self.bundle.manifest.max_length)
+
+    def differs(self, other: Run, *, rows: Sequence[Row] | None = None) -> Difference:
+        """Compare the answers of `other` with those of the fp32 ONNX file."""
+        return difference(onnx_run(self.onnx("fp32")), other, self.trial_rows() if rows is None else rows)
+
+    def model(self) -> Any:
+        """Load the torch model: float32, eval mode, attention written out as every exporter reads it."""
+        from compress.exporters.onnx import as_float32
+
+        model = as_float32(self.load())
+        model.set_attn_implementation("eager")
+        return model
+
+    def as_written(self) -> Path:
+        """Return the fp32 ONNX file in the form that `to_onnx` writes: exported from the weights anew where tuning, or
+        an earlier version, left the bundle's own in another one."""
+        own = self.onnx("fp32")
+        if self.remade or metadata(read_model(own)).get(FORM_KEY) == str(SHIPPED):
+            return own
+        made = self.scratch / "as_written.onnx"
+        if not made.is_file():
+            self._export(made, OPSET)
+        return made
+
+    def _export(self, target: Path, opset: int) -> None:
+        from compress.exporters.onnx import to_onnx
+
+        inputs = [each.name for each in read_model(self.onnx("fp32")).graph.input]
+        to_onnx(self.model(), target, opset=opset, segments="token_type_ids" in inputs)
+
+    def _at(self, opset: int) -> "ExportContext":
+        """Export fp32 and int8 from the weights anew; what the int8 file left in float32 stays so."""
+        from compress.exporters.int8 import quantize_dynamic
+        from compress.exporters.rewrite.graph import left_in_float
+
+        fp32, int8 = (self.scratch / f"opset{opset}" / name for name in ("model.onnx", "model_quantized.onnx"))
+        self._export(fp32, opset)
+        quantize_dynamic(fp32, int8, keep=left_in_float(self.onnx("fp32"), self.onnx("int8")))
+        warned = []
+        if not any(node.op_type == "DynamicQuantizeLinear" for node in read_model(self.onnx("int8")).graph.node):
+            warned.append(
+                "the bundle's int8 file is static; at another opset it is dynamic int8, which the bundle was not "
+                "certified with: quantise it anew with `compress quantize`"
+            )
+        if opset < WITH_NORM:
+            warned.append(
+                f"opset {opset} has no LayerNormalization: it is spelled out in other operators, for onnxruntime to "
+                f"find again; {WITH_NORM} and above have it"
+            )
+        return replace(self, remade={"fp32": fp32, "int8": int8}, warnings=tuple(warned))
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the tokenizer's files and the config beside the model. Raises ExportError where there is no tokenizer."""
+    if not (source / "tokenizer.json").is_file():
+        raise ExportError(
+            f"{source}: has no tokenizer.json, without which nobody can feed the exported model; write the bundle "
+            "again, or save the tokenizer there: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    for pattern in (*BESIDE, *TOKENIZER):
+        for path in source.glob(pattern):
+            shutil.copyfile(path, folder / path.name)
+
+
+def required(module: str, extra: str) -> Any:
+    """Import a module that an extra brings. Raises ExportError where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise ExportError(
+            f"{package} is not installed; expected it for this format: {install_command(extra)}"
+        ) from error
+
+
+@contextmanager
+def converting(context: ExportContext, runtime: str) -> Iterator[None]:
+    """Turn whatever a runtime's converter fails with into an ExportError that says what takes every family."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError) as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise ExportError(
+            f"{context.name}: {context.bundle.manifest.model_type} cannot be exported to {runtime} "
+            f"({type(error).__name__}: {first}); --for onnx and --for ort take every family"
+        ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop warnings, and what is written to the file descriptors of standard output and error meanwhile. Errors are
+    raised as ever: they do not come this way."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    kept = [os.dup(number) for number in (1, 2)]
+    try:
+        with tempfile.TemporaryFile() as dropped, warnings.catch_warnings(action="ignore"):
+            for number in (1, 2):
+                os.dup2(dropped.fileno(), number)
+            yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for number, original in zip((1, 2), kept, strict=True):
+            os.dup2(original, number)
+            os.close(original)

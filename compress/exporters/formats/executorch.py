@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.exporters.formats.outcome import Made, Outcome, converting, quiet, required
-from compress.exporters.formats.subject import Subject
-from compress.exporters.parity import Run
+from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, converting, quiet, required
+from compress.exporters.session import Run
 from compress.exporters.weight_only import SMALL
 
 PRECISIONS = ("fp32", "int8")
@@ -63,44 +62,48 @@ class Int8Rows(nn.Module):
         return numbers.to(torch.float32) * nn.functional.embedding(ids, self.scales_V1)
 
 
-def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
-    """Each precision as .pte, run here in ExecuTorch's own runtime."""
+def write(context: ExportContext, folder: Path, precisions: Sequence[str]) -> ExportResult:
+    """Write each precision as .pte, and run it in ExecuTorch's own runtime."""
     with quiet():
         required("executorch.exir", EXTRA)
-    shortest = SHORTEST.get(subject.model_type, 2)
-    rows = [row for row in subject.trial_rows() if row["input_ids"].shape[1] >= shortest]
+    shortest = SHORTEST.get(context.bundle.manifest.model_type, 2)
+    rows = [row for row in context.trial_rows() if row["input_ids"].shape[1] >= shortest]
     names = list(rows[0])
     made, verdicts = [], []
     for precision in precisions:
         with quiet():
-            buffer, left, taken = _program(subject, names, precision)
+            buffer, left, taken = _program(context, names, precision)
             (folder / FILES[precision]).write_bytes(buffer)
-            apart = subject.differs(_run(folder / FILES[precision], names), rows=rows)
+            apart = context.differs(_run(folder / FILES[precision], names), rows=rows)
         made.append(
-            Made(FILES[precision], precision, apart, f"XNNPACK takes {taken} of {taken + left.total()} operators")
+            ExportedFile(
+                FILES[precision], precision, apart, f"XNNPACK takes {taken} of {taken + left.total()} operators"
+            )
         )
         verdicts.append(
             f"{precision}: XNNPACK takes {taken} of {taken + left.total()} operators that compute; left to portable "
             f"kernels, which can be many times slower: {', '.join(f'{count} {name}' for name, count in left.items())}"
         )
-    verdicts.append(f"one row per run, of {shortest} to {subject.max_length} tokens, without padding")
-    return Outcome(tuple(made), tuple(verdicts), packages=("executorch", "torchao", "onnxruntime"))
+    verdicts.append(f"one row per run, of {shortest} to {context.bundle.manifest.max_length} tokens, without padding")
+    return ExportResult(tuple(made), tuple(verdicts), packages=("executorch", "torchao", "onnxruntime"))
 
 
-def _program(subject: Subject, names: Sequence[str], precision: str) -> tuple[bytes, "Counter[str]", int]:
-    """The file's bytes, the operators left to portable kernels, and how many XNNPACK takes."""
-    from compress.exporters.onnx import Exported
+def _program(context: ExportContext, names: Sequence[str], precision: str) -> tuple[bytes, "Counter[str]", int]:
+    """Return the file's bytes, the operators left to portable kernels, and how many XNNPACK takes."""
+    from compress.exporters.onnx import TracedModel
 
     partition = required("executorch.backends.xnnpack.partition.xnnpack_partitioner", EXTRA)
     exir = required("executorch.exir", EXTRA)
-    model = subject.model()
+    model = context.model()
     if precision == "int8":
         model = with_int8_rows(model)
-    sample = tuple(torch.from_numpy(array) for array in subject.trial_rows()[-1].values())
-    tokens = torch.export.Dim("tokens", min=SHORTEST.get(subject.model_type, 2), max=subject.max_length)
+    sample = tuple(torch.from_numpy(array) for array in context.trial_rows()[-1].values())
+    tokens = torch.export.Dim(
+        "tokens", min=SHORTEST.get(context.bundle.manifest.model_type, 2), max=context.bundle.manifest.max_length
+    )
     shapes = tuple({1: tokens} for _ in names)
-    with converting(subject.name, subject.model_type, "ExecuTorch"):
-        program = torch.export.export(Exported(model).eval(), sample, dynamic_shapes=shapes, strict=False)
+    with converting(context, "ExecuTorch"):
+        program = torch.export.export(TracedModel(model).eval(), sample, dynamic_shapes=shapes, strict=False)
         if precision == "int8":
             program = _dynamic_int8(program, sample, shapes)
         edge = exir.to_edge_transform_and_lower(program, partitioner=[partition.XnnpackPartitioner()])
@@ -119,7 +122,7 @@ def _dynamic_int8(program: Any, sample: tuple[Tensor, ...], shapes: Any) -> Any:
 
 
 def with_int8_rows(model: nn.Module) -> nn.Module:
-    """A copy whose input table, and whose positions where they are a table, are `Int8Rows`."""
+    """Copy the model with its input table, and its positions where they are a table, as `Int8Rows`."""
     changed = copy.deepcopy(model)
     words = changed.get_input_embeddings()  # type: ignore[operator]
     for name, module in list(changed.named_modules()):
@@ -131,16 +134,13 @@ def with_int8_rows(model: nn.Module) -> nn.Module:
 
 
 def delegation(graph: Any) -> tuple["Counter[str]", int]:
-    """Operators that compute: those left out, by name, and how many a delegate has."""
+    """Count the operators that compute: those left out, by name, and how many a delegate has."""
     debug = required("executorch.devtools.backend_debug", EXTRA)
     operators: Mapping[str, Any] = debug.get_delegation_info(graph).delegation_by_operator
     work = {name: seen for name, seen in operators.items() if not any(free in name for free in FREE)}
-    left = Counter({_short(name): seen.non_delegated for name, seen in work.items() if seen.non_delegated})
+    short = {name: name.removeprefix("aten_").removesuffix("_default").removesuffix("_tensor") for name in work}
+    left = Counter({short[name]: seen.non_delegated for name, seen in work.items() if seen.non_delegated})
     return left, sum(seen.delegated for seen in work.values())
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("aten_").removesuffix("_default").removesuffix("_tensor")
 
 
 def _run(path: Path, names: Sequence[str]) -> Run:

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from compress.exporters.formats.outcome import Made, Outcome, converting, quiet, required
-from compress.exporters.formats.subject import Subject
-from compress.exporters.parity import Run
+from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, converting, quiet, required
+from compress.exporters.session import Run, read_model
 
 PRECISIONS = ("fp32", "int8", "w8")
 DEFAULT = ("fp32", "int8")
@@ -31,7 +30,7 @@ SHORTEST, STEP = 32, 4
 
 
 def lengths(longest: int) -> list[int]:
-    """Of the signatures: 32, 128, 512, ... below the longest, and that."""
+    """List the signatures' lengths: 32, 128, 512, ... below the longest, and that."""
     found, length = [], SHORTEST
     while length < longest:
         found.append(length)
@@ -39,11 +38,15 @@ def lengths(longest: int) -> list[int]:
     return [*found, longest]
 
 
-def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
-    """Each precision as .tflite, run here in LiteRT's own interpreter."""
+def write(context: ExportContext, folder: Path, precisions: Sequence[str]) -> ExportResult:
+    """Write each precision as .tflite, and run it in LiteRT's own interpreter."""
     with quiet():
         required("litert_torch", EXTRA)
-        exact = _converted(subject)
+        exact = _converted(context)
+        per_token = [
+            "sequence_length" in [size.dim_param for size in each.type.tensor_type.shape.dim]
+            for each in read_model(context.onnx("fp32")).graph.output
+        ]
         made = []
         for precision in precisions:
             target = folder / FILES[precision]
@@ -51,27 +54,27 @@ def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
                 target.write_bytes(exact.read_bytes())
             else:
                 _quantized(exact, target, precision)
-            made.append(Made(target.name, precision, subject.differs(_run(target, subject.per_token()))))
-    named = ", ".join(f"tokens_{length}" for length in lengths(subject.max_length))
+            made.append(ExportedFile(target.name, precision, context.differs(_run(target, per_token))))
+    named = ", ".join(f"tokens_{length}" for length in lengths(context.bundle.manifest.max_length))
     verdict = (
         f"shapes are fixed: signatures {named}, one row each, on the same weights; pad to the shortest that holds the "
         "text, attention_mask 0. Inputs are int32"
     )
     packages = ("litert-torch", "ai-edge-quantizer", "ai-edge-litert", "onnxruntime")
-    return Outcome(tuple(made), (verdict,), packages=packages)
+    return ExportResult(tuple(made), (verdict,), packages=packages)
 
 
-def _converted(subject: Subject) -> Path:
-    """The fp32 file with all signatures."""
-    from compress.exporters.onnx import Exported
+def _converted(context: ExportContext) -> Path:
+    """Convert the model to an fp32 file with all signatures."""
+    from compress.exporters.onnx import TracedModel
 
     converter = required("litert_torch", EXTRA)
-    wrapped = Exported(subject.model()).eval()
-    target = subject.scratch / FILES["fp32"]
-    with converting(subject.name, subject.model_type, "LiteRT"):
+    wrapped = TracedModel(context.model()).eval()
+    target = context.scratch / FILES["fp32"]
+    with converting(context, "LiteRT"):
         signatures = converter
-        for length in lengths(subject.max_length):
-            sample = {name: torch.ones(1, length, dtype=torch.int64) for name in subject.trial_rows()[0]}
+        for length in lengths(context.bundle.manifest.max_length):
+            sample = {name: torch.ones(1, length, dtype=torch.int64) for name in context.trial_rows()[0]}
             signatures = signatures.signature(f"tokens_{length}", wrapped, sample_kwargs=sample)
         signatures.convert().export(str(target))
     return target

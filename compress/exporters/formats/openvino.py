@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from compress.errors import ExportError
-from compress.exporters.formats.outcome import Made, Outcome, required
-from compress.exporters.formats.subject import Subject
+from compress.exporters.formats import ExportContext, ExportedFile, ExportResult, required
 from compress.exporters.int8 import quantize_static
-from compress.exporters.parity import Run
+from compress.exporters.session import Run
 from compress.exporters.weight_only import SMALL
 
 PRECISIONS = ("fp32", "fp16", "w8", "int8")
@@ -37,17 +36,17 @@ EXTRA = "openvino"
 NOTES = {"w8": "int8 weights", "int8": "static, calibrated"}
 
 
-def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
-    """Each precision as .xml and .bin, run here in OpenVINO."""
+def write(context: ExportContext, folder: Path, precisions: Sequence[str]) -> ExportResult:
+    """Write each precision as .xml and .bin, and run it in OpenVINO."""
     openvino = required("openvino", EXTRA)
     made = []
     for precision in precisions:
         target = folder / f"{STEMS[precision]}.xml"
-        source = _source(subject, precision)
+        source = _source(context, precision)
         try:
             model = openvino.convert_model(source)
         except RuntimeError as error:
-            raise ExportError(f"{subject.name}: OpenVINO cannot read {source.name}: {str(error)[:500]}") from error
+            raise ExportError(f"{context.name}: OpenVINO cannot read {source.name}: {str(error)[:500]}") from error
         if precision == "w8":
             _compress(model)
         try:
@@ -58,28 +57,28 @@ def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
                 f"{target.name}: OpenVINO cannot write it ({error}); {free:.0f} MB are free in {folder.parent}. "
                 "Make room, or name another --out"
             ) from error
-        apart = subject.differs(_run(target))
-        made.append(Made(target.name, precision, apart, NOTES.get(precision, ""), (f"{target.stem}.bin",)))
-    return Outcome(tuple(made), _verdicts(openvino), packages=("onnx", "onnxruntime", "openvino"))
+        apart = context.differs(_run(target))
+        made.append(ExportedFile(target.name, precision, apart, NOTES.get(precision, ""), (f"{target.stem}.bin",)))
+    return ExportResult(tuple(made), _verdicts(openvino), packages=("onnx", "onnxruntime", "openvino"))
 
 
-def _source(subject: Subject, precision: str) -> Path:
+def _source(context: ExportContext, precision: str) -> Path:
     if precision != "int8":
-        return subject.as_written()
-    if subject.bundle is None or subject.calibrate is None:
+        return context.as_written()
+    if context.bundle.manifest.kind != "task" or context.calibrate is None:
         raise ExportError(
             "--for openvino --precision int8: is calibrated on real rows of a bundle's task; expected --data with "
             "them. w8 needs none"
         )
-    target = subject.scratch / "qdq.onnx"
-    source = subject.as_written()
-    quantize_static(source, target, subject.calibrate(subject.bundle, source), form="qdq")
+    target = context.scratch / "qdq.onnx"
+    source = context.as_written()
+    quantize_static(source, target, context.calibrate(context.bundle, source), form="qdq")
     return target
 
 
 def _compress(model: Any) -> None:
-    """Every large matrix as int8 and one scale per output (of a table: per row), multiplied where it is read: the form
-    that OpenVINO keeps small in memory and knows a faster product for."""
+    """Store large matrices as int8 and one scale per output (of a table: per row), multiplied where it is read: the
+    form that OpenVINO keeps small in memory and knows a faster product for."""
     openvino, opset13 = required("openvino", EXTRA), required("openvino.opset13", EXTRA)
     for node in model.get_ordered_ops():
         large = node.get_type_name() == "Constant" and len(node.shape) == 2 and node.output(0).element_type.is_real()
@@ -99,7 +98,7 @@ def _compress(model: Any) -> None:
 
 
 def _inner_axis(reader: Any) -> int | None:
-    """The axis of its weight that a node sums over, or reads whole; None for a node that does neither."""
+    """Find the axis of its weight that a node sums over, or reads whole; None for a node that does neither."""
     if reader.get_type_name() == "MatMul":
         return 1 if reader.get_attributes()["transpose_b"] else 0
     return 1 if reader.get_type_name() == "Gather" else None

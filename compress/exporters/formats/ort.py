@@ -18,11 +18,9 @@ from typing import Any
 import onnxruntime
 
 from compress.errors import ExportError
-from compress.exporters.artifact import FILES
-from compress.exporters.formats.outcome import Made, Outcome
-from compress.exporters.formats.subject import Subject, name_of
-from compress.exporters.parity import Run
-from compress.exporters.session import UNOPENED, certificate, read_model, session_entries, session_options
+from compress.exporters.artifact import FILES, Precision
+from compress.exporters.formats import ExportContext, ExportedFile, ExportResult
+from compress.exporters.session import UNOPENED, Run, certificate, read_model, session_entries, session_options
 
 PRECISIONS = tuple(FILES)
 DEFAULT = ("fp32", "int8")
@@ -34,23 +32,25 @@ NCHWC = "NchwcTransformer"
 RUNTIME_NOTE = "for CoreML, NNAPI"
 
 
-def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
-    """Both styles of each precision, and one list of operators for all of them."""
-    made: list[Made] = []
+def write(context: ExportContext, folder: Path, precisions: Sequence[Precision]) -> ExportResult:
+    """Write both styles of each precision, and one list of operators for all of them."""
+    made: list[ExportedFile] = []
     fixed: list[Path] = []
     for precision in precisions:
-        source = subject.onnx(precision)
-        stem = Path(name_of(precision)).stem
+        source = context.onnx(precision)
+        stem = Path(FILES[precision]).stem
         proof = certificate(source)
         for name, runtime in ((f"{stem}.ort", False), (f"{stem}.with_runtime_opt.ort", True)):
             _convert(source, folder / name, runtime=runtime)
-            apart = subject.differs(_run(folder / name))
-            made.append(Made(name, precision, apart, RUNTIME_NOTE if runtime else "for the CPU", certificate=proof))
+            apart = context.differs(_run(folder / name))
+            made.append(
+                ExportedFile(name, precision, apart, RUNTIME_NOTE if runtime else "for the CPU", certificate=proof)
+            )
         fixed.append(folder / f"{stem}.ort")
     _list_operators(folder, made)
-    verdicts = [verdict for each in precisions for verdict in mobile_verdicts(subject.onnx(each), each)]
-    listed = Made(OPERATORS, "", None, "for a build of it")
-    return Outcome(files=(*made, listed), verdicts=tuple(verdicts))
+    verdicts = [verdict for each in precisions for verdict in mobile_verdicts(context.onnx(each), each)]
+    listed = ExportedFile(OPERATORS, "", None, "for a build of it")
+    return ExportResult(files=(*made, listed), verdicts=tuple(verdicts))
 
 
 def _convert(source: Path, target: Path, *, runtime: bool) -> None:
@@ -73,7 +73,7 @@ def _run(path: Path) -> Run:
     return lambda row: session.run(None, dict(row))
 
 
-def _list_operators(folder: Path, made: Sequence[Made]) -> None:
+def _list_operators(folder: Path, made: Sequence[ExportedFile]) -> None:
     from onnxruntime.tools.ort_format_model import create_config_from_models
 
     with _quiet_logging(), warnings.catch_warnings(action="ignore", category=ResourceWarning):  # it closes no file
@@ -85,7 +85,7 @@ def _list_operators(folder: Path, made: Sequence[Made]) -> None:
 
 
 def mobile_verdicts(source: Path, precision: str) -> list[str]:
-    """What onnxruntime's mobile usability check says of NNAPI and CoreML, in plain words, one sentence each.
+    """Put what onnxruntime's mobile usability check finds for NNAPI and CoreML into one sentence each.
 
     The check goes by operator types alone; it can be too hopeful, hardly too strict.
     """
@@ -118,7 +118,7 @@ def _verdict(precision: str, provider: str, info: Any) -> str:
 
 @contextmanager
 def _quiet_logging() -> Iterator[None]:
-    """These tools report their progress as log records of level INFO, and set themselves up to print them."""
+    """Silence tools that log their progress at level INFO, and set themselves up to print it."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

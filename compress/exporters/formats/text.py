@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from compress.data.task import TaskData
 from compress.errors import ExportError
 from compress.exporters.artifact import FILES, Precision
-from compress.exporters.formats.outcome import Made, Outcome
-from compress.exporters.formats.subject import Subject
+from compress.exporters.formats import ExportContext, ExportedFile, ExportResult
 from compress.exporters.session import certificate
 from compress.exporters.tokenizer import text_file
 
@@ -22,27 +21,27 @@ PRECISIONS = tuple(FILES)
 DEFAULT = ("int8",)
 
 
-def write(subject: Subject, folder: Path, precisions: Sequence[Precision]) -> Outcome:
-    """A file for each precision: `model_text.onnx` is int8, the others have theirs in their names."""
-    if subject.bundle is None:
+def write(context: ExportContext, folder: Path, precisions: Sequence[Precision]) -> ExportResult:
+    """Write a file for each precision: `model_text.onnx` is int8, the others have theirs in their names."""
+    if context.bundle.manifest.kind != "task":
         raise ExportError(
-            f"{subject.name}: gives vectors, no labels; expected a model for classification or regression"
+            f"{context.name}: gives vectors, no labels; expected a model for classification or regression"
         )
-    if subject.remade:
+    if context.remade:
         raise ExportError("--opset: a text file has its bundle's own; expected no --opset")
-    bundle = subject.bundle
-    texts = [] if subject.load_data is None else all_texts(subject.load_data(bundle))
+    bundle = context.bundle
+    texts = [] if context.load_data is None else all_texts(context.load_data(bundle))
     made, verdicts = [], []
     for precision in precisions:
         name = "model_text.onnx" if precision == "int8" else f"model_text_{precision}.onnx"
         found = text_file(bundle, folder / name, precision=precision, texts=texts)
-        made.append(Made(name, precision, None, "text in", certificate=certificate(bundle.files()[precision])))
+        made.append(ExportedFile(name, precision, None, "text in", certificate=certificate(bundle.files()[precision])))
         given = f", and all {found.given:,} texts of the data" if found.given else ""
         verdicts.append(
             f"{name}: reads {found.hard} hard texts{given} as the tokenizer does; needs no custom operators: any full "
             "build of onnxruntime runs it, for Python, mobile or the web"
         )
-    return Outcome(tuple(made), tuple(verdicts))
+    return ExportResult(tuple(made), tuple(verdicts))
 
 
 def all_texts(data: TaskData) -> "list[Text]":

@@ -9,11 +9,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from compress.exporters.artifact import FILES
-from compress.exporters.formats.outcome import Made, Outcome
-from compress.exporters.formats.subject import Subject, name_of
-from compress.exporters.parity import onnx_run
-from compress.exporters.session import certificate
+from compress.exporters.artifact import FILES, Precision
+from compress.exporters.formats import ExportContext, ExportedFile, ExportResult
+from compress.exporters.session import certificate, onnx_run
 
 PRECISIONS = tuple(FILES)
 DEFAULT = ("int8", "fp16")
@@ -21,19 +19,19 @@ DTYPES = {"fp32": "fp32", "int8": "q8", "fp16": "fp16", "q4": "q4"}
 """The `dtype` under which transformers.js looks for a file; `w8` has none."""
 
 
-def write(subject: Subject, folder: Path, precisions: Sequence[str]) -> Outcome:
-    """The ONNX files by their names on the hub."""
+def write(context: ExportContext, folder: Path, precisions: Sequence[Precision]) -> ExportResult:
+    """Copy the ONNX files by their names on the hub."""
     made = []
     for precision in precisions:
-        source = subject.onnx(precision)
-        target = folder / name_of(precision)
+        source = context.onnx(precision)
+        target = folder / FILES[precision]
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(source, target)
         dtype = f'transformers.js: dtype "{DTYPES[precision]}"' if precision in DTYPES else "onnxruntime-web only"
         proof = certificate(source)
-        apart = subject.differs(onnx_run(source))
-        made.append(Made(name_of(precision), precision, apart, dtype, certificate=proof))
-    return Outcome(tuple(made), verdicts=_verdicts(precisions))
+        apart = context.differs(onnx_run(source))
+        made.append(ExportedFile(FILES[precision], precision, apart, dtype, certificate=proof))
+    return ExportResult(tuple(made), verdicts=_verdicts(precisions))
 
 
 def _verdicts(precisions: Sequence[str]) -> tuple[str, ...]:

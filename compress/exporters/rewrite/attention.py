@@ -149,7 +149,7 @@ def _shown(graph: Graph, node: NodeProto, name: str, part: str) -> str:
 
 
 def only_reader(readers: Readers, name: str, operator: str, perm: list[int] | None = None) -> NodeProto | None:
-    """The one node that reads `name`, if it is of this kind."""
+    """Return the one node that reads `name`, if it is of this kind."""
     found = readers.get(name, [])
     if len(found) != 1 or found[0].op_type != operator:
         return None
@@ -157,7 +157,7 @@ def only_reader(readers: Readers, name: str, operator: str, perm: list[int] | No
 
 
 def masks_keys(graph: Graph, name: str, writers: Writers) -> bool:
-    """Whether a tensor is made of `attention_mask` (rows, tokens) alone, and is of (rows, 1, 1, tokens)."""
+    """Check that a tensor is made of `attention_mask` (rows, tokens) alone, and is of (rows, 1, 1, tokens)."""
     axes: list[int] = []
     while name in writers:
         node = writers[name]
@@ -178,7 +178,7 @@ def masks_keys(graph: Graph, name: str, writers: Writers) -> bool:
 
 
 def _unmasked(graph: Graph, name: str, writers: Writers) -> tuple[str, str]:
-    """The scores before a mask is added, and the mask."""
+    """Find the scores before a mask is added, and the mask."""
     added = written_by(writers, name, "Add")
     if added is None:
         return name, ""
@@ -187,7 +187,7 @@ def _unmasked(graph: Graph, name: str, writers: Writers) -> tuple[str, str]:
 
 
 def _unscaled(graph: Graph, name: str, writers: Writers) -> tuple[str, float]:
-    """The scores before they are scaled by a constant, and the factor."""
+    """Find the scores before they are scaled by a constant, and the factor."""
     node = writers.get(name)
     factor = graph.scalar(node.input[1]) if node is not None and node.op_type in ("Mul", "Div") else None
     if node is None or not factor:

@@ -1,12 +1,22 @@
-"""The one index of a graph: nodes found by what they write and by what they read, constants by value."""
+"""The one index of a graph: nodes found by what they write and by what they read, constants by value; and the matrix
+products with constant weights in it, which quantisation quantises.
 
+A product is known by the name of its node, which in our exports carries the module's path; it is a MatMul with a
+constant matrix on its right, or a Gemm that is one with a bias. Products of two activations are none.
+"""
+
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+
+from compress.exporters.session import read_model
 
 Array = NDArray[Any]
 Writers = Mapping[str, NodeProto]
@@ -80,7 +90,7 @@ class Graph:
         return made
 
     def prune(self) -> None:
-        """Forgets nodes whose results nobody reads, but for those in `kept`; puts the rest in an order that runs."""
+        """Forget nodes whose results nobody reads, but for those in `kept`; puts the rest in an order that runs."""
         self.nodes = self._living([*sorted(self.kept), *self.outputs])
 
     def writers(self) -> dict[str, NodeProto]:
@@ -119,7 +129,7 @@ class Graph:
         self.tensors[name] = numpy_helper.from_array(value, name)
 
     def constant(self, value: Array, name: str) -> str:
-        """The name of a constant of this value: `name`, or another if that is taken by another value."""
+        """Name a constant of this value: `name`, or another if that is taken by another value."""
         known = self.value(name)
         if known is not None and known.dtype == value.dtype and np.array_equal(known, value):
             return name
@@ -128,18 +138,18 @@ class Graph:
         return chosen
 
     def integers(self, *values: int) -> str:
-        """The name of a constant of int64: these on one axis."""
+        """Name a constant of int64: these on one axis."""
         return self.constant(np.array(values, np.int64), f"compress.integers.{'_'.join(map(str, values))}")
 
     def add(self, operator: str, inputs: Sequence[str], name: str, *, output: str = "", **attributes: Any) -> str:
-        """Adds a node and returns what it writes: `output`, or a name of its own."""
+        """Add a node and return what it writes: `output`, or a name of its own."""
         called = _unlike(name, self._named)
         written = output or self._free(f"{called}_output_0")
         self.nodes.append(onnx.helper.make_node(operator, inputs, [written], name=called, **attributes))
         return written
 
     def replace(self, node: NodeProto, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> None:
-        """Another node that writes what this one wrote."""
+        """Put another node in the place of this one, that writes what it wrote."""
         place = next(place for place, each in enumerate(self.nodes) if each is node)
         self.nodes[place] = onnx.helper.make_node(operator, inputs, list(node.output), name=name, **attributes)
 
@@ -147,7 +157,7 @@ class Graph:
         self.nodes = [each for each in self.nodes if each is not node]
 
     def renamed(self, node: NodeProto, name: str) -> str:
-        """Lets a node write under a name like this one, and returns it."""
+        """Let a node write under a name like this one, and return it."""
         node.output[0] = self._free(name)
         return node.output[0]
 
@@ -155,7 +165,7 @@ class Graph:
         return [node for node in self.nodes if node.domain == OURS]
 
     def tokenwise(self, node: NodeProto) -> bool:
-        """Whether the node treats every token by itself, whatever the order of the axes before the last one: what it
+        """Check that the node treats every token by itself, whatever the order of the axes before the last one: what it
         reads is of (rows, tokens, features), or a constant along the features."""
         constants = [self.value(name) for name in node.input]
         if node.op_type == "MatMul":
@@ -166,11 +176,11 @@ class Graph:
         return node.op_type in ELEMENTWISE and flat and any(value is None for value in constants)
 
     def varying(self, node: NodeProto) -> list[str]:
-        """What a node reads that is no constant."""
+        """List what a node reads that is no constant."""
         return [name for name in node.input if name and name not in self.tensors]
 
     def _living(self, needed: Sequence[str]) -> list[NodeProto]:
-        """The nodes that these tensors need, each after what it reads."""
+        """List the nodes that these tensors need, each after what it reads."""
         writers = self.writers()
         ordered: list[NodeProto] = []
         begun: set[int] = set()
@@ -190,7 +200,7 @@ class Graph:
 
 
 def _unlike(name: str, taken: set[str]) -> str:
-    """`name`, or one like it that is not taken; taken from now on."""
+    """Take `name`, or one like it that is not taken yet."""
     chosen, count = name, 1
     while chosen in taken:
         count += 1
@@ -212,7 +222,7 @@ def is_plain_gemm(node: NodeProto) -> bool:
 
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
-    """A node's attribute as Python has it."""
+    """Read a node's attribute as Python has it."""
     return next((onnx.helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)
 
 
@@ -220,3 +230,98 @@ def set_attribute(node: NodeProto, name: str, value: Any) -> None:
     kept = [each for each in node.attribute if each.name != name]
     del node.attribute[:]
     node.attribute.extend([*kept, onnx.helper.make_attribute(name, value)])
+
+
+LAYER = re.compile(r"(?:\w*layers?|h|blocks?)\.(\d+)")
+REPEATED = re.compile(r"(.+?)_(\d+)")
+"""A module's name where the exporter meets the module again."""
+
+
+OF_GEMM = "_MatMul"
+"""What onnxruntime's dynamic quantiser adds to the name of a Gemm, which it takes apart, quantised or not."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """`output` = `reads` @ weight (+ bias).
+
+    name     of the node (its output's name where the node has none)
+    reads    the tensor of activations
+    weight   the initializer: (in, out), or (out, in) where `transposed`
+    bias     the initializer added to the product, as the node's own input or by an Add behind it; None: there is none
+    output   the tensor that holds the result, bias included
+    ends     the first outputs of the nodes that compute it: the product's and, where that adds the bias, the Add's
+    gemm     whether the node is a Gemm, which reads rows of a matrix, and no MatMul
+    """
+
+    name: str
+    reads: str
+    weight: str
+    transposed: bool
+    bias: str | None
+    output: str
+    ends: tuple[str, ...]
+    gemm: bool = False
+
+    def matrix(self, weights: Mapping[str, TensorProto]) -> NDArray[np.float32]:
+        """Return the weight as (in, out)."""
+        found = numpy_helper.to_array(weights[self.weight])
+        return np.asarray(found.T if self.transposed else found, np.float32)
+
+
+def products(source: GraphProto | Graph) -> list[Product]:
+    """Find the graph's products, in its order."""
+    graph = source if isinstance(source, Graph) else Graph(source)
+    readers = graph.readers()
+    found = []
+    for node in graph.nodes:
+        if node.op_type == "MatMul" and graph.is_matrix(node.input[1]):
+            found.append(_with_bias(graph, node, readers))
+        elif node.op_type == "Gemm" and graph.is_matrix(node.input[1]) and (product := _gemm(graph, node)):
+            found.append(product)
+    return found
+
+
+def left_in_float(fp32: Path, int8: Path) -> tuple[str, ...]:
+    """Name the products of the fp32 file that the int8 file made of it computes in float32."""
+    exact = {each.name for each in products(read_model(int8).graph)}
+    names = [each.name for each in products(read_model(fp32).graph)]
+    return tuple(name for name in names if name in exact or f"{name}{OF_GEMM}" in exact)
+
+
+def layer(name: str) -> str:
+    """Say a product's name as a reader does: `/model/bert/encoder/layer.3/output/dense/MatMul` is `layer 3, output`,
+    and ALBERT's `.../albert_layers.0/attention/query_2/MatMul`, the third use of a shared layer, is
+    `layer 0, attention query, use 3`.
+    """
+    *parts, last = name.strip("/").split("/")[:-1] or [name]
+    again = REPEATED.fullmatch(last)
+    use = f", use {int(again[2]) + 1}" if again else ""
+    parts = [part for part in (*parts, again[1] if again else last) if part not in ("dense", "self")]
+    for at in reversed(range(len(parts))):
+        if match := LAYER.fullmatch(parts[at]):
+            return f"layer {match[1]}, {' '.join(parts[at + 1 :]) or 'product'}{use}"
+    return (" ".join(parts[2:] if len(parts) > 2 else parts[1:] or parts) or name) + use
+
+
+def _with_bias(graph: Graph, node: NodeProto, readers: Readers) -> Product:
+    made, weight = node.output[0], node.input[1]
+    width = graph.tensors[weight].dims[1]
+    bias, output = None, made
+    after = readers.get(made, [])
+    if len(after) == 1 and after[0].op_type == "Add":
+        other = next((name for name in after[0].input if name != made), made)
+        if other in graph.tensors and list(graph.tensors[other].dims) == [width]:
+            bias, output = other, after[0].output[0]
+    return Product(node.name or made, node.input[0], weight, False, bias, output, tuple(dict.fromkeys((made, output))))
+
+
+def _gemm(graph: Graph, node: NodeProto) -> Product | None:
+    """Read a Gemm; None where it does more than x @ W (+ b)."""
+    bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
+    constant = bias is None or (bias in graph.tensors and len(graph.tensors[bias].dims) == 1)
+    if not constant or not is_plain_gemm(node):
+        return None
+    made = node.output[0]
+    across = bool(attribute(node, "transB", 0))
+    return Product(node.name or made, node.input[0], node.input[1], across, bias, made, (made,), gemm=True)

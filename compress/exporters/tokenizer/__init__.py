@@ -20,19 +20,18 @@ import numpy as np
 import onnx
 from tokenizers import Tokenizer
 
-from compress.data.windows import plain
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle, Precision
-from compress.exporters.predictor import Prediction, Text, rows_of
+from compress.exporters.predictor import Prediction, Text, encode, open_tokenizer
 from compress.exporters.session import metadata, open_session, read_model
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer.build import Frame, joined, reader
-from compress.exporters.tokenizer.verify import Difference, differences, feeds, torture
+from compress.exporters.tokenizer.verify import TokenDifference, differences, feeds, torture
 from compress.exporters.tokenizer.wordpiece import WordPiece
 from compress.io import written
 
 TEXT_KEY: Final = "compress.text"
-"""The metadata property that holds the file's `Verdict`, as a JSON object."""
+"""The metadata property that holds the file's `TextProof`, as a JSON object."""
 
 SHOWN = 10
 ANSWERED = 64
@@ -41,8 +40,8 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a text file was held against before it was kept: it reads every one of these texts as the tokenizer does.
+class TextProof:
+    """What a text file was compared on before it was kept: it reads every one of these texts as the tokenizer does.
 
     tokenizer      its kind; tokenizers: the version of the library it was compared with
     hard           texts, or pairs, of the list of hard ones; given: of the user's own
@@ -61,15 +60,15 @@ class Verdict:
 
 
 def text_model(bundle: Bundle, *, precision: Precision = "int8", texts: Sequence[Text] = ()) -> Bundle:
-    """The bundle with `onnx/model_text.onnx`, a `text_file` of its file of `precision`."""
+    """Add `onnx/model_text.onnx` to the bundle, a `text_file` of its file of `precision`."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "model_text.onnx"
         text_file(bundle, file, precision=precision, texts=texts)
         return bundle.put("text", file)
 
 
-def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", texts: Sequence[Text] = ()) -> Verdict:
-    """Writes `target`: `text` (batch,) strings, and `text_pair` for pairs -> label, score, probabilities (see
+def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", texts: Sequence[Text] = ()) -> TextProof:
+    """Write `target`: `text` (batch,) strings, and `text_pair` for pairs -> label, score, probabilities (see
     `answer.answer`) and logits; it answers as the bundle's file of `precision` does.
 
     Raises ExportError, and writes nothing, for a task that answers per token, for a tokenizer of another kind than
@@ -80,7 +79,7 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
     model = read_model(bundle.files()[precision])
     read = reader(_taken_apart(bundle.path, words), frame, model)
     hard = torture(frame)
-    verdict = Verdict(
+    verdict = TextProof(
         tokenizer="WordPiece",
         tokenizers=version("tokenizers"),
         hard=len(hard),
@@ -106,7 +105,7 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
 
 
 def run_text(path: Path, texts: Sequence[Text], *, threads: int = 1) -> list[Prediction]:
-    """What a text file says of each text, or pair, in their order; each by itself, as `Bundle.predict` does.
+    """Predict each text, or pair, with a text file, in their order; each by itself, as `Bundle.predict` does.
 
     Raises ExportError for a file that `text_model` did not write.
     """
@@ -126,31 +125,31 @@ def run_text(path: Path, texts: Sequence[Text], *, threads: int = 1) -> list[Pre
     return told
 
 
-def verdict_of(path: Path) -> Verdict:
-    """What the text file was held against. Raises ExportError for a file that `text_model` did not write."""
+def verdict_of(path: Path) -> TextProof:
+    """Read what the text file was compared on. Raises ExportError for a file that `text_model` did not write."""
     said = metadata(read_model(path)).get(TEXT_KEY)
     if said is None:
         raise ExportError(f"{path}: no tokenizer inside; expected the {TEXT_KEY!r} entry that `text_model` writes")
     values = json.loads(said)
-    return Verdict(**{**values, "labels": tuple(values["labels"])})
+    return TextProof(**{**values, "labels": tuple(values["labels"])})
 
 
 def _read(bundle: Bundle) -> tuple[Tokenizer, Frame]:
-    """The bundle's tokenizer, and how its rows are framed."""
+    """Open the bundle's tokenizer, and read off how its rows are framed."""
     task = bundle.task
     if task.tokenwise:
         raise ExportError(
             f"{bundle.path}: {task.kind} answers per token; a text file gives one answer for a text: expected "
             "classification, multilabel or regression"
         )
-    words = plain(Tokenizer.from_file(str(bundle.path / "tokenizer.json")))
+    words = open_tokenizer(bundle.path)
     config: dict[str, Any] = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
     padding = config.get("pad_token_id") or 0
     return words, frames.read_off(words, pair=task.pair, max_length=bundle.manifest.max_length, padding=padding)
 
 
 def _taken_apart(path: Path, words: Tokenizer) -> WordPiece:
-    """Raises ExportError for a tokenizer that the graph cannot be made of."""
+    """Take the tokenizer apart. Raises ExportError where the graph cannot be made of it."""
     described = json.loads(words.to_str())
     parts = {part: (described[part] or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer")}
     expected = {"model": "WordPiece", "normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer"}
@@ -173,9 +172,9 @@ def _run(session: Any, texts: Sequence[Text]) -> dict[str, Any]:
 
 
 def _check_logits(bundle: Bundle, file: Path, precision: Precision, texts: Sequence[Text]) -> None:
-    """Raises ExportError where the file's logits are not those of the bundle's file for the same text."""
+    """Raise ExportError where the file's logits are not those of the bundle's file for the same text."""
     predictor = bundle.open(precision)
-    expected = predictor.logits(rows_of(predictor.tokenizer, texts))
+    expected = predictor.logits(encode(predictor.tokenizer, texts))
     session = open_session(file, threads=1)
     found = np.concatenate([_run(session, [text])["logits"] for text in texts])
     difference = float(np.abs(found - expected).max())
@@ -186,7 +185,7 @@ def _check_logits(bundle: Bundle, file: Path, precision: Precision, texts: Seque
         )
 
 
-def _refusal(path: Path, found: Sequence[Difference], compared: int) -> str:
+def _refusal(path: Path, found: Sequence[TokenDifference], compared: int) -> str:
     listed = "\n".join(f"  {each}" for each in found[:SHOWN])
     more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return (

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from compress.data.task import Task
 from compress.errors import ExportError
-from compress.exporters.tokenizer.nodes import DOMAINS, EVERYTHING, Graph
+from compress.exporters.tokenizer.nodes import DOMAINS, EVERYTHING, GraphBuilder
 from compress.exporters.tokenizer.wordpiece import WordPiece
 
 
@@ -40,12 +40,12 @@ class Frame:
 
     @property
     def room(self) -> int:
-        """Tokens of the texts that a row holds."""
+        """Count the tokens of the texts that a row holds."""
         return self.max_length - sum(part.token is not None for part in self.parts)
 
 
 def read_off(tokenizer: Tokenizer, *, pair: bool, max_length: int, padding: int) -> Frame:
-    """Reads off a tokenizer that neither pads nor truncates what it puts around one text, or two.
+    """Read off a tokenizer that neither pads nor truncates what it puts around one text, or two.
 
     Raises ExportError where it gives an example no tokens, or leaves no room in `max_length`.
     """
@@ -65,7 +65,7 @@ def read_off(tokenizer: Tokenizer, *, pair: bool, max_length: int, padding: int)
     return frame
 
 
-def rows(graph: Graph, frame: Frame, tokens_T: str, lines_T: str, texts: str) -> dict[str, str]:
+def rows(graph: GraphBuilder, frame: Frame, tokens_T: str, lines_T: str, texts: str) -> dict[str, str]:
     """input_ids, attention_mask and token_type_ids (B, longest row) of tokens, the text each is of, and (1,) R."""
     counts_R = graph.sums(graph.full(graph.op("Shape", tokens_T), 1), lines_T, texts)
     before_R = graph.op("CumSum", counts_R, graph.constant(0), exclusive=1)
@@ -101,7 +101,7 @@ def rows(graph: Graph, frame: Frame, tokens_T: str, lines_T: str, texts: str) ->
     }
 
 
-def _offsets(graph: Graph, frame: Frame, kept: Sequence[str]) -> tuple[str, list[str], list[tuple[str, Part]]]:
+def _offsets(graph: GraphBuilder, frame: Frame, kept: Sequence[str]) -> tuple[str, list[str], list[tuple[str, Part]]]:
     """(B,) tokens of each row; where in a row each text starts; where each special token stands."""
     offset = graph.op("Mul", kept[0], graph.constant(0))
     starts, own = {}, []
@@ -115,7 +115,7 @@ def _offsets(graph: Graph, frame: Frame, kept: Sequence[str]) -> tuple[str, list
     return offset, [starts[second] for second in sorted(starts)], own
 
 
-def _truncated(graph: Graph, frame: Frame, counts_R: str) -> list[str]:
+def _truncated(graph: GraphBuilder, frame: Frame, counts_R: str) -> list[str]:
     """(B,) tokens kept of each text, of the first and of the second one.
 
     Of a pair too long for the row: half the room each, the longer text having the odd token; where one takes less than
@@ -140,7 +140,7 @@ LIKELY = 0.5
 """multilabel: a label is given from this probability on."""
 
 
-def answer(graph: Graph, task: Task, logits_BK: str) -> list[ValueInfoProto]:
+def answer(graph: GraphBuilder, task: Task, logits_BK: str) -> list[ValueInfoProto]:
     """Adds the outputs for a task's kind, and says what they are.
 
     classification  label (B,) string, score (B,), probabilities (B, K)
@@ -179,7 +179,7 @@ ROWS = ("input_ids", "attention_mask", "token_type_ids")
 def reader(words: WordPiece, frame: Frame, like: onnx.ModelProto) -> onnx.ModelProto:
     """`text` (and `text_pair`), (batch,) strings -> input_ids, attention_mask, token_type_ids (batch, longest row), in
     the operator set and format version of the model `like`."""
-    graph = Graph(PREFIX)
+    graph = GraphBuilder(PREFIX)
     inputs = [helper.make_tensor_value_info("text", TensorProto.STRING, ["batch_size"])]
     texts = "text"
     if frame.pair:
@@ -191,7 +191,9 @@ def reader(words: WordPiece, frame: Frame, like: onnx.ModelProto) -> onnx.ModelP
     shape = ["batch_size", "sequence_length"]
     outputs = [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in ROWS]
     made = helper.make_graph(graph.nodes, "texts", inputs, outputs, graph.constants)
-    return helper.make_model(made, opset_imports=_operators(like), ir_version=like.ir_version)
+    known = DOMAINS | {each.domain: each.version for each in like.opset_import}
+    operators = [helper.make_opsetid(domain, number) for domain, number in known.items()]
+    return helper.make_model(made, opset_imports=operators, ir_version=like.ir_version)
 
 
 def joined(read: onnx.ModelProto, model: onnx.ModelProto, task: Task) -> onnx.ModelProto:
@@ -204,7 +206,7 @@ def joined(read: onnx.ModelProto, model: onnx.ModelProto, task: Task) -> onnx.Mo
         raise ExportError(f"the model's file reads {', '.join(sorted(unknown))} too; expected {', '.join(ROWS)}")
     if not any(node.name == "logits" for node in model.graph.output):
         raise ExportError("the model's file gives no logits; expected a head for classification or regression")
-    ends = Graph(f"{PREFIX}/answer")
+    ends = GraphBuilder(f"{PREFIX}/answer")
     outputs = answer(ends, task, "logits")
     graph = helper.make_graph(
         [*_needed(read.graph, wanted), *model.graph.node, *ends.nodes],
@@ -226,8 +228,3 @@ def _needed(graph: onnx.GraphProto, outputs: Sequence[str]) -> list[onnx.NodePro
             bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
             wanted |= {name for body in bodies for inner in body.node for name in inner.input}
     return kept[::-1]
-
-
-def _operators(like: onnx.ModelProto) -> list[onnx.OperatorSetIdProto]:
-    known = {each.domain: each.version for each in like.opset_import}
-    return [helper.make_opsetid(domain, number) for domain, number in (DOMAINS | known).items()]

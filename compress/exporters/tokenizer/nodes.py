@@ -18,7 +18,7 @@ DOMAINS = {MICROSOFT: 1, CLASSIC: 2}
 EVERYTHING = np.iinfo(np.int64).max
 
 
-class Graph:
+class GraphBuilder:
     """Nodes and constants in the order they were written; every tensor gets a name below `prefix`."""
 
     def __init__(self, prefix: str) -> None:
@@ -28,7 +28,7 @@ class Graph:
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def op(self, kind: str, *inputs: str, domain: str = "", outputs: int = 1, **attributes: Attribute) -> str:
-        """Adds a node; gives the name of its first output, the others end in /1, /2, ...
+        """Add a node; return the name of its first output, the others end in /1, /2, ...
 
         Attributes that the operator does not have are refused by `onnx.checker`, which every file goes through.
         """
@@ -40,12 +40,12 @@ class Graph:
         return name
 
     def named(self, name: str, tensor: str) -> str:
-        """`tensor` once more, as an output of the graph called `name`."""
+        """Write `tensor` once more, as an output of the graph called `name`."""
         self.nodes.append(helper.make_node("Identity", [tensor], [name], name=f"{self.prefix}/as_{name}"))
         return name
 
     def constant(self, value: NDArray[np.generic] | Sequence[int] | Sequence[str] | int) -> str:
-        """An int64 tensor of numbers, a string tensor of texts, an array as it is; equal ones share a name."""
+        """Add a constant: int64 of numbers, strings of texts, an array as it is; equal ones share a name."""
         array = np.asarray(value)
         tensor = (
             helper.make_tensor("", TensorProto.STRING, array.shape, [text.encode() for text in array.ravel().tolist()])
@@ -60,7 +60,7 @@ class Graph:
         return self._known[key]
 
     def size(self, tensor: str, axis: int) -> str:
-        """(1,): one dimension of a tensor."""
+        """Write (1,): one dimension of a tensor."""
         return self.op("Gather", self.op("Shape", tensor), self.constant([axis]))
 
     def flat(self, tensor: str) -> str:
@@ -70,24 +70,24 @@ class Graph:
         return self.op("Reshape", tensor, self.constant(np.empty(0, np.int64)))
 
     def full(self, shape: str, value: int = 0) -> str:
-        """int64 of this shape, all `value`."""
+        """Write int64 of this shape, all `value`."""
         name = f"{self.prefix}/ConstantOfShape_{len(self.nodes)}"
         filling = helper.make_tensor("value", TensorProto.INT64, [1], [value])
         self.nodes.append(helper.make_node("ConstantOfShape", [shape], [name], name=name, value=filling))
         return name
 
     def numbers(self, count: str) -> str:
-        """(count,): 0, 1, 2, ... of a (1,) count."""
+        """Write (count,): 0, 1, 2, ... of a (1,) count."""
         return self.op("Range", self.constant(0), self.scalar(count), self.constant(1))
 
     def integers(self, tensor: str) -> str:
-        """Truths, or small integers, as int64."""
+        """Cast truths, or small integers, to int64."""
         return self.op("Cast", tensor, to=TensorProto.INT64)
 
     def sums(self, values: str, places: str, count: str) -> str:
-        """(count,): at each place the sum of the values that belong there."""
+        """Write (count,): at each place the sum of the values that belong there."""
         return self.op("ScatterElements", self.full(count), places, values, axis=0, reduction="add")
 
     def kept(self, values: str, where: str) -> str:
-        """Of (n,) or (n, ...) values those where the condition (n,) holds."""
+        """Keep those of (n,) or (n, ...) values where the condition (n,) holds."""
         return self.op("Compress", values, where, axis=0)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from compress.exporters.tokenizer.nodes import Graph
+from compress.exporters.tokenizer.nodes import GraphBuilder
 
 DEAD: Final = 0
 """The state that no symbol leads out of."""
@@ -36,7 +36,7 @@ class Trie:
     longest: int
 
     def match(self, symbols: Sequence[int], root: int) -> tuple[int, int]:
-        """The longest word that `symbols` begins with: its length and value; (0, -1) for none."""
+        """Find the longest word that `symbols` begins with: its length and value; (0, -1) for none."""
         state, found = self.roots[root], (0, -1)
         for length, symbol in enumerate(symbols, 1):
             place = int(self.base[state]) + symbol
@@ -49,7 +49,8 @@ class Trie:
 
 
 def build(sets: Sequence[Mapping[Word, int]], symbols: int) -> Trie:
-    """The trie of these sets of words, of symbols 0 <= c < `symbols`, none of them empty; values are not negative."""
+    """Build the trie of these sets of words, of symbols 0 <= c < `symbols`, none of them empty; values are not
+    negative."""
     children: list[dict[int, int]] = [{} for _ in sets]  # node -> symbol -> node; the first nodes are the roots
     values = [-1] * len(sets)
     for root, words in enumerate(sets):
@@ -76,7 +77,7 @@ def build(sets: Sequence[Mapping[Word, int]], symbols: int) -> Trie:
 def _placed(
     children: Sequence[Mapping[int, int]], roots: int, symbols: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A place for every node, and the base of each, such that no two share one: nodes with most children first."""
+    """Choose a place and a base for every node, such that no two share one: nodes with most children first."""
     room = len(children) + 2 * symbols + roots + 1
     free = np.ones(room, bool)
     free[: roots + 1] = False  # DEAD and the roots
@@ -105,8 +106,8 @@ def _placed(
     return places, base
 
 
-def longest_matches(graph: Graph, trie: Trie, symbols_M: str, states_M: str) -> tuple[str, str]:
-    """(M,) int64 lengths and values of the longest words that begin at each of M places, from `states_M` (int32).
+def longest_matches(graph: GraphBuilder, trie: Trie, symbols_M: str, states_M: str) -> tuple[str, str]:
+    """Write (M,) int64 lengths and values of the longest words that begin at each of M places, from `states_M` (int32).
 
     A length is 0, and a value -1, where none does. Runs as many rounds as the longest match anywhere is long.
     """
@@ -115,7 +116,7 @@ def longest_matches(graph: Graph, trie: Trie, symbols_M: str, states_M: str) -> 
     padded = graph.op("Concat", symbols_M, beyond, axis=0)
     none = graph.op("Expand", graph.constant(np.array([-1], np.int32)), count)
     nought = graph.op("Expand", graph.constant(np.array([0], np.int32)), count)
-    body = Graph(f"{graph.prefix}/match")
+    body = GraphBuilder(f"{graph.prefix}/match")
     step, going, state, length, value = (f"{body.prefix}/{name}" for name in ("step", "on", "state", "length", "value"))
     first = body.op("Reshape", step, body.constant([1]))
     here = body.op("Slice", padded, first, body.op("Add", first, count))

@@ -106,7 +106,7 @@ PAIRS: Final[tuple[tuple[str, str], ...]] = (
 
 
 def lengths(room: int) -> list[str]:
-    """Texts of about as many tokens as a row holds, one more and one less, and of about half as many."""
+    """Make texts of about as many tokens as a row holds, one more and one less, and of about half as many."""
     counts = {1, room // 2 - 1, room // 2, room // 2 + 1, room - 1, room, room + 1, 2 * room}
     return ["a " * count for count in sorted(counts)]
 
@@ -116,7 +116,7 @@ TOGETHER = 16
 
 
 @dataclass(frozen=True)
-class Difference:
+class TokenDifference:
     """A text that the graph reads otherwise: the first token at which, and the ids from there on."""
 
     text: Text
@@ -130,7 +130,7 @@ class Difference:
 
 
 def torture(frame: Frame) -> list[Text]:
-    """The texts, or pairs of texts, every file is held against."""
+    """List the texts, or pairs of texts, that every file is held against."""
     edges = lengths(frame.room)
     if frame.pair:
         return [*PAIRS, *((one, other) for one in edges for other in edges)]
@@ -139,8 +139,8 @@ def torture(frame: Frame) -> list[Text]:
 
 def differences(
     session: onnxruntime.InferenceSession, tokenizer: Tokenizer, frame: Frame, texts: Sequence[Text]
-) -> list[Difference]:
-    """The texts whose row differs, from a session that gives input_ids, attention_mask and token_type_ids."""
+) -> list[TokenDifference]:
+    """Find the texts whose row differs, from a session that gives input_ids, attention_mask and token_type_ids."""
     reference = Tokenizer.from_str(tokenizer.to_str())
     reference.enable_truncation(frame.max_length, strategy="longest_first")
     found = []
@@ -155,7 +155,7 @@ def differences(
 
 
 def feeds(texts: Sequence[Text]) -> dict[str, NDArray[np.object_]]:
-    """The inputs of a text file: `text`, and `text_pair` of pairs."""
+    """Make the inputs of a text file: `text`, and `text_pair` of pairs."""
     firsts = [text if isinstance(text, str) else text[0] for text in texts]
     given = {"text": np.array(firsts, dtype=object)}
     if not isinstance(texts[0], str):
@@ -169,8 +169,8 @@ def _rows(session: onnxruntime.InferenceSession, texts: Sequence[Text]) -> Itera
         yield {name: values.tolist() for name, values in zip(names, row, strict=True)}
 
 
-def _difference(text: Text, expected: Encoding, found: Mapping[str, list[int]], frame: Frame) -> Difference | None:
-    """None where ids, types and mask are the tokenizer's, followed by nothing but padding."""
+def _difference(text: Text, expected: Encoding, found: Mapping[str, list[int]], frame: Frame) -> TokenDifference | None:
+    """Compare a row; None where ids, types and mask are the tokenizer's, followed by nothing but padding."""
     beyond = len(found["input_ids"]) - len(expected.ids)
     whole = {
         "input_ids": expected.ids + [frame.padding] * beyond,
@@ -183,4 +183,4 @@ def _difference(text: Text, expected: Encoding, found: Mapping[str, list[int]], 
     ours, theirs = found[wrong[0]], whole[wrong[0]]
     same = [one == other for one, other in zip(ours, theirs, strict=False)]
     at = same.index(False) if False in same else len(same)
-    return Difference(text, at, tuple(theirs[at:]), tuple(ours[at:]))
+    return TokenDifference(text, at, tuple(theirs[at:]), tuple(ours[at:]))

@@ -18,21 +18,21 @@ from tokenizers import Tokenizer
 
 from compress.exporters.session import MICROSOFT
 from compress.exporters.tokenizer import trie
-from compress.exporters.tokenizer.nodes import CLASSIC, EVERYTHING, Graph
+from compress.exporters.tokenizer.nodes import CLASSIC, EVERYTHING, GraphBuilder
 
 SURROGATES: Final = range(0xD800, 0xE000)
 UNICODE: Final = 0x110000
 BLOCK: Final = 256
 
 BETWEEN: Final = ""
-"""Between two words; in `Reading.listed`, a symbol of its own beside characters."""
+"""Between two words; in `CharacterMap.listed`, a symbol of its own beside characters."""
 
 Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How characters are read.
+class CharacterMap:
+    """What becomes of each character.
 
     listed    character -> the characters it becomes, with BETWEEN where a word ends
     dropped   ranges (both ends included) of characters that leave nothing behind
@@ -45,8 +45,8 @@ class Reading:
     alone: tuple[Range, ...]
 
 
-def read_off(tokenizer: Tokenizer, known: frozenset[str]) -> Reading:
-    """Asks the tokenizer what becomes of each character; `known` are the characters in its tokens (0.8 s)."""
+def read_off(tokenizer: Tokenizer, known: frozenset[str]) -> CharacterMap:
+    """Ask the tokenizer what becomes of each character; `known` are the characters in its tokens (0.8 s)."""
     listed: dict[str, tuple[str, ...]] = {}
     dropped: list[int] = []
     alone: list[int] = []
@@ -62,18 +62,18 @@ def read_off(tokenizer: Tokenizer, known: frozenset[str]) -> Reading:
                 listed[chr(code)] = parts
             elif BETWEEN in parts:
                 alone.append(code)
-    return Reading(listed, _ranges(dropped), _ranges(alone))
+    return CharacterMap(listed, _ranges(dropped), _ranges(alone))
 
 
 def _blocks() -> Iterator[range]:
-    """All code points that a text can hold."""
+    """Yield all code points that a text can hold."""
     for first in range(0, UNICODE, BLOCK):
         if first not in SURROGATES:
             yield range(first, first + BLOCK)
 
 
 def becomes(tokenizer: Tokenizer, character: str) -> tuple[str, ...]:
-    """What a character, or several, in the middle of a word become: (), ("e",), (BETWEEN,), (BETWEEN, "!", BETWEEN)."""
+    """Ask what one or more characters inside a word become: (), ("e",), (BETWEEN,), (BETWEEN, "!", BETWEEN)."""
     normal = character if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(character)
     if not normal:
         return ()
@@ -83,12 +83,12 @@ def becomes(tokenizer: Tokenizer, character: str) -> tuple[str, ...]:
 
 
 def characters(ranges: Iterable[Range]) -> str:
-    """The ranges inside a character class of a regular expression."""
+    """Write the ranges as the inside of a character class of a regular expression."""
     return "".join(f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in ranges)
 
 
 def _ranges(codes: Sequence[int]) -> tuple[Range, ...]:
-    """Ascending code points as ranges; surrogates, which are never asked for, may be inside."""
+    """Join ascending code points into ranges; surrogates, which are never asked for, may be inside."""
     found: list[Range] = []
     for code in codes:
         if found and (found[-1][1] == code - 1 or (found[-1][1] == SURROGATES[0] - 1 and code == SURROGATES[-1] + 1)):
@@ -120,7 +120,7 @@ class WordPiece:
     """
 
     symbols: Mapping[str, int]
-    reading: Reading
+    reading: CharacterMap
     pieces: trie.Trie
     special: tuple[str, ...]
     unknown: int
@@ -128,7 +128,7 @@ class WordPiece:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, described: Mapping[str, Any]) -> "WordPiece":
-        """`described`: the tokenizer's json, whose model is WordPiece and whose normaliser and splitter are BERT's."""
+        """Take a tokenizer apart; `described`: its json, a WordPiece model with BERT's normaliser and splitter."""
         model = described["model"]
         special = {token["content"]: token["id"] for token in described["added_tokens"]}
         prefix = model["continuing_subword_prefix"]
@@ -143,7 +143,8 @@ class WordPiece:
         symbols |= {token: index for index, token in enumerate(special, FIRST + len(symbols))}
 
         def spelled(words: Mapping[str, int]) -> dict[trie.Word, int]:
-            """Words that can be met: of characters that the normaliser leaves, and that do not stand alone."""
+            """Spell the words that can be met: of characters that the normaliser leaves, and that do not stand
+            alone."""
             met = {word for word in words if set(word) <= letters and (len(word) == 1 or not set(word) & single)}
             return {tuple(symbols[letter] for letter in word): words[word] for word in met}
 
@@ -152,8 +153,8 @@ class WordPiece:
         unknown = model["vocab"][model["unk_token"]]
         return cls(symbols, reading, pieces, tuple(special), unknown, model["max_input_chars_per_word"])
 
-    def write(self, graph: Graph, texts_R: str) -> tuple[str, str]:
-        """The tokens of all texts, (T,) ids and (T,) rows, in order; without any that frame a text."""
+    def write(self, graph: GraphBuilder, texts_R: str) -> tuple[str, str]:
+        """Write the tokens of all texts, (T,) ids and (T,) rows, in order; without any that frame a text."""
         symbols_M, rows_M = self._symbols(graph, texts_R)
         inside_M = graph.op("Greater", symbols_M, graph.constant(np.array(END, np.int32)))
         inside = graph.integers(inside_M)
@@ -184,8 +185,8 @@ class WordPiece:
         ids = graph.op("Where", lost_M, graph.constant(self.unknown), ids_M)
         return graph.kept(ids, token_M), graph.kept(rows_M, token_M)
 
-    def _symbols(self, graph: Graph, texts_R: str) -> tuple[str, str]:
-        """(M,) int32 symbols, each text ending with END, and the (M,) rows they are of."""
+    def _symbols(self, graph: GraphBuilder, texts_R: str) -> tuple[str, str]:
+        """Write the (M,) int32 symbols, each text ending with END, and the (M,) rows they are of."""
         special = "|".join(re.escape(token) for token in sorted(self.special, key=len, reverse=True))
         every = f"[^{characters(self.reading.dropped)}]" if self.reading.dropped else "(?s:.)"
         cut = _cut(graph, texts_R, f"{special}|{every}" if special else every)
@@ -213,8 +214,8 @@ class WordPiece:
         real = graph.op("Greater", flat, graph.constant(np.array(NOTHING, np.int32)))
         return graph.kept(flat, real), graph.kept(rows, real)
 
-    def _alone(self, graph: Graph, cut: str, codes: str) -> str:
-        """1 where a character that is not listed stands alone, 0 elsewhere."""
+    def _alone(self, graph: GraphBuilder, cut: str, codes: str) -> str:
+        """Write 1 where a character that is not listed stands alone, 0 elsewhere."""
         example = graph.constant([chr(self.reading.alone[0][0])])  # so that there is one in every batch
         flat = graph.op("Concat", graph.flat(cut), example, axis=0)
         matched = _cut(graph, flat, f"[{characters(self.reading.alone)}]")
@@ -222,8 +223,8 @@ class WordPiece:
         as_cut = graph.op("Reshape", _slice(graph, alone, 0, -1), graph.op("Shape", cut), allowzero=1)
         return graph.op("Mul", as_cut, graph.integers(_zero(graph, codes)))
 
-    def _reached(self, graph: Graph, starts: str, lengths_M: str, count: str) -> str:
-        """(M,) bool: where tokens begin, if every word is cut greedily from its start.
+    def _reached(self, graph: GraphBuilder, starts: str, lengths_M: str, count: str) -> str:
+        """Write (M,) bool: where tokens begin, if every word is cut greedily from its start.
 
         From each place the next is its match's length away; following that chain from all starts at once, by jumps
         of 1, 2, 4, ... tokens, takes as many rounds as the longest word has bits.
@@ -240,12 +241,12 @@ class WordPiece:
         return graph.op("Cast", _slice(graph, reached, 0, -1), to=TensorProto.BOOL)
 
 
-def _cut(graph: Graph, texts: str, pattern: str) -> str:
-    """(texts, most matches) strings: what of each text matches, one match after another, filled up with PAD."""
+def _cut(graph: GraphBuilder, texts: str, pattern: str) -> str:
+    """Write (texts, most matches) strings: the matches in each text, one after another, filled up with PAD."""
     return graph.op("Tokenizer", texts, domain=MICROSOFT, mark=0, mincharnum=1, pad_value=PAD, tokenexp=pattern)
 
 
-def _numbered(graph: Graph, strings: str, numbers: Mapping[str, int], other: int) -> str:
+def _numbered(graph: GraphBuilder, strings: str, numbers: Mapping[str, int], other: int) -> str:
     return graph.op(
         "LabelEncoder",
         strings,
@@ -256,9 +257,9 @@ def _numbered(graph: Graph, strings: str, numbers: Mapping[str, int], other: int
     )
 
 
-def _slice(graph: Graph, vector: str, first: int, end: int = EVERYTHING) -> str:
+def _slice(graph: GraphBuilder, vector: str, first: int, end: int = EVERYTHING) -> str:
     return graph.op("Slice", vector, graph.constant([first]), graph.constant([end]))
 
 
-def _zero(graph: Graph, integers: str) -> str:
+def _zero(graph: GraphBuilder, integers: str) -> str:
     return graph.op("Equal", integers, graph.constant(0))
