@@ -28,8 +28,9 @@ from tokenizers import Tokenizer
 
 from compress.benchmark.browser import assets
 from compress.benchmark.browser.device import browser
-from compress.benchmark.devices import Device, Row, open_device
+from compress.benchmark.devices import Device, open_device
 from compress.exporters.artifact import Bundle
+from compress.exporters.session import EncodedRow
 from compress.records.latency import Setting
 
 FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
@@ -39,7 +40,7 @@ def timed(device: Device, files: Mapping[str, Path], settings: Sequence[Setting]
     return [asdict(latency) for latency in device.race(files, settings, rounds=told.rounds, runs=told.runs)]
 
 
-def encoded(folder: Path, data: Path, rows: int) -> list[Row]:
+def encoded(folder: Path, data: Path, rows: int) -> list[EncodedRow]:
     with data.open(encoding="utf-8") as file:
         lines = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -52,7 +53,9 @@ def encoded(folder: Path, data: Path, rows: int) -> list[Row]:
     ]
 
 
-def compared(device: Device, here: Device, files: Mapping[str, Path], rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def compared(
+    device: Device, here: Device, files: Mapping[str, Path], rows: Sequence[EncodedRow]
+) -> dict[str, dict[str, Any]]:
     """Per file: the greatest difference of a logit, and the share of rows with the same label."""
     found = {}
     for name, path in files.items():

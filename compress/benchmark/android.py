@@ -22,10 +22,11 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.benchmark.devices import Device, Row
+from compress.benchmark.devices import Device
 from compress.benchmark.jobs import input_types, logits_job, timing_job
 from compress.benchmark.options import cpu_list
 from compress.errors import did_you_mean
+from compress.exporters.session import EncodedRow
 from compress.records.latency import WARM_UP, DeviceError, Latency, Setting, Sustained, check_turns, summarise
 
 CPU_SENSOR = 0
@@ -106,7 +107,7 @@ class Adb:
         return hottest_sensor(thermal, self.run("shell", "dumpsys battery 2>/dev/null || true"))
 
 
-Opened = Callable[..., AbstractContextManager[Device]]
+OpenBrowser = Callable[..., AbstractContextManager[Device]]
 """`compress.benchmark.browser.browser` with all options but `visit` filled in."""
 
 
@@ -114,7 +115,7 @@ Opened = Callable[..., AbstractContextManager[Device]]
 def adb(
     serial: str,
     *,
-    page: Opened,
+    page: OpenBrowser,
     native: Path | None,
     affinity: tuple[int, ...],
     timeout: float,
@@ -140,7 +141,7 @@ def adb(
 
 
 @contextmanager
-def _opened(phone: Adb, page: Opened, say: Callable[[str], None]) -> Iterator[Device]:
+def _opened(phone: Adb, page: OpenBrowser, say: Callable[[str], None]) -> Iterator[Device]:
     ports: list[str] = []
 
     def visit(link: str) -> None:
@@ -153,14 +154,14 @@ def _opened(phone: Adb, page: Opened, say: Callable[[str], None]) -> Iterator[De
     try:
         facts = phone.facts()
         with page(visit=visit) as there:
-            yield Page(phone.name, there, facts)
+            yield PhoneBrowser(phone.name, there, facts)
     finally:
         for port in ports:
             attempt(partial(phone.run, "reverse", "--remove", port))
 
 
 @dataclass(frozen=True)
-class Page:
+class PhoneBrowser:
     """The page in the phone's browser, with what adb knows of the phone."""
 
     name: str
@@ -176,7 +177,7 @@ class Page:
     def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
         return self.page.sustain(files, setting, seconds=seconds)
 
-    def logits(self, file: Path, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+    def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
         return self.page.logits(file, rows)
 
 
@@ -248,7 +249,7 @@ SCRIPT = 'cd "$1" && rm -f times.csv && shift && LD_LIBRARY_PATH=. exec "$@"'
 
 
 @dataclass(frozen=True)
-class Call:
+class ProgramRun:
     """What one call of a program measured, in milliseconds. ms: of every run; benchmark_model tells the median alone,
     and runs, min_ms, p95_ms and max_ms of all."""
 
@@ -262,7 +263,7 @@ class Call:
     max_ms: float = 0.0
 
 
-def read_call(program: str, printed: str, times: str = "") -> Call:
+def read_run(program: str, printed: str, times: str = "") -> ProgramRun:
     """Read what a program printed, and the file of its runs, of which the first few are warming up."""
     end = " / ".join(line.strip() for line in printed.strip().splitlines()[-3:]) or "it said nothing"
 
@@ -281,7 +282,7 @@ def read_call(program: str, printed: str, times: str = "") -> Call:
         peak = number(rf"Peak working set size:\s*{NUMBER}")
         if not ms or init is None or first is None:
             raise DeviceError(f"{program}: its output is not what we can read. It ended: {end}")
-        return Call(tuple(ms), 1e3 * init, first, None if peak is None else peak / 1e6)
+        return ProgramRun(tuple(ms), 1e3 * init, first, None if peak is None else peak / 1e6)
     line = next((line for line in reversed(printed.splitlines()) if "count=" in line), "")  # those before: warming up
     known = {name: float(value) for name, value in re.findall(rf"(\w+)={NUMBER}", line)}
     if "avg" not in known and "curr" in known:  # "curr=30(all same)"
@@ -294,13 +295,13 @@ def read_call(program: str, printed: str, times: str = "") -> Call:
         known[name] / 1e3 for name in ("min", "median", "p95", "max", "Init", "First inference")
     )
     peak = number(rf"Peak memory footprint \(MB\):.*overall={NUMBER}")
-    return Call((median,), init, first, peak, int(known["count"]), low, p95, high)
+    return ProgramRun((median,), init, first, peak, int(known["count"]), low, p95, high)
 
 
 @contextmanager
 def phone_program(
     phone: Adb, binary: Path, affinity: tuple[int, ...], say: Callable[[str], None]
-) -> Iterator["Native"]:
+) -> Iterator["NativeProgram"]:
     """Push the program, and the libraries beside it, into a folder on the phone that is removed at the end."""
     program = next((name for name in SUFFIX if binary.name.startswith(name)), "")
     if not binary.is_file():
@@ -315,14 +316,14 @@ def phone_program(
         for part in (binary, *sorted(binary.parent.glob("*.so"))):
             phone.run("push", str(part), f"{folder}/{part.name}", seconds=LONGEST)
         phone.shell("chmod", "755", f"{folder}/{binary.name}")
-        yield Native(phone, program, binary.name, folder, affinity, say, phone.facts())
+        yield NativeProgram(phone, program, binary.name, folder, affinity, say, phone.facts())
     finally:
         if not attempt(lambda: phone.shell("rm", "-rf", folder)):
             say(f"{phone.name}: {folder} could not be removed from the phone")
 
 
 @dataclass(frozen=True)
-class Native:
+class NativeProgram:
     """A phone with a program. Each call of it is a process that opens the file anew: rounds interleave as elsewhere.
 
     pushed  file, or file and shape -> its name there
@@ -350,7 +351,7 @@ class Native:
         opposite order."""
         check_turns(rounds, runs)
         self._check(files, settings)
-        found: dict[tuple[str, Setting], list[Call]] = {(name, at): [] for at in settings for name in files}
+        found: dict[tuple[str, Setting], list[ProgramRun]] = {(name, at): [] for at in settings for name in files}
         for turn in range(rounds):
             for setting in settings:
                 self.say(f"{self.name}: round {turn + 1} of {rounds}, {setting}")
@@ -375,7 +376,7 @@ class Native:
             made.append(Sustained(name, setting, tuple(minutes), tuple(temperatures), started))
         return made
 
-    def logits(self, file: Path, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+    def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
         raise DeviceError(f"{self.name}: {self.program} answers no rows; without --native the phone's browser does")
 
     def _check(self, files: Mapping[str, Path], settings: Sequence[Setting]) -> None:
@@ -386,7 +387,7 @@ class Native:
                 "a .tflite file has its shape inside: give the one --batch and --seq that it was made for"
             )
 
-    def _latency(self, name: str, setting: Setting, calls: Sequence[Call], warm: float | None) -> Latency:
+    def _latency(self, name: str, setting: Setting, calls: Sequence[ProgramRun], warm: float | None) -> Latency:
         latency = summarise(
             name,
             setting,
@@ -410,7 +411,7 @@ class Native:
             p99_ms=max(each.max_ms for each in kept),
         )
 
-    def _call(self, path: Path, setting: Setting, *, runs: int = 1, seconds: float | None = None) -> Call:
+    def _call(self, path: Path, setting: Setting, *, runs: int = 1, seconds: float | None = None) -> ProgramRun:
         """Call the program once for `runs` timed runs, or for `seconds` of them."""
         model = self._push(path, setting)
         if self.program == "benchmark_model":
@@ -430,7 +431,7 @@ class Native:
         words = ["sh", "-c", SCRIPT, "sh", self.folder, *pinned, f"{self.folder}/{self.binary}", *words]
         printed = self.phone.shell(*words, seconds=LONGEST)
         times = "" if self.program == "benchmark_model" else self.phone.shell("cat", f"{self.folder}/times.csv")
-        return read_call(self.program, printed, times)
+        return read_run(self.program, printed, times)
 
     def _push(self, path: Path, setting: Setting) -> str:
         """Push the model, and for onnxruntime_perf_test inputs of the shape; return its name in our folder."""

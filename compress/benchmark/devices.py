@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 
 from compress.benchmark.jobs import check as check_job
 from compress.errors import did_you_mean
+from compress.exporters.session import EncodedRow
 from compress.io import sha256
 from compress.provenance import command_line
 from compress.records.bench_result import Result
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
-
-Row = Mapping[str, Sequence[int]]
-"""One encoded text: input_ids, attention_mask and, where the model has segments, token_type_ids."""
 
 KINDS = ("local", "ssh", "browser", "adb")
 
@@ -40,7 +38,7 @@ class Device(Protocol):
     def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
         """Each file without pause for `seconds`, one file after another, in the order given."""
 
-    def logits(self, file: Path, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+    def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
         """What the file answers there, each row by itself: (outputs,), or (tokens, outputs) of a tokenwise task."""
 
 

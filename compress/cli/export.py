@@ -80,11 +80,11 @@ def export(
     """
     with told():
         from compress.benchmark import options
-        from compress.commands.export import Race
+        from compress.commands.export import RaceOptions
         from compress.commands.export import export as run
         from compress.exporters.formats import NAME
         from compress.provenance import command_line
-        from compress.reporting.bench_tables import export_lines
+        from compress.reporting.tables import export_lines
 
         if not tune:
             _raced_only(device != "local", lan, threads != "1", batch != "1", seq != "32")
@@ -94,7 +94,7 @@ def export(
             to=to,
             precisions=[each.strip() for each in precision.split(",")] if precision else [],
             opset=opset,
-            race=Race(device, options.settings(threads, batch, seq), max_drop / 100, lan, timeout, python)
+            race=RaceOptions(device, options.settings(threads, batch, seq), max_drop / 100, lan, timeout, python)
             if tune
             else None,
             data=data,
@@ -111,8 +111,9 @@ def export(
         if as_json:
             print_result((made.path / NAME).read_text(encoding="utf-8"))
         else:
-            for part in export_lines(made):
-                console().print(part, markup=False, highlight=False)
+            shown = console()
+            for part in export_lines(made, shown.width):
+                shown.print(part, markup=False, highlight=False)
 
 
 def _raced_only(*given: bool) -> None:

@@ -34,7 +34,7 @@ LoadData = Callable[[Bundle], "TaskData"]
 
 
 @dataclass(frozen=True)
-class Race:
+class RaceOptions:
     """Where and at what a bundle's files are raced; `max_drop`: of the score, that int8 may lose; `lan`, `timeout`,
     `python`: of the device, as in `open_device`."""
 
@@ -53,7 +53,7 @@ def export(
     to: Format = "onnx",
     precisions: Sequence[str] = (),
     opset: int | None = None,
-    race: Race | None = None,
+    race: RaceOptions | None = None,
     data: "DataLike | None" = None,
     text: Sequence[str] | None = None,
     label: str | None = None,
@@ -112,7 +112,7 @@ def export(
 
 @contextmanager
 def tuned(
-    source: Source, race: Race, load_data: LoadData | None, *, in_place: bool, say: Callable[[str], None]
+    source: Source, race: RaceOptions, load_data: LoadData | None, *, in_place: bool, say: Callable[[str], None]
 ) -> Iterator[tuple[Bundle, "Sequence[Tried]"]]:
     """Yield the bundle with the files that are fastest on the device, and all that were tried.
 

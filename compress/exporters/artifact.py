@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from compress.data.objects import DataLike
     from compress.data.task import TaskData
     from compress.evaluation.evaluator import Evaluator
-    from compress.exporters.predictor import Answer, Marked, Prediction, Predictor, Row, Text
+    from compress.exporters.predictor import Answer, Marked, Prediction, Predictor, Text
+    from compress.exporters.session import EncodedRow
 
 Precision = Literal["int8", "fp32", "fp16", "w8", "q4"]
 """The numbers that the weights are stored in; w8, q4: weights alone in 8 and 4 bits, for size."""
@@ -151,7 +152,7 @@ class Bundle:
         return self.open(precision, threads=threads).predict(texts)
 
     def logits(
-        self, rows: "Iterable[Row]", *, precision: Precision = "int8", threads: int = 1
+        self, rows: "Iterable[EncodedRow]", *, precision: Precision = "int8", threads: int = 1
     ) -> "NDArray[np.float32]":
         """Compute the logits of encoded rows, in their order: see `Predictor.logits`."""
         return self.open(precision, threads=threads).logits(rows)

@@ -24,10 +24,8 @@ from compress.slicing.shape import Shape
 BATCH, PAST_LENGTH, LENGTH, SOURCE = 2, 3, 4, 5
 """What the graphs are traced at."""
 
-Inputs = Mapping[str, Tensor]
 
-
-class Held(DynamicLayer):
+class CachedLayer(DynamicLayer):
     """Keys and values (B, H, past, K) of one layer, or none yet. An empty tensor to grow from, as transformers' has,
     is none that ONNX can join."""
 
@@ -48,7 +46,7 @@ class Held(DynamicLayer):
 
 def _cache(past: Sequence[Tensor], layers: int) -> DynamicCache:
     """Make a cache of keys and values, alternating; of no tokens where there are none."""
-    held: list[Any] = [Held(*past[2 * layer : 2 * layer + 2]) for layer in range(layers)]
+    held: list[Any] = [CachedLayer(*past[2 * layer : 2 * layer + 2]) for layer in range(layers)]
     cache = DynamicCache()
     cache.layers = held
     return cache

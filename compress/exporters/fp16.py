@@ -21,7 +21,7 @@ from compress.exporters.int8 import PRECISION_KEY
 from compress.exporters.session import (
     UNOPENED,
     Difference,
-    Row,
+    Feeds,
     Run,
     difference,
     inherited,
@@ -46,7 +46,7 @@ class Halved:
     kept: tuple[str, ...]
 
 
-def to_float16(source: Path, target: Path, rows: Sequence[Row]) -> Halved:
+def to_float16(source: Path, target: Path, rows: Sequence[Feeds]) -> Halved:
     """Write the fp32 ONNX file `source` in float16 to `target`; ids in and logits out keep their types.
 
     Raises ExportError for a file that cannot be read, or whose logits in float16 are not the fp32 ones.
@@ -72,7 +72,7 @@ def to_float16(source: Path, target: Path, rows: Sequence[Row]) -> Halved:
     return Halved(found, kept)
 
 
-def _sizes(model: onnx.ModelProto, source: Path, rows: Sequence[Row]) -> dict[str, float]:
+def _sizes(model: onnx.ModelProto, source: Path, rows: Sequence[Feeds]) -> dict[str, float]:
     """Find the largest |number| of each float32 result between the nodes, over the rows."""
     shown = copy.deepcopy(model)
     outputs = {each.name for each in shown.graph.output}

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,9 @@ from compress.data.task import Task
 from compress.data.text_files import LONGEST
 from compress.errors import BundleError, DataError
 from compress.evaluation.qa import Windows, best_spans
-from compress.exporters.session import UNOPENED, open_session
+from compress.exporters.session import UNOPENED, EncodedRow, open_session
 
 Text = str | tuple[str, str]
-Row = Mapping[str, Sequence[int]]
-"""One encoded text: input_ids, attention_mask and, where the model has segments, token_type_ids."""
 
 
 WORDS = re.compile(r"https?://\S+|[@#]?\w+(?:[-.'’&]\w+)*|[^\w\s]")
@@ -114,7 +112,7 @@ class Predictor:
         rows = encode(self.tokenizer, given)
         return [_prediction(self.task, *answer) for answer in zip(texts, self.logits(rows), strict=True)]
 
-    def logits(self, rows: Iterable[Row]) -> NDArray[np.float32]:
+    def logits(self, rows: Iterable[EncodedRow]) -> NDArray[np.float32]:
         """Compute the logits (rows, outputs) of encoded rows, in their order; columns the file does not read are passed
         over. Of a task that is tokenwise (tokens, outputs): those of all rows, one row after another.
 
@@ -132,9 +130,8 @@ class Predictor:
         """Answer each (question, context)."""
         if not pairs:
             return []
-        found = list(
-            windows.read_questions(self.tokenizer, [each for each, _ in pairs], [each for _, each in pairs], self.max_length)
-        )
+        questions, contexts = zip(*pairs, strict=True)
+        found = list(windows.read_questions(self.tokenizer, questions, contexts, self.max_length))
         rows = [window for each in found for window in each]
         question_R = np.repeat(np.arange(len(found)), [len(each) for each in found])
         lengths_R = np.array([len(window.row.ids) for window in rows])
@@ -189,7 +186,11 @@ class Predictor:
 
 
 def run_rows(
-    session: onnxruntime.InferenceSession, rows: Iterable[Row], *, threads: int, outputs: Sequence[str] | None = None
+    session: onnxruntime.InferenceSession,
+    rows: Iterable[EncodedRow],
+    *,
+    threads: int,
+    outputs: Sequence[str] | None = None,
 ) -> list[list[NDArray[np.float32]]]:
     """Run each row by itself, on `threads` threads: for each row these outputs of the file (None: all), without the
     axis of the batch. Columns that the file does not read are passed over.
@@ -198,7 +199,7 @@ def run_rows(
     """
     names = [node.name for node in session.get_inputs()]
 
-    def run(row: Row) -> list[NDArray[np.float32]]:
+    def run(row: EncodedRow) -> list[NDArray[np.float32]]:
         if missing := [name for name in names if name not in row]:
             raise BundleError(f"logits: a row has {', '.join(row)}; expected {', '.join(missing)} too")
         feeds = {name: np.asarray([row[name]], dtype=np.int64) for name in names}
@@ -224,7 +225,7 @@ def open_predictor(
     return Predictor(task, tokenizer, open_session(onnx_file, threads=1), max_length, threads, threshold)
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[Text]) -> list[Row]:
+def encode(tokenizer: Tokenizer, texts: Sequence[Text]) -> list[EncodedRow]:
     """Encode texts, or pairs of texts."""
     return [
         {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}

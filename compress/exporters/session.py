@@ -310,10 +310,13 @@ def _save(model: onnx.ModelProto, target: Path, properties: Mapping[str, str]) -
 LENGTHS = (2, 3, 7, 16, 33, 64, 100, 128)
 SEGMENTS = "token_type_ids"
 
-Row = Mapping[str, NDArray[np.int64]]
-"""One row, without padding: input name -> (1, tokens)."""
+EncodedRow = Mapping[str, Sequence[int]]
+"""One encoded text: input_ids, attention_mask and, where the model has segments, token_type_ids."""
 
-Run = Callable[[Row], Sequence[NDArray[np.float32]]]
+Feeds = Mapping[str, NDArray[np.int64]]
+"""One row, without padding, as a session takes it: input name -> (1, tokens)."""
+
+Run = Callable[[Feeds], Sequence[NDArray[np.float32]]]
 """A function that answers a row: the arrays of the fp32 file's outputs, in its order, (1, ...)."""
 
 
@@ -331,13 +334,13 @@ class Difference:
         return self.largest / max(1.0, self.logit)
 
 
-def rows_for(path: Path, max_length: int) -> list[Row]:
+def rows_for(path: Path, max_length: int) -> list[Feeds]:
     """Make rows of random tokens, the same each time, of up to `max_length` tokens, with the inputs that the ONNX file
     `path` has; of two segments where it has them. Raises ExportError where it is no text encoder's."""
     model = read_model(path)
     names = [each.name for each in model.graph.input]
     vocabulary, draw = vocabulary_size(model, path), np.random.default_rng(0)
-    rows: list[Row] = []
+    rows: list[Feeds] = []
     for length in LENGTHS:
         if length > max_length:
             break
@@ -358,7 +361,7 @@ def onnx_run(path: Path) -> Run:
     return lambda row: session.run(None, dict(row))
 
 
-def difference(exact: Run, other: Run, rows: Sequence[Row]) -> Difference:
+def difference(exact: Run, other: Run, rows: Sequence[Feeds]) -> Difference:
     """Compare the answers of `other` with the exact ones; NaN when any logit of `other` is."""
     apart, sizes = [], []
     for row in rows:

@@ -20,7 +20,7 @@ from compress.exporters.rewrite.graph import products
 from compress.exporters.session import UNOPENED, read_model, session_options
 
 if TYPE_CHECKING:
-    from compress.exporters.predictor import Row
+    from compress.exporters.session import EncodedRow
 
 Method = Literal["minmax", "percentile", "entropy"]
 Array = NDArray[np.float64]
@@ -122,7 +122,12 @@ WINDOW = 1024
 
 
 def ranges(
-    source: Path, rows: "Iterable[Row]", *, method: Method = "percentile", percentile: float = 99.99, threads: int = 1
+    source: Path,
+    rows: "Iterable[EncodedRow]",
+    *,
+    method: Method = "percentile",
+    percentile: float = 99.99,
+    threads: int = 1,
 ) -> dict[str, tuple[float, float]]:
     """Lowest and highest value of each tensor that a product of the fp32 file `source` reads, by name: see
     `Histogram.range`. Zero is always inside.
@@ -139,7 +144,7 @@ def cut(
     return {name: histogram.range(method, percentile) for name, histogram in seen.items()}
 
 
-def observe(source: Path, rows: "Iterable[Row]", *, threads: int = 1) -> dict[str, Histogram]:
+def observe(source: Path, rows: "Iterable[EncodedRow]", *, threads: int = 1) -> dict[str, Histogram]:
     """What each tensor that a product reads holds on the rows; each row counts as if run alone."""
     model = read_model(source)
     names = list(dict.fromkeys(product.reads for product in products(model.graph)))
@@ -158,7 +163,7 @@ def observe(source: Path, rows: "Iterable[Row]", *, threads: int = 1) -> dict[st
 
 
 def watch(
-    model: onnx.ModelProto, names: Sequence[str], rows: "Iterable[Row]", *, threads: int = 1, source: Path
+    model: onnx.ModelProto, names: Sequence[str], rows: "Iterable[EncodedRow]", *, threads: int = 1, source: Path
 ) -> Iterator[dict[str, Any]]:
     """The values of these tensors, batch after batch of rows of one length; `source` is named in errors."""
     shown = copy.deepcopy(model)
@@ -176,8 +181,8 @@ def watch(
         yield dict(zip(names, session.run(list(names), batch), strict=True))
 
 
-def _batches(rows: "Iterable[Row]", inputs: Sequence[str], source: Path) -> Iterator[dict[str, Any]]:
-    held: list[Row] = []
+def _batches(rows: "Iterable[EncodedRow]", inputs: Sequence[str], source: Path) -> Iterator[dict[str, Any]]:
+    held: list[EncodedRow] = []
     for row in rows:
         if missing := [name for name in inputs if name not in row]:
             raise ExportError(f"{source}: a row has {', '.join(row)}; expected {', '.join(missing)} too")
@@ -188,7 +193,7 @@ def _batches(rows: "Iterable[Row]", inputs: Sequence[str], source: Path) -> Iter
     yield from _of_equal_lengths(held, inputs)
 
 
-def _of_equal_lengths(rows: "Sequence[Row]", inputs: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _of_equal_lengths(rows: "Sequence[EncodedRow]", inputs: Sequence[str]) -> Iterator[dict[str, Any]]:
     lengths = sorted({len(row[inputs[0]]) for row in rows})
     for length in lengths:
         alike = [row for row in rows if len(row[inputs[0]]) == length]

@@ -32,7 +32,7 @@ from compress.exporters.session import read_model, save_changed
 from compress.quantization.calibration import watch
 
 if TYPE_CHECKING:
-    from compress.exporters.predictor import Row
+    from compress.exporters.session import EncodedRow
 
 SWAPS = ([0, 2, 1, 3], [1, 0, 2])
 """Transpositions that bring heads before tokens, and back: (rows, tokens, heads, size), or (tokens, rows x heads, size)
@@ -137,7 +137,7 @@ class _Group:
     products: tuple[Product, ...]
 
 
-def channels(source: Path, rows: "Iterable[Row]", *, threads: int = 1) -> dict[str, Channels]:
+def channels(source: Path, rows: "Iterable[EncodedRow]", *, threads: int = 1) -> dict[str, Channels]:
     """The channels of each tensor that a product of the fp32 file reads, over the rows."""
     model = read_model(source)
     names = list(dict.fromkeys(product.reads for product in products(model.graph)))

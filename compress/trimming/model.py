@@ -31,7 +31,7 @@ from compress.exporters.session import read_model, save_changed, token_tables
 from compress.io import filled
 from compress.models.heads import task_class
 from compress.models.saving import save_checkpoint
-from compress.trimming.vocabulary import Cut, cut, encoded_alike
+from compress.trimming.vocabulary import TrimmedTokenizer, cut, encoded_alike
 
 
 @torch.no_grad()
@@ -102,7 +102,7 @@ PROBED: Final = 32
 TOLERANCE: Final = 1e-5
 
 
-def compare_files(before: Bundle, after: Bundle, found: Cut, texts: Iterable[str]) -> None:
+def compare_files(before: Bundle, after: Bundle, found: TrimmedTokenizer, texts: Iterable[str]) -> None:
     """Raise CompressError where a file's logits changed for rows that both can read."""
     new = {old: index for index, old in enumerate(found.kept)}
     tokenizer = open_tokenizer(before.path, before.manifest.max_length)
@@ -144,7 +144,7 @@ def first_output(model: Any, row: Sequence[int]) -> Any:
     return out["logits"] if "logits" in out else out[0]
 
 
-def check_outputs(model: Any, found: Cut, rows: Sequence[Sequence[int]], expected: Sequence[Any]) -> None:
+def check_outputs(model: Any, found: TrimmedTokenizer, rows: Sequence[Sequence[int]], expected: Sequence[Any]) -> None:
     """Raise CompressError where a row that is all kept is answered otherwise than before; of outputs over the
     vocabulary, those of the tokens that stay."""
     new = {old: index for index, old in enumerate(found.kept)}
@@ -253,7 +253,7 @@ def trim_checkpoint(
 
 def _trim(
     source: Path, model: Any, texts: Iterable[str], min_count: int, keep: Sequence[str]
-) -> tuple[Cut, Trimmed, Any]:
+) -> tuple[TrimmedTokenizer, Trimmed, Any]:
     """Cut the model in place; return what was cut, what is to be told, and the tokenizer for transformers."""
     from transformers import AutoTokenizer
 
@@ -275,7 +275,7 @@ def _trim(
     return found, told, _loaded(old, found)
 
 
-def _loaded(old: Any, found: Cut) -> Any:
+def _loaded(old: Any, found: TrimmedTokenizer) -> Any:
     """Load the tokenizer of transformers with the cut one inside."""
     from transformers import AutoTokenizer
 

@@ -180,7 +180,7 @@ def _renumbered(post: Mapping[str, Any] | None, new: Mapping[int, int]) -> dict[
 
 
 @dataclass(frozen=True)
-class Cut:
+class TrimmedTokenizer:
     """The tokens that stay, and the tokenizer of them (its json)."""
 
     kept: tuple[int, ...]
@@ -191,7 +191,9 @@ class Cut:
         return Tokenizer.from_str(json.dumps(self.described))
 
 
-def cut(tokenizer: Tokenizer, texts: Iterable[str], *, min_count: int, keep: Sequence[str], pinned: set[int]) -> Cut:
+def cut(
+    tokenizer: Tokenizer, texts: Iterable[str], *, min_count: int, keep: Sequence[str], pinned: set[int]
+) -> TrimmedTokenizer:
     """Trim a tokenizer; with min_count 1, every text is encoded to the same tokens as before."""
     described = json.loads(tokenizer.to_str())
     used = counts(tokenizer, texts) >= min_count
@@ -223,6 +225,6 @@ def encoded_alike(before: Tokenizer, after: Tokenizer, texts: Iterable[str]) -> 
             yield text, one.tokens == other.tokens
 
 
-def _cut(described: dict[str, Any], chosen: set[int]) -> Cut:
+def _cut(described: dict[str, Any], chosen: set[int]) -> TrimmedTokenizer:
     kept = needed(described, chosen)
-    return Cut(tuple(kept), trimmed(described, kept))
+    return TrimmedTokenizer(tuple(kept), trimmed(described, kept))

@@ -19,7 +19,7 @@ from compress.tuning.variants import Variant
 
 if TYPE_CHECKING:
     from compress.evaluation.evaluator import Evaluator
-    from compress.exporters.predictor import Row
+    from compress.exporters.session import EncodedRow
 
 PARITY = 1e-4
 """How far the logits of another form may be from the traced graph's, relative to the largest logit (or to 1)."""
@@ -49,7 +49,7 @@ def check_exact(bundle: Bundle, device: Device, variants: Sequence[Variant]) -> 
     first = variants[0]
     own = Variant("fp32 of the bundle", bundle.files()["fp32"]).counted()
     rows = rows_for(first.path, bundle.manifest.max_length)
-    lists: list[Row] = [{name: array[0].tolist() for name, array in row.items()} for row in rows]
+    lists: list[EncodedRow] = [{name: array[0].tolist() for name, array in row.items()} for row in rows]
     exact = device.logits(first.path, lists)
     largest = max(1.0, *(float(np.abs(each).max()) for each in exact))
     found = []

@@ -28,7 +28,7 @@ from compress.tuning.variants import fp32_variants, int8_variants
 
 if TYPE_CHECKING:
     from compress.evaluation.evaluator import Evaluator
-    from compress.exporters.predictor import Row
+    from compress.exporters.session import EncodedRow
 
 GAIN = 0.02
 """By how much a file has to be faster than the one that is there to take its place."""
@@ -65,7 +65,7 @@ def tune(
     device: Device,
     settings: Sequence[Setting],
     exam: "Evaluator | None" = None,
-    calibration: "Sequence[Row]" = (),
+    calibration: "Sequence[EncodedRow]" = (),
     max_drop: float = 0.005,
     proof: "Evaluator | None" = None,
     split: str = "validation",

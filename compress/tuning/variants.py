@@ -34,7 +34,7 @@ from compress.exporters.session import (
 from compress.quantization.calibration import cut, observe
 
 if TYPE_CHECKING:
-    from compress.exporters.predictor import Row
+    from compress.exporters.session import EncodedRow
 
 MICROSOFT = "com.microsoft"
 
@@ -194,7 +194,7 @@ def int8_variants(
     folder: Path,
     *,
     keep: Sequence[str] = (),
-    calibration: "Sequence[Row]" = (),
+    calibration: "Sequence[EncodedRow]" = (),
     learned: Mapping[str, Sequence[float]] | None = None,
 ) -> list[Variant]:
     """Write int8 of fp32 files: dynamic of each, with one scale per matrix of the fastest form, and static of it where
@@ -220,7 +220,7 @@ def int8_variants(
     return made
 
 
-def _static(source: Variant, folder: Path, keep: Sequence[str], calibration: "Sequence[Row]") -> list[Variant]:
+def _static(source: Variant, folder: Path, keep: Sequence[str], calibration: "Sequence[EncodedRow]") -> list[Variant]:
     if not calibration:
         return []
     seen = observe(source.path, calibration)

@@ -267,14 +267,14 @@ def test_benchmark_model_is_called_and_read(tmp_path: Path, monkeypatch: pytest.
 def test_what_programs_print() -> None:
     """The columns of onnxruntime_perf_test's file became six in 2025."""
     six = "".join(f"m,0.001,{seconds},7,9,{at}\n" for at, seconds in enumerate(stand_in_adb.SECONDS))
-    calls = [android.read_call("onnxruntime_perf_test", PERF_TEST, times) for times in (six, stand_in_adb.TIMES)]
+    calls = [android.read_run("onnxruntime_perf_test", PERF_TEST, times) for times in (six, stand_in_adb.TIMES)]
     assert calls[0].ms == calls[1].ms
     with pytest.raises(DeviceError, match=r"not what we can read\. It ended: .* / Aborted"):
-        android.read_call("onnxruntime_perf_test", "a\nb\nc\nAborted\n", "")
+        android.read_run("onnxruntime_perf_test", "a\nb\nc\nAborted\n", "")
     with pytest.raises(DeviceError, match="prints no median, p95, Init, First inference; expected a newer build"):
-        android.read_call("benchmark_model", "count=15 first=49060 curr=33682 min=32825 max=49060 avg=34825.1 std=3930")
+        android.read_run("benchmark_model", "count=15 first=49060 curr=33682 min=32825 max=49060 avg=34825.1 std=3930")
     same = "INFO: count=9 curr=30(all same) p5=30 median=30 p95=30\nInit: 1, First inference: 2"
-    assert android.read_call("benchmark_model", same).max_ms == 0.03
+    assert android.read_run("benchmark_model", same).max_ms == 0.03
 
 
 def test_a_program_is_known_by_its_name(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from transformers import AutoModelForSequenceClassification
 
-from compress.benchmark.devices import Row, open_device
+from compress.benchmark.devices import open_device
 from compress.errors import ExportError
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import FILES, Bundle
@@ -18,7 +18,7 @@ from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import FORM_KEY, SHIPPED
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import CERTIFICATE_KEY as CERTIFICATE
-from compress.exporters.session import SESSION_KEY, metadata, open_session, opset_of, read_model
+from compress.exporters.session import SESSION_KEY, EncodedRow, metadata, open_session, opset_of, read_model
 from compress.records.certificate import Tried
 from compress.records.latency import DeviceError, Latency, Setting, Sustained, summarise
 from compress.records.run_report import Report
@@ -56,7 +56,7 @@ class Rule:
     def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
         raise NotImplementedError
 
-    def logits(self, file: Path, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+    def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
         session = open_session(file, threads=1)
         names = [node.name for node in session.get_inputs()]
         found = [session.run(None, {name: np.array([row[name]]) for name in names})[0][0] for row in rows]
@@ -265,7 +265,7 @@ def test_a_device_that_fails_leaves_the_bundle_alone(shipped: Bundle) -> None:
 
 def test_a_form_that_the_device_cannot_run_is_told_and_passed_over(shipped: Bundle) -> None:
     class Plain(Rule):
-        def logits(self, file: Path, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
             if "Attention" in operators(file):
                 raise DeviceError("rule: no operator Attention")
             return super().logits(file, rows)

@@ -9,10 +9,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from compress.benchmark.devices import Row
 from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import SHIPPED, Form
-from compress.exporters.session import open_session
+from compress.exporters.session import EncodedRow, open_session
 from compress.records.latency import Latency, Setting, Sustained, summarise
 from tests import learning, tiny
 
@@ -79,5 +78,5 @@ class Stopwatch:
     def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
         raise NotImplementedError
 
-    def logits(self, file: Path, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+    def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
         raise NotImplementedError

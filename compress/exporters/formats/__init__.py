@@ -27,7 +27,7 @@ from compress.exporters.artifact import FILES, Bundle, Precision, check_writable
 from compress.exporters.checkpoint import Checkpoint, Source
 from compress.exporters.manifest import Stamp
 from compress.exporters.rewrite import FORM_KEY, SHIPPED
-from compress.exporters.session import Difference, Row, Run, difference, metadata, onnx_run, read_model, rows_for
+from compress.exporters.session import Difference, Feeds, Run, difference, metadata, onnx_run, read_model, rows_for
 from compress.io import filled
 from compress.provenance import install_command, versions
 
@@ -287,11 +287,11 @@ class ExportContext:
             raise ExportError(f"{self.bundle.path}: has no {precision} file; write it again")
         return made
 
-    def trial_rows(self) -> list[Row]:
+    def trial_rows(self) -> list[Feeds]:
         """Make up rows that the fp32 file can read."""
         return rows_for(self.onnx("fp32"), self.bundle.manifest.max_length)
 
-    def differs(self, other: Run, *, rows: Sequence[Row] | None = None) -> Difference:
+    def differs(self, other: Run, *, rows: Sequence[Feeds] | None = None) -> Difference:
         """Compare the answers of `other` with those of the fp32 ONNX file."""
         return difference(onnx_run(self.onnx("fp32")), other, self.trial_rows() if rows is None else rows)
 

@@ -32,7 +32,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Core:
+class Attention:
     """One attention of the form `to_onnx` exports: softmax(queries @ keys x scale + mask of the keys) @ values.
 
     `joined` is the node that puts the heads side by side again, `name` where in the model it is.
@@ -50,7 +50,7 @@ class Core:
     joined: NodeProto
 
     @staticmethod
-    def around(graph: Graph, softmax: NodeProto, writers: Writers, readers: Readers) -> "Core | None":
+    def around(graph: Graph, softmax: NodeProto, writers: Writers, readers: Readers) -> "Attention | None":
         """The attention this softmax belongs to; None for one of another form."""
         context = only_reader(readers, softmax.output[0], "MatMul")
         turned = context and only_reader(readers, context.output[0], "Transpose", BY_HEAD)
@@ -71,7 +71,7 @@ class Core:
         queries, keys, values = found
         name = softmax.name.removesuffix("/Softmax")
         inputs = queries.source, keys.source, values.source
-        return Core(name, *inputs, mask, queries.heads, queries.size, values.size, scale, joined)
+        return Attention(name, *inputs, mask, queries.heads, queries.size, values.size, scale, joined)
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class _ByHead:
     size: int
 
 
-def collapse(graph: Graph) -> list[Core]:
+def collapse(graph: Graph) -> list[Attention]:
     """Makes one node of every attention that is of the known form; the others stay as they are."""
     writers, readers = graph.writers(), graph.readers()
     softmaxes = [node for node in graph.nodes if node.op_type == "Softmax"]
-    cores = [core for node in softmaxes if (core := Core.around(graph, node, writers, readers)) is not None]
+    cores = [core for node in softmaxes if (core := Attention.around(graph, node, writers, readers)) is not None]
     for core in cores:
         graph.replace(
             core.joined,

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto
 
-from compress.exporters.rewrite.attention import TURNED, Core, Linear, linear
+from compress.exporters.rewrite.attention import TURNED, Attention, Linear, linear
 from compress.exporters.rewrite.graph import OURS, Array, Graph, attribute, set_attribute
 
 
@@ -162,7 +162,7 @@ def _by_row(reader: NodeProto, name: str, last: NodeProto, narrow: dict[str, Nod
     return reader.output[0] in narrow and only_as_queries
 
 
-def fold_scales(graph: Graph, cores: list[Core]) -> None:
+def fold_scales(graph: Graph, cores: list[Attention]) -> None:
     """The scale of the scores goes into the weights of the queries."""
     for core, node in _nodes(graph, cores):
         if core.scale != 1.0:
@@ -170,7 +170,7 @@ def fold_scales(graph: Graph, cores: list[Core]) -> None:
             _reweigh(graph, made, "scaled", partial(_scaled, factor=core.scale))
 
 
-def mask_keys(graph: Graph, cores: list[Core]) -> None:
+def mask_keys(graph: Graph, cores: list[Attention]) -> None:
     """The mask is added to the keys (rows x tokens x width numbers) instead of to the scores (rows x heads x tokens x
     tokens): every head gets one feature more, 1 in all queries and the mask's value in the keys."""
     spread: dict[tuple[str, int, int, int], str] = {}
@@ -201,7 +201,7 @@ def merge(graph: Graph) -> int:
     return merged
 
 
-def _nodes(graph: Graph, cores: list[Core]) -> list[tuple[Core, NodeProto]]:
+def _nodes(graph: Graph, cores: list[Attention]) -> list[tuple[Attention, NodeProto]]:
     by_name = {node.name: node for node in graph.attentions()}
     return [(core, by_name[core.name]) for core in cores]
 

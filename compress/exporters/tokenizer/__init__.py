@@ -25,7 +25,7 @@ from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.predictor import Prediction, Text, encode, open_tokenizer
 from compress.exporters.session import metadata, open_session, read_model
 from compress.exporters.tokenizer import build as frames
-from compress.exporters.tokenizer.build import Frame, joined, reader
+from compress.exporters.tokenizer.build import RowTemplate, joined, reader
 from compress.exporters.tokenizer.verify import TokenDifference, differences, feeds, torture
 from compress.exporters.tokenizer.wordpiece import WordPiece
 from compress.io import written
@@ -134,7 +134,7 @@ def verdict_of(path: Path) -> TextProof:
     return TextProof(**{**values, "labels": tuple(values["labels"])})
 
 
-def _read(bundle: Bundle) -> tuple[Tokenizer, Frame]:
+def _read(bundle: Bundle) -> tuple[Tokenizer, RowTemplate]:
     """Open the bundle's tokenizer, and read off how its rows are framed."""
     task = bundle.task
     if task.tokenwise:

@@ -18,7 +18,7 @@ from compress.exporters.tokenizer.wordpiece import WordPiece
 
 
 @dataclass(frozen=True)
-class Part:
+class RowPart:
     """One part of a row: a special token, or all that is left of a text (`token` is None), and its token type."""
 
     token: int | None
@@ -27,10 +27,10 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Frame:
+class RowTemplate:
     """How rows are made: the parts of a row in order, the most tokens in it, what shorter rows are filled up with."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[RowPart, ...]
     max_length: int
     padding: int
 
@@ -44,18 +44,18 @@ class Frame:
         return self.max_length - sum(part.token is not None for part in self.parts)
 
 
-def read_off(tokenizer: Tokenizer, *, pair: bool, max_length: int, padding: int) -> Frame:
+def read_off(tokenizer: Tokenizer, *, pair: bool, max_length: int, padding: int) -> RowTemplate:
     """Read off a tokenizer that neither pads nor truncates what it puts around one text, or two.
 
     Raises ExportError where it gives an example no tokens, or leaves no room in `max_length`.
     """
     row = tokenizer.encode("a", "a") if pair else tokenizer.encode("a")
-    parts: list[Part] = []
+    parts: list[RowPart] = []
     for token, segment, source in zip(row.ids, row.type_ids, row.sequence_ids, strict=True):
-        part = Part(token if source is None else None, source == 1, segment)
+        part = RowPart(token if source is None else None, source == 1, segment)
         if part.token is not None or part not in parts:
             parts.append(part)
-    frame = Frame(tuple(parts), max_length, padding)
+    frame = RowTemplate(tuple(parts), max_length, padding)
     if sum(part.token is None for part in parts) != 1 + pair:
         raise ExportError("tokenizer.json: the text 'a' has no tokens; expected a tokenizer that reads any text")
     if frame.room < 1 + pair:
@@ -65,7 +65,7 @@ def read_off(tokenizer: Tokenizer, *, pair: bool, max_length: int, padding: int)
     return frame
 
 
-def rows(graph: GraphBuilder, frame: Frame, tokens_T: str, lines_T: str, texts: str) -> dict[str, str]:
+def rows(graph: GraphBuilder, frame: RowTemplate, tokens_T: str, lines_T: str, texts: str) -> dict[str, str]:
     """input_ids, attention_mask and token_type_ids (B, longest row) of tokens, the text each is of, and (1,) R."""
     counts_R = graph.sums(graph.full(graph.op("Shape", tokens_T), 1), lines_T, texts)
     before_R = graph.op("CumSum", counts_R, graph.constant(0), exclusive=1)
@@ -101,7 +101,9 @@ def rows(graph: GraphBuilder, frame: Frame, tokens_T: str, lines_T: str, texts: 
     }
 
 
-def _offsets(graph: GraphBuilder, frame: Frame, kept: Sequence[str]) -> tuple[str, list[str], list[tuple[str, Part]]]:
+def _offsets(
+    graph: GraphBuilder, frame: RowTemplate, kept: Sequence[str]
+) -> tuple[str, list[str], list[tuple[str, RowPart]]]:
     """(B,) tokens of each row; where in a row each text starts; where each special token stands."""
     offset = graph.op("Mul", kept[0], graph.constant(0))
     starts, own = {}, []
@@ -115,7 +117,7 @@ def _offsets(graph: GraphBuilder, frame: Frame, kept: Sequence[str]) -> tuple[st
     return offset, [starts[second] for second in sorted(starts)], own
 
 
-def _truncated(graph: GraphBuilder, frame: Frame, counts_R: str) -> list[str]:
+def _truncated(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[str]:
     """(B,) tokens kept of each text, of the first and of the second one.
 
     Of a pair too long for the row: half the room each, the longer text having the odd token; where one takes less than
@@ -176,7 +178,7 @@ PREFIX = "text"
 ROWS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def reader(words: WordPiece, frame: Frame, like: onnx.ModelProto) -> onnx.ModelProto:
+def reader(words: WordPiece, frame: RowTemplate, like: onnx.ModelProto) -> onnx.ModelProto:
     """`text` (and `text_pair`), (batch,) strings -> input_ids, attention_mask, token_type_ids (batch, longest row), in
     the operator set and format version of the model `like`."""
     graph = GraphBuilder(PREFIX)

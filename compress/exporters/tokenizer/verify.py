@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from compress.exporters.predictor import Text
-from compress.exporters.tokenizer.build import Frame
+from compress.exporters.tokenizer.build import RowTemplate
 
 TEXTS: Final[tuple[str, ...]] = (
     # Nothing, and white space of all kinds
@@ -129,7 +129,7 @@ class TokenDifference:
         return f"{shown} at token {self.at}: expected {list(self.expected[:5])}, found {list(self.found[:5])}"
 
 
-def torture(frame: Frame) -> list[Text]:
+def torture(frame: RowTemplate) -> list[Text]:
     """List the texts, or pairs of texts, that every file is held against."""
     edges = lengths(frame.room)
     if frame.pair:
@@ -138,7 +138,7 @@ def torture(frame: Frame) -> list[Text]:
 
 
 def differences(
-    session: onnxruntime.InferenceSession, tokenizer: Tokenizer, frame: Frame, texts: Sequence[Text]
+    session: onnxruntime.InferenceSession, tokenizer: Tokenizer, frame: RowTemplate, texts: Sequence[Text]
 ) -> list[TokenDifference]:
     """Find the texts whose row differs, from a session that gives input_ids, attention_mask and token_type_ids."""
     reference = Tokenizer.from_str(tokenizer.to_str())
@@ -169,7 +169,9 @@ def _rows(session: onnxruntime.InferenceSession, texts: Sequence[Text]) -> Itera
         yield {name: values.tolist() for name, values in zip(names, row, strict=True)}
 
 
-def _difference(text: Text, expected: Encoding, found: Mapping[str, list[int]], frame: Frame) -> TokenDifference | None:
+def _difference(
+    text: Text, expected: Encoding, found: Mapping[str, list[int]], frame: RowTemplate
+) -> TokenDifference | None:
     """Compare a row; None where ids, types and mask are the tokenizer's, followed by nothing but padding."""
     beyond = len(found["input_ids"]) - len(expected.ids)
     whole = {
