@@ -157,7 +157,7 @@ def drop_damaged(folder: Path) -> None:
 
 
 def _differing(folder: Path, expected: Mapping[str, str]) -> dict[str, str]:
-    """The names of files that differ from the checksums `expected`, each with the problem."""
+    """Return the names of files that differ from the checksums `expected`, each with the problem."""
     present = _names(folder)
     problems = dict.fromkeys(sorted(expected.keys() - present), "is missing")
     problems |= dict.fromkeys(sorted(present - expected.keys()), "is not one of its files")
@@ -204,7 +204,7 @@ def load_json(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def sha256(path: Path) -> str:
-    """The hex digest of a file's bytes."""
+    """Compute the hex digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

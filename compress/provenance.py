@@ -68,7 +68,7 @@ def redact_in(words: str, where: str) -> str:
 
 
 def command_line() -> str:
-    """The command to type to run this again, without passwords: it is kept, and ships with bundles."""
+    """Return the command to type to run this again, without passwords: it is kept, and ships with bundles."""
     name = Path(sys.argv[0]).name
     program = ["python", "-m", "compress"] if name == "__main__.py" else [name]
     return shlex.join([*program, *map(redact, sys.argv[1:])])

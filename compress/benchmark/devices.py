@@ -30,16 +30,18 @@ class Device(Protocol):
         """`local`, `ssh:pi`, `browser`, `adb:SERIAL`."""
 
     def facts(self) -> dict[str, str]:
-        """What the figures are measured on: processor, cores, instructions, governor, temperature, system, runtime."""
+        """Return what the figures are measured on: processor, cores, instructions, governor, temperature, system,
+        runtime."""
 
     def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
-        """The latency of each file at each setting: settings in the order given, files within, interleaved."""
+        """Measure the latency of each file at each setting: settings in the order given, files within, interleaved."""
 
     def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
-        """Each file without pause for `seconds`, one file after another, in the order given."""
+        """Run each file without a pause for `seconds`, one file after another, in the order given."""
 
     def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
-        """What the file answers there, each row by itself: (outputs,), or (tokens, outputs) of a tokenwise task."""
+        """Compute what the file answers there, each row by itself: (outputs,), or (tokens, outputs) of a tokenwise
+        task."""
 
 
 @contextmanager
@@ -55,7 +57,7 @@ def open_device(
     assets: Path | None = None,
     webgpu: bool = False,
 ) -> Iterator[Device]:
-    """The device of that name, closed at the end, whatever happens.
+    """Open the device of that name, and close it at the end, whatever happens.
 
     name     `local`, `ssh:[user@]host[:port]`, `browser`, `adb`, `adb:SERIAL`
     lan      browser: whether other machines of the network may open the page

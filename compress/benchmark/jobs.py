@@ -30,12 +30,12 @@ def runtime_of(path: Path) -> str:
 
 
 def timing_job(path: Path) -> dict[str, Any]:
-    """The job of timing a file at some setting. Raises ExportError for what is no text encoder."""
+    """Make the job of timing a file at some setting. Raises ExportError for what is no text encoder."""
     return {**logits_job(path), "vocabulary": _vocabulary(path)}
 
 
 def logits_job(path: Path) -> dict[str, Any]:
-    """The job of answering rows."""
+    """Make the job of answering rows."""
     if path.suffix == ".tflite":
         raise ExportError(f"{path}: a .tflite file is measured by --device adb --native benchmark_model only")
     entries = _properties(path) if path.suffix == ".xml" else session_entries(read_model(path))
@@ -67,7 +67,7 @@ def _positions(path: Path) -> int | None:
 
 
 def input_types(path: Path) -> dict[str, Any]:
-    """The numpy types of an ONNX file's inputs, by name. Raises DeviceError for the file of no text encoder."""
+    """Return the numpy types of an ONNX file's inputs, by name. Raises DeviceError for the file of no text encoder."""
     graph = read_model(path).graph
     constant = {tensor.name for tensor in graph.initializer}  # old files list these among the inputs
     kinds = {node.name: node.type.tensor_type.elem_type for node in graph.input if node.name not in constant}
@@ -80,7 +80,8 @@ def input_types(path: Path) -> dict[str, Any]:
 
 
 def parts(path: Path) -> list[Path]:
-    """The files that belong together, `path` first. Raises ExportError for an ONNX file with weights outside it."""
+    """List the files that belong together, `path` first. Raises ExportError for an ONNX file with weights outside
+    it."""
     if path.suffix == ".xml":
         return [path, path.with_suffix(".bin")]
     if outside := weights_elsewhere(path):

@@ -159,7 +159,7 @@ class Stationed:
     def _runner(
         self, name: str, job: dict[str, Any], setting: Setting | None
     ) -> Iterator[tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[str, Any]]]:
-        """What asks a new runner, and the line it starts with."""
+        """Start a runner; return what asks it, and the line it starts with."""
 
         def alive(answer: dict[str, Any]) -> dict[str, Any]:
             if "died" in answer:
@@ -218,7 +218,7 @@ def race(
 
 
 def machine() -> dict[str, str]:
-    """What figures are measured on: processor, cores, instruction sets, governor, load now, memory, system."""
+    """Describe what figures are measured on: processor, cores, instruction sets, governor, load now, memory, system."""
     return agent.facts()
 
 

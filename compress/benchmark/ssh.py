@@ -90,7 +90,7 @@ def far_command(python: str, length: int) -> str:
 def ssh(
     where: str, *, python: str, affinity: tuple[int, ...], timeout: float, say: Callable[[str], None]
 ) -> Iterator[Stationed]:
-    """The machine at `where`, opened. `python`: its interpreter that has onnxruntime. Raises DeviceError."""
+    """Open the machine at `where`. `python`: its interpreter that has onnxruntime. Raises DeviceError."""
     address = Address.of(where)
     name = f"ssh:{where}"
     if shutil.which("ssh") is None:
@@ -151,7 +151,7 @@ class Folder:
 
 
 def _reason(code: int | None, words: str, address: Address, python: str, timeout: float) -> str:
-    """Why the connection ended, for whoever can mend it. `code`: of ssh, which is 255 for its own failures."""
+    """Say why the connection ended, for whoever can mend it. `code`: of ssh, which is 255 for its own failures."""
     last = words.splitlines()[-1].rstrip(".") if words else "ssh said nothing"
     if code is None:
         return f"no answer within {timeout:g} s ({last}); give it more time with --timeout"

@@ -117,7 +117,7 @@ def contention(other_load: float | None, cpus: int, threads: int) -> str:
 
 
 def identity(name: str, facts: Mapping[str, str]) -> str:
-    """A device as evidence names it: name, processor and instruction sets, as far as it tells them."""
+    """Describe a device as evidence names it: name, processor and instruction sets, as far as it tells them."""
     return ", ".join(filter(None, (name, facts.get("cpu", ""), facts.get("instructions", ""))))
 
 
@@ -132,7 +132,7 @@ def summarise(
     affinity: str = "",
     celsius: float | None = None,
 ) -> Latency:
-    """The figures of at least two rounds of runs, of which the first half is the first pass, the rest the second.
+    """Summarise at least two rounds of runs, of which the first half is the first pass, the rest the second.
 
     Percentiles are over the runs of both passes where these agree. Where they do not, nothing is averaged: they are of
     the faster pass, since what disturbs a machine makes it slower, and the measurement is flagged.

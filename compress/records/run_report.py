@@ -92,7 +92,7 @@ class Report:
     tuning: tuple[Tried, ...] = ()
 
     def score(self, row: Row) -> float | None:
-        """The row's value of the report's metric; None where there is no finite one."""
+        """Return the row's value of the report's metric; None where there is no finite one."""
         return finite(row.score.get(self.metric))
 
     def macro_f1(self, row: Row) -> float | None:
@@ -126,7 +126,7 @@ class Report:
         return tuple(sorted(dict.fromkeys(names), key=lambda name: -names.count(name)))
 
     def latency(self, row: Row, setting: str | None = None) -> Latency | None:
-        """The row's times at a setting, by default at the first of `settings`; None where not measured."""
+        """Return the row's times at a setting, by default at the first of `settings`; None where not measured."""
         chosen = setting or next(iter(self.settings), None)
         return (row.latency or {}).get(chosen) if chosen else None
 
@@ -141,7 +141,7 @@ class Report:
 
 
 def finite(value: float | None) -> float | None:
-    """The value, or None where it is none: a NaN or an infinity is shown, compared and drawn as not measured."""
+    """Return the value, or None where it is none: a NaN or an infinity is shown, compared and drawn as not measured."""
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -14,7 +14,7 @@ from compress.records.run_report import finite
 
 
 def undominated(placed: Iterable[tuple[tuple[float, ...], int]]) -> list[tuple[tuple[float, ...], int]]:
-    """Of (values to minimise, number), those that no other equals or beats in all; of equals, the first number.
+    """Return those of (values to minimise, number) that no other equals or beats in all; of equals, the first number.
 
     In order of the values nothing is beaten by what comes later, so each is held against the kept ones alone.
     """
@@ -211,7 +211,7 @@ class SearchReport:
             raise SearchError(f"{self.study}: no trial {', '.join(map(str, sorted(strange)))} on record")
 
     def point(self, number: int) -> TrialRecord:
-        """The trial of this number. Raises SearchError where there is none."""
+        """Return the trial of this number. Raises SearchError where there is none."""
         found = next((point for point in self.points if point.number == number), None)
         if found is None:
             span = f", {self.points[0].number} to {self.points[-1].number}" if self.points else ""
@@ -219,16 +219,16 @@ class SearchReport:
         return found
 
     def measured_ms(self, point: TrialRecord) -> float | None:
-        """What it took on the device at the search's setting."""
+        """Return what it took on the device at the search's setting."""
         return finite((point.measured or {}).get(self.setting))
 
     def ms(self, point: TrialRecord) -> float | None:
-        """What it takes at the search's setting: measured, or else predicted."""
+        """Return what it takes at the search's setting: measured, or else predicted."""
         measured = self.measured_ms(point)
         return finite(point.predicted_ms) if measured is None else measured
 
     def value(self, point: TrialRecord, objective: Objective) -> float | None:
-        """The point's value of an objective."""
+        """Return the point's value of an objective."""
         if objective == "score":
             return point.score
         if objective == "latency":
@@ -236,11 +236,11 @@ class SearchReport:
         return finite(getattr(point, objective))
 
     def feasible(self, point: TrialRecord) -> bool:
-        """Whether it was completed and is known to be within every budget."""
+        """Return True if it was completed and is known to be within every budget."""
         return point.state == "complete" and point.score is not None and not self.exceeded(point)
 
     def exceeded(self, point: TrialRecord) -> tuple[Objective, ...]:
-        """The budgets that it is not known to keep."""
+        """List the budgets that it is not known to keep."""
 
         def kept(objective: Objective, limit: float) -> bool:
             value = self.value(point, objective)
@@ -249,19 +249,22 @@ class SearchReport:
         return tuple(objective for objective, limit in self.budgets.items() if not kept(objective, limit))
 
     def best_within(self, ms: float | None = None) -> TrialRecord | None:
-        """The feasible point that scores best, within `ms` too where given; of equals, the one that takes least."""
+        """Return the feasible point that scores best, within `ms` too where given; of equals, the one that takes
+        least."""
         within = [point for point in self.points if self.feasible(point)]
         if ms is not None:
             within = [point for point in within if (taken := self.ms(point)) is not None and taken <= ms]
         return max(within, key=lambda point: (point.score, -(self.ms(point) or 0.0), -point.number), default=None)
 
     def nearest(self) -> TrialRecord | None:
-        """Where nothing is feasible: the point that exceeds its budgets by the least factor; of equals, the best."""
+        """Return the point that exceeds its budgets by the least factor, where nothing is feasible; of equals, the
+        best."""
         known = [(over, point) for point in self.points if (over := self._excess(point)) is not None]
         return min(known, key=lambda one: (one[0], -(one[1].score or 0.0), one[1].number), default=(0.0, None))[1]
 
     def compute_front(self, objectives: Sequence[Objective] | None = None) -> tuple[int, ...]:
-        """The feasible points that no other feasible one equals or beats in every objective; by the first cost."""
+        """Return the feasible points that no other feasible one equals or beats in every objective; by the first
+        cost."""
         wanted = tuple(objectives or self.objectives)
         signs = [-1.0 if objective == "score" else 1.0 for objective in wanted]
         placed = []
@@ -274,7 +277,7 @@ class SearchReport:
         return tuple(number for _, number in sorted(undominated(placed), key=lambda one: [one[0][i] for i in costs]))
 
     def counts(self) -> dict[State, int]:
-        """How many trials ended in each state, those that none ended in left out."""
+        """Count the trials that ended in each state, those that none ended in left out."""
         return dict(Counter(point.state for point in self.points))
 
     def to_json(self) -> str:
@@ -287,7 +290,7 @@ class SearchReport:
         return from_json(SearchReport, source, SearchError, "search of this tool", "run the search again")
 
     def _excess(self, point: TrialRecord) -> float | None:
-        """The factor by which it is over the budget it is most over; None where not all are known."""
+        """Return the factor by which it is over the budget it is most over; None where not all are known."""
         factors = []
         for objective, limit in self.budgets.items():
             value = self.value(point, objective)

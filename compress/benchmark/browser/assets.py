@@ -42,7 +42,7 @@ BY_HAND = (
 
 
 def runtime(source: Path | None = None, *, webgpu: bool = False) -> list[Path]:
-    """The files of onnxruntime-web that the page loads, entry first, checked byte for byte.
+    """Return the files of onnxruntime-web that the page loads, entry first, checked byte for byte.
 
     source  None: those kept under $COMPRESS_HOME/web, got by npm the first time; a file: the package's tarball; a
             folder: one that has the files, itself or in `dist` or `package/dist`.

@@ -60,11 +60,11 @@ class Fed:
         return vocabulary_size(read_model(self.path), self.path)
 
     def drawn(self, setting: Setting) -> list[dict[str, Any]]:
-        """The inputs that every device times the file with, as the page takes them."""
+        """Draw the inputs that every device times the file with, as the page takes them."""
         return _tensors(feeds(self.types, setting.batch, setting.seq, self.vocabulary))
 
     def row(self, row: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
-        """One encoded text, as the page takes it. Raises DeviceError when it lacks an input of the file."""
+        """Encode one text as the page takes it. Raises DeviceError when it lacks an input of the file."""
         if missing := [name for name in self.types if name not in row]:
             raise DeviceError(f"{self.path}: a row has {', '.join(row)}; expected {', '.join(missing)} too")
         return _tensors({name: np.asarray([row[name]], kind) for name, kind in self.types.items()})
@@ -78,7 +78,8 @@ def _tensors(arrays: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
 
 
 def probe() -> bytes:
-    """An ONNX file that gives back what it gets: opening it starts a runtime, and shows whether it starts at all."""
+    """Make an ONNX file that gives back what it gets: opening it starts a runtime, and shows whether it starts at
+    all."""
     given, got = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y"))
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", [given], [got])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
@@ -89,7 +90,7 @@ HEAD = ("file", "p50 ms", "p95 ms", "to first")
 
 
 def tables(latencies: Sequence[Latency]) -> list[dict[str, Any]]:
-    """One table per setting, in the order measured, each with the ratio of every p50 to the first file's."""
+    """Lay out one table per setting, in the order measured, each with the ratio of every p50 to the first file's."""
     return [_table(setting, latencies) for setting in dict.fromkeys(latency.setting for latency in latencies)]
 
 
@@ -159,7 +160,7 @@ class Browser:
     name: str = "browser"
 
     def facts(self) -> dict[str, str]:
-        """What the browser tells of what it runs on, and what is special about figures from there."""
+        """Return what the browser tells of what it runs on, and what is special about figures from there."""
         known = self.known
         told = {
             "device": known.model,
@@ -180,7 +181,7 @@ class Browser:
     def race(
         self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int = 8, runs: int = 15
     ) -> list[Latency]:
-        """As on every device; the peak memory is WebAssembly's own.
+        """Race as on every device; the peak memory is WebAssembly's own.
 
         A sample that would be shorter than 100 steps of the browser's clock is the mean of several forwards. What was
         measured while the page was hidden is flagged as noisy.
@@ -208,7 +209,8 @@ class Browser:
         return [self._sustained(name, file, setting, seconds) for name, file in fed.items()]
 
     def logits(self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[NDArray[np.float32]]:
-        """The file's outputs there, each row by itself: (outputs,), or (tokens, outputs) of a tokenwise task."""
+        """Compute the file's outputs there, each row by itself: (outputs,), or (tokens, outputs) of a tokenwise
+        task."""
         name, fed, found = file.name, Fed.of(file), list[NDArray[np.float32]]()
         self._clear(fed)
         self._open(name, fed, None)
@@ -267,7 +269,8 @@ class Browser:
         self._ask({"do": "clear", "keep": [self.site.offer(fed.path) for fed in coming]}, Done)
 
     def _open(self, name: str, fed: Fed, setting: Setting | None) -> Opened:
-        """A worker of that name opens the file and warms up at the setting; without one, for logits, it only opens."""
+        """Let a worker of that name open the file and warm up at the setting; without one, for logits, it only
+        opens."""
         command = {
             "do": "open",
             "worker": name,
@@ -287,13 +290,13 @@ class Browser:
         return self._ask(command, Timed, about=_about(name, setting))
 
     def _ask(self, command: Mapping[str, Any], kind: type[Answer], *, about: str = "") -> tuple[Answer, bool]:
-        """The page's answer, and whether the page was hidden while it worked on it."""
+        """Return the page's answer, and whether the page was hidden while it worked on it."""
         answer = self.site.visitor.ask(command)
         return read(answer, kind, about=about), answer.get("hidden") is True
 
 
 def _passes(settings: Sequence[Setting], rounds: int, runs: int) -> list[Pass]:
-    """All settings once, then all again."""
+    """Run all settings once, then all again."""
     share = 1 / (2 * max(1, len(settings)))
     planned = [(1, rounds - rounds // 2, setting) for setting in settings]
     planned += [(2, rounds // 2, setting) for setting in settings]
@@ -339,7 +342,7 @@ def browser(
     assets: Path | None = None,
     webgpu: bool = False,
 ) -> Iterator[Browser]:
-    """A browser that opens the link this prints, as a Device. The page is told when it is over, whatever happens.
+    """Open a browser by the link this prints, as a Device. The page is told when it is over, whatever happens.
 
     lan      listen on this machine's network address instead of 127.0.0.1, and show the link as a QR code too
     timeout  seconds to wait for somebody to open the link

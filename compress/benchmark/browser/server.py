@@ -65,7 +65,7 @@ class Visitor:
         self._told_end = False
 
     def claim(self, token: str) -> str | None:
-        """The secret for the first who shows the token, None for everybody else."""
+        """Return the secret to the first who shows the token, None to everybody else."""
         right = hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self.token.encode())
         with self._changed:
             if not right or self._claimed:
@@ -78,7 +78,7 @@ class Visitor:
         return hmac.compare_digest(secret.encode(), self._secret.encode())
 
     def next(self, after: int) -> dict[str, Any] | None:
-        """The command that follows number `after`, as soon as there is one; None after HOLD seconds."""
+        """Wait for the command that follows number `after`; None after HOLD seconds."""
         with self._changed:
             self._seen = time.monotonic()
             self._changed.wait_for(lambda: self._ended or self._waiting(after), HOLD)
@@ -196,7 +196,7 @@ class Site:
     named: dict[tuple[Path, int, int], str] = field(default_factory=dict)
 
     def offer(self, file: Path) -> str:
-        """The name under which the page finds the file: the same one until the file is written anew."""
+        """Return the name under which the page finds the file: the same one until the file is written anew."""
         stat = file.stat()
         identity = (file.resolve(), stat.st_mtime_ns, stat.st_size)
         if identity not in self.named:
@@ -207,7 +207,7 @@ class Site:
 
 @contextmanager
 def serving(site: Site, *, lan: bool) -> Iterator[str]:
-    """The link to the page, with its token, while the site is served. Raises DeviceError without a network address."""
+    """Serve the site, and yield the link to the page, with its token. Raises DeviceError without a network address."""
     host = lan_address() if lan else LOOPBACK
     try:
         server = _Server((host, 0), _Exchange)
@@ -228,7 +228,8 @@ def serving(site: Site, *, lan: bool) -> Iterator[str]:
 
 
 def lan_address() -> str:
-    """This machine's address on the network that leads elsewhere. Nothing is sent: UDP connects by choosing a route."""
+    """Find this machine's address on the network that leads elsewhere. Nothing is sent: UDP connects by choosing a
+    route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # an address kept for documentation, RFC 5737
@@ -248,7 +249,7 @@ class _Server(ThreadingHTTPServer):
     hosts: frozenset[str]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that broke: the page's silence will tell."""
+        """Ignore a connection that broke: the page's silence will tell."""
 
 
 class _Exchange(BaseHTTPRequestHandler):
@@ -300,7 +301,7 @@ class _Exchange(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND)
 
     def _is_ours(self) -> bool:
-        """Whether the request is to this address and from no other site's page; refuses it otherwise."""
+        """Return True if the request is to this address and from no other site's page; refuse it otherwise."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if host in cast(_Server, self.server).hosts and origin in {None, f"http://{host}"}:
             return True
@@ -308,7 +309,7 @@ class _Exchange(BaseHTTPRequestHandler):
         return False
 
     def _inside(self, path: str) -> str | None:
-        """What follows the secret in the path, None without the right secret."""
+        """Return what follows the secret in the path, None without the right secret."""
         secret, _, name = path.removeprefix("/").partition("/")
         return name if self.site.visitor.knows(secret) else None
 
@@ -330,7 +331,7 @@ class _Exchange(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, json.dumps(command).encode(), kind="application/json")
 
     def _body(self, most: int) -> dict[str, Any] | None:
-        """The JSON object that came; None after refusing what is none, or larger than `most` bytes."""
+        """Return the JSON object that came; None after refusing what is none, or larger than `most` bytes."""
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
             self._refuse(HTTPStatus.LENGTH_REQUIRED)
@@ -386,7 +387,7 @@ class _Exchange(BaseHTTPRequestHandler):
             shutil.copyfileobj(source, self.wfile, 2**18)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The command line is not an access log."""
+        """Print nothing: the command line is not an access log."""
 
 
 @contextmanager

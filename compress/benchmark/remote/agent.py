@@ -190,7 +190,8 @@ def stop(name: str, runners: Runners) -> dict[str, Any]:
 
 
 def versions(packages: list[str]) -> dict[str, Any]:
-    """Of packages, found by importing them: one for another processor is installed, too, but does not load."""
+    """Find the versions of packages by importing them: one for another processor is installed, too, but does not
+    load."""
     names = ", ".join(packages)
     found = f"{{each.__name__: each.__version__.split('-')[0] for each in ({names},)}}"
     program = f"import json, {names}; print(json.dumps({found}))"
@@ -251,7 +252,7 @@ def _memory() -> str:
 
 
 def _cpuinfo(field: str) -> str:
-    """The first value of a field of Linux's /proc/cpuinfo, '' where there is none."""
+    """Return the first value of a field of Linux's /proc/cpuinfo, '' where there is none."""
     lines = (line.partition(":") for line in _text(Path("/proc/cpuinfo")).splitlines())
     return next((value.strip() for name, _, value in lines if name.strip() == field), "")
 

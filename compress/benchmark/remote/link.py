@@ -31,7 +31,7 @@ class Link:
     hello: Mapping[str, Any]
 
     def ask(self, body: Path | None = None, **request: Any) -> dict[str, Any]:
-        """The station's answer; the content of `body` follows the request. Raises what `loss` makes of its end."""
+        """Return the agent's answer; the content of `body` follows the request. Raises what `loss` makes of its end."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -46,7 +46,7 @@ class Link:
 
 @contextmanager
 def connect(command: Sequence[str], *, loss: Loss, timeout: float, preamble: bytes = b"") -> Iterator[Link]:
-    """The station that `command` starts; `preamble` is written before the first request.
+    """Start the agent by `command`; `preamble` is written before the first request.
 
     In a session of its own: Ctrl-C is for us alone, and the station ends when its input does, which is here, whatever
     happens. Raises DeviceError when it says nothing for `timeout` seconds.

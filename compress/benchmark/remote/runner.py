@@ -106,7 +106,7 @@ def feeds(types: Mapping[str, Any], batch: int, seq: int, vocabulary: int) -> Fe
 
 
 def peak_rss_mb() -> float:
-    """The most memory this process has held, in 10^6 bytes.
+    """Return the most memory this process has held, in 10^6 bytes.
 
     Not ru_maxrss on Linux: that survives fork and exec, and would show a large parent's peak.
     """
