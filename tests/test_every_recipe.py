@@ -22,7 +22,7 @@ from tests import tiny
 GENERATIVE = ("distilgpt2", "gkd", "minillm", "t5")
 """Recipes that end in a language model: `compress pretrain` runs them."""
 ASKED = ("prompted",)
-"""Recipes whose teacher is a language model that is asked: tests/prompted/test_teaching.py runs them."""
+"""Recipes whose teacher is a language model that is asked: tests/prompting/test_teacher.py runs them."""
 OTHER_TEACHERS = {
     "distilroberta": ("roberta", AutoModel),
     "electra-distill": ("electra", AutoModelForPreTraining),
@@ -79,7 +79,7 @@ def _small(spec: StudentSpec) -> StudentSpec:
 
 
 def test_the_recipes_that_run_in_tests_are_all_there_are() -> None:
-    """Here, in tests/test_generative_recipes.py, or in tests/prompted/test_teaching.py."""
+    """Here, in tests/test_generative_recipes.py, or in tests/prompting/test_teacher.py."""
     assert {*GENERATIVE, *ASKED} <= set(names())
     assert len(names()) == 40
     assert len([name for name in names() if name not in (*GENERATIVE, *ASKED)]) == 35

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from tests import children, pruning_given, tiny
-from tests.prompted import speakers
+from tests.prompting import speakers
 from tests.search import shelved
 
 TIMED = ("log.jsonl", "tensorboard", ".lock", "report.json", "report.html", "run.json", "training.json", "README.md",

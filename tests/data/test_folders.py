@@ -11,6 +11,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from compress.data import load_task
 from compress.errors import DataError
+from compress.evaluation.baselines import baselines
 from compress.io import CHECKSUMS
 from tests.data.conftest import Folder
 
@@ -230,3 +231,41 @@ def test_the_embedded_set() -> None:
     assert data.test is not None
     assert len(data.task.labels) >= 20
     assert data.train.column_names == ["text", "label"]
+
+
+# A training split without labels, where they are not needed
+
+FILMS = "text\n" + "".join(f"a film of {n}\n" for n in range(12))
+PLOTS = "text\tlabel\n" + "".join(f"a plot of {n}\t{('bad', 'good')[n % 3 > 0]}\n" for n in range(12))
+
+
+def test_validation_names_the_classes_and_train_has_texts_alone(folder: Folder) -> None:
+    data = load_task(folder({"train.tsv": FILMS, "dev.tsv": PLOTS}), unlabelled=True)
+    assert data.task.labels == ("bad", "good")
+    assert data.train.column_names == ["text"]
+    assert data.train["text"][:2] == ["a film of 0", "a film of 1"]
+    assert data.validation["label"][:4] == [0, 1, 1, 0]
+    assert len(set(data.notes)) == len(data.notes)
+    found = baselines(data, data.validation)
+    assert list(found) == ["majority"]
+    assert found["majority"]["accuracy"] == pytest.approx(8 / 12)
+
+
+def test_a_named_label_column_that_only_validation_has(folder: Folder) -> None:
+    source = folder({"train.tsv": FILMS, "dev.tsv": PLOTS.replace("label", "mood")})
+    data = load_task(source, label="mood", unlabelled=True)
+    assert data.task.label == "mood"
+    assert data.train.column_names == ["text"]
+
+
+def test_with_labels_unlabelled_changes_nothing(folder: Folder) -> None:
+    source = folder({"train.tsv": PLOTS, "dev.tsv": PLOTS})
+    ours, theirs = load_task(source, unlabelled=True), load_task(source)
+    assert ours.fingerprint == theirs.fingerprint
+    assert ours.train._fingerprint == theirs.train._fingerprint
+
+
+@pytest.mark.parametrize(("dev", "unlabelled"), [(FILMS, True), (PLOTS, False)])
+def test_labels_are_needed_somewhere_and_in_train_unless_it_is_said(dev: str, unlabelled: bool, folder: Folder) -> None:
+    with pytest.raises(DataError):
+        load_task(folder({"train.tsv": FILMS, "dev.tsv": dev}), unlabelled=unlabelled)

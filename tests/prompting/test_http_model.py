@@ -22,7 +22,7 @@ from compress.errors import PromptError, TeacherError
 from compress.prompting import http_model
 from compress.prompting.answers import Likelihood, ask
 from compress.prompting.http_model import Endpoint, RemoteModel, echoed, listed, open_endpoint
-from tests.prompted import speakers
+from tests.prompting import speakers
 
 KEY = "sk-very-secret"
 ANSWERS = (" Positive", " Negative")

@@ -17,8 +17,8 @@ from compress.prompting import teacher as teaching
 from compress.prompting.prompt import Prompt
 from compress.training import stage as stages
 from tests import command, tiny
-from tests.prompted import speakers
-from tests.prompted.speakers import Told
+from tests.prompting import speakers
+from tests.prompting.speakers import Told
 
 KNOWS = {"good": (-2.5, -0.5), "bad": (-0.5, -2.5)}
 PROMPT = """

@@ -11,7 +11,7 @@ from rich.console import Console
 from compress.errors import DataError, TeacherError
 from compress.prompting import answers as module
 from compress.prompting.answers import ask
-from tests.prompted.speakers import Told
+from tests.prompting.speakers import Told
 
 QUIET = Console(quiet=True)
 ANSWERS = (" a", " b")

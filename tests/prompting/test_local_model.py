@@ -11,7 +11,7 @@ from compress.errors import TeacherError
 from compress.prompting import local_model
 from compress.prompting.local_model import LocalModel, open_model
 from tests import tiny
-from tests.prompted import speakers
+from tests.prompting import speakers
 
 PROMPTS = (
     "Review: a gorgeous film\nSentiment:",

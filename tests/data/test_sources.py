@@ -25,6 +25,10 @@ GOOD = "text\tlabel\na fine film\tpos\na dull film\tneg\n"
     [
         ("nowhere.tsv", "no such file or folder"),
         ("./nowhere", "no such file or folder"),
+        ("~/nowhere-at-all", "no such file or folder"),
+        ("nowhere/", "no such file or folder"),
+        ("a/b/c", "no such file or folder"),
+        ("{here}/trian.tsv", "no such file or folder.*Did you mean"),
         ("~nobody-of-that-name/set", "no such folder"),
         ("what is this?", "no data source"),
         ("", "no data source"),

@@ -12,8 +12,8 @@ from compress.commands.label import load_texts
 from compress.data import load_task
 from compress.errors import DataError, PromptError, TeacherError
 from tests import command, tiny
-from tests.prompted import speakers
-from tests.prompted.speakers import Told
+from tests.prompting import speakers
+from tests.prompting.speakers import Told
 
 PROMPT = """
 template: "Review: {{ text }}\\nSentiment: {{ label }}"
