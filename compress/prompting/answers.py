@@ -166,20 +166,17 @@ def _read(path: Path, answers: int) -> tuple[dict[str, Likelihood], list[int]]:
         return known, damaged
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if (kept := _parsed(line)) and len(kept.log_p) == len(kept.tokens) == answers:
+            try:
+                kept = _Line.model_validate_json(line)
+            except ValidationError:
+                damaged.append(number)
+                continue
+            complete = line.endswith(b"\n") and len(kept.log_p) == len(kept.tokens) == answers
+            if complete and kept.check in (None, kept.digest()):
                 known[kept.prompt] = Likelihood(kept.log_p, kept.tokens, kept.absent)
             else:
                 damaged.append(number)
     return known, damaged
-
-
-def _parsed(line: bytes) -> _Line | None:
-    """Read one line; None where it is not what was written."""
-    try:
-        kept = _Line.model_validate_json(line)
-    except ValidationError:
-        return None
-    return kept if line.endswith(b"\n") and kept.check in (None, kept.digest()) else None
 
 
 def _mended(path: Path, answers: int) -> dict[str, Likelihood]:

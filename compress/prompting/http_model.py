@@ -31,8 +31,9 @@ from typing_extensions import TypedDict
 from compress import io as digest
 from compress.config import loader
 from compress.config.recipe import Frozen
-from compress.errors import PromptError, RecipeError, TeacherError, did_you_mean
+from compress.errors import PromptError, RecipeError, TeacherError
 from compress.prompting.answers import Likelihood, UnansweredError
+from compress.prompting.prompt import explain
 from compress.terminal import one_line
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
@@ -85,7 +86,8 @@ class Endpoint(Frozen):
         except RecipeError as error:
             raise PromptError(error.problems) from error
         except ValidationError as error:  # without what was given: it might be the key
-            raise PromptError([_problem(file.name, each) for each in error.errors()]) from None
+            problems = [explain(file.name, each, Endpoint.model_fields, show=False) for each in error.errors()]
+            raise PromptError(problems) from None
 
     @field_validator("url")
     @classmethod
@@ -104,14 +106,6 @@ class Endpoint(Frozen):
         if key is not None and not key.isidentifier():
             raise ValueError("expected the name of an environment variable, not the key itself")
         return key
-
-
-def _problem(file: str, error: Any) -> str:
-    where = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":
-        return f"{file}: {where}: no such setting.{did_you_mean(where, Endpoint.model_fields)}"
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{file}: {where + ': ' if where else ''}{'is missing' if error['type'] == 'missing' else message}"
 
 
 def open_endpoint(path: str) -> "RemoteModel":

@@ -9,6 +9,7 @@
 Nothing here imports torch.
 """
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +17,7 @@ from typing import Annotated, Any, Literal
 from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta
 from jinja2.exceptions import TemplateRuntimeError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from compress.config import loader
 from compress.config.recipe import Frozen
@@ -57,7 +58,10 @@ class Prompt(Frozen):
     instruction: str = ""
     labels: dict[str, Words] = Field(min_length=2)
     aliases: dict[str, str] = Field(default_factory=dict)
-    examples: int | tuple[Example, ...] = 0
+    examples: Annotated[
+        Annotated[int, Tag("count")] | Annotated[tuple[Example, ...], Tag("list")],
+        Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "count"),
+    ] = 0
     separator: str = "\n\n"
     normalise: Literal["length", "none", "unconditional"] = "length"
     answer_context: str = Field("Answer:", min_length=1)
@@ -78,7 +82,8 @@ class Prompt(Frozen):
         try:
             return Prompt.model_validate({"name": path.stem} | tree)
         except ValidationError as error:
-            raise PromptError([_problem(path.name, one) for one in error.errors() if not _other_form(one)]) from error
+            known = {**Prompt.model_fields, **Example.model_fields}
+            raise PromptError([explain(path.name, each, known) for each in error.errors()]) from error
 
     @field_validator("labels", "aliases", mode="before")
     @classmethod
@@ -193,23 +198,18 @@ def _locate(name: str) -> Path:
     return _folder() / f"{name}.yaml"
 
 
-def _other_form(error: Any) -> bool:
-    """`examples` is a number or a list: pydantic also says in which way it is not the other."""
-    loc, given = error["loc"], error["input"]
-    if len(loc) < 2 or loc[0] != "examples":
-        return False
-    return isinstance(given, list) if loc[1] == "int" else len(loc) == 2 and not isinstance(given, list)
+def explain(file: str, error: Any, known: Mapping[str, Any], *, show: bool = True) -> str:
+    """Tell an error of pydantic as one sentence: where, what, and the nearest of the `known` settings.
 
-
-def _problem(file: str, error: Any) -> str:
-    """pydantic's error as one sentence: where, what, and the nearest known name."""
-    steps = [at for at in error["loc"] if at not in ("int", "tuple[Example, ...]")]
+    Without `show` it does not repeat what was given.
+    """
+    steps = [at for at in error["loc"] if at not in ("count", "list")]
     where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in steps).lstrip(".")
     if error["type"] == "extra_forbidden":
-        known = (Example if len(steps) > 1 else Prompt).model_fields
         return f"{file}: {where}: no such setting.{did_you_mean(str(steps[-1]), known)}"
     if error["type"] == "missing":
         return f"{file}: {where}: is missing"
     given = error.get("input")
-    shown = f", found {given!r}" if isinstance(given, int | float | str) and error["type"] != "value_error" else ""
-    return f"{file}: {where + ': ' if where else ''}{error['msg'].removeprefix('Value error, ')}{shown}"
+    shown = show and isinstance(given, int | float | str) and error["type"] != "value_error"
+    said = error["msg"].removeprefix("Value error, ") + (f", found {given!r}" if shown else "")
+    return f"{file}: {where + ': ' if where else ''}{said}"
