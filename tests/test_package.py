@@ -74,7 +74,7 @@ def test_the_wheel_is_the_package_and_the_recipes(wheel: Path) -> None:
         "compress/reporting/templates/page.css",
         "compress/reporting/templates/compare.js",
         "compress/exporters/card.md.jinja",
-        "compress/data/resources/intents.yaml",
+        "compress/data/resources/intents/train.tsv",
     } < found
 
 
@@ -95,7 +95,7 @@ def test_it_works_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     assert {path.stem for path in (ROOT / "recipes").glob("*.yaml")} < named
     shown = outside([installed / "compress", "recipes", "tinybert"], tmp_path)
     assert shown.strip() == (ROOT / "recipes" / "tinybert.yaml").read_text(encoding="utf-8").strip()
-    count = "from compress.data.resources import intents; print(len(intents.splits()['train']))"
+    count = "from compress import load_task; print(len(load_task('intents').train))"
     assert int(outside([installed / "python", "-c", count], tmp_path)) > 0
 
 

@@ -1,5 +1,9 @@
 """Where data comes from: an embedded set, a local folder or file, a file for each split, or the hub.
 
+`intents` is what people ask of an assistant on a phone or in a home: 25 intents, generated from templates
+(benchmarks/intents) that the splits do not share, and hard for a bag of words. Scores on it compare models; they do not
+estimate how well one understands people.
+
 Stated rules. A file of a folder belongs to the split that its name says, as a word of it: train; validation, valid,
 val or dev; test; the last such word counts. Files that differ only in digits are shards of one split. Of several
 validation files the first in the order validation, valid, val, dev (then by name) is taken. The task is that of the
@@ -33,7 +37,7 @@ Role = Literal["train", "validation", "test"]
 CorpusKind = Literal["pydoc", "parallel", "local", "hub"]
 Part = TypeVar("Part")
 
-EMBEDDED: Final = ("intents",)
+EMBEDDED: Final = {"intents": Path(__file__).with_name("resources") / "intents"}
 WORDS: Final[Mapping[str, Role]] = {
     "train": "train",
     "validation": "validation",
@@ -98,6 +102,8 @@ def local(source: str) -> Path:
     """Return the path that a source names, if it names one. DataError for what can be no path."""
     if not source.strip() or "\0" in source:
         raise _no_source(source)
+    if source in EMBEDDED:
+        return EMBEDDED[source]
     try:
         return Path(source).expanduser()
     except RuntimeError as error:  # ~somebody, who has no home here
@@ -107,10 +113,8 @@ def local(source: str) -> Path:
 def local_files(source: str) -> tuple[str, dict[Role, list[Path]]] | None:
     """Return the name of a source that is here, and its files for each split, the preferred first, whatever they hold.
 
-    None for an embedded set and a hub id. DataError for what is none of these.
+    None for a hub id. DataError for what is neither.
     """
-    if source in EMBEDDED:
-        return None
     if re.match(r"\w+=", source):
         named = _named_files(source)
         return " + ".join(path.name for path in named.values()), {role: [path] for role, path in named.items()}
@@ -182,12 +186,7 @@ def find(source: str, columns: Sequence[str]) -> Source:
     from compress.data import readers  # pyarrow
 
     name, holds, notes = source, "", ()  # type: str, str, tuple[str, ...]
-    if source in EMBEDDED:
-        from compress.data.resources import intents
-
-        rows = intents.splits()
-        splits = by_role((each, readers.from_records(f"{source} [{each}]", partial(iter, rows[each]))) for each in rows)
-    elif (found := local_files(source)) is None:
+    if (found := local_files(source)) is None:
         hub, notes = load_hub_splits(source)
         splits, holds = by_role(hub.items()), f"splits {', '.join(hub)}"
     else:

@@ -7,17 +7,21 @@ turn it up: the sound, the heat, the light) and many phrasings are indirect ('my
 
 Templates were revised while looking at MiniLM's errors on the test split and at the scores of both. So scores compare
 models on this set; they do not estimate how well one understands people.
+
+    python -m benchmarks.intents.generate    # writes compress/data/resources/intents/*.tsv
 """
 
 import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import resources
 from itertools import cycle
+from pathlib import Path
 from typing import Final
 
 import yaml
+
+FOLDER: Final = Path(__file__).parents[2] / "compress" / "data" / "resources" / "intents"
 
 ROWS: Final = {"train": 4000, "validation": 800, "test": 1500}
 
@@ -51,7 +55,7 @@ def splits(seed: int = 0) -> dict[str, list[dict[str, str]]]:
 
 def phrasebook(split: str) -> Phrasebook:
     """The templates and slot values that the rows of `split` are made from."""
-    source = yaml.safe_load(resources.files(__package__).joinpath("intents.yaml").read_text(encoding="utf-8"))
+    source = yaml.safe_load(Path(__file__).with_name("phrasebook.yaml").read_text(encoding="utf-8"))
     return Phrasebook(
         templates={intent: tuple(by_split[split].splitlines()) for intent, by_split in source["intents"].items()},
         slots={slot: tuple(by_split[split].split("; ")) for slot, by_split in source["slots"].items()},
@@ -109,3 +113,9 @@ def _slip(text: str, rng: random.Random) -> str:
             return text[:at] + text[at + 1 :]
         case _:
             return text[:at] + text[at] + text[at:]
+
+
+if __name__ == "__main__":
+    for name, rows in splits().items():
+        lines = ["text\tlabel\n", *(f"{row['text']}\t{row['label']}\n" for row in rows)]
+        (FOLDER / f"{name}.tsv").write_text("".join(lines), encoding="utf-8")
