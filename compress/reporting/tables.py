@@ -686,7 +686,7 @@ def _curves(result: Result) -> Table:
 
 def quantized_text(done: "Quantized") -> str:
     """Say what quantisation cost, what stayed in float32, and the verdict."""
-    from compress.exporters.rewrite.products import layer
+    from compress.exporters.rewrite.graph import layer
 
     proof, kept = done.proof, units.listed([layer(name) for name in done.proof.kept], MOST_SHOWN)
     lines = [
