@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from compress.errors import CompressError
 
 NOISE_FACTOR = 1.15
@@ -137,6 +135,8 @@ def summarise(
     Percentiles are over the runs of both passes where these agree. Where they do not, nothing is averaged: they are of
     the faster pass, since what disturbs a machine makes it slower, and the measurement is flagged.
     """
+    import numpy as np  # not for commands that only check their options
+
     half = len(rounds) // 2
     passes = [np.concatenate([np.asarray(times) for times in part]) for part in (rounds[:half], rounds[half:])]
     first, second = (float(np.median(times)) for times in passes)

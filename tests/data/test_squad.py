@@ -144,6 +144,6 @@ def test_a_kind_that_is_asked_for_is_not_doubted(folder: Folder) -> None:
     with pytest.raises(DataError, match="SQuAD"):
         load_task(folder({"train.json": '[{"text": "a", "label": "b"}]'}), kind="qa")
     with pytest.raises(DataError, match="qa is learned from files or a folder of the json of SQuAD"):
-        load_task("intents", kind="qa")
+        load_task("owner/name", kind="qa")
     with pytest.raises(DataError, match="metric 'accuracy' does not score a qa task"):
         load_task(folder({"train.json": squad(YES), "dev.json": squad(YES)}), metric="accuracy")
