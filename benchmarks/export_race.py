@@ -31,7 +31,7 @@ import numpy as np
 
 from compress.benchmark.local import local, machine
 from compress.exporters.int8 import quantize_dynamic, quantize_static
-from compress.exporters.rewrite import Form, rewritten
+from compress.exporters.rewrite import Form, rewrite_graph
 from compress.exporters.session import read_model
 from compress.quantization.calibration import ranges
 from compress.records.latency import Latency, Setting
@@ -133,7 +133,7 @@ def built(model: Model, peer: Path) -> dict[str, Path]:
     to_onnx(AutoModelForSequenceClassification.from_pretrained(model.folder), raw, form=None)
     forms = {"turned": Form(), "plain": Form(tokens_first=False)}
     for name, form in forms.items():
-        onnx.save_model(rewritten(read_model(raw), form).model, model.work / f"{name}.onnx")
+        onnx.save_model(rewrite_graph(read_model(raw), form).model, model.work / f"{name}.onnx")
     turned, plain = (model.work / f"{name}.onnx" for name in forms)
     files["ours, dynamic"] = model.work / "dynamic.onnx"
     quantize_dynamic(turned, files["ours, dynamic"])

@@ -29,7 +29,7 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import parity, to_onnx
 from compress.exporters.predictor import Prediction
-from compress.exporters.rewrite import rewritten
+from compress.exporters.rewrite import rewrite_graph
 from compress.exporters.session import open_session, read_model
 from compress.models.flops import flops_per_token, parameters
 from compress.models.heads import create
@@ -145,7 +145,7 @@ def test_the_files_that_ship_compute_what_the_model_does(family: str, tmp_path: 
     whole = model(family, layers=4)
     small = to_uneven(whole, kept_of(whole))
     to_onnx(small, tmp_path / "raw.onnx", form=None)
-    made = rewritten(read_model(tmp_path / "raw.onnx"))
+    made = rewrite_graph(read_model(tmp_path / "raw.onnx"))
     assert (made.attentions, made.softmaxes, made.rows > 0) == (3, 3, True), "one layer has no attention; one token"
     to_onnx(small, tmp_path / "model.onnx")
     assert parity(small, tmp_path / "model.onnx", batches()) < 2e-5

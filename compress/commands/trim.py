@@ -87,7 +87,7 @@ def trim(
         raise CompressError("trim: no texts; give --data, whose training texts say which tokens are used, or --corpus")
     check_max_drop(max_drop)
     check_new(out)
-    bundle = Bundle.load(Path(model)) if manifest.located(Path(model), "task") else None
+    bundle = Bundle.load(Path(model)) if manifest.find_bundle(Path(model), "task") else None
     sources: list[Callable[[], Iterable[str]]] = []
     if data is not None:
         if bundle is None:

@@ -104,7 +104,7 @@ class Bundle:
 
         Raises BundleError naming the files that are missing, cut short or changed, with found and expected hashes.
         """
-        path = manifests.located(path) or path
+        path = manifests.find_bundle(path) or path
         manifest = Manifest.read(path)
         manifest.check(path)
         return cls(path, manifest)
@@ -382,7 +382,7 @@ def writing(path: Path, manifest: Manifest) -> Iterator[Path]:
     and takes the place of `path`."""
     with building(path) as folder:
         yield folder
-        replace(manifest, files=manifests.stamps(folder)).write(folder)
+        replace(manifest, files=manifests.stamp_files(folder)).write(folder)
 
 
 @contextmanager

@@ -118,7 +118,7 @@ def load_source(
     not apply.
     """
     path = Path(name).expanduser()
-    if manifest.located(path, "task"):
+    if manifest.find_bundle(path, "task"):
         from compress.exporters.session import weights_elsewhere
 
         _unused("a bundle has that written in it", pair=pair, pool=pool, normalise=normalise, max_length=max_length)

@@ -188,7 +188,7 @@ def _axes(name: str) -> dict[int, str]:
 SWITCH = "use_cache_branch"
 
 
-def merged(first: onnx.ModelProto, following: onnx.ModelProto) -> onnx.ModelProto:
+def merge_decoders(first: onnx.ModelProto, following: onnx.ModelProto) -> onnx.ModelProto:
     """Join two models into one with the inputs of both and the outputs of `first`; the switch is a bool (1,).
 
     `following` gives back what it was given for an output of `first` that it does not have itself.
@@ -252,7 +252,7 @@ def _content(tensor: onnx.TensorProto) -> str:
     return f"weight/{tensor.data_type}/{'x'.join(map(str, tensor.dims))}/{digest}"
 
 
-def tied(model: onnx.ModelProto, *, smallest: int = 2**16) -> onnx.ModelProto:
+def tie_matrices(model: onnx.ModelProto, *, smallest: int = 2**16) -> onnx.ModelProto:
     """Read matrices that are another's transpose from that one, as a head from the embedding it shares.
 
     onnxruntime turns them when it opens the file. Changes `model`; matrices of fewer values than `smallest` stay.

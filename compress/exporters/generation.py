@@ -185,16 +185,16 @@ def _finished(raw: Path, target: Path, suffix: str) -> None:
     """Write the graphs as they ship: T5's decoders in one file, matrices that are shared held once."""
     import onnx
 
-    from compress.exporters.decoders import merged, tied
+    from compress.exporters.decoders import merge_decoders, tie_matrices
     from compress.exporters.session import read_model
 
     target.mkdir(exist_ok=True)
     if (raw / f"first{suffix}.onnx").is_file():
-        decoder = merged(read_model(raw / f"first{suffix}.onnx"), read_model(raw / f"following{suffix}.onnx"))
-        onnx.save_model(tied(decoder), target / f"decoder_model_merged{suffix}.onnx")
+        decoder = merge_decoders(read_model(raw / f"first{suffix}.onnx"), read_model(raw / f"following{suffix}.onnx"))
+        onnx.save_model(tie_matrices(decoder), target / f"decoder_model_merged{suffix}.onnx")
     for name in ("model", "encoder_model"):
         if (raw / f"{name}{suffix}.onnx").is_file():
-            onnx.save_model(tied(read_model(raw / f"{name}{suffix}.onnx")), target / f"{name}{suffix}.onnx")
+            onnx.save_model(tie_matrices(read_model(raw / f"{name}{suffix}.onnx")), target / f"{name}{suffix}.onnx")
 
 
 def check(model: Any, folder: Path) -> float:

@@ -134,7 +134,7 @@ def scale_and_zero(low: float, high: float) -> tuple[np.float32, np.uint8]:
     return scale, np.uint8(np.clip(np.rint(-low / scale), 0, 255))
 
 
-def quantised(
+def quantise_matrix(
     matrix: NDArray[np.float32], *, per_channel: bool, bits: int = 8
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Quantise (in, out) to int8; return it and the scales: (out,) or ()."""
@@ -250,7 +250,7 @@ class _Static:
         """Name the int8 matrix and its scales; layers that share a weight share these."""
         matrix, scales = f"{product.weight}_int8", f"{product.weight}_scale"
         if matrix not in self.graph.tensors:
-            values = quantised(product.matrix(self.graph.tensors), per_channel=self.per_channel, bits=self.bits)
+            values = quantise_matrix(product.matrix(self.graph.tensors), per_channel=self.per_channel, bits=self.bits)
             self.graph.put(matrix, values[0])
             self.graph.put(scales, values[1])
         return matrix, scales

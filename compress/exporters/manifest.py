@@ -138,7 +138,7 @@ def is_bundle(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (NAME, FORMER))
 
 
-def located(folder: Path, kind: BundleKind | None = None) -> Path | None:
+def find_bundle(folder: Path, kind: BundleKind | None = None) -> Path | None:
     """Find the bundle in a bundle's own folder, or in its run's; None where there is none, or none of this kind.
 
     Raises BundleError for a bundle without its manifest, which would pass for a checkpoint.
@@ -151,7 +151,7 @@ def located(folder: Path, kind: BundleKind | None = None) -> Path | None:
     return None
 
 
-def stamps(folder: Path) -> dict[str, Stamp]:
+def stamp_files(folder: Path) -> dict[str, Stamp]:
     """Compute the stamp of every file below the folder but the manifest, sorted by path."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / NAME)
     return {path.relative_to(folder).as_posix(): Stamp.of(path) for path in paths}

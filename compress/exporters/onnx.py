@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from compress.errors import ExportError
 from compress.exporters.embeddings import Pool, Pooling
-from compress.exporters.rewrite import SHIPPED, Form, rewritten
+from compress.exporters.rewrite import SHIPPED, Form, rewrite_graph
 from compress.exporters.session import SESSION_KEY, SESSION_WHY_KEY, UNFUSED_SKIP, UNFUSED_SKIP_WHY, open_session
 from compress.io import written
 from compress.provenance import versions
@@ -61,7 +61,7 @@ def to_onnx(
     sequence_length, outputs) of a head that answers per token; start_logits and end_logits (batch_size,
     sequence_length) of one that answers with spans; of an encoder last_hidden_state (batch_size, sequence_length,
     hidden), and sentence_embedding (batch_size, hidden) where it is `Pooled`. The graph is rewritten in this
-    `form` (`rewrite.rewritten`, which needs opset 13); None: it stays as it was traced.
+    `form` (`rewrite.rewrite_graph`, which needs opset 13); None: it stays as it was traced.
 
     The model stays as it was: mode, attention implementation, dtype, device. Raises ExportError when the model cannot
     be exported, is over 2 GB, or when the file's logits are not the model's (checked here at other shapes than
@@ -80,7 +80,7 @@ def to_onnx(
         file.producer_name, file.producer_version = "compress", versions(["compress"])["compress"]
         onnx.helper.set_model_props(file, _metadata(plain.config))
         if form is not None:
-            file = rewritten(file, form).model
+            file = rewrite_graph(file, form).model
         onnx.save_model(file, partial)
         difference, largest = _compare(model, partial, probes[1:])
         if not difference <= TOLERANCE * max(1.0, largest):  # so that NaN fails too
@@ -119,7 +119,7 @@ class TracedModel(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
         ends, config = attention_mask, self.model.config
-        mask = attention_mask if config.model_type in SQUARES_ITS_MASK else prepared(attention_mask, config)
+        mask = attention_mask if config.model_type in SQUARES_ITS_MASK else prepare_mask(attention_mask, config)
         if config.is_encoder_decoder:  # where T5 classifies: there already, but for ids made up to time it
             last_B1 = ends.sum(1, keepdim=True) - 1
             input_ids = input_ids.scatter(1, last_B1, torch.full_like(last_B1, config.eos_token_id))
@@ -127,7 +127,7 @@ class TracedModel(nn.Module):
         return tuple(outputs_of(self.model(input_ids=input_ids, attention_mask=mask, **segments)).values())
 
 
-def prepared(mask_BL: Tensor, config: Any) -> Any:
+def prepare_mask(mask_BL: Tensor, config: Any) -> Any:
     """Compute what is added to the scores (batch, 1, 1 or tokens, tokens); by the kind of layer where these differ."""
     seen = mask_BL[:, None, None, :]
     if config.model_type in LOOKS_BACK:
@@ -285,18 +285,18 @@ class Pooled(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Any, token_type_ids: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """`attention_mask`: 0 or 1 per token, or what `prepared` makes of it."""
+        """`attention_mask`: 0 or 1 per token, or what `prepare_mask` makes of it."""
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         found = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **segments).last_hidden_state
         if self.pooling.pool is None:
             return {"last_hidden_state": found}
-        vectors_BD = pooled(found, _seen(attention_mask), self.pooling.pool)
+        vectors_BD = pool_tokens(found, _seen(attention_mask), self.pooling.pool)
         if self.pooling.normalise:
             vectors_BD = functional.normalize(vectors_BD, dim=1)
         return {"last_hidden_state": found, "sentence_embedding": vectors_BD}
 
 
-def pooled(tokens_BLD: Tensor, seen_BL: Tensor, pool: Pool) -> Tensor:
+def pool_tokens(tokens_BLD: Tensor, seen_BL: Tensor, pool: Pool) -> Tensor:
     """Pool the tokens that are seen into one vector (B, D)."""
     if pool == "cls":
         return tokens_BLD[:, 0]

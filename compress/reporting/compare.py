@@ -15,7 +15,7 @@ from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
 from compress.evaluation.statistics import apart
 from compress.exporters.artifact import FILES, Bundle
-from compress.exporters.manifest import Manifest, located
+from compress.exporters.manifest import Manifest, find_bundle
 from compress.records.bench_result import Result
 from compress.records.certificate import Certificate
 from compress.records.class_scores import ClassChange, ClassScore, fallen, macro_f1
@@ -381,7 +381,7 @@ def _read(paths: Sequence[Path]) -> tuple[tuple[ComparedBundle, ...], list[tuple
 
 def _bundle_folder(path: Path) -> Path:
     """Find the bundle of a run, or the bundle itself."""
-    if (folder := located(path)) is not None:
+    if (folder := find_bundle(path)) is not None:
         return folder
     hint = "the run has not finished: `compress distill --resume`" if (path / "run.json").is_file() else ""
     raise BundleError(f"{path}: no bundle in it. {hint or 'Expected the folder of a run, or of a bundle.'}")

@@ -25,7 +25,7 @@ from onnx import numpy_helper
 from compress.data.windows import plain
 from compress.errors import BundleError, CompressError, ExportError
 from compress.exporters.artifact import FILES, Bundle
-from compress.exporters.manifest import Manifest, stamps
+from compress.exporters.manifest import Manifest, stamp_files
 from compress.exporters.predictor import encode, open_tokenizer
 from compress.exporters.session import read_model, save_changed, token_tables
 from compress.io import filled
@@ -223,7 +223,7 @@ def trimming(
         made = replace(made, threshold=bundle.manifest.threshold)
         card = {"name": out.name, "limits": (LIMIT.format(before=trimmed.before, after=len(found.kept)),)}
         (folder / "README.md").write_text(Bundle(folder, made).card(card), encoding="utf-8")
-        made = replace(made, files=stamps(folder))
+        made = replace(made, files=stamp_files(folder))
         made.write(folder)
         compare_files(bundle, Bundle(folder, made), found, texts)
         yield Bundle(folder, made), replace(trimmed, path=out, bytes=_sizes(bundle.path, folder))

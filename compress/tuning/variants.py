@@ -17,7 +17,7 @@ import onnxruntime
 from onnx import ModelProto
 
 from compress.exporters.int8 import quantize_dynamic, quantize_learned, quantize_static
-from compress.exporters.rewrite import PLAIN, Form, rewritten
+from compress.exporters.rewrite import PLAIN, Form, rewrite_graph
 from compress.exporters.rewrite.attention import collapse
 from compress.exporters.rewrite.graph import Graph, products, written_by
 from compress.exporters.session import (
@@ -177,7 +177,7 @@ def fp32_variants(source: Path, folder: Path, *, threads: int = 1) -> list[Varia
             fused = put("fp32, onnxruntime's fused attention", found, folder, ("Attention",))
             made.append(replace(fused, quantise=False))  # QAttention was slower wherever it was measured
     for form in FORMS:
-        new = rewritten(raw, form)
+        new = rewrite_graph(raw, form)
         if (form.tokens_first and not new.turned) or (form.merged and not new.merged):
             continue  # the same graph as of the form before
         left = f"attention of {new.softmaxes - new.attentions} of {new.softmaxes} layers is of no known form"

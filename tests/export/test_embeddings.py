@@ -18,7 +18,7 @@ from compress.errors import BundleError, ExportError
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Checkpoint, load_source
 from compress.exporters.embeddings import Pool, Pooling, similarity, write
-from compress.exporters.onnx import pooled
+from compress.exporters.onnx import pool_tokens
 from compress.exporters.session import certificate, metadata, read_model
 from compress.records.certificate import Certificate
 from tests import tiny
@@ -74,8 +74,8 @@ def test_pooling_reads_no_masked_token() -> None:
     tokens = torch.randn(2, 5, 3)
     seen = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
     for pool in ("mean", "cls", "max"):
-        both = pooled(tokens, seen, pool)  # type: ignore[arg-type]
-        torch.testing.assert_close(both[0], pooled(tokens[:1, :2], seen[:1, :2], pool)[0])  # type: ignore[arg-type]
+        both = pool_tokens(tokens, seen, pool)  # type: ignore[arg-type]
+        torch.testing.assert_close(both[0], pool_tokens(tokens[:1, :2], seen[:1, :2], pool)[0])  # type: ignore[arg-type]
 
 
 def test_int8_is_certified_on_the_texts(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadMode
 from compress.errors import BundleError, ExportError
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Checkpoint, load_source
-from compress.exporters.decoders import tied
+from compress.exporters.decoders import tie_matrices
 from compress.exporters.generation import TextGenerator, check, write
 from compress.exporters.session import open_session, read_model
 from tests import tiny
@@ -133,8 +133,8 @@ def test_a_tied_matrix_is_read_turned() -> None:
     node = onnx.helper.make_node("MatMul", ["x", "head"], ["y"])
     ends = [value("x", 1, [1, 3])], [value("y", 1, [1, 4])]
     model = onnx.helper.make_model(onnx.helper.make_graph([node], "graph", *ends, [*tables]))
-    assert [each.name for each in tied(model).graph.initializer] == ["words", "head"]  # small ones stay
-    found = tied(model, smallest=12)
+    assert [each.name for each in tie_matrices(model).graph.initializer] == ["words", "head"]  # small ones stay
+    found = tie_matrices(model, smallest=12)
     assert [each.name for each in found.graph.initializer] == ["words"]
     assert [node.op_type for node in found.graph.node] == ["Transpose", "MatMul"]
     onnx.checker.check_model(found)

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from compress.exporters.int8 import quantize_static
 from compress.exporters.onnx import to_onnx
-from compress.exporters.rewrite import Form, rewritten
+from compress.exporters.rewrite import Form, rewrite_graph
 from compress.exporters.rewrite.graph import Graph, layer, products
 from compress.exporters.session import read_model
 from compress.quantization.calibration import ranges
@@ -120,7 +120,7 @@ def test_norms_that_products_alone_read_and_relus_take_the_scales(tmp_path: Path
 @pytest.mark.parametrize("form", [Form(tokens_first=False), Form(), Form(merged=True)], ids=str)
 def test_graphs_rewritten_to_be_faster_are_smoothed_and_quantised_too(form: Form, tmp_path: Path) -> None:
     source, given, fast = uneven(tmp_path / "model.onnx"), graphs.rows(), tmp_path / "fast.onnx"
-    onnx.save_model(rewritten(read_model(source), form).model, fast)
+    onnx.save_model(rewrite_graph(read_model(source), form).model, fast)
     found = smooth(fast, tmp_path / "smooth.onnx", channels(fast, given), alpha=0.6)
     full = graphs.logits(source, given)
     assert graphs.logits(tmp_path / "smooth.onnx", given) == pytest.approx(full, abs=2e-4)

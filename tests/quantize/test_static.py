@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 from compress.errors import ExportError
-from compress.exporters.int8 import Form, quantised, quantize_static, scale_and_zero
+from compress.exporters.int8 import Form, quantise_matrix, quantize_static, scale_and_zero
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import metadata, read_model
 from compress.quantization.calibration import ranges
@@ -57,7 +57,7 @@ def test_the_range_holds_zero_exactly() -> None:
 
 
 def test_seven_bits_cannot_saturate_sixteen() -> None:
-    codes, scales = quantised(
+    codes, scales = quantise_matrix(
         np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32), per_channel=True, bits=7
     )
     assert np.abs(codes).max() == 63

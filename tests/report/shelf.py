@@ -48,7 +48,7 @@ def bundle(
         name = f"{folder} {precision}".encode()
         (path / FILES[precision]).write_bytes(name.ljust(int(size * 1e3), b"\0"))  # type: ignore[index]
     if told is not None:
-        made = naming_files(told, manifests.stamps(path))
+        made = naming_files(told, manifests.stamp_files(path))
         (path / "report.json").write_text(made.to_json(), encoding="utf-8")
     Manifest(
         task=task,
@@ -56,7 +56,7 @@ def bundle(
         model_type="bert",
         parameters=14_000_000,
         versions={"torch": "2.13.0"},
-        files=manifests.stamps(path),
+        files=manifests.stamp_files(path),
     ).write(path)
     return folder
 
@@ -81,7 +81,7 @@ def naming_files(told: Report, files: Mapping[str, Stamp]) -> Report:
 def rewrite_manifest(folder: Path) -> None:
     """Let the manifest list the files as they are now."""
     path = folder / "bundle"
-    replace(Manifest.read(path), files=manifests.stamps(path)).write(path)
+    replace(Manifest.read(path), files=manifests.stamp_files(path)).write(path)
 
 
 def digest(folder: Path, precision: Precision) -> str:

@@ -1,4 +1,4 @@
-"""The graph of an encoder written so that it runs faster and computes the same: `rewritten(model, Form())`.
+"""The graph of an encoder written so that it runs faster and computes the same: `rewrite_graph(model, Form())`.
 
     graph       the index of a graph, for all that reads or changes one
     products    matrix products with constant weights
@@ -73,7 +73,7 @@ class Rewritten:
     merged: int
 
 
-def rewritten(model: ModelProto, form: Form = PLAIN) -> Rewritten:
+def rewrite_graph(model: ModelProto, form: Form = PLAIN) -> Rewritten:
     """A float32 model as it is traced (`to_onnx(form=None)`), in another form; `model` stays as it was.
 
     Of any attention that is recognised, by its structure, the scale goes into the weights of the queries and the mask

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from compress.data.task import Task
 from compress.errors import ExportError
-from compress.exporters.tokenizer.nodes import DOMAINS, EVERYTHING, GraphBuilder
+from compress.exporters.tokenizer.trie import DOMAINS, EVERYTHING, GraphBuilder
 from compress.exporters.tokenizer.wordpiece import WordPiece
 
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from compress.exporters.session import MICROSOFT
 from compress.exporters.tokenizer import trie
-from compress.exporters.tokenizer.nodes import CLASSIC, EVERYTHING, GraphBuilder
+from compress.exporters.tokenizer.trie import CLASSIC, EVERYTHING, GraphBuilder
 
 SURROGATES: Final = range(0xD800, 0xE000)
 UNICODE: Final = 0x110000
