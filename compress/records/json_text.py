@@ -25,7 +25,9 @@ def from_json(kind: type[T], source: str | bytes | Path, error: type[CompressErr
 
     try:
         return TypeAdapter(kind).validate_json(source.read_bytes() if isinstance(source, Path) else source)
-    except ValidationError as wrong:
-        problems = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'JSON'}: {one['msg']}" for one in wrong.errors())
+    except (ValidationError, CompressError) as wrong:  # of a field, or of a record that its own checks refuse
+        problems = str(wrong)
+        if isinstance(wrong, ValidationError):
+            problems = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'JSON'}: {one['msg']}" for one in wrong.errors())
         name = source if isinstance(source, Path) else expected.split(maxsplit=1)[0]
         raise error(f"{name}: not a {expected} ({problems}); {remedy}.") from wrong

@@ -402,12 +402,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def _result(path: Path) -> Result:
     """Read a result file. Raises DeviceError naming the file and the figures that no clock shows."""
-    try:
-        found = Result.from_json(path)
-    except DeviceError as error:
-        if str(error).startswith(str(path)):
-            raise
-        raise DeviceError(f"{path}: {error}") from error  # a setting that is none
+    found = Result.from_json(path)
 
     def shown(value: float) -> bool:
         return math.isfinite(value) and value > 0
