@@ -30,6 +30,9 @@ FAR = 3
 """A score this many times as far from the best as the median score is off the scale, which is for those in question."""
 WITH_FACTS = 5
 """So many points have their figures beside their names."""
+LOG_FROM = 4
+"""Many costs that span more than this factor are on a logarithmic axis; few, from LOG_FEW on."""
+LOG_FEW = 20
 NARROW = 500
 ASIDE = frozenset({"step", "epoch", "grad_norm", "learning_rate", "total_flos", "num_input_tokens_seen"})
 """What a trainer logs beside the loss and its parts."""
@@ -243,7 +246,7 @@ class Mark:
 
     name    beside the point, where there is room; keep: wherever there is none; short: instead of it elsewhere
     what    what hovering calls it; cost_text: its cost in words
-    style   the class of its colour; square: stands on a corner, is no circle
+    style   the class of its colour; a teacher and an anchor stand on a corner, others are circles
     reach   the cost that a thin line reaches to
     before  the score that a thin line comes from
     number  by which a script finds it; '' for none
@@ -257,10 +260,14 @@ class Mark:
     cost_text: str
     short: str = ""
     keep: bool = False
-    square: bool = False
     reach: float = 0.0
     before: float | None = None
     number: str = ""
+
+    @property
+    def square(self) -> bool:
+        """Say whether it stands beside what is compared."""
+        return self.style in ("teacher", "anchor")
 
     @property
     def facts(self) -> str:
@@ -278,8 +285,7 @@ class Scatter:
 
     axes      names of the cost and of the score; levels: (name, score)
     front     (cost, score) of what nothing beats for less; crowd: of points that are dots without names
-    most      so many points are all named, on a wide page and on a phone; facts: whether figures stand beside them
-    log_from  costs that span more than this factor are on a logarithmic axis
+    most      so many points are all named, on a wide page and on a phone
     stretch   whether levels below all points are on the scale
     limit     (cost, its name) of a budget; budget: whether a script draws one
     field     the cost by which a script finds the points; '' for none
@@ -291,8 +297,6 @@ class Scatter:
     front: Sequence[Pixel] = ()
     crowd: Sequence[Pixel] = ()
     most: tuple[int, int] = (14, 5)
-    facts: bool = True
-    log_from: float = 4
     stretch: bool = False
     limit: tuple[float, str] | None = None
     budget: bool = False
@@ -318,7 +322,10 @@ class Scatter:
             for mark, here in zip(self.marks, at, strict=True)
         ]
         steps = _stairs([(x.at(cost), min(y.at(score), plot.bottom)) for cost, score in self.front], plot)
-        marks = [] if not self.field else [tag(_scales(self.field, x, y), draw_box(plot, "field"))]
+        marks = []
+        if self.field:  # its scales tell the script where points are
+            scales = {name: f"{a.low} {a.high} {a.start} {a.end} {int(a.log)}" for name, a in (("x", x), ("y", y))}
+            marks.append(tag({"cost": self.field, **scales}, draw_box(plot, "field")))
         marks += draw_grid(x, y, plot, self.axes)
         marks.append(draw_dots([(x.at(cost), min(y.at(score), plot.bottom)) for cost, score in self.crowd], "crowd"))
         for mark, here in zip(self.marks, at, strict=True):
@@ -351,7 +358,7 @@ class Scatter:
         if self.limit:
             farthest = max(farthest, min(self.limit[0], 2 * max(costs)))
         x = Axis(0, farthest * 1.08, plot.left, plot.right)
-        if max(costs) > self.log_from * min(costs):
+        if max(costs) > (LOG_FROM if len(costs) > WITH_FACTS else LOG_FEW) * min(costs):
             x = Axis(min(costs) / 1.6, farthest * 1.3, plot.left, plot.right, log=True)
         scores = [score for _, score in self.crowd] + [mark.score for mark in self.marks]
         low, high = self.lowest, max(scores)
@@ -364,7 +371,7 @@ class Scatter:
     def _names(self, at: Sequence[Pixel], taken: Sequence[Box], plot: Box, *, crowded: bool) -> list[Markup]:
         """Write each point's name and figures, with leaders, which lie under all names, where it is not next to it."""
         leaders, labels, full = [], [], list(taken)
-        facts = self.facts and len(self.marks) <= WITH_FACTS
+        facts = len(self.marks) <= WITH_FACTS
         for mark, (x, y) in sorted(zip(self.marks, at, strict=True), key=lambda one: "front" not in one[0].style):
             name = mark.name if mark.keep or not crowded else mark.short
             if not name:
@@ -391,12 +398,6 @@ class Scatter:
         hint = f"{mark.what}: {mark.facts}"
         dot = draw_dot(*at, style=f"point {mark.style}", hint=hint, square=mark.square)
         return mark.tagged(line + dot, at[0])
-
-
-def _scales(cost: str, x: Axis, y: Axis) -> dict[str, str]:
-    """Describe both axes to the script that finds the points."""
-    axes = {name: f"{one.low} {one.high} {one.start} {one.end} {int(one.log)}" for name, one in (("x", x), ("y", y))}
-    return {"cost": cost, **axes}
 
 
 def _place(point: Pixel, size: Pixel, taken: Sequence[Box], inside: Box) -> Box:
@@ -466,11 +467,11 @@ def run_scatter(report: Report) -> Scatter | None:
         marks.append(
             Mark(
                 row.name, time.p50_ms, score, row.role, row.name, units.measure(time.p50_ms, "ms"),
-                keep=True, square=row.role == "teacher", reach=time.p95_ms,
+                keep=True, reach=time.p95_ms,
             )
         )  # fmt: skip
     axes = "median latency, ms", units.metric(report.metric)
-    return Scatter(tuple(marks), axes, levels, most=(99, 99), log_from=20, stretch=True) if marks else None
+    return Scatter(tuple(marks), axes, levels, most=(99, 99), stretch=True) if marks else None
 
 
 def choice_scatter(comparison: Comparison, view: View | None, picked: Candidate | None) -> Scatter | None:
@@ -492,7 +493,7 @@ def choice_scatter(comparison: Comparison, view: View | None, picked: Candidate 
             Mark(
                 one.name, value, score, f"{style} picked" if one is picked else style, one.name,
                 noisy + units.measure(value, "ms" if view else "MB"), short=number, keep=first or teacher,
-                square=teacher, reach=time.p95_ms if time else 0.0, number=number,
+                reach=time.p95_ms if time else 0.0, number=number,
             )
         )  # fmt: skip
     if all(mark.square for mark in marks):
@@ -535,7 +536,7 @@ def trial_scatter(report: SearchReport, cost: Objective) -> Scatter | None:
         value = finite({"latency": known.ms, "parameters": known.parameters, "file_mb": known.file_mb}.get(cost))
         name, style = (known.name, "anchor") if index else ("teacher", "teacher")
         if (score := finite(known.score)) is not None and value:
-            marks.append(Mark(name, value, score, style, name, cost_text(cost, value), keep=True, square=True))
+            marks.append(Mark(name, value, score, style, name, cost_text(cost, value), keep=True))
         elif score is not None:
             levels.append((name, score))
     limit = report.budgets.get(cost)
@@ -543,7 +544,7 @@ def trial_scatter(report: SearchReport, cost: Objective) -> Scatter | None:
     placed = [(report.value(each, cost) or 0.0, each.score or 0.0) for each in map(report.point, first)]
     return Scatter(
         tuple(marks), (f"{name}, {unit}" if unit else name, units.metric(report.metric)), levels, placed, crowd,
-        most=(12, 5), facts=False, limit=(limit, cost_text(cost, limit)) if limit else None, field=cost,
+        most=(12, 5), limit=(limit, cost_text(cost, limit)) if limit else None, field=cost,
     )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from compress.records.run_report import Report, finite
 from compress.records.search_report import Objective, SearchReport
 from compress.reporting import charts, remarks, tables
 from compress.reporting import format as units
-from compress.reporting.charts import MAIN, WHOLE, WITH_FACTS, Bar, Figure, Mark, Scatter, bar_figure, draw_figure
+from compress.reporting.charts import MAIN, WHOLE, WITH_FACTS, Bar, Figure, Scatter, bar_figure, draw_figure
 from compress.reporting.compare import Comparison, Limits, Pick, View
 from compress.reporting.format import capitalised
 from compress.reporting.scaling import growth
@@ -130,25 +129,6 @@ def _races(tried: Sequence[Tried], key: str, of: str = "") -> list[tuple[str, Fi
     return found
 
 
-@dataclass(frozen=True)
-class Shown:
-    """One picture of score against a cost, and its points, the cheapest first.
-
-    key      unique on the page; device, setting: their places in the controls; of size, none
-    limit    the cost that was asked for; missing: why there is no picture
-    """
-
-    key: str
-    heading: str
-    unit: str
-    limit: float | None
-    device: int | None
-    setting: int | None
-    figure: Figure | None = None
-    points: tuple[Mark, ...] = ()
-    missing: str = ""
-
-
 def render_choice(comparison: Comparison, limits: Limits, chosen: Pick) -> str:
     """Render one self-contained page to choose a model by: no request leaves it, all text escaped."""
     views, view, table = comparison.views(), comparison.view, tables.choice_table(comparison, chosen)
@@ -187,16 +167,20 @@ def render_choice(comparison: Comparison, limits: Limits, chosen: Pick) -> str:
 
 def _picture(
     comparison: Comparison, limits: Limits, chosen: Pick, view: View | None, at: tuple[int | None, int | None]
-) -> Shown:
-    """Draw the candidates against latency at a setting of a device, or (None) against size."""
+) -> dict[str, Any]:
+    """Draw the candidates against latency at a setting of a device, or (None) against size.
+
+    The picture; its points, the cheapest first; its device and setting in the controls; or why there is none.
+    """
     unit, heading = ("ms", view.name) if view else ("MB", "File size")
     key = f"at-{at[0]}-{at[1]}" if view else "at-size"
-    bare = Shown(key, heading, unit, limits.budget_ms if view else limits.max_mb, *at)
+    limit = limits.budget_ms if view else limits.max_mb
+    bare = {"key": key, "heading": heading, "unit": unit, "limit": limit, "device": at[0], "setting": at[1]}
     scatter = charts.choice_scatter(comparison, view, chosen.candidate)
     if scatter is None:
         timed = not view or view in comparison.views()
         why = f"{heading}: no candidate has both a score on the rows compared and this cost."
-        return replace(bare, missing=why if timed else f"Nothing was timed on {heading}.")
+        return bare | {"figure": None, "missing": why if timed else f"Nothing was timed on {heading}."}
     points = tuple(mark for mark in sorted(scatter.marks, key=lambda mark: (mark.cost, -mark.score)) if mark.number)
     said = [f"One forward on {view.name}." if view else "The ONNX file alone."]
     said.append("Up and left is better; the stairs join those that nothing beats for less.")
@@ -207,7 +191,7 @@ def _picture(
     if off := [f"{mark.what} {units.score(mark.score)}" for mark in scatter.marks if mark.score < scatter.lowest]:
         said.append(f"Below this scale: {units.listed(off, 4)}.")
     figure = draw_figure(" against ".join(reversed(scatter.axes)), scatter.draw, key, MAIN, caption=" ".join(said))
-    return replace(bare, figure=figure, points=points)
+    return bare | {"figure": figure, "points": points}
 
 
 def render_search(report: SearchReport) -> str:

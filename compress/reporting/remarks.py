@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from compress.evaluation.statistics import SHARES, wilson
 from compress.records.class_scores import describe, fallen
@@ -43,37 +43,22 @@ def remark(kind: str, **facts: object) -> str:
     return capitalised(REMARKS[kind].format(**facts))
 
 
-@dataclass(frozen=True)
-class Ratios:
-    """A row over the teacher, each None where one of them is missing; `speed` is the teacher's median over its own."""
+def over_teacher(report: Report, row: Row, what: str) -> float | None:
+    """Divide a student's value by the first teacher's: `score`, `p50_ms`, or a field of its row.
 
-    score: float | None
-    speed: float | None
-    size: float | None
-    parameters: float | None
-    flops: float | None
-    memory: float | None
-
-
-def compute_ratios(report: Report, row: Row) -> Ratios | None:
-    """Hold a student against the first teacher; None for other rows, or where no teacher was measured."""
+    None for other rows, and where one of the values is missing.
+    """
     teacher = report.teacher_row
     if teacher is None or row.role != "student":
         return None
-    own, theirs = report.latency(row), report.latency(teacher)
-    return Ratios(
-        score=_ratio(report.score(row), report.score(teacher)),
-        speed=theirs.p50_ms / own.p50_ms if own and theirs else None,
-        size=_ratio(row.file_mb, teacher.file_mb),
-        parameters=_ratio(row.parameters, teacher.parameters),
-        flops=_ratio(row.flops_per_token, teacher.flops_per_token),
-        memory=_ratio(row.peak_rss_mb, teacher.peak_rss_mb),
-    )
-
-
-def _ratio(value: float | None, reference: float | None) -> float | None:
-    value, reference = finite(value), finite(reference)
-    return None if value is None or reference is None or reference <= 0 or value < 0 else value / reference
+    if what == "score":
+        values = [report.score(row), report.score(teacher)]
+    elif what == "p50_ms":
+        values = [one.p50_ms if one else None for one in (report.latency(row), report.latency(teacher))]
+    else:
+        values = [getattr(row, what), getattr(teacher, what)]
+    own, theirs = map(finite, values)
+    return None if own is None or theirs is None or theirs <= 0 or own < 0 else own / theirs
 
 
 def run_headline(report: Report) -> str:
@@ -81,12 +66,12 @@ def run_headline(report: Report) -> str:
     row, metric = report.shipped, units.metric(report.metric)
     if row is None:
         return "No student was measured."
-    own, ratios, name = report.score(row), compute_ratios(report, row), capitalised(row.name)
+    own, name, teacher = report.score(row), capitalised(row.name), report.teacher_row
     if own is None:
         return f"{name} has no valid {metric}."
-    if ratios is None or report.teacher_row is None:
+    if teacher is None:
         return f"{name} reaches {metric} {units.score(own)}; no teacher was measured beside it."
-    theirs, kept = report.score(report.teacher_row), ratios.score
+    theirs, kept = report.score(teacher), over_teacher(report, row, "score")
     if kept is None or theirs is None:
         said = f"{name} reaches {metric} {units.score(own)} against the teacher’s {units.score(theirs)}"
     elif own < theirs:
@@ -95,16 +80,16 @@ def run_headline(report: Report) -> str:
         shown = units.score(own) if own == theirs else f"{units.score(own)} against {units.score(theirs)}"
         said = f"{name} {'matches' if own == theirs else 'exceeds'} the teacher’s {metric} ({shown})"
     gains, losses = [], [f"finds {describe(hurt)}"] if (hurt := report.fallen(row)) else []
-    if ratios.speed is not None:  # 5 % either way is the same
-        if ratios.speed < 0.95:
-            losses.append(f"takes {units.times(1 / ratios.speed)} as long")
+    if time := over_teacher(report, row, "p50_ms"):  # 5 % either way is the same
+        if time > 1.05:
+            losses.append(f"takes {units.times(time)} as long")
         else:
-            gains.append(f"{units.times(ratios.speed)} the speed" if ratios.speed > 1.05 else "the same speed")
-    if ratios.size is not None:
-        if ratios.size > 1.05:
-            losses.append(f"is {units.times(ratios.size)} as large")
+            gains.append(f"{units.times(1 / time)} the speed" if time < 0.95 else "the same speed")
+    if size := over_teacher(report, row, "file_mb"):
+        if size > 1.05:
+            losses.append(f"is {units.times(size)} as large")
         else:
-            gains.append(f"{units.percent(ratios.size)} of the size" if ratios.size < 0.95 else "the same size")
+            gains.append(f"{units.percent(size)} of the size" if size < 0.95 else "the same size")
     said += f" at {' and '.join(gains)}" if gains else ""
     return said + (f", but {' and '.join(losses)}." if losses else ".")
 

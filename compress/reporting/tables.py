@@ -25,8 +25,8 @@ from compress.reporting.remarks import (
     answer,
     choice_headline,
     choice_remarks,
-    compute_ratios,
     known_beside,
+    over_teacher,
     shape,
     speed_of,
 )  # fmt: skip
@@ -182,16 +182,14 @@ def key_figures(table: Table) -> list[tuple[str, str, str]]:
 
 def run_table(report: Report) -> Table:
     """Compare the rows of a run: quality, size, speed and training, beside the teacher's."""
-    ratios = {row.name: compute_ratios(report, row) for row in report.rows}
     of = partial(column, report.rows)
 
-    def part(text: str, row: Row, measure: str) -> Cell:
-        ratio = getattr(ratios[row.name], measure, None)
-        return Cell(text, "" if ratio is None else units.percent(ratio))
+    def part(what: str, form: Callable[[float | None], str], row: Row) -> Cell:
+        ratio = over_teacher(report, row, what)
+        return Cell(form(getattr(row, what)), "" if ratio is None else units.percent(ratio))
 
     def kept(row: Row) -> str:
-        beside = ratios[row.name]
-        return units.share(beside.score if beside else None)
+        return units.share(over_teacher(report, row, "score"))
 
     def score(row: Row) -> Cell:
         return Cell(units.score(report.score(row)), f"{kept(row)} kept" if kept(row) != MISSING else "")
@@ -200,9 +198,9 @@ def run_table(report: Report) -> Table:
         return units.score(row.agreement) if report.kind == "regression" else units.share(row.agreement)
 
     def median(row: Row) -> Cell:
-        time, speed, said = report.latency(row), getattr(ratios[row.name], "speed", None), []
-        if speed is not None:
-            said.append(f"{units.times(speed)} faster" if speed >= 1 else f"{units.times(1 / speed)} slower")
+        time, said = report.latency(row), []
+        if ratio := over_teacher(report, row, "p50_ms"):
+            said.append(f"{units.times(1 / ratio)} faster" if ratio <= 1 else f"{units.times(ratio)} slower")
         said += ["noisy"] * time.noisy + ["busy machine"] * bool(time.busy) if time else []
         return Cell(_ms(time), ", ".join(said))
 
@@ -211,12 +209,12 @@ def run_table(report: Report) -> Table:
         of("Quality", "kept", kept, 5, page=False),
         of("Quality", "macro F1", lambda row: units.score(report.macro_f1(row)), 4),
         of("Quality", "agreement", agreement, 2),
-        of("Model", "parameters", lambda row: part(units.magnitude(row.parameters), row, "parameters"), 4),
-        of("Model", "FLOPs / token", lambda row: part(units.magnitude(row.flops_per_token), row, "flops"), 8),
-        of("Model", "file, MB", lambda row: part(units.three_digits(row.file_mb), row, "size"), 3),
+        of("Model", "parameters", partial(part, "parameters", units.magnitude), 4),
+        of("Model", "FLOPs / token", partial(part, "flops_per_token", units.magnitude), 8),
+        of("Model", "file, MB", partial(part, "file_mb", units.three_digits), 3),
         of("Inference", "p50, ms", median, 1),
         of("Inference", "p95, ms", lambda row: _ms(report.latency(row), "p95_ms"), 4),
-        of("Inference", "peak, MB", lambda row: part(units.three_digits(row.peak_rss_mb), row, "memory"), 7),
+        of("Inference", "peak, MB", partial(part, "peak_rss_mb", units.three_digits), 7),
         of("Training", "time", lambda row: units.duration(row.train_seconds), 6),
         of("Training", "samples / s", lambda row: units.three_digits(row.samples_per_second), 9),
     ]
