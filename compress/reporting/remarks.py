@@ -39,8 +39,8 @@ REMARKS = {
 
 
 def remark(kind: str, **facts: object) -> str:
-    """Fill in one of the fixed remarks; it begins with a capital."""
-    return capitalised(REMARKS[kind].format(**facts))
+    """Fill in one of the fixed remarks."""
+    return REMARKS[kind].format(**facts)
 
 
 def over_teacher(report: Report, row: Row, what: str) -> float | None:
@@ -101,7 +101,7 @@ def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
     """
     students, teacher = report.of_role("student"), report.teacher_row
     said = [
-        remark("class", name=row.name, what=describe(hurt), beside="the teacher")
+        remark("class", name=capitalised(row.name), what=describe(hurt), beside="the teacher")
         for row in (students if shipped else students[:-1])
         if (hurt := report.fallen(row))
     ]
@@ -114,7 +114,7 @@ def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
             continue
         if (macro_before - macro_after) - max(0.0, before - after) > MACRO:
             falls = {"before": units.score(macro_before), "after": units.score(macro_after)}
-            said.append(remark("macro", name=row.name, metric=units.metric(report.metric), **falls))
+            said.append(remark("macro", name=capitalised(row.name), metric=units.metric(report.metric), **falls))
     return said + [
         remark("class", name=proof.artefact, what=describe(hurt), beside=f"its fp32 file on {proof.split}")
         for proof in report.certificates
@@ -134,9 +134,8 @@ def run_remarks(report: Report) -> list[str]:
         if not how and row is teacher and report.metric != "mse" and own < best + BARELY * (1 - best):
             how = "barely better than"
         if how:
-            said.append(
-                remark("baseline", name=row.name, how=how, baseline=name, own=units.score(own), score=units.score(best))
-            )
+            facts = {"baseline": name, "own": units.score(own), "score": units.score(best)}
+            said.append(remark("baseline", name=capitalised(row.name), how=how, **facts))
     times = [(row.name, one) for row in report.rows for one in (row.latency or {}).values()]
     disturbed = dict.fromkeys(name for name, one in times if one.noisy)
     what = [f"{listed(list(disturbed))} changed between the two passes (noisy, ~)"] if disturbed else []

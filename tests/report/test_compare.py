@@ -146,7 +146,7 @@ def test_noisy_times_make_nothing_faster(tmp_path: Path) -> None:
 
 def test_the_pick_that_no_baseline_should_reach(tmp_path: Path) -> None:
     _, remarks = told(compare.compare([bundle(tmp_path / "poor", student(0.70, 3.0))]))
-    assert "no better than the baseline bag of words (0.710 against 0.800)." in remarks
+    assert "poor fp32 is no better than the baseline bag of words (0.710 against 0.800)." in remarks
 
 
 def test_two_shares_are_apart_as_newcombe_has_it() -> None:
@@ -252,7 +252,7 @@ def test_a_file_is_as_good_as_on_the_device_where_it_does_worst(tmp_path: Path) 
     assert int8.certified is False
     said, remarks = told(choice, Limits(max_mb=0.02))
     assert "a int8 scores best" in said
-    assert "int8 is not certified: the drop of 0.020 is more than 0.005." in remarks
+    assert "a int8 is not certified: the drop of 0.020 is more than 0.005." in remarks
 
 
 def test_an_fp32_file_with_a_certificate_of_its_own_is_not_what_the_others_began_from(tmp_path: Path) -> None:
