@@ -50,7 +50,8 @@ from compress.nas.finalists import (
 from compress.nas.schedule import TimeBudget
 from compress.nas.space import Shapes
 from compress.nas.space_file import Space
-from compress.nas.study import close_storage, close_study, make_sampler, open_storage, open_study, run_trials
+from compress.nas.storage import close_storage, open_storage
+from compress.nas.study import close_study, make_sampler, open_study, run_trials
 from compress.nas.worker import join, write_inputs
 from compress.provenance import command_line, redact
 from compress.records.search_report import SearchReport, TrialRecord

@@ -19,7 +19,7 @@ from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
 from compress.io import written
 from compress.nas.context import SearchContext, kept
-from compress.nas.study import quiet
+from compress.nas.storage import quiet
 from compress.nas.train_supernet import load_ladder
 from compress.nas.trial import describe_shape, outcome, pareto_front
 from compress.provenance import command_line, versions

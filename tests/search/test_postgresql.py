@@ -15,7 +15,8 @@ import pytest
 from optuna.trial import TrialState
 
 from compress.errors import SearchError
-from compress.nas.study import StorageError, close_storage, close_study, open_storage, quiet
+from compress.nas.storage import StorageError, close_storage, open_storage, quiet
+from compress.nas.study import close_study
 from compress.nas.trial import count_scored
 from tests.search.test_worker import check_nothing_lost
 from tests.search.toy import ToyEvaluator, begin, hasty, run, start_worker
@@ -143,7 +144,7 @@ def test_workers_that_are_first_in_a_database_all_at_once_get_in(server: Server)
 
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("CREATE DATABASE fresh")
-    code = f"from compress.nas.study import open_storage; open_storage({server.url.replace('/postgres', '/fresh')!r})"
+    code = f"from compress.nas.storage import open_storage; open_storage({server.url.replace('/postgres', '/fresh')!r})"
     workers = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(5)]
     assert [worker.communicate(timeout=60)[1] for worker in workers] == [""] * 5
 

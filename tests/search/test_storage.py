@@ -14,8 +14,9 @@ from optuna.trial import TrialState
 from sqlalchemy import event
 
 from compress.errors import SearchError
-from compress.nas import study as studies
-from compress.nas.study import RETRIES, StorageError, close_study, join_study, open_storage
+from compress.nas import storage as storages
+from compress.nas.storage import RETRIES, StorageError, open_storage
+from compress.nas.study import close_study, join_study
 from compress.nas.trial import count_scored, outcome
 from tests.search.toy import Toy, ToyEvaluator, begin, hasty, run, start_worker
 
@@ -187,7 +188,7 @@ def test_a_live_trial_is_not_taken_from_its_process(path: Path) -> None:
     def look(choice: object) -> None:
         for _ in range(7):
             time.sleep(0.5)
-            with studies.quiet():
+            with storages.quiet():
                 optuna.storages.fail_stale_trials(other)
 
     run(study, ToyEvaluator(begin=look), trials=1)
@@ -235,7 +236,7 @@ def test_what_is_no_address_is_told(url: str) -> None:
 
 
 def test_a_missing_driver_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(studies, "find_spec", lambda name: None)
+    monkeypatch.setattr(storages, "find_spec", lambda name: None)
     with pytest.raises(StorageError, match=r"needs the package psycopg: pip install 'psycopg\[binary\]>=3\.2'") as told:
         open_storage("postgresql://me:secret@host/db")
     assert "secret" not in str(told.value)
@@ -243,12 +244,12 @@ def test_a_missing_driver_is_named_with_the_command_that_installs_it(monkeypatch
 
 def test_the_driver_of_a_postgresql_url_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"psycopg", "psycopg2"}
-    monkeypatch.setattr(studies, "find_spec", lambda name: name in there or None)
-    assert studies._locate("postgresql://h/d", True)[0] == "postgresql+psycopg://h/d"
-    assert studies._locate("postgres://h/d", True)[0] == "postgresql+psycopg://h/d"
-    assert studies._locate("postgresql+psycopg2://h/d", True)[0] == "postgresql+psycopg2://h/d"
+    monkeypatch.setattr(storages, "find_spec", lambda name: name in there or None)
+    assert storages._locate("postgresql://h/d", True)[0] == "postgresql+psycopg://h/d"
+    assert storages._locate("postgres://h/d", True)[0] == "postgresql+psycopg://h/d"
+    assert storages._locate("postgresql+psycopg2://h/d", True)[0] == "postgresql+psycopg2://h/d"
     there.remove("psycopg")
-    assert studies._locate("postgresql://h/d", True)[0] == "postgresql+psycopg2://h/d"
+    assert storages._locate("postgresql://h/d", True)[0] == "postgresql+psycopg2://h/d"
 
 
 def test_the_user_s_logging_is_left_as_it_was(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -263,7 +264,7 @@ def test_the_user_s_logging_is_left_as_it_was(path: Path, capfd: pytest.CaptureF
 
 
 def test_a_lost_writer_holds_the_file_no_longer_than_the_timeout(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(studies, "LOCK_SECONDS", 1)
+    monkeypatch.setattr(storages, "LOCK_SECONDS", 1)
     study = begin(path)
     with sqlite3.connect(path, isolation_level=None) as holder:
         holder.execute("BEGIN EXCLUSIVE")

@@ -283,8 +283,9 @@ def test_a_score_below_the_least_is_not_on_the_front(storage: BaseStorage) -> No
 
 def test_a_shape_that_cannot_be_judged_does_not_end_the_search(storage: BaseStorage) -> None:
     study = begin(storage)
-    run(study, ToyEvaluator(fails=lambda choice: int(choice["layers"]) % 2 == 1), trials=20)
+    run(study, ToyEvaluator(fails=lambda choice: int(choice["layers"]) % 3 == 1), trials=20)
     failed = [trial for trial in study.trials if outcome(trial) == "failed"]
+    assert failed
     assert {trial.state for trial in failed} == {TrialState.FAIL}
     assert {trial.user_attrs["reason"] for trial in failed} == {
         f"layers {trial.params['layers']}: no such slice" for trial in failed

@@ -21,7 +21,8 @@ from optuna.storages import BaseStorage, InMemoryStorage
 
 from compress.errors import PruneError
 from compress.nas import study as studies
-from compress.nas.study import code_version, join_study, open_storage, open_study, run_trials
+from compress.nas.storage import open_storage
+from compress.nas.study import code_version, join_study, open_study, run_trials
 
 if TYPE_CHECKING:  # these import torch, which takes a worker seconds
     from compress.latency.predictor import Estimate

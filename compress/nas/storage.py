@@ -1,0 +1,178 @@
+"""The storage of studies: Optuna's RDBStorage in an SQLite file or a database, with heartbeats and plain errors."""
+
+import random
+import sqlite3
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import optuna
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
+from optuna.storages import BaseStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.trial import FrozenTrial
+from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, ProgrammingError, SQLAlchemyError
+
+from compress.errors import SearchError
+from compress.provenance import install_command, redact, redact_in
+
+Say = Callable[[str], None]
+"""Prints one line."""
+
+
+class StorageError(SearchError):
+    """A study's storage that cannot be reached, read or written."""
+
+
+HEARTBEAT, GRACE = 10, 60
+"""Seconds between the heartbeats of a trial, and after its last one until its process counts as dead."""
+RETRIES = 2
+"""How often the shape of a killed process is tried again: one that runs out of memory kills every worker."""
+LOCK_SECONDS, CONNECT_SECONDS = 60, 10
+"""How long to wait for another process to release an SQLite file, and for a server to answer."""
+
+
+class HeartbeatStorage(RDBStorage):
+    """RDBStorage whose heartbeat thread survives a failed write.
+
+    Optuna's thread dies with a traceback instead. The thread that runs the trial meets the same failure and reports it.
+    """
+
+    def record_heartbeat(self, trial_id: int) -> None:
+        with suppress(SQLAlchemyError, StorageInternalError):
+            super().record_heartbeat(trial_id)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence Optuna's logging of trials, and its warnings that what we use is experimental."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+@contextmanager
+def storage_errors(study: str) -> Iterator[None]:
+    """Raise StorageError where the database is lost, full or locked for too long."""
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError, UnboundLocalError) as error:
+        # Optuna 5.0.0 raises UnboundLocalError when it cannot read back the trial that failed.
+        lost: BaseException | None = error
+        while lost is not None and not isinstance(lost, SQLAlchemyError | StorageInternalError):
+            lost = lost.__context__
+        if lost is None:
+            raise
+        raise StorageError(
+            f"study {study!r}: lost the connection to its storage: {_describe(lost)}. Finished trials are saved. See "
+            "that the disk has space and the server runs, then repeat the command; the interrupted trial is run again"
+        ) from error
+
+
+def _describe(error: BaseException) -> str:
+    """Return what the database driver said, in one line."""
+    while (cause := getattr(error, "orig", None) or error.__cause__) is not None:
+        error = cause
+    lines = (" ".join(line.split()) for line in str(error).splitlines())
+    return "; ".join(line for line in lines if line).rstrip(".?") or type(error).__name__
+
+
+def open_storage(
+    where: Path | str, *, create: bool = True, say: Say = print, heartbeat: int = HEARTBEAT, grace: int = GRACE
+) -> BaseStorage:
+    """Open the storage at a path (of an SQLite file) or URL; make it if it is not there and `create`.
+
+    Raises StorageError where it cannot be reached, read or written; no message shows a password.
+    """
+    url, engine = _locate(str(where), create)
+
+    def retry(study: optuna.Study, trial: FrozenTrial) -> None:
+        say(f"trial {trial.number}: its process has shown no sign of life for {grace} s; {queue_again(study, trial)}")
+
+    try:
+        with quiet():
+            for attempt in range(8):
+                try:
+                    return optuna.storages.get_storage(
+                        HeartbeatStorage(
+                            url, engine, heartbeat_interval=heartbeat, grace_period=grace,
+                            heartbeat_stale_trial_callback=retry,
+                        )
+                    )  # fmt: skip
+                except (IntegrityError, ProgrammingError):
+                    if attempt == 7:
+                        raise
+                time.sleep(random.uniform(0.05, 0.3))  # another process is making the same tables
+            raise AssertionError("the last attempt returns or raises")
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
+        raise StorageError(
+            f"{redact(where)}: is not the address of a storage; expected the path of an SQLite file, sqlite:///FILE or "
+            "postgresql://user:password@host/database"
+        ) from error
+    except ImportError as error:
+        raise StorageError(
+            f"{redact(where)}: its driver is not installed ({redact_in(_describe(error), str(where))})"
+        ) from error
+    except (SQLAlchemyError, StorageInternalError, RuntimeError) as error:
+        expected = (
+            "the database of a study, in a folder that can be written"
+            if url.startswith("sqlite")
+            else "a database that runs there, which this user may enter and make tables in; see that the server runs, "
+            "and that host, port, user, password (its @ : / ? # written as %40 %3A %2F %3F %23) and database are right"
+        )
+        raise StorageError(
+            f"{redact(where)}: cannot be opened: {redact_in(_describe(error), str(where))}. Expected {expected}"
+        ) from error
+
+
+def _locate(where: str, create: bool) -> tuple[str, dict[str, Any]]:
+    """Return the URL that SQLAlchemy understands, and the options of its engine."""
+    if "://" not in where or (where.startswith("sqlite:///") and "?" not in where):
+        path = Path(where.removeprefix("sqlite:///")).absolute()  # the working folder may change
+        try:
+            if create:
+                path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be written ({error.strerror})") from error
+        if not create and not path.exists():
+            raise StorageError(f"{path}: there is no such file; begin the search first, then start workers")
+        uri = f"file:{quote(str(path))}?mode={'rwc' if create else 'rw'}"
+
+        def connect() -> sqlite3.Connection:
+            return sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS, check_same_thread=False)
+
+        return "sqlite:///study.db", {"creator": connect}  # no URL of SQLAlchemy's can hold every path
+    scheme, _, rest = where.partition("://")
+    pool: dict[str, Any] = {"pool_pre_ping": True, "pool_size": 1, "max_overflow": 3}
+    if scheme in {"postgres", "postgresql", "postgresql+psycopg"}:
+        driver = "psycopg2" if scheme != "postgresql+psycopg" and not find_spec("psycopg") else "psycopg"
+        if not find_spec(driver):
+            raise StorageError(f"{redact(where)}: needs the package psycopg: {install_command('postgresql')}")
+        where = f"postgresql+{driver}://{rest}"
+    if where.startswith("postgresql"):
+        pool["connect_args"] = {"connect_timeout": CONNECT_SECONDS}
+    return where, pool
+
+
+def close_storage(storage: BaseStorage) -> None:
+    """Close the connections of a storage."""
+    behind = getattr(storage, "_backend", storage)  # Optuna puts its cache before a database
+    if isinstance(behind, RDBStorage):
+        behind.engine.dispose()
+
+
+def queue_again(study: optuna.Study, trial: FrozenTrial) -> str:
+    """Queue the parameters of a trial whose process died, RETRIES times at most; return what was done."""
+    with quiet():
+        again = len(RetryHeartbeatStaleTrialCallback.retry_history(trial)) < RETRIES
+        RetryHeartbeatStaleTrialCallback(max_retry=RETRIES)(study, trial)
+    return "its shape is queued again" if again else "its shape is not tried again"
