@@ -29,7 +29,7 @@ OPTIONS = {
     "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle",
     "prune": (
         "model --data --out --recipe --layers --hidden --heads --ffn --embedding --bottleneck --max-latency-ms "
-        "--speedup --max-params --heterogeneous --device --threads --batch --seq --set --text --label --kind --metric "
+        "--speedup --max-params --device --threads --batch --seq --set --text --label --kind --metric "
         "--seed --precision --resume --gate --max-drop --allow-pickle --allow-code --json"
     ),
     "export": (

@@ -224,49 +224,6 @@ def test_a_family_without_a_plan_is_told_what_there_is(given: dict[str, Any], tm
     )
 
 
-# Unevenly
-
-
-def test_layers_keep_what_matters_in_each_where_they_may_differ(given: dict[str, Any], tmp_path: Path) -> None:
-    run = pruned(given, tmp_path / "run", layers=3, heads=0.5, ffn=0.25, hidden=0.75, uneven=True)
-    config = json.loads((result(run, "recover") / "config.json").read_text(encoding="utf-8"))
-    assert config["model_type"] == "uneven-bert"
-    assert (config["num_hidden_layers"], config["hidden_size"], config["head_size"]) == (3, 24, 8)
-    assert (sum(config["heads"]), sum(config["ffn"])) == (3 * 2, 3 * 16)
-    assert json.loads((result(run, "half") / "config.json").read_text(encoding="utf-8"))["model_type"] == "bert"
-    note, rated = recorded(result(run, "all")), load_file(result(run, "all") / "importance.safetensors")
-    kept = [rated[f"ffn.{n}"][note["kept"][f"ffn.{n}"]] for n in note["layers"]]
-    left = [rated[f"ffn.{n}"] for n in note["layers"]]
-    best = torch.cat(left).topk(3 * 16).values
-    assert torch.equal(torch.cat(kept).sort(descending=True).values, best)
-
-
-@pytest.mark.parametrize(
-    ("asked", "first", "last"),
-    [
-        ({"hidden": 0.5}, (32, 4), (16, 4)),  # as many heads as before: the first cut must not lose any
-        ({"heads": 0.75, "ffn": 0.5}, (32, 4), (32, 3)),  # no width that three heads fill
-        ({"hidden": 12, "heads": 2}, (24, 3), (12, 2)),
-    ],
-)
-def test_attention_of_uneven_layers_need_not_fill_the_stream(
-    asked: dict[str, Any], first: tuple[int, int], last: tuple[int, int], given: dict[str, Any], tmp_path: Path
-) -> None:
-    run = pruned(given, tmp_path / "run", uneven=True, **asked)
-    half, whole = (recorded(result(run, stage))["sizes"]["after"] for stage in ("half", "all"))
-    assert (half["hidden"], half["heads"], half["head_size"]) == (*first, 8)
-    assert (whole["hidden"], whole["heads"], whole["head_size"]) == (*last, 8)
-    config = json.loads((result(run, "recover") / "config.json").read_text(encoding="utf-8"))
-    assert (config["hidden_size"], sum(config["heads"]), config["head_size"]) == (last[0], 4 * last[1], 8)
-    assert sum(config["ffn"]) == 4 * whole["ffn"]
-
-
-def test_a_family_without_an_uneven_form_is_refused_at_once(given: dict[str, Any], tmp_path: Path) -> None:
-    model = tiny.checkpoint(tmp_path / "model", tiny.model("albert", labels=2))
-    told = command.run(*words({**given, "model": model}, tmp_path / "run", "--ffn", "0.5", "--heterogeneous"))
-    assert command.refused(told, tmp_path / "run", "AlbertForSequenceClassification: layers cannot differ", "bert")
-
-
 # Other families
 
 

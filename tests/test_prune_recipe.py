@@ -15,7 +15,7 @@ from compress.slicing.sizes import Sizes
 from tests import tiny
 from tests.pruning_given import RECIPE
 
-SETTING = {"device": "local", "threads": 1, "batch": 1, "seq": None, "uneven": False}
+SETTING = {"device": "local", "threads": 1, "batch": 1, "seq": None}
 
 
 def recipe(folder: Path, *overrides: str, **changes: Any) -> Recipe:
@@ -85,7 +85,6 @@ def test_all_problems_at_once_each_with_its_place_and_a_hint(tmp_path: Path) -> 
         ({"student": {"layers": 2}}, "student: what is pruned is the teacher itself"),
         ({"target": {"ffn": 0.5, "speedup": 2}}, "target: asks for ffn and speedup: give sizes, or a budget"),
         ({"target": {"max_latency_ms": 1, "speedup": 2}}, "target: asks for max_latency_ms and speedup"),
-        ({"target": {"uneven": True, "speedup": 2}}, "target: asks for layers that differ (uneven) and speedup"),
         ({"target": {"speedup": 1}}, "target.speedup: Input should be greater than 1"),
     ],
 )
@@ -136,9 +135,6 @@ def test_settings_of_command_and_recipe_stand_beside_each_other(tmp_path: Path) 
     found = recipe(tmp_path, target={"precision": "fp32", "threads": 2, "ffn": 0.5})
     budget = aimed(found, {"speedup": 2.0}, SETTING | {"seq": 16}).target
     assert (budget.precision, budget.threads, budget.seq, budget.sizes) == ("fp32", 2, 16, {})
-    assert aimed(found, {}, SETTING | {"uneven": True}).target == found.target.model_copy(update={"uneven": True})
-    with pytest.raises(PruneError, match="--heterogeneous and --speedup"):
-        aimed(recipe(tmp_path, target={"speedup": 2}), {}, SETTING | {"uneven": True})
 
 
 @pytest.mark.parametrize(
@@ -147,7 +143,6 @@ def test_settings_of_command_and_recipe_stand_beside_each_other(tmp_path: Path) 
         ({}, {}, "nothing to prune to: give sizes (--layers, --hidden, --heads"),
         ({"layers": 2, "max_latency_ms": 3}, {}, "--layers and --max-latency-ms: sizes, and a budget"),
         ({"max_latency_ms": 3, "speedup": 2}, {}, "--max-latency-ms and --speedup: both say how fast"),
-        ({"speedup": 2}, {"uneven": True}, "--heterogeneous and --speedup"),
         ({"speedup": 1}, {}, "--speedup 1: expected a number above 1"),
         ({"max_params": 0.5}, {}, "--max-params 0.5: expected a number above 1"),
         ({"ffn": float("inf")}, {}, "--ffn inf: expected a number above 0"),
@@ -167,7 +162,7 @@ def test_a_recipe_that_does_not_prune_names_those_that_do() -> None:
 
 
 def test_a_step_that_learns_what_to_prune_takes_its_aim_from_the_command(tmp_path: Path) -> None:
-    stage = {"distill": "gates", "lr": 1e-3, "step": {"by": "cofi.Gated", "sparsity": 0.6, "warm": 0.2}}
+    stage = {"distill": "gates", "lr": 1e-3, "step": {"by": "cofi.Gated", "sizes": {"ffn": 0.5}, "warm": 0.2}}
     found = recipe(tmp_path, stages=[stage])
 
     def options(**asked: float) -> dict[str, Any]:
@@ -175,14 +170,11 @@ def test_a_step_that_learns_what_to_prune_takes_its_aim_from_the_command(tmp_pat
         assert call is not None
         return dict(call.options)
 
-    assert options() == {"sparsity": 0.6, "warm": 0.2}
+    assert options() == {"sizes": {"ffn": 0.5}, "warm": 0.2}
     assert options(heads=0.5) == {"sizes": {"heads": 0.5}, "warm": 0.2}
-    assert options(max_params=1e6) == {"max_params": 1_000_000, "warm": 0.2}
-    with pytest.raises(PruneError, match="prune-taylor finds sizes for a latency"):
-        options(speedup=2)
-    with pytest.raises(PruneError, match=r"--heterogeneous and --heads: under sizes .* --max-params"):
-        aimed(found, {"heads": 0.5}, SETTING | {"uneven": True})
-    assert aimed(found, {"max_params": 1e6}, SETTING | {"uneven": True}) == aimed(found, {"max_params": 1e6}, SETTING)
+    for budget in ({"speedup": 2}, {"max_params": 1e6}):
+        with pytest.raises(PruneError, match="prune-taylor finds sizes for a budget"):
+            options(**budget)
 
 
 # Sizes on the way

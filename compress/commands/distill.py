@@ -347,12 +347,9 @@ class StageModels:
         """Cut the model down to the sizes of this stage. Its teacher is the model that its first stage was given."""
         model = self.student(stage, before, None)
         sizes = sizes_of(stage, self.recipe, self.base_teacher.model.config)
-        uneven = self.recipe.target.uneven and stage.way == 1
         last = self._last_pruned(stage)
         record = recorded(self._result(last)) if last is not None else None
-        return prune_stage(
-            stage, model, self.task_teacher, self.context, self.run, sizes=sizes, uneven=uneven, before=record
-        )
+        return prune_stage(stage, model, self.task_teacher, self.context, self.run, sizes=sizes, before=record)
 
     def origin(self, stage: Stage, student: PreTrainedModel) -> Tensor | None:
         """Return the teacher's dimension for each one of the width of a student that was cut out of it."""
@@ -382,12 +379,12 @@ class StageModels:
         configs: dict[str, PreTrainedConfig] = {}
         config, notes = self.base_teacher.model.config, list[str]()
         if self.recipe.pruning:
-            check_family(self.base_teacher.model, uneven=self.recipe.target.uneven)
+            check_family(self.base_teacher.model)
         for stage in self.recipe.stages:
             if isinstance(stage, Prune):
                 if not self.recipe.target.budgets:  # which decide the sizes once there is a teacher
                     sizes = sizes_of(stage, self.recipe, self.base_teacher.model.config)
-                    config = config if self.recipe.target.uneven else resized(config, sizes)
+                    config = resized(config, sizes)
                 continue
             if stage.kind == "distill" and stage.teacher == "general":
                 check_head(self.base_teacher, stage.head, self.context.kind)

@@ -41,7 +41,6 @@ def prune(
     max_latency_ms: float | None = None,
     speedup: float | None = None,
     max_params: float | None = None,
-    uneven: bool = False,
     device: str = "local",
     threads: int = 1,
     batch: int = 1,
@@ -70,8 +69,6 @@ def prune(
              or what it may cost: the sizes are then found (`pruning.budget`). Milliseconds are of the int8 file's
              forward on `device` at `threads`, `batch` and `seq` tokens (the recipe's max_length by default); the
              speedup is over the unpruned model's own int8 file there
-    uneven   layers may differ in heads and neurons, whose counts are then means over the layers: not a plain
-             transformers checkpoint, see `models.uneven`
     The rest is as for `distill`.
 
     Raises PruneError for what cannot be left of this model, and a CompressError that says what to do for the rest.
@@ -88,7 +85,7 @@ def prune(
         allow_code=allow_code,
     )  # fmt: skip
     recipe = load_functions(recipe, PartialState(cpu=on_cpu()).num_processes, allow_code)
-    setting = {"device": device, "threads": threads, "batch": batch, "seq": seq, "uneven": uneven}
+    setting = {"device": device, "threads": threads, "batch": batch, "seq": seq}
     recipe = aimed(recipe, {**sizes, **budgets}, setting)
     if recipe.target.max_latency_ms is not None or recipe.target.speedup is not None:
         _reach(recipe.target.device)
@@ -117,7 +114,7 @@ def aimed(recipe: Recipe, asked: Mapping[str, float | None], setting: Mapping[st
         known = [name for name in names() if name.startswith("prune-")]
         raise PruneError(f"recipe {recipe.name}: has no stage that prunes; recipes that have: {', '.join(known)}")
     if not recipe.pruning:
-        return _learned(recipe, learns[0], given, uneven=setting["uneven"])
+        return _learned(recipe, learns[0], given)
     aim = given or {**recipe.target.sizes, **recipe.target.budgets}
     if not aim:
         raise PruneError(
@@ -126,8 +123,6 @@ def aimed(recipe: Recipe, asked: Mapping[str, float | None], setting: Mapping[st
         )
     own = recipe.target.model_dump(exclude={*SIZES, *BUDGETS}, exclude_unset=True)
     own |= {name: value for name, value in setting.items() if value != Target.model_fields[name].default}
-    if own.get("uneven") and (budgets := [name for name in BUDGETS if name in aim]):
-        raise PruneError(f"--heterogeneous and {_options(budgets)}: layers that differ are asked for by sizes")
     count = {"max_params": int(aim["max_params"])} if "max_params" in aim else {}
     try:
         target = Target.model_validate({**own, **aim, **count})
@@ -152,25 +147,19 @@ def _check(given: Mapping[str, float]) -> None:
             raise PruneError(f"{_options([name])} {value:g}: expected a number above {limit}")
 
 
-def _learned(recipe: Recipe, stage: Stage, given: Mapping[str, float], *, uneven: bool) -> Recipe:
-    """Return a recipe whose step learns what to prune, with another target."""
+def _learned(recipe: Recipe, stage: Stage, given: Mapping[str, float]) -> Recipe:
+    """Return a recipe whose step learns what to prune, with these sizes as its target."""
     assert stage.step is not None, "it was asked for its options"
-    if time := [name for name in given if name in ("max_latency_ms", "speedup")]:
+    if budgets := [name for name in BUDGETS if name in given]:
         raise PruneError(
-            f"{_options(time)}: {stage.step.by} learns what to prune under sizes or --max-params; prune-taylor finds "
-            "sizes for a latency"
+            f"{_options(budgets)}: {stage.step.by} learns what to prune under sizes; prune-taylor finds sizes for a "
+            "budget"
         )
     if not given:
         return recipe
-    if uneven and (sizes := [name for name in SIZES if name in given]):
-        raise PruneError(
-            f"--heterogeneous and {_options(sizes)}: under sizes {stage.step.by} leaves every layer the same; its "
-            "sparsity, or --max-params, lets layers differ"
-        )
-    count = int(given["max_params"]) if "max_params" in given else 0
-    aim: dict[str, Any] = {"max_params": count} if count else {"sizes": dict(given)}
-    others = {name: value for name, value in stage.step.options.items() if name not in ("sparsity", *BUDGETS, "sizes")}
-    changed = stage.model_copy(update={"step": replace(stage.step, options={**others, **aim})})
+    changed = stage.model_copy(
+        update={"step": replace(stage.step, options={**stage.step.options, "sizes": dict(given)})}
+    )
     return recipe.model_copy(update={"stages": tuple(changed if each is stage else each for each in recipe.stages)})
 
 

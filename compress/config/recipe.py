@@ -231,8 +231,6 @@ class Target(Frozen):
                     stage's max_length), as the file of this `precision`
     speedup         how many times faster than the teacher's own file of that precision it is to be there
     max_params      how many parameters it may have, those of the head included
-    uneven          layers may differ in heads and neurons, whose counts are then means over the layers
-                    (`models.uneven`): no plain transformers checkpoint
     """
 
     layers: float | None = Field(None, gt=0)
@@ -249,7 +247,6 @@ class Target(Frozen):
     batch: int = Field(1, gt=0, le=100_000)
     seq: int | None = Field(None, gt=0, le=1_000_000)
     precision: Literal["int8", "fp32"] = "int8"
-    uneven: bool = False
 
     @property
     def sizes(self) -> dict[str, float]:
@@ -268,8 +265,6 @@ class Target(Frozen):
             raise ValueError(f"asks for {both}: give sizes, or a budget that decides the sizes")
         if self.max_latency_ms is not None and self.speedup is not None:
             raise ValueError("asks for max_latency_ms and speedup, which both say how fast: give one of them")
-        if self.uneven and self.budgets:
-            raise ValueError(f"asks for layers that differ (uneven) and {', '.join(self.budgets)}: give sizes with it")
         return self
 
 

@@ -17,8 +17,7 @@ from compress.slicing.shape import Shape
 
 PLAIN = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "albert")
 BOTTLENECKED = ("mobilebert", "ib-bert")
-UNEVEN = ("uneven-bert", "uneven-roberta", "uneven-xlm-roberta", "uneven-distilbert", "uneven-electra")
-EXACT = (*PLAIN, *BOTTLENECKED, *UNEVEN, "static-embedding")
+EXACT = (*PLAIN, *BOTTLENECKED, "static-embedding")
 """Families whose exported graph is known product by product."""
 
 READS_ONE = ("classification", "multilabel", "regression")
@@ -52,7 +51,7 @@ class Terms:
         """Of a transformers config at this setting; `kind` None: an encoder, which answers with all its tokens."""
         if config.model_type == "static-embedding":
             return _static(config, setting)
-        cut = kind in READS_ONE and config.model_type in (*PLAIN, *BOTTLENECKED, *UNEVEN)
+        cut = kind in READS_ONE and config.model_type in (*PLAIN, *BOTTLENECKED)
         return _counted(config, _blocks(config), setting, kind, cut=cut)
 
 
@@ -76,26 +75,20 @@ class _Block:
 
 def _blocks(config: Any) -> list[_Block]:
     """Of each layer."""
-    layers = Shape.of(config).layers
-    if config.model_type in BOTTLENECKED:
-        return [_bottlenecked(config)] * layers
     shape = Shape.of(config)
-    if config.model_type in UNEVEN:
-        return [_plain(shape, heads, ffn) for heads, ffn in zip(config.heads, config.ffn, strict=True)]
-    return [_plain(shape, shape.heads, shape.ffn)] * layers
-
-
-def _plain(shape: Shape, heads: int, ffn: int) -> _Block:
-    width = heads * shape.head_size
-    return _Block(
+    if config.model_type in BOTTLENECKED:
+        return [_bottlenecked(config)] * shape.layers
+    width = shape.heads * shape.head_size
+    plain = _Block(
         context=2 * shape.hidden * width,
         answer=2 * shape.hidden * width,
-        feed_forward=2 * shape.hidden * ffn,
-        heads=heads,
+        feed_forward=2 * shape.hidden * shape.ffn,
+        heads=shape.heads,
         width=width,
-        activated=ffn,
+        activated=shape.ffn,
         normed=2 * shape.hidden,
     )
+    return [plain] * shape.layers
 
 
 def _bottlenecked(config: Any) -> _Block:

@@ -1,22 +1,23 @@
 """Xia, Zhong & Chen 2022, "Structured Pruning Learns Compact and Accurate Models" (CoFi), arXiv:2204.00408.
 Xia, Gao, Zeng & Chen 2023, "Sheared LLaMA", arXiv:2310.06694, for `sizes`.
 
-CoFi, Sec. 3.1, Eq. 2   Gated     masks z of attention and feed-forward blocks, heads, neurons and the stream, held to a
-                                  sparsity by a Lagrangian (`wang`), their noise hard concrete (`louizos`)
+CoFi, Sec. 3.1          Gated     masks z of layers, heads, neurons and the stream, held to their target by a
+                                  Lagrangian (`wang`), their noise hard concrete (`louizos`)
 CoFi, Sec. 3.2, Eq. 4   layers    sum over teacher layers of MSE(W H_S^m(i), H_T^i)
-CoFi, Sec. 3.2, Eq. 5   matched   m(i): the nearest layer that still has its feed-forward block
-Sheared LLaMA, Sec. 2.1 Gated     with `sizes`: one constraint per mask, so that every layer keeps the same number
+CoFi, Sec. 3.2, Eq. 5   matched   m(i): the nearest layer that is still there
+Sheared LLaMA, Sec. 2.1 Gated     one constraint per mask, so that every layer keeps the same number of units
 
 The soft targets of the unpruned teacher (CoFi, Eq. 3) are terms of the stage's objective.
 
 Shapes: B examples, L tokens, D hidden, N the student's layers, T the teacher's layers that are matched.
 
 Deviations, from CoFi's paper and its authors' code:
-- the end is exact: units stay by their P(z > 0), the two gates of a unit multiplied, as many as the budget holds;
-  theirs rounds each mask's expected number of zeros, and ends within 1% of the sparsity. A student that is scored in
-  between is scored as it would be if training ended there, so that the best weights are comparable.
+- one target size per axis instead of a sparsity of the whole (Eq. 2): every layer keeps the same number of units, so
+  that what is left is a plain transformers model. Masks of whole blocks (z_MHA, z_FFN) are therefore left out.
+- the end is exact: units stay by their P(z > 0), as many as `sizes` says; theirs rounds each mask's expected number of
+  zeros. A student that is scored in between is scored as it would be if training ended there, so that the best weights
+  are comparable.
 - a gate without noise is Louizos et al.'s Eq. 13; theirs sigmoid(0.8 log alpha / beta), not stretched.
-- a block that is gone leaves its bias and its norm; their code passes over both.
 - means run over real tokens; theirs over pads too.
 - one optimiser and one schedule: the gates learn at `gate_rate` times the stage's rate; theirs at a constant 0.01.
 - Sheared LLaMA's gate on a layer scales what it writes. Behind a norm that cannot be absorbed: here it leads from the
@@ -25,7 +26,6 @@ Deviations, from CoFi's paper and its authors' code:
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -34,10 +34,9 @@ from transformers import PreTrainedModel
 
 from compress.errors import ObjectiveError
 from compress.models.signals import ATTENTION, Signals, open_attention, read
-from compress.models.uneven import to_uneven
 from compress.papers.hinton import mean_over
 from compress.papers.wang import Multipliers, wanted
-from compress.pruning.l0 import Budget, Exact, Gates, fold
+from compress.pruning.l0 import Gates, TargetSizes, fold
 from compress.slicing.cut import sliced
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.shape import Shape
@@ -115,7 +114,8 @@ class Matched(nn.Module):
         self.student, self.objective = student, objective
         self.layer_weight, self.matched_layers, self.ordered = layer_weight, list(matched_layers), ordered
         self.W = _map_back(student.config, teacher.config)
-        self.alive: Callable[[], Tensor] = partial(_with_neurons, student.config)
+        whole_N = torch.ones(Shape.of(student.config).layers, dtype=torch.bool)
+        self.alive: Callable[[], Tensor] = lambda: whole_N
         for model, wants in ((student, objective.student_wants), (teacher, objective.teacher_wants)):
             if wants & ATTENTION:
                 open_attention(model)
@@ -154,12 +154,11 @@ class Matched(nn.Module):
 class Gated(nn.Module):
     """step(**batch) -> `Matched` under masks that are learned, + the Lagrangian that holds them to their aim.
 
-    The aim is one of: sparsity, the share of the blocks' matrices that goes; max_params, all the weights that may stay
-    (both: an uneven student, `models.uneven`); sizes, {hidden: 0.75, heads: 6, ...} (a student of its stock class).
-    `wait` of the steps are without masks, and in `warm` of them after that the aim is approached linearly. drop_rate is
-    Louizos et al.'s first guess for heads, neurons and rows. Embeddings are not trained (authors' code).
-    When training is over (`finish`) `student` is the small model. Give the stage `weight_decay: 0`: it would close
-    gates. Raises PruneError where the aim cannot be, ObjectiveError where options contradict each other.
+    sizes is the target, counts or shares below 1: {hidden: 0.75, heads: 6, ...}. `wait` of the steps are without masks,
+    and in `warm` of them after that the target is approached linearly. drop_rate is Louizos et al.'s first guess for
+    heads, neurons and rows. Embeddings are not trained (authors' code). When training is over (`finish`) `student` is
+    the small model. Give the stage `weight_decay: 0`: it would close gates. Raises PruneError where the target cannot
+    be reached, ObjectiveError where options contradict each other.
     """
 
     accepts_loss_kwargs = False
@@ -171,9 +170,7 @@ class Gated(nn.Module):
         objective: Objective,
         *,
         words: object = None,
-        sparsity: float | None = None,
-        max_params: int | None = None,
-        sizes: Mapping[str, float] | None = None,
+        sizes: Mapping[str, float],
         wait: float = 0.05,
         warm: float = 0.1,
         gate_rate: float = 500.0,
@@ -183,26 +180,20 @@ class Gated(nn.Module):
         ordered: bool = False,
     ) -> None:
         super().__init__()
-        if [sparsity, max_params, sizes].count(None) != 2:
-            raise ObjectiveError("cofi.Gated: give one of sparsity, max_params and sizes")
         if not (wait >= 0 and warm >= 0 and wait + warm <= 1 and 0 < drop_rate < 1):
             raise ObjectiveError(
                 f"cofi.Gated: wait {wait} and warm {warm} are shares of the steps, together at most 1; drop_rate "
                 f"{drop_rate} lies between 0 and 1"
             )
         self.plan = SlicePlan.of(student)
-        self.aim: Budget | Exact
-        if sizes is None:
-            self.aim = Budget.of(student, self.plan, sparsity=sparsity, max_params=max_params)
-        else:
-            self.aim = Exact.of(student, self.plan, sizes)
+        self.target = TargetSizes.from_request(student, self.plan, sizes)
         self.minimise = Matched(
             student, teacher, objective, layer_weight=layer_weight, matched_layers=matched_layers, ordered=ordered
         )
-        gates = Gates(self.plan, self.aim, begin=math.log(1 - drop_rate) - math.log(drop_rate))
+        gates = Gates(self.plan, self.target, begin=math.log(1 - drop_rate) - math.log(drop_rate))
         gates.attach(student)
         self._gates = [gates]  # a submodule of the student, so that its best weights have their gates beside them
-        self.multipliers = Multipliers(len(self.aim.excess(gates.active(), 0.0)))
+        self.multipliers = Multipliers(len(self.target.excess(gates.active(), 0.0)))
         self.wait, self.warm, self.gate_rate, self.share = wait, warm, gate_rate, 0.0
         self.minimise.alive = self._alive
         frozen = [each for name, each in student.named_parameters() if self._is_frozen(name)]
@@ -219,7 +210,7 @@ class Gated(nn.Module):
         return self._gates[0]
 
     def begin(self, step: int, total: int) -> None:
-        """Where the aim is at this step."""
+        """Move the target to where it is at this step."""
         self.gates.waiting = step < self.wait * total
         self.share = wanted(step, self.wait * total, self.warm * total)
         for each in self.gates.log_alpha.values():
@@ -227,7 +218,7 @@ class Gated(nn.Module):
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
         parts: dict[str, Tensor] = self.minimise(**batch)
-        excess_C = self.aim.excess(self.gates.active(), self.share)
+        excess_C = self.target.excess(self.gates.active(), self.share)
         held = self.multipliers(excess_C) * (0.0 if self.gates.waiting else 1.0)
         seen = {"lagrangian": held.detach(), "excess": excess_C.detach().abs().max()}
         return {**parts, "loss": parts["loss"] + held, **seen}
@@ -247,31 +238,24 @@ class Gated(nn.Module):
         return {"model": 1.0, "gates": rate, "multipliers": rate}
 
     def finish(self) -> None:
-        """The units that are left, at the aim itself, with their gates multiplied into the weights."""
-        student, kept = self.student.eval(), self.aim.kept(self.gates.active())
+        """Cut the student to the target, with the gates of what is left multiplied into its weights."""
+        student, kept = self.student.eval(), self.target.kept(self.gates.active())
         values = self.gates.settled(kept)
         self.gates.detach()
         for each in self._frozen:
             each.requires_grad_(True)
         fold(student, self.plan, values)
-        small = to_uneven(student, kept) if isinstance(self.aim, Budget) else sliced(student, kept)
+        small = sliced(student, kept)
         if HIDDEN in kept.indices:
             small.config.hidden_of_teacher = kept.indices[HIDDEN].tolist()
         self.minimise.student = small
 
     def _alive(self) -> Tensor:
-        """Eq. 5: z_FFN > 0."""
-        values, whole_N = self.gates.values, torch.ones(self.plan.sizes.layers)
-        return values.get("network", values.get("layers", whole_N)) > 0
+        """Tell which layers can be matched (Eq. 5): those that are not passed over."""
+        return self.gates.values.get("layers", torch.ones(self.plan.sizes.layers)) > 0
 
     def _is_frozen(self, name: str) -> bool:
         return name in self.plan.cuts and self.plan.cuts[name].role in _FROZEN
-
-
-def _with_neurons(config: Any) -> Tensor:
-    """The layers that can be matched: all, or of an uneven model those that have a feed-forward block."""
-    sizes = getattr(config, "ffn", None)
-    return torch.ones(Shape.of(config).layers, dtype=torch.bool) if sizes is None else torch.tensor(sizes) > 0
 
 
 def _map_back(student: Any, teacher: Any) -> nn.Linear:

@@ -40,8 +40,8 @@ def sliced(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     """A plain transformers model of the same class with the kept units, its own weights, and the right config.
 
     Rows of queries and values that are new are drawn from torch's generator, as a new model's are; those they meet are
-    zero, so that nothing changes before training. Raises PruneError where blocks would differ in size (see
-    `models.uneven` for a model that may), and where layers share weights.
+    zero, so that nothing changes before training. Raises PruneError where blocks would differ in size, and where layers
+    share weights.
     """
     plan = SlicePlan.of(model)
     if getattr(model.config, "shared_layers", None):
@@ -137,7 +137,7 @@ def _check_even(plan: SlicePlan, kept: Kept) -> None:
         if found != count:
             raise PruneError(
                 f"{group}: {found} units are kept where {count} are the model's; a plain {plan.family} has the same "
-                "number in every block. Ask for a heterogeneous model (--heterogeneous) to let them differ"
+                "number in every block"
             )
 
 

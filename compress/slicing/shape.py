@@ -21,8 +21,7 @@ WITHOUT_LAYERS = ("static-embedding",)
 class Shape:
     """layers N, hidden D, heads H, head_size K, ffn, embedding E (= D where not factorised), vocabulary V, classes.
 
-    decoder_layers is None but for an encoder-decoder, whose encoder has `layers`. uneven_heads: of each layer, where
-    layers differ (`models.uneven`); heads is then the most that any has.
+    decoder_layers is None but for an encoder-decoder, whose encoder has `layers`.
     """
 
     family: str
@@ -35,11 +34,6 @@ class Shape:
     vocabulary: int
     classes: int
     decoder_layers: int | None = None
-    uneven_heads: tuple[int, ...] | None = None
-
-    def heads_of(self, layer: int) -> int:
-        """H of this layer."""
-        return self.heads if self.uneven_heads is None else self.uneven_heads[layer]
 
     def stack(self, signal: str) -> int:
         """How many layers a signal has: `layers` of an encoder-decoder are the decoder's."""
@@ -71,7 +65,6 @@ class Shape:
             vocabulary=config.vocab_size,
             classes=config.num_labels,
             decoder_layers=_find(config, "decoder_layers") if config.is_encoder_decoder else None,
-            uneven_heads=tuple(config.heads) if config.model_type.startswith("uneven-") else None,
         )
 
 

@@ -59,18 +59,24 @@ class Sizes:
             "layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "embedding": embedding,
             "bottleneck": bottleneck,
         }  # fmt: skip
-        found = _counted(config, whole, {name: value for name, value in wanted.items() if value is not None})
-        if config.model_type == "t5":
+        family = str(config.model_type)
+        counts: dict[str, Any] = {
+            name: _count(name, value, getattr(whole, name), family)
+            for name, value in wanted.items()
+            if value is not None
+        }
+        found = replace(whole, **counts)
+        if found.embedding == found.hidden and family in _PROJECTS_IF_DIFFERENT:
+            raise PruneError(
+                f"hidden {found.hidden}: is the embedding's width too, where {family} has no projection between them "
+                f"and this model has; ask for another hidden, or an embedding below {found.hidden}"
+            )
+        if family == "t5":
             return found
         stream = "hidden" if whole.bottleneck is None else "bottleneck"
         asked = {"hidden": hidden, "bottleneck": bottleneck}[stream]
         shared = asked is not None and asked < 1
         return _fit_heads(found, whole, stream, given=heads is not None, shared=shared)
-
-    @staticmethod
-    def uneven(config: Any, wanted: Mapping[str, float]) -> "Sizes":
-        """As `asked`, of a model whose attention need not be as wide as its stream: heads keep their size."""
-        return _counted(config, Sizes.of(config), wanted)
 
     @property
     def attention(self) -> int:
@@ -102,19 +108,6 @@ _PROJECTS_IF_DIFFERENT = ("electra", "deberta-v2")
 
 def _factorised(config: Any, shape: Shape) -> bool:
     return config.model_type in ("albert", "mobilebert") or shape.embedding != shape.hidden
-
-
-def _counted(config: Any, whole: Sizes, wanted: Mapping[str, float]) -> Sizes:
-    """`whole` with what is wanted instead, each size by itself."""
-    family = str(config.model_type)
-    counts: dict[str, Any] = {name: _count(name, value, getattr(whole, name), family) for name, value in wanted.items()}
-    found = replace(whole, **counts)
-    if found.embedding == found.hidden and family in _PROJECTS_IF_DIFFERENT:
-        raise PruneError(
-            f"hidden {found.hidden}: is the embedding's width too, where {family} has no projection between them and "
-            f"this model has; ask for another hidden, or an embedding below {found.hidden}"
-        )
-    return found
 
 
 def _count(name: str, wanted: float, theirs: int | None, family: str) -> int:

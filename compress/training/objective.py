@@ -76,27 +76,6 @@ def check_sizes(term: Term, loss: Loss, student: Shape, teacher: Shape) -> None:
                 )
 
 
-def check_layers(term: Term, loss: Loss, student: Shape, teacher: Shape, pairs: Sequence[tuple[int, int]]) -> None:
-    """Raise ObjectiveError when this loss cannot compare these layers, of models whose layers differ in heads."""
-    if "heads" not in _MUST_AGREE[loss.reading.signal]:
-        return
-    bridges, relation_heads = "heads" in loss.reading.bridges, _relation_heads(term, loss)
-    for m, n in pairs:
-        mine, theirs = student.heads_of(m), teacher.heads_of(n)
-        differ = f"{term.name}: layer {m} of the student has {mine} heads and layer {n} of the teacher {theirs}"
-        if not bridges and mine != theirs:
-            raise ObjectiveError(
-                f"{differ}: compare hidden states instead (tinybert.hidden), or layers that agree, as in "
-                "`layers: [[0, 0]]`"
-            )
-        widths = {mine * student.head_size, theirs * teacher.head_size}
-        if relation_heads is not None and any(not width or width % relation_heads for width in widths):
-            raise ObjectiveError(
-                f"{differ}, which {relation_heads} relation heads do not divide: choose `heads`, or `layers`, so that "
-                "they do"
-            )
-
-
 def _relation_heads(term: Term, loss: Loss) -> int | None:
     """Into how many heads a loss splits what it compares; None where it takes the heads that there are."""
     if "heads" not in loss.reading.bridges:
@@ -258,7 +237,6 @@ class Objective(nn.Module):
                 if reading.signal in LAYERED:
                     counts = (shape.stack(reading.signal) for shape in (student, teacher))
                     self.pairs[-1] = layer_pairs(term.layers, *counts)
-                    check_layers(term, loss, student, teacher, self.pairs[-1])
                 if term.project and name not in self.projections:
                     self.projections[name] = nn.Linear(student.hidden, teacher.hidden, bias=False)
 

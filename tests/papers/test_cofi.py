@@ -1,4 +1,4 @@
-"""CoFi and what it stands on: hard concrete gates, the Lagrangian, expected sizes, matched layers; gates == slices."""
+"""CoFi and what it stands on: hard concrete gates, the Lagrangian, matched layers; gates == slices."""
 
 import math
 from collections.abc import Mapping
@@ -6,18 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification
 
 from compress.config.term import Term
 from compress.errors import ObjectiveError, PruneError
-from compress.models.flops import parameters
-from compress.models.uneven import CONFIGS, kept_layerwise, to_uneven
 from compress.papers.cofi import Gated, Matched, distances, layers, matched
 from compress.papers.louizos import active, drawn, settled
 from compress.papers.wang import Multipliers, lagrangian, wanted
-from compress.pruning.l0 import Budget, Gates, Size, fold
-from compress.slicing.plan import HIDDEN, Group, SlicePlan
+from compress.pruning.l0 import FAMILIES, Gates, TargetSizes, fold
+from compress.slicing.cut import sliced
+from compress.slicing.plan import SlicePlan
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes
 from compress.training.objective import Objective
@@ -31,6 +29,7 @@ UNIFORM: Mapping[str, Mapping[str, float]] = {
     "neurons": {"ffn": 20},
     "stream": {"hidden": 24, "heads": 3},
     "smaller heads": {"hidden": 24, "heads": 4},
+    "half": {"hidden": 0.5, "heads": 0.5, "ffn": 0.5},
     "all": {"layers": 2, "hidden": 24, "heads": 2, "ffn": 40},
 }
 
@@ -93,63 +92,7 @@ def test_the_lagrangian_and_its_ascent() -> None:
     assert [wanted(step, 10, 0) for step in (9, 10)] == [0, 1]
 
 
-def test_the_expected_size_is_the_papers_sum() -> None:
-    """Eq. 2 in nested loops: 4 d_h for each head and dimension, 2 for each neuron and dimension."""
-    whole = model("bert", layers=2)
-    plan = SlicePlan.of(whole)
-    budget = Budget.of(whole, plan, sparsity=0.5, max_params=None)
-    assert budget.whole == 2 * (4 * 32 * 32 + 2 * 64 * 32)
-    p = {axis: torch.rand(shape, generator=torch.Generator().manual_seed(3)) for axis, shape in budget.shapes.items()}
-    total = 0.0
-    for k in p["hidden"].tolist():
-        for i in range(2):
-            total += sum(4 * 8 * float(p["attention"][i]) * z * k for z in p["heads"][i].tolist())
-            total += sum(2 * float(p["network"][i]) * z * k for z in p["ffn"][i].tolist())
-    assert float(budget.excess(p, 0.5)) == pytest.approx(1 - total / budget.whole - 0.25, abs=1e-5)
-
-
-@pytest.mark.parametrize("family", CONFIGS)
-def test_sizes_count_every_weight_of_the_model_that_is_left(family: str) -> None:
-    whole = model(family, layers=2, head=AutoModelForMaskedLM)
-    plan = SlicePlan.of(whole)
-    size = Size.of(whole, plan, blocks=False)
-    full = (torch.tensor(32), torch.tensor([4, 4]), torch.tensor([64, 64]))
-    assert float(size(*full)) == parameters(whole)
-    kept = kept_layerwise(
-        plan, heads=[torch.tensor([2]), torch.arange(0)], ffn=[torch.arange(0), torch.arange(11)],
-        hidden=torch.arange(9),
-    )  # fmt: skip
-    small = to_uneven(whole, kept)
-    assert float(size(torch.tensor(9), torch.tensor([1, 0]), torch.tensor([0, 11]))) == parameters(small)
-
-
-@pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.parametrize("aim", [{"sparsity": 0.6}, {"sparsity": 0.95}, {"max_params": 9_000}])
-def test_what_is_left_computes_what_the_gates_did(family: str, aim: dict[str, Any]) -> None:
-    student = model(family)
-    step = gated(student, **aim)
-    limit = step.aim.limit if isinstance(step.aim, Budget) else 0
-    student.eval()
-    expected = logits(student)
-    assert not torch.allclose(expected, logits(model(family)), atol=1e-2)
-    step.finish()
-    small: Any = step.student
-    assert small is not student
-    torch.testing.assert_close(logits(small), expected, rtol=1e-5, atol=1e-5)
-    left = parameters(small) if "max_params" in aim else blocks(small)
-    largest = 2 * 32 * 3 * max(64, 4 * 8 * 2)  # a unit of the stream is in every block
-    assert limit - largest < left <= limit
-    assert small.config.hidden_of_teacher == sorted(small.config.hidden_of_teacher)
-
-
-def blocks(small: Any) -> int:
-    """The weights of Eq. 2 in an uneven model."""
-    config = small.config
-    width = Shape.of(config).hidden
-    return int(width * (4 * config.head_size * sum(config.heads) + 2 * sum(config.ffn)))
-
-
-@pytest.mark.parametrize("family", [*CONFIGS, "ernie"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("sizes", UNIFORM)
 def test_what_is_left_of_exact_sizes_is_a_stock_model(family: str, sizes: str) -> None:
     student = model(family)
@@ -158,6 +101,8 @@ def test_what_is_left_of_exact_sizes_is_a_stock_model(family: str, sizes: str) -
     expected = logits(student)
     step.finish()
     assert type(step.student) is type(student)
+    kept = getattr(step.student.config, "hidden_of_teacher", [])
+    assert kept == sorted(kept)
     torch.testing.assert_close(logits(step.student), expected, rtol=1e-5, atol=1e-5)
     assert Sizes.of(step.student.config) == Sizes.asked(student.config, **UNIFORM[sizes])
 
@@ -167,21 +112,21 @@ def test_heads_that_answer_per_token_and_for_tokens_are_gated_too() -> None:
         for family in ("bert", "roberta", "electra"):
             student, plain = (tiny.model(family, head=head, layers=3) for _ in range(2))
             plan = SlicePlan.of(student)
-            gates = Gates(plan, Budget.of(student, plan, sparsity=0.5, max_params=None), begin=0.0)
+            gates = Gates(plan, TargetSizes.from_request(student, plan, UNIFORM["all"]), begin=0.0)
             scatter(gates)
             gates.attach(student)
             student.eval()
-            expected, values, kept = logits(student), gates.values, gates.aim.kept(gates.active())
+            expected, values, kept = logits(student), gates.values, gates.target.kept(gates.active())
             gates.detach()
             torch.testing.assert_close(logits(student), logits(plain))
             fold(student, plan, values)
-            torch.testing.assert_close(logits(to_uneven(student, kept)), expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(logits(sliced(student, kept)), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_open_gates_change_nothing_and_waiting_ones_neither() -> None:
     student, batch = model("bert"), tiny.batch()
     expected = logits(model("bert"))
-    step = gated(student, sparsity=0.5, wait=0.5)
+    step = gated(student, sizes=UNIFORM["half"], wait=0.5)
     for each in step.gates.log_alpha.values():
         each.data.fill_(10.0)
     student.eval()  # no dropout
@@ -201,7 +146,7 @@ def test_open_gates_change_nothing_and_waiting_ones_neither() -> None:
 
 def test_the_masks_of_a_pass_are_drawn_anew_and_settled_ones_are_not() -> None:
     student = model("bert")
-    step = gated(student, sparsity=0.5, wait=0.0)
+    step = gated(student, sizes=UNIFORM["half"], wait=0.0)
     step.gates.train()
     assert not torch.equal(logits(student), logits(student))
     student.eval()
@@ -210,18 +155,18 @@ def test_the_masks_of_a_pass_are_drawn_anew_and_settled_ones_are_not() -> None:
     assert all(((each >= 0) & (each <= 1)).all() for each in values.values())
 
 
-@pytest.mark.parametrize("aim", [{"sparsity": 0.5}, {"sizes": UNIFORM["all"]}, {"sizes": UNIFORM["smaller heads"]}])
-def test_every_gate_learns_from_what_it_does(aim: dict[str, Any]) -> None:
+@pytest.mark.parametrize("sizes", ["all", "smaller heads"])
+def test_every_gate_learns_from_what_it_does(sizes: str) -> None:
     """In bfloat16 too, and beside every weight but the embeddings' tables."""
     torch.manual_seed(0)
     student = model("bert", seed=2)
-    step = gated(student, wait=0.0, **aim)
+    step = gated(student, wait=0.0, sizes=UNIFORM[sizes])
     for each in step.gates.log_alpha.values():
         each.data.zero_()
     step.begin(1, 10)
     with torch.autocast("cpu", torch.bfloat16):
         torch.autograd.backward(step(**tiny.batch())["loss"])
-    assert step.gates.log_alpha.keys() == step.aim.shapes.keys()
+    assert step.gates.log_alpha.keys() == step.target.shapes.keys()
     for axis, each in step.gates.log_alpha.items():
         assert each.grad is not None, axis
         assert each.grad.isfinite().all(), axis
@@ -265,7 +210,7 @@ def test_which_layers_are_matched() -> None:
 
 def test_a_recovering_student_is_mapped_back_to_the_teachers_dimensions() -> None:
     teacher = model("bert", layers=5)
-    step = gated(model("bert", layers=5), teacher, sparsity=0.5)
+    step = gated(model("bert", layers=5), teacher, sizes=UNIFORM["half"])
     step.finish()
     objective = Objective(TERMS, Shape.of(step.student.config), Shape.of(teacher.config))
     recovering = Matched(step.student, teacher, objective)
@@ -273,8 +218,7 @@ def test_a_recovering_student_is_mapped_back_to_the_teachers_dimensions() -> Non
     one = torch.arange(1.0, len(kept) + 1)
     assert recovering.W(one)[kept].equal(one)
     assert recovering.matched_layers == [0, 1, 2, 4]
-    step.student.config.ffn[2] = 0
-    assert recovering.alive().tolist() == [size > 0 for size in step.student.config.ffn]
+    assert recovering.alive().all()
     parts = recovering(**tiny.batch())
     parts["loss"].backward()
     apart = parts["cofi.layers"] + parts["hinton.soft_targets"]
@@ -296,14 +240,14 @@ def test_halves_of_a_batch_sum_to_the_whole() -> None:
     torch.testing.assert_close(mean, step(**batch)["loss"])
 
 
-@pytest.mark.parametrize("aim", [{"sparsity": 0.6}, {"sizes": {"heads": 2, "ffn": 0.5}}])
-def test_the_aim_is_reached(aim: dict[str, Any]) -> None:
+def test_the_target_is_reached() -> None:
     """The expected size, where every gate is worth something else, by the groups and factors that the trainer uses."""
-    step = gated(model("bert", layers=1), model("bert", layers=1), wait=0.05, warm=0.3, gate_rate=500.0, **aim)
+    sizes = {"heads": 2, "ffn": 0.5}
+    step = gated(model("bert", layers=1), model("bert", layers=1), wait=0.05, warm=0.3, gate_rate=500.0, sizes=sizes)
     gates = step.gates.log_alpha
     worth = {axis: torch.rand(each.shape, generator=torch.Generator().manual_seed(6)) for axis, each in gates.items()}
-    for axis, each in gates.items():
-        each.data.fill_(10.0 if axis in ("hidden", "attention", "network") else 0.0)
+    for each in gates.values():
+        each.data.zero_()
     groups = [{"params": each, "group": name} for name, each in step.groups().items() if name != "model"]
     optimizer, total = torch.optim.AdamW(groups, weight_decay=0.0), 1000
     for number in range(total):
@@ -312,18 +256,18 @@ def test_the_aim_is_reached(aim: dict[str, Any]) -> None:
             group["lr"] = 2e-5 * step.factors(number, total)[group["group"]]
         optimizer.zero_grad()
         probabilities = step.gates.active()
-        held = step.multipliers(step.aim.excess(probabilities, step.share))
+        held = step.multipliers(step.target.excess(probabilities, step.share))
         lost = torch.stack([(worth[axis] * (1 - each)).mean() for axis, each in probabilities.items()]).sum()
         torch.autograd.backward(held + 0.01 * lost)
         optimizer.step()
-    gone = step.aim.excess(step.gates.active(), 0.0).detach()
-    assert float(gone.mean()) == pytest.approx(0.6 if "sparsity" in aim else 0.5, abs=0.03)
+    gone = step.target.excess(step.gates.active(), 0.0).detach()
+    assert float(gone.mean()) == pytest.approx(0.5, abs=0.03)
     assert (step.multipliers.lambda_2C[1] > 0).all(), "the square's climbs alone"
 
 
 def test_embeddings_rest_while_masks_are_learned_and_no_gate_is_beyond_return() -> None:
     student = model("bert")
-    step = gated(student, sparsity=0.5)
+    step = gated(student, sizes=UNIFORM["half"])
     assert not any(each.requires_grad for each in student.bert.embeddings.word_embeddings.parameters())
     assert student.bert.embeddings.LayerNorm.weight.requires_grad
     step.gates.log_alpha["heads"].data.fill_(-50.0)
@@ -339,17 +283,15 @@ def test_embeddings_rest_while_masks_are_learned_and_no_gate_is_beyond_return() 
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({}, ObjectiveError, "one of sparsity, max_params and sizes"),
-        ({"sparsity": 0.5, "max_params": 9}, ObjectiveError, "one of sparsity"),
-        ({"sparsity": 1.5}, PruneError, "sparsity 1.5: cannot be; expected a sparsity above 0 and below 1"),
-        ({"sparsity": 0.0}, PruneError, "sparsity 0.0: cannot be"),
-        ({"sparsity": 1.0}, PruneError, "sparsity 1.0: cannot be; expected a sparsity above 0 and below 1"),
-        ({"max_params": 10}, PruneError, r"max_params 10: cannot be; expected [\d,]+ to [\d,]+"),
         ({"sizes": {"haeds": 2}}, PruneError, "gates cannot prune 'haeds'.*heads"),
         ({"sizes": {"heads": 9}}, PruneError, "heads: 9 is more than the model's 4"),
         ({"sizes": {"heads": 4}}, PruneError, "nothing is to be pruned"),
-        ({"sparsity": 0.5, "wait": 0.9, "warm": 0.2}, ObjectiveError, "together at most 1"),
-        ({"sparsity": 0.5, "matched_layers": [3]}, ObjectiveError, r"matched_layers \[3\]; the teacher's are 0 to 2"),
+        ({"sizes": UNIFORM["half"], "wait": 0.9, "warm": 0.2}, ObjectiveError, "together at most 1"),
+        (
+            {"sizes": UNIFORM["half"], "matched_layers": [3]},
+            ObjectiveError,
+            r"matched_layers \[3\]; the teacher's are 0 to 2",
+        ),
     ],
 )
 def test_what_cannot_be_is_said(options: dict[str, Any], error: type[Exception], says: str) -> None:
@@ -361,31 +303,3 @@ def test_families_without_gates_are_named() -> None:
     student = model("albert")
     with pytest.raises(PruneError, match="no gates for 'albert'; there are for bert, roberta"):
         gated(student, model("albert", seed=1), sizes={"hidden": 0.5})
-
-
-def test_the_largest_model_that_fits_is_kept() -> None:
-    """Units stay by one threshold, each by both of its gates together, and the next one would not fit."""
-    whole = model("bert")
-    plan = SlicePlan.of(whole)
-    budget = Budget.of(whole, plan, sparsity=0.5, max_params=None)
-    draw = torch.Generator().manual_seed(7)
-    p: dict[str, Tensor] = {axis: torch.rand(shape, generator=draw) for axis, shape in budget.shapes.items()}
-    kept = budget.kept(p)
-    both = {"heads": p["attention"][:, None] * p["heads"], "ffn": p["network"][:, None] * p["ffn"]}
-    stays, goes = [p["hidden"][kept.indices[HIDDEN]]], [_without(p["hidden"], kept.indices[HIDDEN])]
-    for axis, of_NU in both.items():
-        for layer, of_U in enumerate(of_NU):
-            indices = kept.indices[Group(axis, str(layer))]
-            stays, goes = [*stays, of_U[indices]], [*goes, _without(of_U, indices)]
-    threshold = float(torch.cat(stays).min())
-    assert threshold > float(torch.cat(goes).max())
-    more = {axis: torch.where(each >= float(torch.cat(goes).max()), 1.0, 0.0) for axis, each in both.items()}
-    counts = torch.tensor(len(kept.indices[HIDDEN])), more["heads"].sum(1), more["ffn"].sum(1)
-    grown = counts if float(torch.cat(goes[1:]).max()) > float(goes[0].max()) else (counts[0] + 1, *counts[1:])
-    assert float(budget.size(*grown)) > budget.limit
-
-
-def _without(of_U: Tensor, indices: Tensor) -> Tensor:
-    mask = torch.ones(len(of_U), dtype=torch.bool)
-    mask[indices] = False
-    return of_U[mask]

@@ -12,8 +12,8 @@ from compress.data.task import Kind
 from compress.exporters.onnx import to_onnx
 from compress.latency.features import EXACT, Terms
 from compress.models import heads
-from compress.models.families import IBBertConfig
 from compress.models.flops import flops_per_token
+from compress.models.ibbert import IBBertConfig
 from compress.records.latency import Setting
 from tests import tiny
 
@@ -31,8 +31,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "mobilebert, no bottleneck": ("mobilebert", {"use_bottleneck": False}),
     "mobilebert, one network": ("mobilebert", {"num_feedforward_networks": 1, "trigram_input": False}),
     "ib-bert": ("ib-bert", {}),
-    "uneven-bert": ("uneven-bert", {"heads": [4, 1, 2], "ffn": [64, 8, 24], "head_size": 8}),
-    "uneven-distilbert": ("uneven-distilbert", {"heads": [4, 1, 2], "ffn": [64, 8, 24], "head_size": 8}),
 }
 KINDS: tuple[Kind | None, ...] = ("classification", "tagging", "qa", None)
 
@@ -49,12 +47,7 @@ def of(name: str, kind: Kind | None, **changes: Any) -> Any:
             "intermediate_size": 64,
         }
         return IBBertConfig(vocab_size=50, num_hidden_layers=3, **sizes)
-    found = tiny.config(family.removeprefix("uneven-"), layers=3, labels=labels)
-    if family.startswith("uneven-"):
-        from transformers import CONFIG_MAPPING
-
-        plain = {key: value for key, value in found.to_dict().items() if key not in ("model_type", "architectures")}
-        return CONFIG_MAPPING[family](**{**plain, **settings})
+    found = tiny.config(family, layers=3, labels=labels)
     for key, value in settings.items():
         setattr(found, key, value)
     if family == "mobilebert":
