@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from compress.config.term import Term
-from compress.models.families import IBBertConfig, IBBertForPreTraining, IBBertModel
+from compress.models.ibbert import IBBertConfig, IBBertForPreTraining, IBBertModel
 from compress.models.signals import NAMES, open_attention, read
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective

@@ -17,9 +17,9 @@ from compress.errors import StudentError
 from compress.exporters.onnx import parity, to_onnx
 from compress.latency.costs import model_cost
 from compress.latency.features import Terms
-from compress.models.families import StaticConfig, StaticForSequenceClassification, StaticModel
 from compress.models.flops import flops_per_token, parameters
 from compress.models.signals import read
+from compress.models.static import StaticConfig, StaticForSequenceClassification, StaticModel
 from compress.models.student import build
 from compress.papers.model2vec import from_teacher
 from compress.records.latency import Setting

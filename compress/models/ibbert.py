@@ -14,28 +14,35 @@ Deviation from transformers' MobileBERT, whose values stand where nothing is sai
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+)
 from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPooling,
-    MaskedLMOutput,
-    QuestionAnsweringModelOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.mobilebert.modeling_mobilebert import (
     MobileBertEmbeddings,
-    MobileBertForPreTrainingOutput,
+    MobileBertForMaskedLM,
+    MobileBertForPreTraining,
+    MobileBertForQuestionAnswering,
+    MobileBertForSequenceClassification,
+    MobileBertForTokenClassification,
     MobileBertOnlyMLMHead,
     MobileBertPooler,
     MobileBertPreTrainedModel,
     MobileBertPreTrainingHeads,
     eager_attention_forward,
 )
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 
@@ -75,7 +82,7 @@ class IBBertConfig(PreTrainedConfig):
 
 
 class IBBertAttention(nn.Module):
-    """Queries, keys and values of the D-wide stream, I wide together; the output joins the widened stream."""
+    """Attend with queries, keys and values of the D-wide stream, I wide together; add to the widened stream."""
 
     def __init__(self, config: IBBertConfig) -> None:
         super().__init__()
@@ -96,7 +103,7 @@ class IBBertAttention(nn.Module):
     def forward(
         self, stream_BLD: Tensor, widened_BLI: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, L, I) after the residual and its norm, and the attention probabilities where they are computed."""
+        """Return (B, L, I) after the residual and its norm, and the attention probabilities where they are computed."""
         split = (*stream_BLD.shape[:-1], -1, self.head_size)
         query_BHLK, key_BHLK, value_BHLK = (
             each(stream_BLD).view(split).transpose(1, 2) for each in (self.query, self.key, self.value)
@@ -194,27 +201,38 @@ class IBBertModel(IBBertPreTrainedModel):
         return BaseModelOutputWithPooling(last_hidden_state=last_BLD, pooler_output=pooled_BD)
 
 
-_TIED = {
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-    "cls.predictions.decoder.weight": "ib_bert.embeddings.word_embeddings.weight",
-}
+class _WithHead(IBBertPreTrainedModel):
+    """An IB-BERT under a head of transformers' MobileBERT, whose `forward` reads the encoder as `self.mobilebert`."""
+
+    def __init__(self, config: IBBertConfig, *, pooled: bool) -> None:
+        super().__init__(config)
+        self.num_labels = len(config.id2label or {})
+        self.ib_bert = IBBertModel(config, add_pooling_layer=pooled)
+
+    @property
+    def mobilebert(self) -> IBBertModel:
+        return self.ib_bert
+
+    def add_classifier(self) -> None:
+        """Add dropout and a linear layer on the stream, under MobileBERT's names."""
+        rate = self.config.classifier_dropout
+        self.dropout = nn.Dropout(self.config.hidden_dropout_prob if rate is None else rate)
+        self.classifier = nn.Linear(self.config.hidden_size, self.num_labels)
 
 
-class _WithLanguageModel(IBBertPreTrainedModel):
-    """The output matrix in two parts, and what transformers asks of a model that has one."""
+class _WithLanguageModel(_WithHead):
+    """A head whose output matrix is in two parts, one of them the embedding's."""
 
     cls: MobileBertOnlyMLMHead | MobileBertPreTrainingHeads
-    _tied_weights_keys = _TIED
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.cls.predictions.decoder
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.cls.predictions.decoder = new_embeddings
-        self.cls.predictions.bias = new_embeddings.bias
+    _tied_weights_keys = {  # noqa: RUF012  transformers' own form
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+        "cls.predictions.decoder.weight": "ib_bert.embeddings.word_embeddings.weight",
+    }
+    get_output_embeddings = MobileBertForMaskedLM.get_output_embeddings
+    set_output_embeddings = MobileBertForMaskedLM.set_output_embeddings
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """The extra part is stored transposed, which the library does not know."""
+        """Resize both parts; the extra one is stored transposed, which the library does not know."""
         self.cls.predictions.dense = self._get_resized_lm_head(
             self.cls.predictions.dense, new_num_tokens=new_num_tokens, transposed=True
         )
@@ -222,145 +240,56 @@ class _WithLanguageModel(IBBertPreTrainedModel):
 
 
 class IBBertForPreTraining(_WithLanguageModel):
-    """prediction_logits (B, L, V) and seq_relationship_logits (B, 2); the loss is their sum, where both have labels."""
+    """Give prediction_logits (B, L, V) and seq_relationship_logits (B, 2); the loss is their sum, given both labels."""
+
+    forward = MobileBertForPreTraining.forward
 
     def __init__(self, config: IBBertConfig) -> None:
-        super().__init__(config)
-        self.ib_bert = IBBertModel(config)
+        super().__init__(config, pooled=True)
         self.cls = MobileBertPreTrainingHeads(config)
         self.post_init()
 
-    @can_return_tuple  # type: ignore[untyped-decorator]
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        *,
-        labels: Tensor | None = None,
-        next_sentence_label: Tensor | None = None,
-        **kwargs: Any,
-    ) -> MobileBertForPreTrainingOutput:
-        out = self.ib_bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        words_BLV, pair_B2 = self.cls(out.last_hidden_state, out.pooler_output)
-        loss = None
-        if labels is not None and next_sentence_label is not None:
-            loss = nn.functional.cross_entropy(words_BLV.flatten(0, 1), labels.flatten())
-            loss = loss + nn.functional.cross_entropy(pair_B2, next_sentence_label)
-        return MobileBertForPreTrainingOutput(
-            loss=loss,
-            prediction_logits=words_BLV,
-            seq_relationship_logits=pair_B2,
-            hidden_states=out.hidden_states,
-            attentions=out.attentions,
-        )
-
 
 class IBBertForMaskedLM(_WithLanguageModel):
+    forward = MobileBertForMaskedLM.forward
+
     def __init__(self, config: IBBertConfig) -> None:
-        super().__init__(config)
-        self.ib_bert = IBBertModel(config, add_pooling_layer=False)
+        super().__init__(config, pooled=False)
         self.cls = MobileBertOnlyMLMHead(config)
         self.post_init()
 
-    @can_return_tuple  # type: ignore[untyped-decorator]
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        *,
-        labels: Tensor | None = None,
-        **kwargs: Any,
-    ) -> MaskedLMOutput:
-        out = self.ib_bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits_BLV = self.cls(out.last_hidden_state)
-        loss = None if labels is None else self.loss_function(logits_BLV, labels, self.config.vocab_size)
-        return MaskedLMOutput(loss, logits_BLV, out.hidden_states, out.attentions)
 
+class IBBertForSequenceClassification(_WithHead):
+    forward = MobileBertForSequenceClassification.forward
 
-def _classifier(config: IBBertConfig) -> tuple[nn.Dropout, nn.Linear]:
-    rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
-    return nn.Dropout(rate), nn.Linear(config.hidden_size, len(config.id2label or {}))
-
-
-class IBBertForSequenceClassification(IBBertPreTrainedModel):
     def __init__(self, config: IBBertConfig) -> None:
-        super().__init__(config)
-        self.ib_bert = IBBertModel(config)
-        self.dropout, self.classifier = _classifier(config)
+        super().__init__(config, pooled=True)
+        self.add_classifier()
         self.post_init()
 
-    @can_return_tuple  # type: ignore[untyped-decorator]
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        *,
-        labels: Tensor | None = None,
-        **kwargs: Any,
-    ) -> SequenceClassifierOutput:
-        out = self.ib_bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits_BV = self.classifier(self.dropout(out.pooler_output))
-        loss = None if labels is None else self.loss_function(labels, logits_BV, self.config)
-        return SequenceClassifierOutput(loss, logits_BV, out.hidden_states, out.attentions)
 
+class IBBertForTokenClassification(_WithHead):
+    forward = MobileBertForTokenClassification.forward
 
-class IBBertForTokenClassification(IBBertPreTrainedModel):
     def __init__(self, config: IBBertConfig) -> None:
-        super().__init__(config)
-        self.ib_bert = IBBertModel(config, add_pooling_layer=False)
-        self.dropout, self.classifier = _classifier(config)
+        super().__init__(config, pooled=False)
+        self.add_classifier()
         self.post_init()
 
-    @can_return_tuple  # type: ignore[untyped-decorator]
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        *,
-        labels: Tensor | None = None,
-        **kwargs: Any,
-    ) -> TokenClassifierOutput:
-        out = self.ib_bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits_BLV = self.classifier(self.dropout(out.last_hidden_state))
-        loss = None if labels is None else self.loss_function(logits_BLV, labels, self.config)
-        return TokenClassifierOutput(loss, logits_BLV, out.hidden_states, out.attentions)
 
+class IBBertForQuestionAnswering(_WithHead):
+    forward = MobileBertForQuestionAnswering.forward
 
-class IBBertForQuestionAnswering(IBBertPreTrainedModel):
     def __init__(self, config: IBBertConfig) -> None:
-        super().__init__(config)
-        self.ib_bert = IBBertModel(config, add_pooling_layer=False)
+        super().__init__(config, pooled=False)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
-    @can_return_tuple  # type: ignore[untyped-decorator]
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        *,
-        start_positions: Tensor | None = None,
-        end_positions: Tensor | None = None,
-        **kwargs: Any,
-    ) -> QuestionAnsweringModelOutput:
-        out = self.ib_bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        start_BL, end_BL = self.qa_outputs(out.last_hidden_state).unbind(-1)
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            loss = self.loss_function(start_BL, end_BL, start_positions, end_positions)
-        return QuestionAnsweringModelOutput(loss, start_BL, end_BL, out.hidden_states, out.attentions)
+
+AutoConfig.register("ib-bert", IBBertConfig)
+AutoModel.register(IBBertConfig, IBBertModel)
+AutoModelForPreTraining.register(IBBertConfig, IBBertForPreTraining)
+AutoModelForMaskedLM.register(IBBertConfig, IBBertForMaskedLM)
+AutoModelForSequenceClassification.register(IBBertConfig, IBBertForSequenceClassification)
+AutoModelForTokenClassification.register(IBBertConfig, IBBertForTokenClassification)
+AutoModelForQuestionAnswering.register(IBBertConfig, IBBertForQuestionAnswering)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
@@ -90,3 +90,8 @@ class StaticForSequenceClassification(StaticPreTrainedModel):
         logits_BV = self.classifier(self.dropout(out.pooler_output))
         loss = None if labels is None else self.loss_function(labels, logits_BV, self.config)
         return SequenceClassifierOutput(loss, logits_BV, out.hidden_states)
+
+
+AutoConfig.register("static-embedding", StaticConfig)
+AutoModel.register(StaticConfig, StaticModel)
+AutoModelForSequenceClassification.register(StaticConfig, StaticForSequenceClassification)

@@ -23,7 +23,7 @@ from transformers import (
 from compress.exporters.embeddings import Pooling
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import Pooled, outputs_of, parity, to_onnx
-from compress.models.families import IBBertConfig
+from compress.models.ibbert import IBBertConfig
 from tests import tiny
 
 VOCABULARY = len(tiny.SPECIAL) + len(tiny.WORDS)

@@ -14,7 +14,7 @@ from compress.config.recipe import StudentSpec
 from compress.config.reference import Call
 from compress.config.term import Term
 from compress.errors import ObjectiveError, StudentError
-from compress.models.families import IBBertConfig
+from compress.models.ibbert import IBBertConfig
 from compress.models.signals import open_attention, read
 from compress.models.student import build
 from compress.papers import bert, mobilebert
