@@ -150,7 +150,7 @@ def covered(quiet: dict[str, Sample], chosen: Sequence[str], setting: Setting, p
     """The share of shapes not chosen whose latency is within two of the deviations the predictor gives."""
     predictor = Predictor.fit([quiet[name] for name in chosen], setting, precision)
     rest = [each for name, each in quiet.items() if name not in set(chosen)]
-    estimates = [predictor.of_terms(each.terms) for each in rest]
+    estimates = [predictor.predict_terms(each.terms) for each in rest]
     return float(np.mean([abs(e.ms - one.ms) <= 2 * e.error_ms for e, one in zip(estimates, rest, strict=True)]))
 
 

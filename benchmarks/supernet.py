@@ -35,8 +35,7 @@ from compress.benchmark.local import machine
 from compress.config.term import Term
 from compress.data.collate import Collate, LengthGrouped
 from compress.data.tokenize import encode
-from compress.evaluation.batches import Sheets
-from compress.evaluation.evaluator import Evaluator
+from compress.evaluation.evaluator import EvaluationBatches, Evaluator
 from compress.models import precision
 from compress.models import teacher as teachers
 from compress.models.precision import cast_linear_layers
@@ -80,7 +79,7 @@ def main() -> None:
         cast_linear_layers(teacher.model)
     rows, collate = encode(data.train, teacher.tokenizer, MAX_LENGTH), Collate(teacher.tokenizer)
     exam = Evaluator.of(data.task, data.validation, teacher.tokenizer, MAX_LENGTH)
-    sheets = {f"{count} rows": Sheets.of(exam.spread(count), collate) for count in (872, 100)}
+    sheets = {f"{count} rows": EvaluationBatches.from_evaluator(exam.spread(count), collate) for count in (872, 100)}
     found = {
         "command": " ".join(["python", "benchmarks/supernet.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -187,7 +186,7 @@ class Turn:
         return found | {"all": round(median(sum(each.values()) for each in self.took), 1)}
 
 
-def scores(whole: Any, sheets: Mapping[str, Sheets], *, bf16: bool) -> dict[str, Any]:
+def scores(whole: Any, sheets: Mapping[str, EvaluationBatches], *, bf16: bool) -> dict[str, Any]:
     """Seconds per shape, of random shapes of the steps' grid, and shapes per minute; each shape for the first time."""
     made, draw = Supernet(whole), random.Random(0)
     shapes = []
@@ -205,7 +204,7 @@ def scores(whole: Any, sheets: Mapping[str, Sheets], *, bf16: bool) -> dict[str,
             made.score(sizes, each, bf16=bf16)
             took.append(time.perf_counter() - begin)
         found[name] = {
-            "rows": len(each.exam), "shapes": len(shapes), "seconds, median": round(median(took), 3),
+            "rows": len(each.evaluator), "shapes": len(shapes), "seconds, median": round(median(took), 3),
             "slowest": round(max(took), 3), "shapes per minute": round(60 * len(took) / sum(took), 1),
         }  # fmt: skip
     return found

@@ -14,11 +14,10 @@ from safetensors.torch import load_file
 from compress.config.reference import Call
 from compress.config.term import Term
 from compress.errors import PruneError
-from compress.latency.predictor import Estimate
-from compress.latency.shapes import Clock
+from compress.latency.predictor import Estimate, ShapeTimer
 from compress.pruning import budget
-from compress.pruning.budget import NAME, Decision, losses, parameters
-from compress.pruning.importance import of
+from compress.pruning.budget import NAME, Decision, count_parameters, losses
+from compress.pruning.importance import compute_importance
 from compress.records.latency import Latency, Setting, summarise
 from compress.slicing.cut import sliced
 from compress.slicing.plan import SlicePlan
@@ -43,21 +42,21 @@ def cost(config: Any) -> float:
 
 
 @dataclass(frozen=True)
-class FakeClock:
+class FakeTimer:
     """Predictions are `cost`; files take `slower` times that."""
 
     slower: float = 1.0
     about: str = "a fake, int8"
 
-    def predicted(self, configs: Mapping[str, Any]) -> dict[str, Estimate]:
+    def predict(self, configs: Mapping[str, Any]) -> dict[str, Estimate]:
         return {name: Estimate(cost(config), 0.01) for name, config in configs.items()}
 
-    def measured(self, configs: Mapping[str, Any]) -> dict[str, float]:
+    def measure(self, configs: Mapping[str, Any]) -> dict[str, float]:
         return {name: cost(config) * (1 if name == budget.WHOLE else self.slower) for name, config in configs.items()}
 
 
-def timed(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
-    monkeypatch.setattr(budget, "Clock", lambda *_: clock)
+def timed(monkeypatch: pytest.MonkeyPatch, timer: FakeTimer) -> None:
+    monkeypatch.setattr(budget, "ShapeTimer", lambda *_: timer)
 
 
 def decided(run: Path) -> Decision:
@@ -70,7 +69,7 @@ def decided(run: Path) -> Decision:
 def test_the_shape_keeps_the_budget_and_fills_it(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timed(monkeypatch, FakeClock())
+    timed(monkeypatch, FakeTimer())
     run = pruned(given, tmp_path / "run", speedup=2)
     found = decided(run)
     assert (found.limit_ms, found.whole_ms) == (0.5, 1.0)
@@ -92,7 +91,7 @@ def test_the_shape_keeps_the_budget_and_fills_it(
 def test_milliseconds_are_a_budget_as_well(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timed(monkeypatch, FakeClock())
+    timed(monkeypatch, FakeTimer())
     by_speed, by_time = (
         decided(pruned(given, tmp_path / name, **{name: asked})) for name, asked in
         (("speedup", 4), ("max_latency_ms", 0.25))
@@ -104,7 +103,7 @@ def test_milliseconds_are_a_budget_as_well(
 def test_where_files_are_slower_than_predicted_smaller_shapes_are_tried_once(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timed(monkeypatch, FakeClock(slower=1.4))
+    timed(monkeypatch, FakeTimer(slower=1.4))
     found = decided(pruned(given, tmp_path / "run", speedup=2))
     assert found.chosen.ms is not None
     assert found.chosen.predicted_ms is not None
@@ -119,7 +118,7 @@ def test_where_no_smaller_shape_is_left_the_fastest_is_taken(
 ) -> None:
     every = budget.smaller(tiny.bert(layers=4).config, SlicePlan.of(tiny.bert(layers=4)))
     least = min(cost(resized(tiny.bert().config, sizes)) for sizes in every.values())
-    timed(monkeypatch, FakeClock(slower=1.4))
+    timed(monkeypatch, FakeTimer(slower=1.4))
     found = decided(pruned(given, tmp_path / "run", max_latency_ms=1.05 * least))
     assert found.chosen.ms == pytest.approx(1.4 * least)
 
@@ -127,8 +126,8 @@ def test_where_no_smaller_shape_is_left_the_fastest_is_taken(
 def test_a_budget_that_is_missed_even_so_is_told(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Erratic(FakeClock):
-        def measured(self, configs: Mapping[str, Any]) -> dict[str, float]:
+    class Erratic(FakeTimer):
+        def measure(self, configs: Mapping[str, Any]) -> dict[str, float]:
             return {name: 1.0 if name == budget.WHOLE else 0.6 for name in configs}
 
     timed(monkeypatch, Erratic())
@@ -143,7 +142,7 @@ def test_a_budget_that_is_missed_even_so_is_told(
 def test_a_resumed_run_decides_nothing_anew(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timed(monkeypatch, FakeClock())
+    timed(monkeypatch, FakeTimer())
     first = decided(pruned(given, tmp_path / "run", speedup=2))
     monkeypatch.setattr(budget, "decide", lambda *_: pytest.fail("decided again"))
     assert decided(pruned(given, tmp_path / "run", speedup=2, resume=True)) == first
@@ -161,7 +160,7 @@ def test_a_resumed_run_decides_nothing_anew(
 def test_a_budget_that_cannot_be_is_told_with_the_nearest_that_can(
     asked: dict[str, float], said: list[str], given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timed(monkeypatch, FakeClock())
+    timed(monkeypatch, FakeTimer())
     with pytest.raises(PruneError) as error:
         pruned(given, tmp_path / "run", **asked)
     assert [part for part in said if part not in str(error.value)] == [], str(error.value)
@@ -187,7 +186,7 @@ def test_parameters_are_counted_without_cutting(family: str) -> None:
     plan, rated = SlicePlan.of(model), magnitude(model)
     for sizes in list(budget.smaller(model.config, plan).values())[::17]:
         small = sliced(model, choose(plan, rated, sizes))
-        assert parameters(model, plan, sizes) == sum(each.numel() for each in small.parameters()), str(sizes)
+        assert count_parameters(model, plan, sizes) == sum(each.numel() for each in small.parameters()), str(sizes)
 
 
 def test_the_grid_is_of_shapes_that_the_model_allows() -> None:
@@ -206,7 +205,7 @@ def test_the_grid_is_of_shapes_that_the_model_allows() -> None:
 def test_the_loss_of_a_cut_model_is_against_the_whole_models_answers() -> None:
     model, rows, collate = tiny.bert(labels=3, layers=3), learning.rows(), learning.collate()
     plan = SlicePlan.of(model)
-    rated = of(Call("molchanov.taylor"), model, plan, rows, collate, batch=8)
+    rated = compute_importance(Call("molchanov.taylor"), model, plan, rows, collate, batch=8)
     whole = Sizes.of(model.config)
     shapes = {"whole": whole, "less": replace(whole, ffn=48), "least": replace(whole, ffn=1, layers=1)}
     terms = [Term("hinton.soft_targets")]
@@ -248,25 +247,25 @@ class Counted:
 
 
 def test_shapes_are_measured_once_for_each_device_and_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.latency.shapes.SAMPLES", 6)
+    monkeypatch.setattr("compress.latency.predictor.SAMPLES", 6)
     model = tiny.bert(layers=3)
     shapes = budget.smaller(model.config, SlicePlan.of(model))
     configs = {name: resized(model.config, sizes) for name, sizes in list(shapes.items())[::5]}
     device, said = Counted(), list[str]()
-    clock = Clock(device, SETTING, "int8", "classification", segments=True, say=said.append)
-    first = clock.predicted(configs)
+    timer = ShapeTimer(device, SETTING, "int8", "classification", segments=True, say=said.append)
+    first = timer.predict(configs)
     asked = device.asked
     assert asked >= 6
     assert set(first) == set(configs)
     assert any("6 shapes on fake, int8, 1 thread, batch 1, 16 tokens" in line for line in said)
-    assert replace(clock, device=Counted()).predicted(configs) == first
+    assert replace(timer, device=Counted()).predict(configs) == first
     assert device.asked == asked, "kept"
-    monkeypatch.setattr("compress.latency.shapes.WORTH_KEEPING", -1.0)
+    monkeypatch.setattr("compress.latency.predictor.WORTH_KEEPING", -1.0)
     again = Counted()
-    replace(clock, device=again, setting=Setting(seq=8)).predicted(configs)
+    replace(timer, device=again, setting=Setting(seq=8)).predict(configs)
     asked = again.asked
     assert asked, "of another setting nothing was known"
-    replace(clock, device=again, setting=Setting(seq=8)).predicted(configs)
+    replace(timer, device=again, setting=Setting(seq=8)).predict(configs)
     assert again.asked > asked, "a predictor that is far off is not kept"
 
 
@@ -296,7 +295,7 @@ def test_what_ships_is_measured_and_held_against_the_budget(
     def opened(*_: object, **__: object) -> Iterator[Counted]:
         yield Two()
 
-    timed(monkeypatch, FakeClock())
+    timed(monkeypatch, FakeTimer())
     monkeypatch.setattr(budget, "open_device", opened)
     words = ["--recipe", given["recipe"], "--data", given["data"], "--gate", "warn", "--seq", "16", "--speedup", "2"]
     told = command.run("prune", given["model"], *words, "--out", str(tmp_path / "run"))
@@ -316,8 +315,8 @@ def test_a_speed_asked_for_on_this_machine(
 
     However busy the machine is: nothing here depends on the times being good ones.
     """
-    monkeypatch.setattr("compress.latency.shapes.SAMPLES", 6)
-    monkeypatch.setattr("compress.latency.shapes.WORTH_KEEPING", float("inf"))
+    monkeypatch.setattr("compress.latency.predictor.SAMPLES", 6)
+    monkeypatch.setattr("compress.latency.predictor.WORTH_KEEPING", float("inf"))
     monkeypatch.setattr("compress.latency.measure.AGREE", float("inf"))
     words = ["--recipe", given["recipe"], "--data", given["data"], "--gate", "warn", "--seq", "32", "--speedup", "1.3"]
     first = command.run("prune", given["model"], *words, "--out", str(tmp_path / "one"))

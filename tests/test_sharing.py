@@ -14,7 +14,7 @@ from compress.errors import StudentError
 from compress.exporters.onnx import to_onnx
 from compress.models import heads
 from compress.models.flops import parameters
-from compress.models.naming import KNOWN, weight_of
+from compress.models.init_weights import KNOWN, weight_of
 from compress.models.sharing import BLOCKS, share, share_again
 from compress.models.student import build
 from compress.papers.albert import from_bert

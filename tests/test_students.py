@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, BertConf
 
 from compress.config.recipe import StudentSpec
 from compress.errors import StudentError
-from compress.models.naming import KNOWN
+from compress.models.init_weights import KNOWN
 from compress.models.signals import open_attention, read
 from compress.models.student import build, config_for
 from compress.slicing.sizes import copied_layers

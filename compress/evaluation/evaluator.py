@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.collate import Batching
 from compress.data.conll import OUTSIDE
 from compress.data.tokenize import encode
 from compress.errors import CompressError
@@ -24,7 +25,9 @@ from compress.evaluation.qa import Spans, Windows
 from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
+    import torch
     from datasets import Dataset
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
     from compress.data.task import Task
@@ -208,3 +211,50 @@ class Evaluator:
         """A column of one number per token, flat."""
         whole = self.rows.select_columns(name).with_format("arrow")[:]
         return whole[name].combine_chunks().flatten().to_numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationBatches:
+    """An evaluator's rows as padded batches on a device, made once, longest first; for models asked over and over.
+
+    tokens_U: the token ids that occur; order_R: the rows' numbers in the order of the batches. For a quick first look
+    take fewer examples: `EvaluationBatches.from_evaluator(evaluator.spread(100), collate)`.
+    """
+
+    evaluator: Evaluator
+    batches: tuple[dict[str, Tensor], ...]
+    tokens_U: Tensor
+    order_R: NDArray[np.int64]
+
+    @staticmethod
+    def from_evaluator(
+        evaluator: Evaluator, collate: Batching, *, batch: int = 64, device: torch.device | str = "cpu"
+    ) -> EvaluationBatches:
+        """Put rows of like lengths into one batch, so that little is padded."""
+        import torch
+
+        order_R = np.argsort(-np.asarray(evaluator.rows["length"][:]), kind="stable")
+        rows = evaluator.rows.remove_columns("length")
+        batches = []
+        for start in range(0, len(order_R), batch):
+            inputs = collate([rows[int(n)] for n in order_R[start : start + batch]])
+            batches.append(
+                {name: tensor.to(device) for name, tensor in inputs.items() if name not in ("labels", "index")}
+            )
+        tokens_U = torch.cat([inputs["input_ids"].flatten() for inputs in batches]).unique()
+        return EvaluationBatches(evaluator, tuple(batches), tokens_U, order_R)
+
+    def answers(self, logits: Sequence[Tensor]) -> NDArray[Any]:
+        """Join the batches' logits in the order of the rows: (rows, outputs), or (tokens, outputs)."""
+        parts: list[NDArray[Any]] = []
+        for values, inputs in zip(logits, self.batches, strict=True):
+            if values.dim() == 3:
+                real_BL = inputs["attention_mask"].bool().cpu()
+                parts += [row[real].numpy() for row, real in zip(values, real_BL, strict=True)]
+            else:
+                parts += list(values[:, None].numpy())
+        return np.concatenate([parts[n] for n in np.argsort(self.order_R)])
+
+    def score(self, logits: Sequence[Tensor]) -> float:
+        """Compute the task's own metric. Raises CompressError where the logits are not finite."""
+        return self.evaluator.scores(self.answers(logits))[self.evaluator.task.metric]

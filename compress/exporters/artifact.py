@@ -348,7 +348,7 @@ def _write_model(
     """Write weights, config, tokenizer and both ONNX files."""
     from compress.exporters.int8 import learned_ranges, quantize_dynamic, quantize_learned
     from compress.exporters.onnx import as_float32, makes_segments, to_onnx
-    from compress.models.saving import save_checkpoint
+    from compress.models.checkpoints import save_checkpoint
 
     plain = as_float32(model)
     labels = (task.label,) if task.kind == "regression" else output_names(task)

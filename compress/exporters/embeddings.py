@@ -160,7 +160,7 @@ def write(
     """
     from compress.exporters.int8 import quantize_dynamic
     from compress.exporters.onnx import Pooled, as_float32, makes_segments, to_onnx
-    from compress.models.saving import save_checkpoint
+    from compress.models.checkpoints import save_checkpoint
 
     plain = as_float32(encoder)
     manifest = Manifest.from_model(plain, max_length, kind="embeddings")

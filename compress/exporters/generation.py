@@ -139,7 +139,7 @@ def write(path: Path, *, model: Any, tokenizer: Any, max_length: int, name: str,
     from compress.exporters.card import escaped
     from compress.exporters.int8 import quantize_dynamic
     from compress.exporters.onnx import PROTOBUF_LIMIT, as_float32
-    from compress.models.saving import save_checkpoint
+    from compress.models.checkpoints import save_checkpoint
 
     manifest = Manifest.from_model(model, max_length, kind="generative")
     if (size := 4 * manifest.parameters) >= PROTOBUF_LIMIT:

@@ -1,4 +1,4 @@
-"""What a shape weighs, counted from its config; and the latencies of a race on one device, kept in a folder."""
+"""Count what a shape weighs from its config, and keep what was measured on one device in a folder."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -31,13 +31,16 @@ MATRICES: Final[Mapping[Precision, float]] = MappingProxyType(
 """Bytes of a number in a matrix or table, what its block's scale takes included; all others take four, fp16 two."""
 
 NODES_MB = 0.025
-"""Of the graph itself, for each layer: 0.01 to 0.035 in the files of 40 shapes (BERT, 2 to 6 layers of 128 to 512)."""
+"""Megabytes of the graph per layer: 0.01 to 0.035 in the files of 40 shapes (BERT, 2 to 6 layers of 128 to 512)."""
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Of a shape with its head. body_parameters: without the tables of words, positions and segments; each tied or
-    shared weight counts once. file_mb: 10^6 bytes, estimated to a few percent."""
+    """The cost of a shape with its head.
+
+    body_parameters: without the tables of words, positions and segments; each tied or shared weight counts once.
+    file_mb: 10^6 bytes, estimated to a few percent.
+    """
 
     parameters: int
     body_parameters: int
@@ -45,7 +48,7 @@ class ModelCost:
     file_mb: float
 
     def plain(self) -> dict[str, float]:
-        """By the names of objectives and limits."""
+        """Return the figures by the names of objectives and limits."""
         return {name: float(getattr(self, name)) for name in ("parameters", "flops_per_token", "file_mb")}
 
 
@@ -57,10 +60,10 @@ def model_cost(
     seq: int = 128,
     shared: Mapping[str, int] | None = None,
 ) -> ModelCost:
-    """Of a transformers config, without any weights, in milliseconds; kept for the next time it is asked.
+    """Compute the cost of a transformers config without any weights, which takes milliseconds. Cached.
 
-    shared: how many different attention blocks, or FFNs, its layers use (`students.share`). flops_per_token: in `seq`
-    tokens, of the whole model (exact for terms.EXACT families). Raises StudentError for what cannot be shared so.
+    shared: how many different attention blocks, or FFNs, its layers use (`sharing.share`). flops_per_token: in `seq`
+    tokens, of the whole model (exact for `features.EXACT` families). Raises StudentError for what cannot be shared so.
     """
     key = json.dumps(config.to_dict(), sort_keys=True, default=str)
     total, tables, vectors = _counted(config.model_type, key, kind, tuple(sorted((shared or {}).items())))
@@ -74,7 +77,7 @@ def model_cost(
 
 @lru_cache(maxsize=4096)
 def _counted(family: str, text: str, kind: Kind | None, shared: tuple[tuple[str, int], ...]) -> tuple[int, int, int]:
-    """Parameters: all, those of tables, those of vectors."""
+    """Count parameters: all, those of tables, those of vectors."""
     config = CONFIG_MAPPING[family].from_dict(json.loads(text))
     with torch.device("meta"):
         model = heads.create(config, "task" if kind else "encoder", kind)
@@ -92,7 +95,7 @@ def _bytes(total: int, vectors: int, precision: Precision) -> float:
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """What the device said. predictors: by precision; beside: the teacher's own files and the anchors, by name."""
+    """Measurements of one device. predictors: by precision; beside: the teacher's files and the anchors, by name."""
 
     predictors: Mapping[Precision, Predictor]
     beside: Mapping[str, Sample]
@@ -106,7 +109,7 @@ class LatencyTable:
 
     @staticmethod
     def load(folder: Path, precisions: Sequence[Precision]) -> "LatencyTable | None":
-        """Load what `save` kept; None where it did not come to its end. Raises DamagedError."""
+        """Load what `save` wrote; None where it did not come to its end. Raises DamagedError."""
         if not (folder / "beside.json").is_file():
             return None
         try:
@@ -117,7 +120,7 @@ class LatencyTable:
         return LatencyTable({each: Predictor.from_json(folder / f"{each}.json") for each in precisions}, beside)
 
     def to_json(self) -> str:
-        """For a worker's study: the predictors alone."""
+        """Write the predictors alone, for a worker's study."""
         return json.dumps({precision: each.to_json() for precision, each in self.predictors.items()})
 
     @staticmethod

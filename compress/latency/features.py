@@ -1,7 +1,7 @@
-"""What one forward of a shape consists of, counted from its config alone: the terms that latency is made of.
+"""Count the terms that the latency of a shape is made of, from its config alone.
 
-Counted is the graph that ships (`export.onnx.to_onnx`), not the model: of a classifier that reads the first token the
-last layer computes keys and values of all tokens and everything else of one, and every head carries the mask as one
+Counted is the graph that ships (`exporters.onnx.to_onnx`), not the model. Of a classifier that reads the first token
+the last layer computes keys and values of all tokens and everything else of one, and every head carries the mask as one
 feature more. For EXACT families the counts are those of the exported graph, product by product; other families count
 as plain layers of their shape, computed whole. A fit within one family does not mind: what is proportional is absorbed.
 """
@@ -24,14 +24,14 @@ READS_ONE = ("classification", "multilabel", "regression")
 """Kinds whose head reads the first token alone, in the families of PLAIN and BOTTLENECKED."""
 
 ACTIVATIONS = ("hidden_act", "activation", "activation_function", "dense_act_fn", "hidden_activation")
-"""What families call the function between the two products of the feed-forward network."""
+"""The names of families' settings for the function between the two products of the feed-forward network."""
 
 
 @dataclass(frozen=True)
 class Terms:
     """Amounts of work in one forward, by name; an absent one is 0.
 
-    fixed                1: what any file takes
+    fixed                1, whatever the shape
     layers               layers computed: calls of operators
     projections          multiply-adds of queries, keys, values, outputs, bottlenecks and embedding projections
     feed_forward         multiply-adds of feed-forward networks
@@ -44,11 +44,11 @@ class Terms:
 
     counts: Mapping[str, float]
     flops: float
-    """Of the model as torch computes it, a multiply-add being two: nothing is cut at its end."""
+    """FLOPs of the model as torch computes it, a multiply-add being two: nothing is cut at its end."""
 
     @staticmethod
     def of(config: Any, setting: Setting, kind: Kind | None = "classification") -> "Terms":
-        """Of a transformers config at this setting; `kind` None: an encoder, which answers with all its tokens."""
+        """Count for a transformers config at this setting; `kind` None: an encoder, which answers with all tokens."""
         if config.model_type == "static-embedding":
             return _static(config, setting)
         cut = kind in READS_ONE and config.model_type in (*PLAIN, *BOTTLENECKED)
@@ -74,7 +74,7 @@ class _Block:
 
 
 def _blocks(config: Any) -> list[_Block]:
-    """Of each layer."""
+    """Describe each layer."""
     shape = Shape.of(config)
     if config.model_type in BOTTLENECKED:
         return [_bottlenecked(config)] * shape.layers
@@ -92,7 +92,7 @@ def _blocks(config: Any) -> list[_Block]:
 
 
 def _bottlenecked(config: Any) -> _Block:
-    """MobileBERT narrows, IB-BERT widens, each to `inner`; their queries, keys and values read different streams."""
+    """Describe a layer of MobileBERT, which narrows, or of IB-BERT, which widens: each computes `inner` wide."""
     stream, inner, ffn = config.hidden_size, config.true_hidden_size, config.intermediate_size
     if config.model_type == "ib-bert":
         return _Block(
@@ -152,13 +152,13 @@ def _static(config: Any, setting: Setting) -> Terms:
 
 
 def _reads(config: Any) -> int:
-    """The width of what queries and keys are made of."""
+    """Return the width of what queries and keys are computed from."""
     mobile = config.model_type == "mobilebert"
     return int(config.true_hidden_size if mobile else Shape.of(config).hidden)
 
 
 def _embedding(config: Any) -> int:
-    """Multiply-adds per token between the tables and the first layer."""
+    """Count the multiply-adds per token between the tables and the first layer."""
     shape = Shape.of(config)
     if config.model_type in BOTTLENECKED:
         width = shape.embedding * (3 if config.trigram_input else 1)
@@ -168,7 +168,7 @@ def _embedding(config: Any) -> int:
 
 
 def _head(config: Any, kind: Kind | None) -> int:
-    """Multiply-adds of the head, each time it is applied: of pooler, where there is one, and classifier."""
+    """Count the multiply-adds of the head each time it is applied: of a pooler, where there is one, and classifier."""
     if kind is None:
         return 0
     shape = Shape.of(config)

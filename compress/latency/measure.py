@@ -1,4 +1,4 @@
-"""What shapes really take: random weights through the exporter and quantiser that ship, timed on the device.
+"""Measure the latency of shapes: random weights through the exporter and quantiser that ship, timed on the device.
 
 Weights do not matter to time, so nothing is trained: a shape is built, exported as `Bundle.write` exports it, and
 timed beside the others in turns. On a machine that other work disturbs, the median of one pass can be 50 % off; the
@@ -36,7 +36,7 @@ SWEEPS, MORE = 2, 4
 
 @dataclass(frozen=True)
 class Sample:
-    """A shape and what its file took. `ms`: p50 of the fastest pass; `noisy`: no second pass confirms it."""
+    """A measured shape. `ms`: p50 of the fastest pass of its file; `noisy`: no second pass confirms it."""
 
     name: str
     terms: Terms
@@ -60,8 +60,7 @@ def sample(
     runs: int = 10,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Sample, ...]:
-    """`measure`, as what a Predictor is fitted to. `choices`: what was asked of the space for each name."""
-    asked = choices or {}
+    """Measure shapes for a Predictor to fit to; `choices`: the choice from the search space behind each name."""
     with exported(configs, setting, precision=precision, kind=kind, segments=segments, say=say) as files:
         found = race(files, device, setting, rounds=rounds, runs=runs, say=say)
         sizes = {name: file.stat().st_size / 1e6 for name, file in files.items()}
@@ -73,7 +72,7 @@ def sample(
             noisy=each.noisy,
             noise=each.noise,
             file_mb=sizes[name],
-            choice=asked.get(name, {}),
+            choice=(choices or {}).get(name, {}),
         )
         for name, each in found.items()
     )
@@ -91,7 +90,7 @@ def measure(
     runs: int = 10,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Latency]:
-    """The latency of models of these configs with random weights, by name: see `exported` and `race`.
+    """Measure models of these configs with random weights, by name: see `exported` and `race`.
 
     Raises SearchError for what cannot be built or is longer than its positions, ExportError from the export,
     DeviceError from the device. Leaves no file behind.
@@ -110,10 +109,10 @@ def exported(
     segments: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[dict[str, Path]]:
-    """ONNX files of models of these configs, with random weights and the head of `kind` (None: none), that go away.
+    """Yield ONNX files of models of these configs, with random weights and the head of `kind`, deleted on exit.
 
-    segments: whether the tokenizer makes token types (`export.onnx.makes_segments`). The weights are the same each
-    time, and torch's own generator stays as it was.
+    kind: None for no head. segments: whether the tokenizer makes token types (`exporters.onnx.makes_segments`). The
+    weights are the same each time, and torch's own generator stays as it was.
     """
     if precision not in FILES:
         raise SearchError(f"precision {precision}: no such precision.{did_you_mean(precision, FILES)}")
@@ -143,7 +142,7 @@ def race(
     runs: int = 10,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Latency]:
-    """The latency of files, by name, robust against what else the machine does: finalists and their teacher as well.
+    """Measure the latency of files, by name, robustly against what else the machine does.
 
     TOGETHER files at a time take turns in races of two passes of `rounds` x `runs` forwards in all; the largest file,
     which disturbance hits most, is in every race, and where it took more than AGREE times its best, that pass counts
@@ -168,7 +167,7 @@ def race(
 def choose_spread(
     candidates: Mapping[str, Any], count: int, setting: Setting, kind: Kind | None = "classification"
 ) -> list[str]:
-    """Names of `count` of the candidates (all, where there are no more) whose terms lie far apart.
+    """Choose the names of `count` candidates (all, where there are no more) whose terms lie far apart.
 
     The one with the fewest FLOPs, the one with the most, then ever the one farthest from all chosen, in the logarithms
     of the terms, each scaled to its range: every kind of shape is measured, and few predictions go beyond the measured.
@@ -226,7 +225,7 @@ def _quantised(full: Path, path: Path, setting: Setting, precision: Precision) -
 
 
 def _verdict(name: str, gauge: str, races: Sequence[Mapping[str, Latency]]) -> Latency:
-    """What the races of one file come to."""
+    """Sum up the races of one file."""
     limit = AGREE * min(min(each[gauge].passes) for each in races)
     mine = [each for each in races if name in each]
     passes = [ms for each in mine for ms in each[name].passes]

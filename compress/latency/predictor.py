@@ -1,15 +1,15 @@
-"""Latency of shapes that were not measured, from some that were: a sum of what the device takes for each term.
+"""Predict the latency of shapes that were not measured from some that were, as a sum of costs of terms.
 
     ms(shape) = sum over terms of  cost(term) x amount(term, shape)          costs >= 0
 
 Costs are fitted to measured shapes by non-negative least squares on relative errors (Lawson & Hanson 1974), one fit for
 each device, setting and precision. How far off it is, is measured too: every shape is predicted from the others.
-`terms` counts, `timing` measures; all three are used from here.
+`latency.features` counts the terms, `latency.measure` measures.
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,33 +18,21 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from compress import io
 from compress.benchmark.devices import Device
+from compress.data.cache import cached, home, is_whole
 from compress.data.task import Kind
 from compress.errors import SearchError, did_you_mean
 from compress.exporters.artifact import Precision
 from compress.io import written
-from compress.latency.features import EXACT, Terms
-from compress.latency.measure import Sample, choose_spread, exported, measure, race, sample
+from compress.latency.features import Terms
+from compress.latency.measure import Sample, choose_spread, measure, sample
 from compress.records import search_report
-from compress.records.latency import Setting
-
-__all__ = [
-    "EXACT",
-    "FEWEST",
-    "Errors",
-    "Estimate",
-    "Predictor",
-    "Sample",
-    "Terms",
-    "choose_spread",
-    "exported",
-    "measure",
-    "race",
-    "sample",
-]
+from compress.records.latency import Setting, identity
+from compress.slicing.sizes import Sizes
 
 FEWEST = 5
-"""Shapes that a predictor needs: with fewer, what it says of its own error means nothing."""
+"""Shapes that a predictor needs: with fewer, its leave-one-out error means nothing."""
 
 Numbers = NDArray[np.float64]
 
@@ -59,7 +47,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Errors:
-    """How far predictions of shapes left out of the fit are off, relative to what was measured.
+    """Relative errors of predictions of shapes that were left out of the fit.
 
     rank    Spearman's correlation of predicted and measured: 1 where all are in the right order
     """
@@ -71,7 +59,7 @@ class Errors:
 
     @staticmethod
     def of(predicted: Numbers, measured: Numbers) -> "Errors":
-        """Root mean square as the deviation; predictions are taken to be right on average."""
+        """Compare predictions with measurements; the deviation is the root mean square, without taking off a mean."""
         from scipy.stats import rankdata
 
         off = predicted / measured - 1
@@ -87,11 +75,11 @@ class Errors:
 
 @dataclass(frozen=True)
 class Predictor:
-    """What was measured on one device at one setting in one precision, and what that says of other shapes.
+    """Predicts latencies from shapes that were measured on one device at one setting in one precision.
 
     samples     all that were measured; noisy ones are kept and not fitted to
-    kind        of the models' head: it decides what the last layer computes (None: no head)
-    device      `local`, `ssh:pi`; machine: what it says of itself
+    kind        the kind of the models' head, which decides what the last layer computes (None: no head)
+    device      `local`, `ssh:pi`; machine: the facts that the device gives about itself
     """
 
     samples: tuple[Sample, ...]
@@ -122,7 +110,7 @@ class Predictor:
         kind: Kind | None = "classification",
         device: Device | None = None,
     ) -> "Predictor":
-        """Of what was measured on this device. Raises SearchError for fewer than FEWEST that are not noisy."""
+        """Fit to samples measured on this device. Raises SearchError for fewer than FEWEST that are not noisy."""
         name, facts = ("local", {}) if device is None else (device.name, device.facts())
         return Predictor(tuple(samples), setting, precision, kind, name, facts)
 
@@ -133,30 +121,31 @@ class Predictor:
 
     @cached_property
     def costs(self) -> dict[str, float]:
-        """Term -> ms for each unit of it."""
+        """The fitted cost of each term, in ms per unit."""
         return dict(zip(self._columns, map(float, _fit(self._amounts, self._taken)), strict=True))
 
     @cached_property
     def errors(self) -> Errors:
-        """Of each shape, predicted from all others that were measured."""
+        """Leave-one-out errors: each shape is predicted from all others that were measured."""
         predicted_S = self._left_out
         known = np.isfinite(predicted_S)
         return Errors.of(predicted_S[known], self._taken[known])
 
     @cached_property
     def flops_errors(self) -> Errors:
-        """The same for a line through FLOPs alone."""
+        """Leave-one-out errors of a line through FLOPs alone."""
         return Errors.of(self._by_flops, self._taken)
 
     def predict(self, config: Any) -> Estimate:
-        """The latency of a transformers config: see `of_terms`."""
-        return self.of_terms(Terms.of(config, self.setting, self.kind))
+        """Predict the latency of a transformers config: see `predict_terms`."""
+        return self.predict_terms(Terms.of(config, self.setting, self.kind))
 
-    def of_terms(self, terms: Terms) -> Estimate:
-        """The deviation is that of shapes left out, and beside it how much this prediction changes when any one
-        shape is left out (the jackknife): it grows away from what was measured.
+    def predict_terms(self, terms: Terms) -> Estimate:
+        """Predict the latency of these terms, with its standard deviation.
 
-        Raises SearchError for a shape with something in it that no measured shape has.
+        The deviation combines that of shapes left out with how much this prediction changes when any one shape is left
+        out (the jackknife): it grows away from what was measured. Raises SearchError for a shape with something in it
+        that no measured shape has.
         """
         if unknown := sorted(name for name, amount in terms.counts.items() if amount and name not in self.costs):
             raise SearchError(
@@ -170,15 +159,15 @@ class Predictor:
         return Estimate(ms, math.hypot(ms * self.errors.deviation, jackknife))
 
     def record(self) -> search_report.Prediction:
-        """For the record of a search: every measured shape beside what the others predict of it."""
+        """Make the record for a search's report: every measured shape beside what the others predict of it."""
         predicted = dict(zip((each.name for each in self.fitted), self._left_out, strict=True))
         by_flops = dict(zip((each.name for each in self.fitted), self._by_flops, strict=True))
         timings = [
             search_report.Timing(
                 name=each.name,
                 measured_ms=each.ms,
-                predicted_ms=float(predicted.get(each.name, self.of_terms(each.terms).ms)),
-                error_ms=self.of_terms(each.terms).error_ms,
+                predicted_ms=float(predicted.get(each.name, self.predict_terms(each.terms).ms)),
+                error_ms=self.predict_terms(each.terms).error_ms,
                 flops_ms=float(by_flops[each.name]) if each.name in by_flops else None,
                 noisy=each.noisy,
             )
@@ -189,7 +178,7 @@ class Predictor:
         return search_report.Prediction(self.about(), self.errors.mean, self.flops_errors.mean, finite)
 
     def about(self) -> str:
-        """`14 shapes on local, int8, 1 thread, batch 1, 128 tokens: each predicted from the others to 1.4 % ...`"""
+        """Say `14 shapes on local, int8, 1 thread, batch 1, 128 tokens: each predicted from the others to 1.4 % ...`"""
         return (
             f"{len(self.fitted)} shapes on {self.device}, {self.precision}, {self.setting}: each predicted from the "
             f"others to {self.errors.mean:.1%} on average, {self.errors.worst:.1%} at worst; from FLOPs alone "
@@ -197,17 +186,17 @@ class Predictor:
         )
 
     def to_json(self) -> str:
-        """What was measured, indented; the fit is made of it again."""
+        """Write the samples as indented JSON; the fit is made from them again when it is read."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     def save(self, path: Path) -> None:
-        """Whole, or not there."""
+        """Write the JSON to a file, whole or not at all."""
         with written(path) as partial:
             partial.write_text(self.to_json(), encoding="utf-8")
 
     @staticmethod
     def from_json(text: str | Path) -> "Predictor":
-        """What `to_json` wrote, from its text or file. Raises SearchError naming each field in error."""
+        """Read what `to_json` wrote, from its text or file. Raises SearchError naming each field in error."""
         from pydantic import TypeAdapter, ValidationError
 
         source = str(text) if isinstance(text, Path) else "latency"
@@ -222,27 +211,27 @@ class Predictor:
 
     @cached_property
     def _columns(self) -> tuple[str, ...]:
-        """The terms that any of the S shapes fitted to has."""
+        """The terms that occur in any of the S shapes of the fit."""
         return tuple(sorted({name for each in self.fitted for name, amount in each.terms.counts.items() if amount}))
 
     @cached_property
     def _amounts(self) -> Numbers:
-        """(S, N)"""
+        """The amounts of N terms in S shapes, (S, N)."""
         return np.array([[each.terms.counts.get(name, 0.0) for name in self._columns] for each in self.fitted])
 
     @cached_property
     def _taken(self) -> Numbers:
-        """(S,) ms"""
+        """The measured latencies, (S,) in ms."""
         return np.array([each.ms for each in self.fitted])
 
     @cached_property
     def _without_each(self) -> Numbers:
-        """(S, N): the costs without each of the shapes."""
+        """The costs fitted without each of the shapes, (S, N)."""
         return _leaving_one_out(self._amounts, self._taken)
 
     @cached_property
     def _left_out(self) -> Numbers:
-        """(S,) ms; NaN for the only shape that has a term: nothing else says what that costs."""
+        """Leave-one-out predictions, (S,) in ms; NaN for the only shape with a term, whose cost no other tells."""
         predicted_S = (self._without_each * self._amounts).sum(1)
         alone_N = (self._amounts > 0).sum(0) == 1
         return np.where((self._amounts[:, alone_N] > 0).any(1), np.nan, predicted_S)
@@ -262,10 +251,75 @@ def _leaving_one_out(amounts_SN: Numbers, ms_S: Numbers) -> Numbers:
 
 
 def _fit(amounts_SN: Numbers, ms_S: Numbers) -> Numbers:
-    """Costs c >= 0 with the least sum of ((amounts c - ms) / ms)^2."""
+    """Find the costs c >= 0 with the least sum of ((amounts c - ms) / ms)^2."""
     from scipy.optimize import nnls
 
     largest_N = amounts_SN.max(0)
     scale_N = np.where(largest_N > 0, largest_N, 1.0)
     costs_N, _ = nnls(amounts_SN / scale_N / ms_S[:, None], np.ones(len(ms_S)), maxiter=100 * amounts_SN.shape[1])
     return np.asarray(costs_N / scale_N)
+
+
+MEASURED = "measured.json"
+SAMPLES = 14
+"""Shapes that a predictor is fitted to: their measuring takes about 20 s on one core."""
+WORTH_KEEPING = 0.1
+"""Mean error of a predictor, above which the next run measures again."""
+
+
+@dataclass(frozen=True)
+class ShapeTimer:
+    """Measures and predicts shapes on a device at one setting.
+
+    kind: the kind of the models' head; segments: whether their tokenizer makes token types.
+    """
+
+    device: Device
+    setting: Setting
+    precision: Precision
+    kind: Kind | None
+    segments: bool
+    say: Callable[[str], None]
+
+    @property
+    def about(self) -> str:
+        return f"{self.device.name}, {self.setting}, {self.precision}"
+
+    def predictor(self, configs: Mapping[str, Any]) -> Predictor:
+        """Predict shapes such as these from some that are measured now, or were before on this device at this setting.
+
+        What was measured is kept under $COMPRESS_HOME/latency.
+        """
+        whole = max(configs.values(), key=lambda config: tuple(Sizes.of(config).plain().values()))
+        key: list[Any] = [identity(self.device.name, self.device.facts()), str(self.setting), self.precision, self.kind]
+        key += [self.segments, whole.model_type, Sizes.of(whole).plain(), len(configs)]
+        entry = home() / "latency" / io.of_value(key)[:24]
+        if is_whole(entry):
+            return Predictor.from_json(entry / MEASURED)
+        names = choose_spread(configs, SAMPLES, self.setting, self.kind)
+        samples = sample(
+            {name: configs[name] for name in names}, self.device, self.setting,
+            precision=self.precision, kind=self.kind, segments=self.segments, say=self.say,
+        )  # fmt: skip
+        found = Predictor.fit(samples, self.setting, self.precision, kind=self.kind, device=self.device)
+        self.say(found.about())
+        if found.errors.mean > WORTH_KEEPING:
+            self.say("such a predictor is not kept: measure while the machine does nothing else")
+            return found
+        cached(entry, lambda folder: found.save(folder / MEASURED))
+        return found
+
+    def predict(self, configs: Mapping[str, Any]) -> dict[str, Estimate]:
+        """Predict the latency of each config."""
+        predictor = self.predictor(configs)
+        return {name: predictor.predict(config) for name, config in configs.items()}
+
+    def measure(self, configs: Mapping[str, Any]) -> dict[str, float]:
+        """Measure the file of each config, with random weights, in ms; all of them take turns."""
+        found = measure(
+            configs, self.device, self.setting, precision=self.precision, kind=self.kind, segments=self.segments
+        )
+        for name, each in found.items():
+            if each.noisy:
+                self.say(f"{name}: {each.noise}; measure while the machine does nothing else")
+        return {name: each.p50_ms for name, each in found.items()}

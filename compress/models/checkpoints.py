@@ -1,14 +1,17 @@
-"""Where a checkpoint lies: an alias, a folder or a hub id -> files on this machine.
+"""Find a checkpoint (an alias, a folder or a hub id) on this machine, and save one that every transformers loads.
 
 Imports neither torch nor transformers.
 """
 
+import copy
 import importlib.util
+import inspect
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from compress.errors import TeacherError, did_you_mean
 
@@ -63,7 +66,7 @@ _OTHERS: Final = ("*.json", "*.txt", "*.model", "*.vocab")
 
 
 def resolve(name: str, *, allow_pickle: bool = False) -> Path:
-    """An alias, a folder, or a hub id -> a local folder with config and weights. Raises TeacherError.
+    """Find the local folder, with config and weights, of an alias, a folder or a hub id. Raises TeacherError.
 
     Hub ids are looked up through the local hub cache; without a network what is cached still works.
     """
@@ -82,7 +85,7 @@ def check(name: str, *, allow_pickle: bool = False) -> None:
 
 
 def config_folder(name: str) -> Path:
-    """The folder of a checkpoint's config.json, of which nothing else need be there. Raises TeacherError."""
+    """Find the folder of a checkpoint's config.json; weights need not be there. Raises TeacherError."""
     from huggingface_hub import hf_hub_download
 
     from compress.data import sources  # pyarrow
@@ -95,7 +98,7 @@ def config_folder(name: str) -> Path:
 
 
 def _place(name: str) -> Path | str:
-    """A folder, or a hub id."""
+    """Read a name as a folder, or as a hub id."""
     if name == EMBEDDED:
         return _embedded()
     folder = Path(name).expanduser()
@@ -164,3 +167,42 @@ def _checked(folder: Path, allow_pickle: bool) -> Path:
                 "pass --allow-pickle if you trust their source (they are then read with weights_only)"
             )
     return folder
+
+
+def save_checkpoint(folder: Path, model: Any, tokenizer: Any, max_length: int) -> None:
+    """Save model and tokenizer, which stay as they are, so that every transformers from version 4 on loads them.
+
+    The tokenizer's file cuts texts to `max_length` tokens, and makes what this model reads: a student may be of another
+    family than the teacher whose tokenizer it has.
+    """
+    from transformers.utils import logging
+
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder)
+        save_tokenizer(folder, tokenizer, max_length)
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+    accepted = inspect.signature(model.forward).parameters
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["model_input_names"] = [name for name in tokenizer.model_input_names if name in accepted]
+    if config["tokenizer_class"] == "TokenizersBackend":  # transformers 4 does not know this name, nor the next
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    kept = {key: value for key, value in config.items() if key not in ("is_local", "local_files_only")}
+    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def save_tokenizer(folder: Path, tokenizer: Any, max_length: int | None = None) -> None:
+    """Save a tokenizer, which stays as it is, in the same bytes whatever it was called with before."""
+    words = copy.deepcopy(tokenizer)
+    if words.is_fast:  # its backend carries the padding and truncation of its last call into the file
+        words.backend_tokenizer.no_padding()
+        words.backend_tokenizer.no_truncation()
+    if max_length is not None:
+        words.model_max_length = max_length
+    words.save_pretrained(folder)

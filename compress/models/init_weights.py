@@ -1,25 +1,47 @@
-"""What a student that begins as its teacher is given: the teacher's largest units, in the teacher's order."""
+"""Initialise a student from its teacher: with the teacher's largest units, in the teacher's order."""
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from compress.errors import StudentError
-from compress.models.naming import Weight, weight_of
 from compress.slicing.cut import cut
 from compress.slicing.plan import SlicePlan, parameters_of
+from compress.slicing.rules import place
 from compress.slicing.select import choose, magnitude
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, copied_layers
 
+KNOWN = ("bert", "distilbert", "roberta", "xlm-roberta", "electra", "ernie", "deberta-v2")
+"""Families whose blocks are the same, whatever their weights are called."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One name for the same weight in every family, so that weights can be carried between them.
+
+    role as in `slicing.rules`; layer is None outside the encoder layers; part is `weight` or `bias`.
+    """
+
+    role: str
+    layer: int | None
+    part: str
+
+
+def weight_of(name: str) -> Weight | None:
+    """Read `bert.encoder.layer.3.attention.self.query.weight` as Weight("query", 3, "weight"); None when unknown."""
+    found = place("bert", name)
+    return None if found is None else Weight(found.role, found.layer, name.rpartition(".")[2])
+
 
 def narrowed(teacher: PreTrainedModel, student: Shape, layers: Sequence[int]) -> dict[Weight, Tensor]:
-    """The weights of these teacher layers, numbered as the student's are, cut to the student's widths.
+    """Cut the weights of these teacher layers to the student's widths, and number them as the student's are.
 
-    Raises StudentError when the student is wider than its teacher. A teacher without weights has none to give.
+    Raises StudentError when the student is wider than its teacher. A teacher on the meta device gives no weights.
     """
     theirs, plan = Shape.of(teacher.config), SlicePlan.of(teacher)
     for size in ("hidden", "embedding", "heads", "head_size", "ffn"):
@@ -44,11 +66,11 @@ def narrowed(teacher: PreTrainedModel, student: Shape, layers: Sequence[int]) ->
 
 
 WHOLE = ("gpt2", "t5")
-"""The families that are copied so."""
+"""The families that `copy_whole` copies, at whatever depth."""
 
 _LAYER = re.compile(r"((?:.*?\.)?(?:h|block|layer|layers))\.(\d+)\.(.*)")
 _FIRST_LAYER_ONLY = ("relative_attention_bias",)
-"""What a stack has once, in its first layer, for all of them."""
+"""Weights that a stack has once, in its first layer, for all of its layers."""
 
 
 @torch.no_grad()
@@ -75,7 +97,7 @@ def copy_whole(student: PreTrainedModel, teacher: PreTrainedModel, rule: str | S
 
 
 def _taught_name(name: str, chosen: Mapping[str, Sequence[int]]) -> str:
-    """The teacher's name of the weight that a student's weight is copied from."""
+    """Name the teacher's weight that a student's weight is copied from."""
     found = _LAYER.fullmatch(name)
     if found is None or found[1] not in chosen or any(each in name for each in _FIRST_LAYER_ONLY):
         return name
@@ -83,7 +105,7 @@ def _taught_name(name: str, chosen: Mapping[str, Sequence[int]]) -> str:
 
 
 def _depths(names: Mapping[str, Tensor]) -> dict[str, int]:
-    """How many layers each stack has."""
+    """Count the layers of each stack."""
     depths: dict[str, int] = {}
     for found in filter(None, map(_LAYER.fullmatch, names)):
         depths[found[1]] = max(depths.get(found[1], 0), int(found[2]) + 1)
@@ -91,13 +113,13 @@ def _depths(names: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _named(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights by their names in the model without a head."""
+    """List weights by their names in the model without a head."""
     prefix = f"{model.base_model_prefix}."
     return {name.removeprefix(prefix): each.data for name, each in model.named_parameters()}
 
 
 def tables(teacher: PreTrainedModel, source: Mapping[Weight, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Words, positions (those that are used) and types of the teacher, in float64, each row's mean taken off."""
+    """Return words, used positions and types of the teacher, in float64, with each row's mean taken off."""
     words, positions = (source[Weight(role, None, "weight")].double() for role in ("words", "positions"))
     kept = source.get(Weight("types", None, "weight"))
     types = torch.zeros_like(words[:1]) if kept is None else kept.double()
@@ -113,7 +135,7 @@ def tables(teacher: PreTrainedModel, source: Mapping[Weight, Tensor]) -> tuple[T
 def directions(
     words_VW: Tensor, positions_PW: Tensor, types_TW: Tensor, *, keep: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Orthonormal (W, R) leading directions of the normalised rows, and the mean cosine of rows and projections."""
+    """Compute orthonormal (W, R) leading directions of the normalised rows, and their mean cosine with the rows."""
     n = torch.arange(len(words_VW), device=words_VW.device)
     rows_NW = words_VW + positions_PW[n % len(positions_PW)] + types_TW[n // len(positions_PW) % len(types_TW)]
     rows_NW = rows_NW / (rows_NW.pow(2).mean(-1, keepdim=True) + eps).sqrt()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.errors import StudentError
-from compress.models.naming import KNOWN, weight_of
+from compress.models.init_weights import KNOWN, weight_of
 from compress.slicing.shape import Shape
 
 BLOCKS: Mapping[str, frozenset[str]] = {

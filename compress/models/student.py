@@ -18,8 +18,7 @@ from compress.data.task import Kind
 from compress.errors import StudentError, TeacherError, did_you_mean
 from compress.models import heads
 from compress.models.checkpoints import resolve
-from compress.models.init_weights import WHOLE, copy_whole, narrowed
-from compress.models.naming import KNOWN, Weight, weight_of
+from compress.models.init_weights import KNOWN, WHOLE, Weight, copy_whole, narrowed, weight_of
 from compress.models.sharing import share, share_again
 from compress.models.teacher import explained, load_config
 from compress.slicing.shape import Shape, spelling

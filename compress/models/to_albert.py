@@ -36,8 +36,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from compress.errors import StudentError, did_you_mean
-from compress.models.init_weights import directions, tables
-from compress.models.naming import KNOWN, Weight, weight_of
+from compress.models.init_weights import KNOWN, Weight, directions, tables, weight_of
 from compress.slicing.shape import Shape
 
 _LAYER = {

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.errors import StudentError
-from compress.models.init_weights import directions, tables
-from compress.models.naming import KNOWN, weight_of
+from compress.models.init_weights import KNOWN, directions, tables, weight_of
 from compress.slicing.shape import Shape
 
 _FAMILIES = tuple(family for family in KNOWN if not family.startswith("deberta"))

@@ -15,7 +15,7 @@ from compress.errors import DamagedError
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
 from compress.io import filled, usable, written
-from compress.models.saving import save_tokenizer
+from compress.models.checkpoints import save_tokenizer
 from compress.models.teacher import Teacher
 from compress.nas.config import SearchConfig
 from compress.nas.costs import CostModel

@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 from compress.config.recipe import Stage
 from compress.data.task import TaskData
 from compress.evaluation import metrics
-from compress.evaluation.batches import Sheets
-from compress.evaluation.evaluator import Evaluator
+from compress.evaluation.evaluator import EvaluationBatches, Evaluator
 from compress.nas.costs import CostModel
 from compress.nas.schedule import planned
 from compress.nas.space import Choice, architecture_key
@@ -31,7 +30,7 @@ class SupernetEvaluator:
 
     costs: CostModel
     net: Supernet
-    sheets: Sequence[Sheets]
+    sheets: Sequence[EvaluationBatches]
     bf16: bool
 
     @staticmethod
@@ -41,7 +40,10 @@ class SupernetEvaluator:
         """`evaluator`: the validation rows, `whole`: the supernet as its training left it."""
         counts = [ceil(share * len(evaluator)) for share in costs.search.space.rungs]
         device = next(whole.parameters()).device
-        sheets = [Sheets.of(evaluator.spread(count), training.collate, device=device) for count in counts]
+        sheets = [
+            EvaluationBatches.from_evaluator(evaluator.spread(count), training.collate, device=device)
+            for count in counts
+        ]
         return SupernetEvaluator(costs, Supernet(whole.eval()), sheets, training.bf16)
 
     @property

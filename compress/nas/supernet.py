@@ -8,7 +8,7 @@ slice plan serves, its attention and hidden states can be read, and dropout, aut
     net = Supernet(whole)
     half = Sizes.asked(whole.config, layers=0.5, hidden=0.5, ffn=0.5)
     net.signals(batch, frozenset({"logits"}), half)
-    net.score(half, Sheets.of(exam, collate))
+    net.score(half, EvaluationBatches.from_evaluator(exam, collate))
     net.extract(half).save_pretrained(folder)
 
 Shapes: B batch, L tokens, D width of the embedding, V vocabulary, U tokens that occur.
@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from compress.errors import PruneError
-from compress.evaluation.batches import Sheets
+from compress.evaluation.evaluator import EvaluationBatches
 from compress.models.signals import Signals, read
 from compress.slicing.cut import cut, sliced
 from compress.slicing.plan import SlicePlan, parameters_of
@@ -102,7 +102,7 @@ class Supernet:
 
     @torch.no_grad()
     def logits(
-        self, sizes: Sizes, sheets: Sheets, layers: Sequence[int] | None = None, *, bf16: bool = False
+        self, sizes: Sizes, sheets: EvaluationBatches, layers: Sequence[int] | None = None, *, bf16: bool = False
     ) -> list[Tensor]:
         """Compute a subnet's logits for each batch of `sheets`, in eval mode and without gradients. bf16: under
         autocast."""
@@ -116,7 +116,9 @@ class Supernet:
             shown = [skeleton.run(weights, lookup, batch, LOGITS).logits for batch in sheets.batches]
         return [logits.float().cpu() for logits in shown if logits is not None]
 
-    def score(self, sizes: Sizes, sheets: Sheets, layers: Sequence[int] | None = None, *, bf16: bool = False) -> float:
+    def score(
+        self, sizes: Sizes, sheets: EvaluationBatches, layers: Sequence[int] | None = None, *, bf16: bool = False
+    ) -> float:
         """Compute the task's metric of a subnet on the examples of `sheets`."""
         return sheets.score(self.logits(sizes, sheets, layers, bf16=bf16))
 

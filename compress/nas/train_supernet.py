@@ -138,12 +138,12 @@ def _in_order(
          "batch": stage.batch, "max_length": stage.max_length}
     )  # fmt: skip
     plan = SlicePlan.of(task_teacher.model)
-    rated = importance.of(
+    rated = importance.compute_importance(
         space.importance, copy.deepcopy(task_teacher.model).requires_grad_(True), plan,
         calibration(prune, training, seed), training.collate,
         batch=prune.batch, teacher=task_teacher, bf16=training.bf16, console=training.console,
     )  # fmt: skip
-    kept = importance.agreed(order(plan, rated))
+    kept = importance.check_agreement(order(plan, rated))
     whole = sliced(task_teacher.model, kept).requires_grad_(True)
     return whole, kept.indices.get(HIDDEN, torch.arange(plan.sizes.hidden))
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from compress.models.signals import read
 from compress.pruning.hooks import KEY, Tap, evaluating, over_tokens, passing_over, watching, watching_layers
-from compress.pruning.importance import Batches, Targets, asked
+from compress.pruning.importance import Batches, Targets, answer_signal
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import Importance
 
@@ -76,7 +76,7 @@ def _seen(student: PreTrainedModel, batch: dict[str, Tensor], plan: SlicePlan) -
         add(LAYERS, of_BN)
 
     with watching(student, plan, see), watching_layers(student, plan, see_layer):
-        read(student, batch, asked(student))
+        read(student, batch, answer_signal(student))
     lengths_B1 = mask_BL.sum(-1, keepdim=True)
     for group in [each for each in sums_BU if each.axis == KEY]:
         queries = Group("query", group.block)

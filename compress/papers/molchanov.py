@@ -18,8 +18,7 @@ Deviations
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compress.pruning.gates import gradients
-from compress.pruning.importance import Batches, Targets
+from compress.pruning.importance import Batches, Targets, gradients
 from compress.slicing.plan import Group, SlicePlan
 from compress.slicing.select import Importance
 

@@ -1,13 +1,13 @@
-"""From a budget to sizes: which shape a model is pruned to, where only what it may cost is said.
+"""Find the sizes that a model is pruned to, where only its budget is given.
 
-Shapes of a grid are predicted from a few measured ones, or counted; of those that fill the budget each is cut at once
-and asked (`shortlist`), the best are measured as files, and the one that keeps the budget is taken. What was decided,
-and from what, is kept in the run as shape.json: a resumed run decides nothing anew.
+The latencies of a grid of shapes are predicted from a few measured ones. Of those that fill the budget each is cut at
+once and compared with the whole model, the best are measured as files, and the one that keeps the budget is taken. The
+decision is kept in the run as shape.json: a resumed run reads it from there.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -21,7 +21,6 @@ from accelerate import PartialState
 from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from compress.benchmark.devices import open_device
@@ -35,9 +34,8 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import makes_segments
 from compress.io import written
 from compress.latency.measure import choose_spread, exported, race
-from compress.latency.predictor import Estimate
-from compress.latency.shapes import Clock
-from compress.models.signals import Signals, read
+from compress.latency.predictor import Estimate, ShapeTimer
+from compress.models.signals import read
 from compress.models.teacher import Teacher
 from compress.pruning import importance
 from compress.pruning.stage import calibration
@@ -56,7 +54,7 @@ STEPS = 8
 
 
 def smaller(config: Any, plan: SlicePlan) -> dict[str, Sizes]:
-    """Every depth, and eighths of every width, of heads as large as the model's, by what they are called.
+    """List a grid of shapes by name: every depth, and eighths of every width, with heads of the model's size.
 
     Where attention is as wide as its stream, stream and heads go together.
     """
@@ -79,7 +77,7 @@ def smaller(config: Any, plan: SlicePlan) -> dict[str, Sizes]:
 
 
 def largest(shapes: Mapping[str, Sizes]) -> Iterator[str]:
-    """Those that no other one is at least as large as in every size: of shapes within a budget, they fill it."""
+    """Yield the shapes that no other one contains: of shapes within a budget, these fill it."""
     for name, sizes in shapes.items():
         if not any(other != sizes and sizes.within(other) for other in shapes.values()):
             yield name
@@ -100,8 +98,8 @@ def _shares(whole: int) -> list[int]:
 BATCH = 32
 
 
-def last_words(recipe: Recipe, kind: Kind | None) -> list[Term]:
-    """The part of the recipe's last objective that reads logits: what its students are to answer in the end."""
+def last_terms(recipe: Recipe, kind: Kind | None) -> list[Term]:
+    """Return the terms of the recipe's last objective that read logits, which say what students answer in the end."""
     for stage in reversed(recipe.training):
         terms = [term for term in stage.objective if term.serves(kind) and find_loss(term).reading.signal == "logits"]
         if terms:
@@ -121,23 +119,28 @@ def losses(
     terms: Sequence[Term],
     kind: Kind | None,
 ) -> dict[str, float]:
-    """The mean loss of each shape on `rows`, with `model` as the teacher.
+    """Compute the mean loss of each shape on `rows`, with `model` as the teacher.
 
-    layers: the rule by which they stay; None: the most important.
+    layers: the rule by which layers stay; None: the most important.
     """
     plan, shape = SlicePlan.of(model), Shape.of(model.config)
     objective = Objective(terms, shape, shape, kind=kind)
-    batches = _batches(rows, collate, model.device)
+    order = np.argsort(np.asarray(rows["length"][:]), kind="stable")  # rows of like lengths together
+    parts = [collate([rows[int(i)] for i in order[at : at + BATCH]]) for at in range(0, len(order), BATCH)]
+    batches = [{name: tensor.to(model.device) for name, tensor in part.items()} for part in parts]
     shown = [read(model, batch, frozenset({"logits"})) for batch in batches]
     found = {}
     for name, sizes in shapes.items():
-        small = sliced(model, choose(plan, rated, sizes, layers=layers)).eval()
-        found[name] = _mean(small, objective, batches, shown)
+        small, total = sliced(model, choose(plan, rated, sizes, layers=layers)).eval(), 0.0
+        for batch, teacher in zip(batches, shown, strict=True):
+            loss = objective(read(small, batch, objective.student_wants), teacher, batch)["total"]
+            total += len(batch["input_ids"]) * float(loss)
+        found[name] = total / len(rows)
     return found
 
 
-def parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> int:
-    """How many parameters the slice of this model would have, without cutting it."""
+def count_parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> int:
+    """Count the parameters that the slice of this model would have, without cutting it."""
     left: dict[Any, int] = {**counts(plan, sizes), **dict.fromkeys(plan.heads, sizes.attention)}
     left |= dict.fromkeys(plan.heads.values(), sizes.heads)
     each = {id(tensor): (name, tensor) for name, tensor in parameters_of(model).items()}  # tied ones once
@@ -151,32 +154,16 @@ def parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> int:
     return round(total)
 
 
-def _batches(rows: Dataset, collate: Batching, device: Any) -> list[dict[str, Tensor]]:
-    """Rows of like lengths together."""
-    order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
-    parts = (order[at : at + BATCH] for at in range(0, len(order), BATCH))
-    return [{k: v.to(device) for k, v in collate([rows[int(i)] for i in part]).items()} for part in parts]
-
-
-def _mean(
-    model: PreTrainedModel, objective: Objective, batches: Sequence[dict[str, Tensor]], shown: Sequence[Signals]
-) -> float:
-    total, seen = 0.0, 0
-    for batch, teacher in zip(batches, shown, strict=True):
-        size = len(batch["input_ids"])
-        parts = objective(read(model, batch, objective.student_wants), teacher, batch)
-        total, seen = total + size * float(parts["total"]), seen + size
-    return total / seen
-
-
 NAME = "shape.json"
 WHOLE, SHIPPED = "the whole model", "the shipped file"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A shape that fills the budget. loss: of the model cut to it at once, before any training; ms: of its file, with
-    random weights; None: not measured."""
+    """A shape that fills the budget.
+
+    loss: of the model cut to it at once, before any training; ms: of its file with random weights, None if not measured
+    """
 
     name: str
     sizes: Mapping[str, int]
@@ -189,11 +176,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Decision:
-    """What was asked, what was found, what is taken.
+    """The budget, the candidates, and the one that is taken.
 
-    where      device, setting and precision of all times; None: nothing was said of time
-    limit_ms   what one forward may take; whole_ms: what the unpruned model's takes, as a file of that precision
-    shipped_ms of the file that ships, once there is one
+    where       device, setting and precision of all times; None for a budget that does not limit time
+    limit_ms    the most that one forward may take; whole_ms: what the unpruned model's file of that precision takes
+    shipped_ms  what the file that ships takes, once there is one
     """
 
     budget: Mapping[str, float]
@@ -215,8 +202,11 @@ class Decision:
             partial.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     def table(self) -> Table:
-        """The candidates, the nearest to the whole model's answers first."""
-        table = Table(title="Shapes that fill the budget", box=None, pad_edge=False, caption=self._caption())
+        """Render the candidates, the nearest to the whole model's answers first."""
+        caption = "Loss as cut: against the whole model's answers, before any training."
+        if self.where is not None:
+            caption += f" {self.where}: at most {self.limit_ms:.3g} ms."
+        table = Table(title="Shapes that fill the budget", box=None, pad_edge=False, caption=caption)
         sizes = [name for name in self.chosen.sizes if name != "head_size"]
         for name in (*sizes, "params", "predicted", "measured", "loss as cut"):
             table.add_column(name, justify="right")
@@ -232,12 +222,8 @@ class Decision:
             )
         return table
 
-    def _caption(self) -> str:
-        said = "Loss as cut: against the whole model's answers, before any training."
-        return said if self.where is None else f"{said} {self.where}: at most {self.limit_ms:.3g} ms."
-
     def verdict(self) -> str:
-        """Whether the file that ships keeps what was asked of time, in words."""
+        """Say whether the file that ships keeps the latency that was asked for."""
         assert self.shipped_ms is not None and self.limit_ms is not None and self.whole_ms is not None
         faster = f"{self.shipped_ms:.3g} ms on {self.where}, {self.whole_ms / self.shipped_ms:.2f} times as fast as "
         over = self.shipped_ms / self.limit_ms - 1
@@ -248,14 +234,14 @@ class Decision:
 
 
 def to_the_user(device: str, console: Console) -> Callable[[str], None]:
-    """What a device says, which matters where the user has something to do: not of this machine, nor over ssh."""
+    """Print what a device says where the user has something to do there: not on this machine, nor over ssh."""
     if device.partition(":")[0] in ("local", "ssh"):
         return lambda _: None
     return partial(console.print, highlight=False, markup=False, soft_wrap=True)
 
 
 def setting_of(recipe: Recipe) -> Setting:
-    """At which the target's times are measured."""
+    """Return the setting at which the target's latencies are measured."""
     target = recipe.target
     return Setting(target.threads, target.batch, target.seq or recipe.stages[-1].max_length)
 
@@ -307,90 +293,101 @@ def check_budget(bundle: Bundle, recipe: Recipe, task_teacher: Teacher, context:
 
 
 SHORTLISTED = 24
-"""Shapes that are cut and asked."""
+"""Shapes that are cut, and compared with the whole model."""
 FINALISTS = 4
 """Shapes whose files are measured before the training."""
 
 
 def decide(recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run) -> Decision | None:
-    """The shape that keeps the recipe's budget and answers most as `task_teacher` does; on the first process only.
+    """Find the shape that keeps the recipe's budget and answers most as `task_teacher` does, on the first process only.
 
     Raises PruneError for a budget that nothing keeps, or that the model itself keeps.
     """
     stage, target = recipe.pruning[0], recipe.target
     model = task_teacher.model.to(PartialState().device)
     rows = calibration(stage, context, run.seed)
-    rated = importance.of(
+    rated = importance.compute_importance(
         stage.importance, model, SlicePlan.of(model), rows, context.collate,
         batch=stage.batch, teacher=task_teacher, bf16=context.bf16, console=context.console,
     )  # fmt: skip
     if not run.main:
         return None
     with ExitStack() as opened:
-        clock = None
+        timer = None
         if target.max_latency_ms is not None or target.speedup is not None:
             say = partial(context.console.print, highlight=False, markup=False, soft_wrap=True)
             device = opened.enter_context(open_device(target.device, say=to_the_user(target.device, context.console)))
             segments = makes_segments(context.tokenizer)
-            clock = Clock(device, setting_of(recipe), target.precision, context.kind, segments, say)
-        return _Choice(recipe, task_teacher, context, rated, rows, clock).decide()
+            timer = ShapeTimer(device, setting_of(recipe), target.precision, context.kind, segments, say)
+        return _ShapeSearch(recipe, task_teacher, context, rated, rows, timer).decide()
 
 
 @dataclass(frozen=True)
-class _Choice:
-    """`clock` is None where the budget says nothing of time."""
+class _ShapeSearch:
+    """The search among a grid of shapes; `timer` is None where the budget does not limit time."""
 
     recipe: Recipe
     task_teacher: Teacher
     context: TrainingContext
     rated: Importance
     rows: Dataset
-    clock: Clock | None
+    timer: ShapeTimer | None
 
     def decide(self) -> Decision:
-        if self.clock is None:
+        target, name, timer = self.recipe.target, self.task_teacher.name, self.timer
+        if timer is None:
             if self.plan.sizes in self.shapes.values():
-                raise PruneError(f"max_params: {self.task_teacher.name} itself has no more: there is nothing to prune")
-            ranked = self._ranked(self._largest(self.shapes))
-            return self._decision(ranked, ranked[0])
-        limit, whole_ms = self._limit(self.clock)
-        found = self._raced(self.clock, limit)
-        if not _keeping(found, limit):
+                raise PruneError(f"max_params: {name} itself has no more: there is nothing to prune")
+            ranked = self._rank(self.shapes)
+            return Decision(target.budgets, None, ranked[0], tuple(ranked))
+        whole_ms = timer.measure({WHOLE: self.task_teacher.model.config})[WHOLE]
+        limit = target.max_latency_ms if target.speedup is None else whole_ms / target.speedup
+        assert limit is not None, "one of the two is given"
+        if whole_ms <= limit and target.max_params is None:
+            raise PruneError(
+                f"max_latency_ms {limit:g}: {name} itself takes {whole_ms:.3g} ms on {timer.about}: there is nothing "
+                "to prune"
+            )
+        found = self._race(timer, limit)
+        if not (keeping := [each for each in found if each.ms is not None and each.ms <= limit]):
             over = min(each.ms / limit for each in found if each.ms is not None)
             if any(each.ms <= limit / over for each in self.estimates.values()):
-                self.context.console.print(f"the files take {over - 1:.0%} more than predicted: now smaller shapes")
-                found = _both(found, self._raced(self.clock, limit / over))
-        measured = [each for each in found if each.ms is not None]
-        keeping = _keeping(found, limit)
-        chosen = keeping[0] if keeping else min(measured, key=lambda each: each.ms or 0.0)
+                self.context.console.print(
+                    f"Measured latency is {over - 1:.0%} above the prediction; trying smaller shapes"
+                )
+                both = sorted([*found, *self._race(timer, limit / over)], key=lambda each: each.ms is not None)
+                found = sorted({each.name: each for each in both}.values(), key=lambda each: each.loss)
+                keeping = [each for each in found if each.ms is not None and each.ms <= limit]
+        chosen = keeping[0] if keeping else min(found, key=lambda each: math.inf if each.ms is None else each.ms)
         if not keeping:
             print_note(
                 self.context.console,
                 f"no measured shape takes {limit:.3g} ms; the fastest, {chosen.name}, is taken, which takes "
                 f"{chosen.ms:.3g} ms",
             )
-        return replace(self._decision(found, chosen), limit_ms=limit, whole_ms=whole_ms)
+        return Decision(target.budgets, timer.about, chosen, tuple(found), limit_ms=limit, whole_ms=whole_ms)
 
     @cached_property
     def plan(self) -> SlicePlan:
         return SlicePlan.of(self.task_teacher.model)
 
     @cached_property
-    def counted(self) -> dict[str, int]:
-        """Parameters of every shape of the grid."""
-        found = smaller(self.task_teacher.model.config, self.plan)
-        return {name: parameters(self.task_teacher.model, self.plan, sizes) for name, sizes in found.items()}
+    def parameters(self) -> dict[str, int]:
+        """The number of parameters of every shape of the grid."""
+        grid = smaller(self.task_teacher.model.config, self.plan)
+        return {name: count_parameters(self.task_teacher.model, self.plan, sizes) for name, sizes in grid.items()}
 
     @cached_property
     def shapes(self) -> dict[str, Sizes]:
-        """Those of the grid that have few enough parameters."""
-        found, limit = smaller(self.task_teacher.model.config, self.plan), self.recipe.target.max_params
-        within = {name: sizes for name, sizes in found.items() if limit is None or self.counted[name] <= limit}
+        """The shapes of the grid that have few enough parameters."""
+        grid, limit = smaller(self.task_teacher.model.config, self.plan), self.recipe.target.max_params
+        within = {name: sizes for name, sizes in grid.items() if limit is None or self.parameters[name] <= limit}
         if not within:
-            least = min(self.counted, key=lambda name: self.counted[name])
+            least = min(self.parameters, key=lambda name: self.parameters[name])
             raise PruneError(
                 f"max_params {limit:,}: the least that can be left of {self.task_teacher.name} has "
-                f"{self.counted[least]:,} ({least}). Its tokens are never pruned: `compress trim` shortens their table"
+                f"{self.parameters[least]:,} ({least}). Its tokens are never pruned: `compress trim` shortens their "
+                "table"
             )
         return within
 
@@ -400,69 +397,36 @@ class _Choice:
 
     @cached_property
     def estimates(self) -> Mapping[str, Estimate]:
-        return {} if self.clock is None else self.clock.predicted(self.configs)
+        return {} if self.timer is None else self.timer.predict(self.configs)
 
-    def _limit(self, clock: Clock) -> tuple[float, float]:
-        """What one forward may take, and what the unpruned model's takes, in ms."""
-        target = self.recipe.target
-        whole_ms = clock.measured({WHOLE: self.task_teacher.model.config})[WHOLE]
-        limit = target.max_latency_ms if target.speedup is None else whole_ms / target.speedup
-        assert limit is not None, "one of the two is given"
-        if whole_ms <= limit and target.max_params is None:
-            raise PruneError(
-                f"max_latency_ms {limit:g}: {self.task_teacher.name} itself takes {whole_ms:.3g} ms on {clock.about}: "
-                "there is nothing to prune"
-            )
-        return limit, whole_ms
-
-    def _raced(self, clock: Clock, limit: float) -> list[Candidate]:
-        """The shapes that are predicted to fill `limit`, ranked, the first of them measured."""
+    def _race(self, timer: ShapeTimer, limit: float) -> list[Candidate]:
+        """Rank the shapes that are predicted to fill `limit`, and measure the first of them."""
         fits = {name: self.shapes[name] for name, each in self.estimates.items() if each.ms <= limit}
         if not fits:
             least = min(self.estimates, key=lambda name: self.estimates[name].ms)
             raise PruneError(
                 f"{', '.join(self.recipe.target.budgets)}: no shape of {self.task_teacher.name} takes {limit:.3g} ms "
-                f"on {clock.about}. The nearest, {least}, takes about {self.estimates[least].ms:.3g} ms: ask for no "
+                f"on {timer.about}. The nearest, {least}, takes about {self.estimates[least].ms:.3g} ms: ask for no "
                 "less than that, or for fewer tokens (seq)"
             )
-        ranked = self._ranked(self._largest(fits))
-        measured = clock.measured({each.name: self.configs[each.name] for each in ranked[:FINALISTS]})
+        ranked = self._rank(fits)
+        measured = timer.measure({each.name: self.configs[each.name] for each in ranked[:FINALISTS]})
         return [replace(each, ms=measured.get(each.name)) for each in ranked]
 
-    def _largest(self, fits: Mapping[str, Sizes]) -> list[str]:
-        """Those that fill the budget; of many, such as lie far apart."""
+    def _rank(self, fits: Mapping[str, Sizes]) -> list[Candidate]:
+        """Cut the model to the largest of the shapes, spread far apart, and sort them by their loss against it."""
         names = list(largest(fits))
-        if len(names) <= SHORTLISTED:
-            return names
-        return choose_spread({name: self.configs[name] for name in names}, SHORTLISTED, setting_of(self.recipe))
-
-    def _ranked(self, names: Iterable[str]) -> list[Candidate]:
-        """Each cut and asked, the nearest to the whole model's answers first."""
-        chosen = {name: self.shapes[name] for name in names}
-        self.context.console.print(f"cutting {len(chosen)} shapes that fill the budget, to see what each answers")
+        if len(names) > SHORTLISTED:
+            names = choose_spread({name: self.configs[name] for name in names}, SHORTLISTED, setting_of(self.recipe))
+        self.context.console.print(f"cutting {len(names)} shapes that fill the budget, to compare their answers")
         found = losses(
-            self.task_teacher.model, chosen, self.rated, self.rows, self.context.collate,
-            layers=self.recipe.pruning[-1].rule, terms=last_words(self.recipe, self.context.kind),
+            self.task_teacher.model, {name: fits[name] for name in names}, self.rated, self.rows, self.context.collate,
+            layers=self.recipe.pruning[-1].rule, terms=last_terms(self.recipe, self.context.kind),
             kind=self.context.kind,
         )  # fmt: skip
         ranked = []
-        for name in sorted(chosen, key=lambda each: found[each]):
+        for name in sorted(names, key=lambda each: found[each]):
             estimate = self.estimates.get(name)
             times = (None, None) if estimate is None else (estimate.ms, estimate.error_ms)
-            ranked.append(Candidate(name, chosen[name].plain(), self.counted[name], found[name], *times))
+            ranked.append(Candidate(name, fits[name].plain(), self.parameters[name], found[name], *times))
         return ranked
-
-    def _decision(self, found: list[Candidate], chosen: Candidate) -> Decision:
-        target = self.recipe.target
-        where = None if self.clock is None else self.clock.about
-        return Decision(target.budgets, where, chosen, tuple(found))
-
-
-def _both(one: Iterable[Candidate], other: Iterable[Candidate]) -> list[Candidate]:
-    """Each shape once, measured where it was, ranked."""
-    measured_last = sorted((*one, *other), key=lambda each: each.ms is not None)
-    return sorted({each.name: each for each in measured_last}.values(), key=lambda each: each.loss)
-
-
-def _keeping(found: Iterable[Candidate], limit: float) -> list[Candidate]:
-    return [each for each in found if each.ms is not None and each.ms <= limit]

@@ -1,10 +1,20 @@
-"""Importance once: computed over the rows by all processes together, kept on disk, equal on every process."""
+"""Importance of a model's units: computed over rows by all processes together, kept on disk, equal on every process.
+
+Gradient-based importance puts a factor of 1, a gate, on every unit, and asks how each example's loss changes with it.
+With a gate g_u on all that shows of unit u (`hooks.taps`), d loss / d g_u = sum of activation times gradient over the
+unit's activations and the example's real tokens. One backward pass over the sum of a batch's losses gives it for every
+example apart, as no example reads another. A head's gate is that of all its rows. A layer's gate leads from its input
+to its output, x + g (f(x) - x): at 0 the layer is passed over.
+
+Shapes: B batch, L tokens, R answers, D any width, V outputs, U units of a group, H heads, K head size.
+"""
 
 import copy
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -27,17 +37,18 @@ from compress.data.constants import IGNORE_INDEX
 from compress.errors import PruneError, did_you_mean
 from compress.models.signals import Signals, read
 from compress.models.teacher import Teacher
-from compress.slicing.plan import Group, SlicePlan
+from compress.pruning.hooks import KEY, Tap, evaluating, over_tokens, watching, watching_layers
+from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import Importance, Kept, counts
 from compress.training.objective import MASKED
 
 Targets = Literal["labels", "teacher", "drawn"]
 
 
-def summed(
+def answer_loss(
     student: PreTrainedModel, batch: Mapping[str, Tensor], targets: Targets, teacher: nn.Module | None
 ) -> Tensor:
-    """The sum of the answers' losses, float32. Raises PruneError where the batch or the teacher is lacking."""
+    """Sum up the losses of a batch's answers, float32. Raises PruneError where the batch or the teacher is lacking."""
     if targets not in get_args(Targets):
         raise PruneError(f"targets: {targets!r}.{did_you_mean(targets, get_args(Targets))}")
     if targets == "teacher" and teacher is None:
@@ -45,7 +56,7 @@ def summed(
     labels = batch.get("labels")
     if targets == "labels" and labels is None:
         raise PruneError("targets: labels: these rows have no labels; use targets: drawn, or teacher")
-    shown = read(student, batch, asked(student))
+    shown = read(student, batch, answer_signal(student))
     if shown.logits is None and targets == "labels":
         raise PruneError(f"targets: labels: {type(student).__name__} has no head for them; use targets: drawn")
     chosen_BL = _chosen(student, shown, labels)
@@ -57,12 +68,12 @@ def summed(
         return _of_drawn(student, shown, mine_RV, chosen_BL, batch["input_ids"])
     assert teacher is not None
     with torch.no_grad():
-        theirs_RV = _answers(student, read(teacher, batch, asked(student)), chosen_BL)
+        theirs_RV = _answers(student, read(teacher, batch, answer_signal(student)), chosen_BL)
     return _against(student, shown, mine_RV, theirs_RV) * len(mine_RV)
 
 
-def asked(student: PreTrainedModel) -> frozenset[str]:
-    """The signal that a model answers with: logits, or hidden states where it has no head."""
+def answer_signal(student: PreTrainedModel) -> frozenset[str]:
+    """Name the signal that a model answers with: logits, or hidden states where it has no head."""
     return frozenset({"layers" if student.base_model is student else "logits"})
 
 
@@ -71,7 +82,7 @@ def _per_token(student: PreTrainedModel, shown: Signals) -> bool:
 
 
 def _chosen(student: PreTrainedModel, shown: Signals, labels: Tensor | None) -> Tensor:
-    """(B, L) true where a model that answers per token is asked: at labels, else at real tokens."""
+    """Mark (B, L) where the answers of a model per token count: at labels, else at real tokens."""
     labelled = labels is not None and shown.logits is not None and labels.shape == shown.logits.shape[:2]
     if labelled and _per_token(student, shown):
         assert labels is not None
@@ -80,7 +91,7 @@ def _chosen(student: PreTrainedModel, shown: Signals, labels: Tensor | None) -> 
 
 
 def _answers(student: PreTrainedModel, shown: Signals, chosen_BL: Tensor) -> Tensor:
-    """(R, V) logits, each row one answer; (R, D) hidden states where there is no head."""
+    """Return (R, V) logits, each row one answer; (R, D) hidden states where there is no head."""
     if shown.logits is None:
         return shown.layers[-1][chosen_BL].float()
     if shown.logits.dim() == 2:
@@ -91,7 +102,7 @@ def _answers(student: PreTrainedModel, shown: Signals, chosen_BL: Tensor) -> Ten
 
 
 def _flat(student: PreTrainedModel, shown: Signals, labels: Tensor) -> Tensor:
-    """The labels of `_answers`."""
+    """Return the labels that belong to the rows of `_answers`."""
     if shown.logits is None or shown.logits.dim() == 2:
         return labels
     return labels[labels != IGNORE_INDEX] if _per_token(student, shown) else labels.flatten()
@@ -114,7 +125,7 @@ def _has_several(student: PreTrainedModel) -> bool:
 
 
 def _of_drawn(student: PreTrainedModel, shown: Signals, mine_RV: Tensor, chosen_BL: Tensor, ids_BL: Tensor) -> Tensor:
-    """-log p(y) of one y for each answer, drawn from p; of numbers and hidden states 1/2 (z - y)^2, y ~ N(z, 1)."""
+    """Sum up -log p(y) of one y per answer, drawn from p; of numbers and hidden states 1/2 (z - y)^2, y ~ N(z, 1)."""
     counts = chosen_BL.sum(-1).tolist() if _per_token(student, shown) else [len(mine_RV) // len(ids_BL)] * len(ids_BL)
     said_RV, width = mine_RV.detach(), mine_RV.shape[-1]
     if shown.logits is None or _is_number(student, mine_RV):
@@ -129,7 +140,7 @@ def _of_drawn(student: PreTrainedModel, shown: Signals, mine_RV: Tensor, chosen_
 
 
 def _random(draw: Callable[..., Tensor], ids_BL: Tensor, mask_BL: Tensor, counts: Sequence[int], width: int) -> Tensor:
-    """(R, width) numbers, `counts` rows of them for each example, which its tokens alone decide."""
+    """Draw (R, width) numbers, `counts` rows for each example, decided by the example's tokens alone."""
     rows = []
     for ids_L, mask_L, count in zip(ids_BL.cpu(), mask_BL.bool().cpu(), counts, strict=True):
         seed = hash(tuple(ids_L[mask_L].tolist())) % 2**63  # of integers: the same in every process
@@ -141,7 +152,7 @@ def _random(draw: Callable[..., Tensor], ids_BL: Tensor, mask_BL: Tensor, counts
 class Batches:
     """Iterates over this process's part of each batch of `size` rows, on `device`.
 
-    teacher: whom `targets: teacher` asks. bf16: forward passes in `computing` run under bfloat16 autocast.
+    teacher: the model that `targets: teacher` compares with. bf16: forward passes in `computing` run under autocast.
     """
 
     rows: Dataset
@@ -163,9 +174,9 @@ class Batches:
                 yield self._batch(mine)
 
     def turns(self, steps: int, *, seed: int = 0) -> Iterator[dict[str, Tensor]]:
-        """So many batches of `size` rows in random order, each split evenly over the processes.
+        """Yield `steps` batches of `size` rows in random order, each split evenly over the processes.
 
-        Raises PruneError where that cannot be.
+        Raises PruneError where a batch cannot be split evenly.
         """
         state = PartialState()
         if self.size % state.num_processes:
@@ -179,12 +190,12 @@ class Batches:
             yield self._batch(whole[state.process_index :: state.num_processes])
 
     def computing(self) -> torch.autocast:
-        """In which forward passes run."""
+        """Return the context in which forward passes run."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
     def loss(self, student: PreTrainedModel, batch: dict[str, Tensor], targets: Targets) -> Tensor:
-        """The sum of the losses of a batch's examples: see `losses`."""
-        return summed(student, batch, targets, self.teacher)
+        """Sum up the losses of a batch's examples: see `answer_loss`."""
+        return answer_loss(student, batch, targets, self.teacher)
 
     def _batch(self, chosen: np.ndarray) -> dict[str, Tensor]:
         found = self.collate([self.rows[int(row)] for row in chosen])
@@ -196,7 +207,7 @@ VERSION = "1"
 """Part of every key: raise it when what gates, taps or losses compute changes."""
 
 
-def of(
+def compute_importance(
     call: Call,
     model: PreTrainedModel,
     plan: SlicePlan,
@@ -208,8 +219,9 @@ def of(
     bf16: bool = False,
     console: Console | None = None,
 ) -> Importance:
-    """`call` (`molchanov.taylor`, ...) over encoded `rows`: one float32 vector of each group, a mean over rows, on the
-    CPU and the same on every process.
+    """Compute importance by `call` (`molchanov.taylor`, ...) over encoded `rows`.
+
+    The result has one float32 vector for each group, a mean over rows, on the CPU and the same on every process.
 
     `function(student, batches, plan, *, options)` gives sums over the rows of `batches`, this process's part. Kept
     under COMPRESS_HOME by weights, rows, call and precision. The model is not changed. Raises PruneError where there
@@ -221,10 +233,10 @@ def of(
     if teacher is not None and teacher.asked is not None and call.options.get("targets") == "teacher":
         raise PruneError(f"{call.by}: a teacher that was asked beforehand cannot be asked again; use targets: labels")
     device = next(model.parameters()).device
-    tutor = teacher.model if teacher else None
-    if tutor is model and call.options.get("targets") == "teacher":
-        tutor = copy.deepcopy(tutor)  # what is done to the student must not reach it
-    batches = Batches(rows, collate, min(batch, len(rows)), device, bf16, tutor, console)
+    asked = teacher.model if teacher else None
+    if asked is model and call.options.get("targets") == "teacher":
+        asked = copy.deepcopy(asked)  # what is done to the student must not reach it
+    batches = Batches(rows, collate, min(batch, len(rows)), device, bf16, asked, console)
     entry = home() / "importance" / _key(call, model, rows, batches, teacher)
     kept = _of_first(load_file(entry / RATED) if PartialState().is_main_process and is_whole(entry) else None)
     if kept is None:
@@ -232,21 +244,21 @@ def of(
         kept = _of_first(_mean(found, plan, len(rows), call))
         if PartialState().is_main_process:
             cached(entry, lambda folder: save_file(kept, folder / RATED))
-    return {Group(*_parts(name)): vector for name, vector in kept.items()}
+    return {Group(*name.partition(".")[::2]): vector for name, vector in kept.items()}
 
 
-def agreed(kept: Kept) -> Kept:
-    """`kept` itself. Raises PruneError where another process keeps other units."""
-    told = hashlib.sha256(repr((kept.sizes, kept.layers)).encode())
+def check_agreement(kept: Kept) -> Kept:
+    """Return `kept`. Raises PruneError where another process keeps other units."""
+    digest = hashlib.sha256(repr((kept.sizes, kept.layers)).encode())
     for group, indices in sorted(kept.indices.items()):
-        told.update(f"{group}{indices.tolist()}".encode())
-    if len(set(gather_object([told.hexdigest()]))) > 1:
+        digest.update(f"{group}{indices.tolist()}".encode())
+    if len(set(gather_object([digest.hexdigest()]))) > 1:
         raise PruneError("processes keep different units: give all of them the same model, rows and options")
     return kept
 
 
 def _mean(found: Importance, plan: SlicePlan, rows: int, call: Call) -> dict[str, Tensor]:
-    """Over all processes' rows; by the names of groups, in the same order everywhere."""
+    """Average over all processes' rows; by the names of groups, in the same order everywhere."""
     needed = [*counts(plan, plan.sizes), *plan.heads]
     if lacking := [str(group) for group in needed if group not in found]:
         raise PruneError(f"{call.by}: says nothing of {', '.join(lacking)}; it must rate every group of the plan")
@@ -263,28 +275,121 @@ def _mean(found: Importance, plan: SlicePlan, rows: int, call: Call) -> dict[str
 
 def _key(call: Call, model: nn.Module, rows: Dataset, batches: Batches, teacher: Teacher | None) -> str:
     code = io.of_files([Path(str(inspect.getsourcefile(call.function)))])
-    told: list[Any] = [VERSION, code, call.plain(), _of_weights(model), rows._fingerprint, len(rows), batches.size]
-    return io.of_value([*told, batches.bf16, teacher and teacher.digest])[:24]
-
-
-def _of_weights(model: nn.Module) -> str:
-    total = hashlib.sha256(type(model).__name__.encode())
+    weights = hashlib.sha256(type(model).__name__.encode())
     for name, tensor in model.state_dict().items():
-        total.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return total.hexdigest()
+        weights.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        weights.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    key: list[Any] = [VERSION, code, call.plain(), weights.hexdigest(), rows._fingerprint, len(rows), batches.size]
+    return io.of_value([*key, batches.bf16, teacher and teacher.digest])[:24]
 
 
 Value = TypeVar("Value")
 
 
 def _of_first(value: Value) -> Value:
-    """What the first process has, on all of them: a disk may be its alone, a sum may end in other bits."""
+    """Give every process what the first one has: a disk may be its alone, a sum may end in other bits."""
     found = [value]
     broadcast_object_list(found)
     return found[0]
 
 
-def _parts(name: str) -> tuple[str, str]:
-    axis, _, block = name.partition(".")
-    return axis, block
+SAME = 1e-6
+"""A mean loss against the teacher, in nats, below which both answer the same."""
+Gradients = dict[Group, Tensor]
+"""(B, U) of each group: the derivative of each example's loss by each unit's gate, float32."""
+
+
+def gradients(student: PreTrainedModel, batches: Batches, plan: SlicePlan, *, targets: Targets) -> Iterator[Gradients]:
+    """Yield the gates' gradients of every batch. The student is not changed, and runs in eval mode.
+
+    Raises PruneError where the student answers as its teacher does: what is left of the gradient is rounding.
+    """
+    noted, total, rows = _Noted(plan), 0.0, 0
+    with _frozen(student, plan), noted.on(student):
+        for batch in batches:
+            noted.begin(batch["attention_mask"])
+            with batches.computing():
+                loss = batches.loss(student, batch, targets)
+            loss.backward()
+            total, rows = total + float(loss.detach()), rows + len(batch["attention_mask"])
+            yield noted.found()
+    if targets == "teacher" and rows and total / rows < SAME:
+        raise PruneError(
+            "targets: teacher: the student answers as its teacher does, so there is nothing to tell importance from; "
+            "use targets: labels, or drawn"
+        )
+
+
+@dataclass
+class _Noted:
+    """Gathers what the backward pass of one batch shows."""
+
+    plan: SlicePlan
+    mask_BL: Tensor = field(default_factory=lambda: torch.empty(0))
+    sums: Gradients = field(default_factory=dict)
+
+    def on(self, student: PreTrainedModel) -> ExitStack:
+        """Note forward and backward passes while open."""
+        hooks = ExitStack()
+        hooks.enter_context(watching(student, self.plan, self._see))
+        hooks.enter_context(watching_layers(student, self.plan, self._see_layer))
+        return hooks
+
+    def begin(self, mask_BL: Tensor) -> None:
+        self.mask_BL, self.sums = mask_BL, {}
+
+    def found(self) -> Gradients:
+        """Sum up heads from their rows; a head may be in several blocks."""
+        sums, self.sums = self.sums, {}
+        for rows, heads in self.plan.heads.items():
+            if rows.axis == "value":
+                of_BH = sums[rows].view(len(self.mask_BL), self.plan.sizes.heads, -1).sum(-1)
+                sums[heads] = sums[heads] + of_BH if heads in sums else of_BH
+        return sums
+
+    def _see(self, tap: Tap, activation: Tensor) -> None:
+        groups = [None if group is None or group.axis == KEY else group for group in tap.groups]
+        if not any(groups) or not activation.requires_grad:
+            return
+        value = activation.detach()  # the hook must not hold what it hangs on
+
+        def note(gradient: Tensor) -> None:
+            product_BD = over_tokens(value.float() * gradient.float(), self.mask_BL)
+            for group, part_BU in zip(groups, product_BD.chunk(len(groups), -1), strict=True):
+                if group is not None:
+                    self._add(group, part_BU)
+
+        activation.register_hook(note)
+
+    def _see_layer(self, number: int, before_BLD: Tensor, after_BLD: Tensor) -> None:
+        if not after_BLD.requires_grad:
+            return
+        change_BLD = (after_BLD - before_BLD).detach()
+
+        def note(gradient_BLD: Tensor) -> None:
+            product_BD = over_tokens(change_BLD.float() * gradient_BLD.float(), self.mask_BL)
+            of_BN = product_BD.new_zeros(len(product_BD), self.plan.groups[LAYERS])
+            of_BN[:, number] = product_BD.sum(-1)
+            self._add(LAYERS, of_BN)
+
+        after_BLD.register_hook(note)
+
+    def _add(self, group: Group, of_BU: Tensor) -> None:
+        self.sums[group] = self.sums[group] + of_BU if group in self.sums else of_BU
+
+
+@contextmanager
+def _frozen(student: PreTrainedModel, plan: SlicePlan) -> Iterator[None]:
+    """Keep the student in eval mode and let gradients begin at its embeddings, so that none of weights are computed."""
+    wanted = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    words = [student.get_submodule(name) for name in plan.modules("words")]
+    with ExitStack() as restored:
+        restored.enter_context(evaluating(student))
+        for parameter in wanted:
+            restored.callback(parameter.requires_grad_, True)
+        student.requires_grad_(False)
+        for table in words:
+            if isinstance(table, nn.Embedding):
+                hook = table.register_forward_hook(lambda module, args, out: out.requires_grad_())
+                restored.callback(hook.remove)
+        yield

@@ -28,7 +28,7 @@ from compress.data.corpus import encode_corpus
 from compress.data.tokenize import encode
 from compress.errors import PruneError
 from compress.io import filled
-from compress.models.saving import save_tokenizer
+from compress.models.checkpoints import save_tokenizer
 from compress.models.teacher import Teacher
 from compress.pruning import importance
 from compress.slicing.cut import order, sliced
@@ -107,7 +107,7 @@ def prune_stage(
     seed = run.seed + int(io.of_value(stage.name)[:6], 16)
     set_seed(seed)
     plan = SlicePlan.of(model)
-    rated = importance.of(
+    rated = importance.compute_importance(
         stage.importance, model.to(PartialState().device), plan, calibration(stage, context, seed), context.collate,
         batch=stage.batch, teacher=task_teacher, bf16=context.bf16, console=context.console,
     )  # fmt: skip
@@ -115,7 +115,7 @@ def prune_stage(
         context.console.print(f"{stage.name}: {stage.importance.by} rates no layers; the kept ones are spread evenly")
     kept = choose(plan, rated, sizes, layers=stage.rule) if stage.way else order(plan, rated)
     small = sliced(model, kept)
-    importance.agreed(kept)
+    importance.check_agreement(kept)
     note = record(stage, plan, kept, before)
     if run.main:
         with filled(run.result(stage.name), sealed=True) as folder:

@@ -40,9 +40,9 @@ from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
 from compress.evaluation.perplexity import held_out
 from compress.io import filled, verify
+from compress.models.checkpoints import save_tokenizer
 from compress.models.heads import LANGUAGE
 from compress.models.precision import cast_linear_layers
-from compress.models.saving import save_tokenizer
 from compress.models.teacher import Teacher
 from compress.slicing.shape import Shape
 from compress.training.context import TrainingContext

@@ -29,8 +29,8 @@ from compress.exporters.manifest import Manifest, stamp_files
 from compress.exporters.predictor import encode, open_tokenizer
 from compress.exporters.session import read_model, save_changed, token_tables
 from compress.io import filled
+from compress.models.checkpoints import save_checkpoint
 from compress.models.heads import task_class
-from compress.models.saving import save_checkpoint
 from compress.trimming.vocabulary import TrimmedTokenizer, cut, encoded_alike
 
 

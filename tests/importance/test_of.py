@@ -19,8 +19,7 @@ from compress.errors import PruneError, RecipeError
 from compress.models.teacher import Teacher
 from compress.pruning import importance
 from compress.pruning import importance as rating
-from compress.pruning.gates import gradients
-from compress.pruning.importance import Batches, Targets, summed
+from compress.pruning.importance import Batches, Targets, answer_loss, compute_importance, gradients
 from compress.slicing.plan import Group, SlicePlan
 from compress.slicing.select import Importance, Kept, choose, magnitude
 from compress.slicing.sizes import Sizes
@@ -54,7 +53,7 @@ def test_batches_and_padding_do_not_matter(name: str, family: str, home: Path, m
         return {**batch, **wide}
 
     monkeypatch.setenv("COMPRESS_HOME", str(home / "padded"))
-    same(expected, importance.of(Call(name), model, plan, measured.rows(), padded, batch=5))
+    same(expected, compute_importance(Call(name), model, plan, measured.rows(), padded, batch=5))
 
 
 @pytest.mark.parametrize("targets", ["drawn", "teacher"])
@@ -83,7 +82,7 @@ def test_numbers_and_several_labels_are_drawn_and_taught_too(config: dict[str, A
     data = measured.rows().remove_columns("labels")
     for options, teacher in (({"targets": "drawn"}, None), ({"targets": "teacher"}, of_model(other))):
         call = Call("theis.fisher", options)
-        found = importance.of(call, model, SlicePlan.of(model), data, measured.COLLATE, batch=4, teacher=teacher)
+        found = compute_importance(call, model, SlicePlan.of(model), data, measured.COLLATE, batch=4, teacher=teacher)
         assert found[Group("ffn", "0")].min() > 0
 
 
@@ -99,7 +98,7 @@ def test_drawn_answers_follow_what_the_model_says() -> None:
         model.classifier.bias.copy_(torch.tensor([0.6, 0.3, 0.1]).log())
     ids = torch.randint(5, 40, (400, 6), generator=torch.Generator().manual_seed(0))
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    summed(model, batch, "drawn", None).backward()
+    answer_loss(model, batch, "drawn", None).backward()
     drawn = 400 * torch.tensor([0.6, 0.3, 0.1]) - model.classifier.bias.grad  # the gradient is p - y
     torch.testing.assert_close(drawn / 400, torch.tensor([0.6, 0.3, 0.1]), rtol=0, atol=0.06)
 
@@ -108,7 +107,7 @@ def test_low_precision_ranks_alike() -> None:
     model = tiny.bert(3)
     plan, call = SlicePlan.of(model), Call("molchanov.taylor")
     full, low = (
-        importance.of(call, model, plan, measured.rows(), measured.COLLATE, bf16=bf16) for bf16 in (False, True)
+        compute_importance(call, model, plan, measured.rows(), measured.COLLATE, bf16=bf16) for bf16 in (False, True)
     )
     pairs = torch.stack([full[Group("ffn", "0")], low[Group("ffn", "0")]])
     assert torch.corrcoef(pairs)[0, 1] > 0.99
@@ -206,14 +205,14 @@ def _begins(environment: dict[str, str], target: Any, folder: Path, rank: int, a
 def _rates(folder: Path, rank: int, name: str, options: Mapping[str, Any]) -> None:
     found = measured.rated(name, tiny.bert(3), batch=4, **options)
     kept = choose(SlicePlan.of(tiny.bert(3)), found, Sizes.asked(tiny.bert(3).config, ffn=0.5, heads=2, hidden=16))
-    importance.agreed(kept)
+    importance.check_agreement(kept)
     save_file({str(group): vector for group, vector in found.items()}, folder / f"{rank}.safetensors")
 
 
 def _disagrees(folder: Path, rank: int) -> None:
     kept = Kept(Sizes.of(tiny.bert(3).config), (0, 1), {Group("ffn", "0"): torch.tensor([rank])})
     try:
-        importance.agreed(kept)
+        importance.check_agreement(kept)
     except PruneError as error:
         (folder / f"{rank}.txt").write_text(str(error).partition(":")[0])
 
@@ -262,7 +261,7 @@ def test_no_rows_tell_nothing() -> None:
 def test_a_student_that_is_its_teacher_has_nothing_to_learn() -> None:
     model, call = tiny.bert(3), Call("molchanov.taylor", {"targets": "teacher"})
     with pytest.raises(PruneError, match="answers as its teacher does"):
-        importance.of(call, model, SlicePlan.of(model), measured.rows(), measured.COLLATE, teacher=of_model(model))
+        compute_importance(call, model, SlicePlan.of(model), measured.rows(), measured.COLLATE, teacher=of_model(model))
 
 
 def test_a_slip_of_the_pen_is_named() -> None:

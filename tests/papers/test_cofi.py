@@ -29,7 +29,7 @@ UNIFORM: Mapping[str, Mapping[str, float]] = {
     "neurons": {"ffn": 20},
     "stream": {"hidden": 24, "heads": 3},
     "smaller heads": {"hidden": 24, "heads": 4},
-    "half": {"hidden": 0.5, "heads": 0.5, "ffn": 0.5},
+    "half": {"hidden": 24, "heads": 3, "ffn": 0.5},
     "all": {"layers": 2, "hidden": 24, "heads": 2, "ffn": 40},
 }
 

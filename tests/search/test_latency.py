@@ -105,7 +105,7 @@ def test_leaving_one_out_is_a_fit_to_the_others() -> None:
     measured = samples(10, noise=0.05)
     predictor = Predictor.fit(measured, SETTING, "int8")
     by_hand = [
-        Predictor.fit([each for each in measured if each != one], SETTING, "int8").of_terms(one.terms).ms
+        Predictor.fit([each for each in measured if each != one], SETTING, "int8").predict_terms(one.terms).ms
         for one in measured
     ]
     told = [each.predicted_ms for each in predictor.record().timings]
@@ -121,7 +121,7 @@ def test_what_no_measured_shape_has_is_refused() -> None:
         predictor.predict(config("2x64/2/64", hidden_act="relu"))
     both = Predictor.fit((*samples(10), *samples(10, hidden_act="relu")), SETTING, "int8")
     relu = Terms.of(config("2x64/2/64", hidden_act="relu"), SETTING)
-    assert both.of_terms(relu).ms == pytest.approx(truth(relu), rel=1e-5)
+    assert both.predict_terms(relu).ms == pytest.approx(truth(relu), rel=1e-5)
 
 
 def test_the_only_shape_with_a_term_says_nothing_of_the_error() -> None:
@@ -137,7 +137,7 @@ def test_noisy_shapes_are_kept_but_not_fitted_to() -> None:
     predictor = Predictor.fit((*good[:3], wrong, *good[4:]), SETTING, "int8")
     assert len(predictor.samples) == 12
     assert wrong not in predictor.fitted
-    assert predictor.of_terms(wrong.terms).ms == pytest.approx(good[3].ms, rel=1e-5)
+    assert predictor.predict_terms(wrong.terms).ms == pytest.approx(good[3].ms, rel=1e-5)
     assert [each.name for each in predictor.record().timings if each.noisy] == [wrong.name]
 
 

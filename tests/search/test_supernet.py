@@ -14,8 +14,7 @@ from compress.data.collate import Collate
 from compress.data.task import Task
 from compress.errors import PruneError, StudentError
 from compress.evaluation import metrics
-from compress.evaluation.batches import Sheets
-from compress.evaluation.evaluator import Evaluator
+from compress.evaluation.evaluator import EvaluationBatches, Evaluator
 from compress.models.signals import ATTENTION, LAYERED, Signals, has_lm_head, open_attention, read
 from compress.nas import supernet as module
 from compress.nas.supernet import Supernet
@@ -255,7 +254,7 @@ def test_a_score_is_the_extracted_models(bf16: bool) -> None:
     net, asked = Supernet(whole), exam()
     sizes = Sizes.asked(whole.config, hidden=0.5, layers=2)
     collate = Collate(tiny.tokenizer())
-    sheets = Sheets.of(asked, collate, batch=7)
+    sheets = EvaluationBatches.from_evaluator(asked, collate, batch=7)
     small = net.extract(sizes)
     expected = metrics.logits(small, asked.rows, collate, batch=7, bf16=bf16)
     found = sheets.answers(net.logits(sizes, sheets, bf16=bf16))
@@ -267,14 +266,14 @@ def test_a_score_is_the_extracted_models(bf16: bool) -> None:
 
 def test_fewer_examples_for_a_first_look() -> None:
     whole = tiny.model("bert")
-    sheets = Sheets.of(exam().spread(8), Collate(tiny.tokenizer()))
+    sheets = EvaluationBatches.from_evaluator(exam().spread(8), Collate(tiny.tokenizer()))
     assert len(Supernet(whole).logits(Sizes.of(whole.config), sheets)[0]) == 8
 
 
 def test_answers_per_token_are_those_of_real_tokens_in_order() -> None:
     whole = tiny.model("bert", head=AutoModelForTokenClassification)
     asked, collate = exam(), Collate(tiny.tokenizer())
-    sheets = Sheets.of(asked, collate, batch=7)
+    sheets = EvaluationBatches.from_evaluator(asked, collate, batch=7)
     found = sheets.answers(Supernet(whole).logits(Sizes.of(whole.config), sheets))
     expected = metrics.logits(whole, asked.rows, collate, batch=7)
     assert found.shape == (sum(asked.rows["length"][:]), 3)
@@ -283,7 +282,7 @@ def test_answers_per_token_are_those_of_real_tokens_in_order() -> None:
 
 def test_the_whole_vocabulary_is_known_while_only_some_of_it_is_trained() -> None:
     whole = tiny.model("bert").train()
-    net, sheets = Supernet(whole), Sheets.of(exam(), Collate(tiny.tokenizer()))
+    net, sheets = Supernet(whole), EvaluationBatches.from_evaluator(exam(), Collate(tiny.tokenizer()))
     sizes = Sizes.asked(whole.config, ffn=0.5)
     before = net.logits(sizes, sheets)
     with only_tokens_in_use(whole, learning.rows(vocabulary=6)):
