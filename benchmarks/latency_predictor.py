@@ -134,7 +134,7 @@ def asked(quiet: dict[str, Sample], chosen: Sequence[str], setting: Setting, pre
         predictor = Predictor.fit(fitted, setting, precision)
         costs = predictor.costs
         predicted = [sum(costs[name] * amount for name, amount in each.counts.items()) for each in asked_of[way]]
-        found[way] = Errors.of(np.array(predicted), measured)
+        found[way] = Errors.from_predictions(np.array(predicted), measured)
     return found
 
 

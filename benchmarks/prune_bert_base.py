@@ -3,10 +3,10 @@
     python benchmarks/prune_bert_base.py --rounds 5 --out benchmarks/results/prune_bert_base_<hardware>_<yyyymm>.json
 
 BERT-base with a classifier and random weights, to half of its heads (6), neurons (1,536) and width (384), by the size
-of the weights. Ours: `SlicePlan.of`, `magnitude`, `choose`, `sliced`. Theirs: `BasePruner` and `step`, as its users
-have to call it. Every run has a process of its own, the two take turns; the clock runs over the pruning only, and
-memory is the most that the process holds meanwhile, above what it held before: the model. Then each result is saved,
-loaded and asked again: as it comes, and theirs also with the config set right by hand.
+of the weights. Ours: `SlicePlan.from_model`, `magnitude`, `choose`, `slice_model`. Theirs: `BasePruner` and `step`, as
+its users have to call it. Every run has a process of its own, the two take turns; the clock runs over the pruning only,
+and memory is the most that the process holds meanwhile, above what it held before: the model. Then each result is
+saved, loaded and asked again: as it comes, and theirs also with the config set right by hand.
 """
 
 import argparse
@@ -78,15 +78,15 @@ def run(side: str) -> dict[str, Any]:
 
 
 def ours(model: Any) -> Callable[[], Any]:
-    from compress.slicing.cut import sliced
+    from compress.slicing.cut import slice_model
     from compress.slicing.plan import SlicePlan
     from compress.slicing.select import choose, magnitude
     from compress.slicing.sizes import Sizes
 
     def prune() -> Any:
-        plan = SlicePlan.of(model)
-        sizes = Sizes.asked(model.config, heads=0.5, ffn=0.5, hidden=0.5)
-        return sliced(model, choose(plan, magnitude(model, plan), sizes))
+        plan = SlicePlan.from_model(model)
+        sizes = Sizes.from_request(model.config, heads=0.5, ffn=0.5, hidden=0.5)
+        return slice_model(model, choose(plan, magnitude(model, plan), sizes))
 
     return prune
 

@@ -43,7 +43,7 @@ from compress.models.signals import Signals, read
 from compress.nas.supernet import Supernet
 from compress.papers import dynabert
 from compress.provenance import versions
-from compress.slicing.cut import order, sliced
+from compress.slicing.cut import rank_units, slice_model
 from compress.slicing.plan import SlicePlan
 from compress.slicing.select import magnitude
 from compress.slicing.shape import Shape
@@ -72,13 +72,13 @@ def main() -> None:
     torch.manual_seed(0)
     data = load_task(asked.data)
     teacher = teachers.load("minilm", teachers.resolve("minilm"), data.task)
-    plan = SlicePlan.of(teacher.model)
-    whole = sliced(teacher.model, order(plan, magnitude(teacher.model, plan))).requires_grad_(True)
+    plan = SlicePlan.from_model(teacher.model)
+    whole = slice_model(teacher.model, rank_units(plan, magnitude(teacher.model, plan))).requires_grad_(True)
     bf16 = precision.choose("auto") == "bf16"
     if bf16:
         cast_linear_layers(teacher.model)
     rows, collate = encode(data.train, teacher.tokenizer, MAX_LENGTH), Collate(teacher.tokenizer)
-    exam = Evaluator.of(data.task, data.validation, teacher.tokenizer, MAX_LENGTH)
+    exam = Evaluator.from_split(data.task, data.validation, teacher.tokenizer, MAX_LENGTH)
     sheets = {f"{count} rows": EvaluationBatches.from_evaluator(exam.spread(count), collate) for count in (872, 100)}
     found = {
         "command": " ".join(["python", "benchmarks/supernet.py", *sys.argv[1:]]),
@@ -97,7 +97,7 @@ def main() -> None:
 def steps(teacher: Any, whole: Any, rows: Any, collate: Collate, *, rounds: int, bf16: bool) -> dict[str, Any]:
     """Every way's parts in milliseconds, and how many tokens a batch has."""
     order_of_rows = list(LengthGrouped(rows["length"], 32, seed=0, whole=True))[32:]  # without the longest
-    answered, everything = Answered(teacher), Sizes.of(whole.config)
+    answered, everything = Answered(teacher), Sizes.from_config(whole.config)
     made = Supernet(whole)
     with ExitStack() as stack:
 
@@ -131,12 +131,14 @@ def steps(teacher: Any, whole: Any, rows: Any, collate: Collate, *, rounds: int,
 
 
 def net(teacher: Any, student: Any, answered: "Answered") -> dynabert.Sandwich:
-    objective = Objective(TERMS, Shape.of(student.config), Shape.of(teacher.config))
+    objective = Objective(TERMS, Shape.from_config(student.config), Shape.from_config(teacher.config))
     return dynabert.Sandwich(student, teacher, objective, shown=answered, widths=WIDTHS, layers=DEPTHS)
 
 
 def plain(teacher: Any, student: Any, answered: "Answered") -> Distillation:
-    return Distillation(student, answered, Objective(TERMS, Shape.of(student.config), Shape.of(teacher.config)))
+    return Distillation(
+        student, answered, Objective(TERMS, Shape.from_config(student.config), Shape.from_config(teacher.config))
+    )
 
 
 class Answered:
@@ -193,9 +195,9 @@ def scores(whole: Any, sheets: Mapping[str, EvaluationBatches], *, bf16: bool) -
     while len(shapes) < SHAPES:
         heads = draw.randint(3, 12)
         ffn = draw.choice(range(384, 1537, 64))
-        sizes = Sizes.asked(whole.config, layers=draw.randint(2, 6), heads=heads, hidden=32 * heads, ffn=ffn)
+        sizes = Sizes.from_request(whole.config, layers=draw.randint(2, 6), heads=heads, hidden=32 * heads, ffn=ffn)
         shapes += [sizes] if sizes not in shapes else []
-    made.score(Sizes.of(whole.config), sheets["100 rows"], bf16=bf16)
+    made.score(Sizes.from_config(whole.config), sheets["100 rows"], bf16=bf16)
     found: dict[str, Any] = {}
     for name, each in sheets.items():
         took = []

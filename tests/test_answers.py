@@ -42,10 +42,10 @@ def test_what_normalises_to_nothing_is_no_answer() -> None:
 
 
 def test_answered_and_unanswerable_are_also_told_apart() -> None:
-    found = qa.scored(["yes", "", "no"], [["yes"], [], []])
+    found = qa.answer_scores(["yes", "", "no"], [["yes"], [], []])
     assert found["f1"] == found["exact"] == pytest.approx(2 / 3)
     assert (found["f1_answerable"], found["no_answer"]) == (1.0, 0.5)
-    assert set(qa.scored(["yes"], [["yes"]])) == {"f1", "exact"}
+    assert set(qa.answer_scores(["yes"], [["yes"]])) == {"f1", "exact"}
 
 
 def windows(lengths: list[int], questions: list[int], heads: int = 2) -> Windows:
@@ -125,7 +125,7 @@ def test_the_threshold_is_the_best_one(
     contexts = ["yes"] * len(margins)
     threshold = qa.best_threshold(spans(margins), contexts, golds, metric="f1")
     assert threshold == pytest.approx(expected)
-    assert qa.scored(spans(margins).texts(contexts, threshold), golds)["f1"] == pytest.approx(score)
+    assert qa.answer_scores(spans(margins).texts(contexts, threshold), golds)["f1"] == pytest.approx(score)
 
 
 def test_no_threshold_scores_better() -> None:
@@ -135,6 +135,7 @@ def test_no_threshold_scores_better() -> None:
         golds = [[["yes"], ["yes", "no"], ["yes sir"], []][k] for k in draw.integers(0, 4, 12)]
         chosen = qa.best_threshold(found, contexts, golds, metric="f1")
         best, *others = (
-            qa.scored(found.texts(contexts, threshold), golds)["f1"] for threshold in (chosen, *np.arange(-7, 7, 0.5))
+            qa.answer_scores(found.texts(contexts, threshold), golds)["f1"]
+            for threshold in (chosen, *np.arange(-7, 7, 0.5))
         )
         assert best >= max(others) - 1e-12

@@ -11,7 +11,7 @@ from compress.commands.distill import distill
 from compress.commands.pretrain import pretrain
 from compress.config.recipe import Recipe, Stage
 from compress.errors import RecipeError, TeacherError
-from compress.models.flops import larger
+from compress.models.flops import warn_if_larger
 from compress.training.stage import planned_steps, repeated
 from tests import command, tiny
 
@@ -47,15 +47,15 @@ def test_a_recipe_that_ends_in_no_task_is_not_distilled(recipe: str, tmp_path: P
     ],
 )
 def test_a_student_that_is_not_smaller_than_its_teacher_is_told(sizes: dict[str, Any], said: str) -> None:
-    notes = larger("only", tiny.config("bert", **sizes), tiny.config("bert"))
+    notes = warn_if_larger("only", tiny.config("bert", **sizes), tiny.config("bert"))
     assert [said in note and "only" in note for note in notes] == ([True] if said else [])
 
 
 def test_a_model_that_looks_for_padding_is_sized_too() -> None:
     sizes = {"n_embd": 16, "n_head": 2, "vocab_size": 50, "n_positions": 32, "pad_token_id": 1}
     small, big = (GPT2Config(n_layer=layers, **sizes) for layers in (1, 3))
-    assert "larger than" in larger("only", big, small)[0]
-    assert (larger("only", small, big), big.pad_token_id) == ([], 1)
+    assert "larger than" in warn_if_larger("only", big, small)[0]
+    assert (warn_if_larger("only", small, big), big.pad_token_id) == ([], 1)
 
 
 def test_the_note_comes_before_training_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ MANY = Task("multilabel", ("text",), "label", ("x", "y"), "f1")
 def test_classes_score_as_scikit_learn_has_them() -> None:
     draw = np.random.default_rng(0)
     logits, labels = draw.normal(size=(60, 3)), draw.integers(0, 3, 60)
-    found = metrics.by_class(THREE, logits, labels)
+    found = metrics.scores_by_class(THREE, logits, labels)
     expected = precision_recall_fscore_support(labels, logits.argmax(1), labels=[0, 1, 2], zero_division=0.0)
     assert [(one.precision, one.recall, one.f1, one.support) for one in found] == [
         pytest.approx(values) for values in zip(*expected, strict=True)
@@ -26,13 +26,16 @@ def test_classes_score_as_scikit_learn_has_them() -> None:
 
 def test_labels_of_a_multilabel_task_score_apart() -> None:
     truth = np.array([[1, 0], [1, 1], [0, 0], [1, 0]], dtype=np.float32)
-    found = metrics.by_class(MANY, np.array([[1, -1], [-1, -1], [1, -1], [1, -1]]), truth)
+    found = metrics.scores_by_class(MANY, np.array([[1, -1], [-1, -1], [1, -1], [1, -1]]), truth)
     assert found == (ClassScore("x", 2 / 3, 2 / 3, 2 / 3, 3), ClassScore("y", 0.0, 0.0, 0.0, 1))
-    assert metrics.by_class(Task("regression", ("text",), "label", (), "pearson"), np.zeros((2, 1)), np.zeros(2)) == ()
+    assert (
+        metrics.scores_by_class(Task("regression", ("text",), "label", (), "pearson"), np.zeros((2, 1)), np.zeros(2))
+        == ()
+    )
 
 
 def test_types_of_entities_score_apart() -> None:
-    found = metrics.by_label([["B-PER", "I-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "B-ORG", "O"]])
+    found = metrics.scores_by_label([["B-PER", "I-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "B-ORG", "O"]])
     assert {one.label: (one.precision, one.recall, one.support) for one in found} == {
         "LOC": (0.0, 0.0, 0), "ORG": (0.0, 0.0, 1), "PER": (1.0, 1.0, 1),
     }  # fmt: skip

@@ -49,7 +49,7 @@ def test_scores_by_hand() -> None:
     truth = [["B-a", "I-a", "O"], ["B-b", "O"], ["O"]]
     said = [["B-a", "O", "O"], ["B-b", "B-a"], ["O"]]
     # said: a(0,1), b(0,1), a(1,2); true: a(0,2), b(0,1); right: b
-    found = metrics.scored(said, truth)
+    found = metrics.entity_scores(said, truth)
     assert found["precision"] == pytest.approx(1 / 3)
     assert found["recall"] == pytest.approx(1 / 2)
     assert found["f1"] == pytest.approx(2 / 5)
@@ -57,11 +57,11 @@ def test_scores_by_hand() -> None:
 
 
 def test_the_same_words_of_another_sentence_are_not_right() -> None:
-    assert metrics.scored([["B-a"], ["O"]], [["O"], ["B-a"]])["f1"] == 0.0
+    assert metrics.entity_scores([["B-a"], ["O"]], [["O"], ["B-a"]])["f1"] == 0.0
 
 
 def test_nothing_to_find_scores_zero() -> None:
-    assert metrics.scored([["O"]], [["O"]]) == {"f1": 0.0, "precision": 0.0, "recall": 0.0, "accuracy": 1.0}
+    assert metrics.entity_scores([["O"]], [["O"]]) == {"f1": 0.0, "precision": 0.0, "recall": 0.0, "accuracy": 1.0}
 
 
 def test_any_tags_are_read_and_scored_as_seqeval_does() -> None:
@@ -71,7 +71,7 @@ def test_any_tags_are_read_and_scored_as_seqeval_does() -> None:
     said, truth = every[0], [(other * 12)[: len(one)] for one, other in zip(*every, strict=True)]
     for each in (*said, *truth):
         assert entities(each) == [(label, first, last + 1) for label, first, last in get_entities(each)]
-    found = metrics.scored(said, truth)
+    found = metrics.entity_scores(said, truth)
     assert found["f1"] == pytest.approx(f1_score(truth, said))
     assert found["precision"] == pytest.approx(precision_score(truth, said))
     assert found["recall"] == pytest.approx(recall_score(truth, said))

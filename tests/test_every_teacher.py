@@ -131,7 +131,9 @@ def test_a_smaller_student_learns_logits_and_hidden_states(
     student = students.build(StudentSpec(layers=1), teacher.model, head="task", kind=tasks[kind].task.kind)  # type: ignore[call-arg]
     soft = "hinton.matched_logits" if kind == "regression" else "hinton.soft_targets"
     terms = [Term(soft), Term("bert.labels"), Term("tinybert.hidden", project=True)]
-    objective = Objective(terms, Shape.of(student.config), Shape.of(teacher.model.config), kind=tasks[kind].task.kind)
+    objective = Objective(
+        terms, Shape.from_config(student.config), Shape.from_config(teacher.model.config), kind=tasks[kind].task.kind
+    )
     step = Distillation(student, teacher.model, objective)
     rows = encode(tasks[kind].train, teacher.tokenizer, LENGTH)
     parts = step(**Collate(teacher.tokenizer)([rows[i] for i in range(6)]))

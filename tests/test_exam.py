@@ -33,7 +33,7 @@ def asked(tmp_path: Path) -> TaskData:
 
 
 def exam(data: TaskData, length: int = LENGTH) -> Evaluator:
-    return Evaluator.of(data.task, data.train, tiny.tokenizer(), length)
+    return Evaluator.from_split(data.task, data.train, tiny.tokenizer(), length)
 
 
 def perfect(exam: Evaluator) -> np.ndarray:
@@ -71,7 +71,7 @@ def test_right_spans_score_one_however_the_contexts_are_cut(asked: TaskData) -> 
 def test_words_without_tokens_are_outside() -> None:
     split = Dataset.from_dict({"words": [["\u200b", "good"]], "tags": [[1, 1]]})
     task = Task("tagging", ("words",), "tags", ("O", "B-x"), "f1")
-    test = Evaluator.of(task, split, tiny.tokenizer(), 8)
+    test = Evaluator.from_split(task, split, tiny.tokenizer(), 8)
     assert test.tags(np.array([[0.0, 1.0]] * 3)) == [["O", "B-x"]]
 
 

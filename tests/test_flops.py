@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModel, GPT2Config, T5Config
 
-from compress.models.flops import LOOKS_AT_VALUES, flops_per_token, parameters
+from compress.models.flops import LOOKS_AT_VALUES, count_parameters, flops_per_token
 from tests import tiny
 
 
@@ -51,6 +51,6 @@ def test_an_encoder_of_an_encoder_decoder_is_counted_alone() -> None:
 
 def test_a_tied_parameter_is_one() -> None:
     model = tiny.bert()
-    before = parameters(model)
+    before = count_parameters(model)
     model.bert.encoder.layer[1].intermediate = model.bert.encoder.layer[0].intermediate
-    assert parameters(model) == before - (32 * 64 + 64)
+    assert count_parameters(model) == before - (32 * 64 + 64)

@@ -230,9 +230,9 @@ def test_signals_show_every_layer_under_sdpa() -> None:
 
 
 def test_its_shape_is_read_as_it_is() -> None:
-    shape = Shape.of(config())
+    shape = Shape.from_config(config())
     assert (shape.hidden, shape.heads, shape.head_size, shape.ffn, shape.embedding) == (16, 4, 8, 64, 8)
-    mobile = Shape.of(MobileBertConfig())
+    mobile = Shape.from_config(MobileBertConfig())
     assert (mobile.hidden, mobile.heads, mobile.head_size, mobile.ffn, mobile.embedding) == (512, 4, 32, 512, 128)
 
 
@@ -241,7 +241,7 @@ def test_pre_training_asks_the_head_at_masked_positions_only() -> None:
     labels = torch.full((2, 7), -100)
     labels[0, 2], labels[1, 1] = 9, 12
     terms = [Term("bert.masked_lm")]
-    step = Distillation(model, None, Objective(terms, Shape.of(model.config)))
+    step = Distillation(model, None, Objective(terms, Shape.from_config(model.config)))
     few = step(**batch, labels=labels)["loss"]
     logits = model(**batch).prediction_logits
     torch.testing.assert_close(few, nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()))

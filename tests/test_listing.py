@@ -13,7 +13,7 @@ from compress.config.recipe import Recipe
 from compress.errors import TeacherError
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
-from compress.models.flops import TOKENS, Size, flops_per_token, measured, parameters
+from compress.models.flops import TOKENS, ModelSize, count_parameters, flops_per_token, measure_size
 from tests import command, tiny
 
 PAPERS = ("tinybert", "hinton", "distilbert", "minilm", "minilm-v1")
@@ -31,7 +31,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Listing:
     return students_of(folder, [Recipe.load(name) for name in PAPERS])
 
 
-def of(listing: Listing, recipe: str) -> Size:
+def of(listing: Listing, recipe: str) -> ModelSize:
     (size,) = [each.size for each in listing.recipes if recipe in each.by]
     return size
 
@@ -131,16 +131,16 @@ def test_the_cost_of_many_layers_is_told_from_two(family: str) -> None:
     settings = {"n_layer": 5, "n_embd": 32, "n_head": 4}
     config = GPT2Config(**settings) if family == "gpt2" else tiny.config(family, layers=5)
     model = AutoModel.from_config(config)
-    size = measured(model)
+    size = measure_size(model)
     assert size.flops_per_token == pytest.approx(flops_per_token(model, TOKENS), rel=1e-9)
-    assert size.parameters == parameters(model)
+    assert size.parameters == count_parameters(model)
     assert 0 < size.embedding_parameters < size.parameters
 
 
 def test_of_an_encoder_decoder_the_encoder_is_counted() -> None:
     config = T5Config(vocab_size=50, d_model=32, d_kv=8, d_ff=64, num_layers=3, num_heads=4)
     with torch.device("meta"):
-        size = measured(AutoModel.from_config(config))
+        size = measure_size(AutoModel.from_config(config))
     assert size.flops_per_token == 2 * 3 * (4 * 32 * 32 + 2 * TOKENS * 32 + 2 * 32 * 64)
 
 
@@ -149,7 +149,7 @@ def test_the_megabytes_are_those_of_the_files(tmp_path: Path) -> None:
     model = tiny.model("albert", hidden=256, layers=6, intermediate_size=1024)
     to_onnx(model, tmp_path / "fp32.onnx")
     quantize_dynamic(tmp_path / "fp32.onnx", tmp_path / "int8.onnx")
-    size = measured(model.albert)
+    size = measure_size(model.albert)
     for expected, name in ((size.fp32_mb, "fp32"), (size.int8_mb, "int8")):
         found = (tmp_path / f"{name}.onnx").stat().st_size / 1e6
         assert expected < found < expected + 0.3

@@ -244,7 +244,7 @@ def test_relation_heads_must_divide_both_widths(heads: int, side: str, width: in
 
 def test_mobilebert_attends_in_its_bottleneck() -> None:
     """128 stream, 4 heads over a bottleneck of 32: 32 relation heads are too many for its queries, 16 are not."""
-    shape = Shape.of(tiny.config("mobilebert", hidden=64))
+    shape = Shape.from_config(tiny.config("mobilebert", hidden=64))
     assert (shape.hidden, shape.heads, shape.head_size) == (64, 4, 4)
     Objective([Term("minilm.query_relations", options={"heads": 16})], shape, shape)
     with pytest.raises(ObjectiveError, match="attention width 16"):

@@ -13,7 +13,7 @@ from transformers import AutoModelForMaskedLM
 from compress.config.term import Term
 from compress.data.collate import Collate
 from compress.errors import DataError
-from compress.evaluation.perplexity import held_out, logits_at
+from compress.evaluation.perplexity import logits_at, measure_perplexity
 from compress.papers import gpt2
 from compress.training.step import Distillation
 from tests import generative, tiny
@@ -30,7 +30,7 @@ def causal(**options: Any) -> dict[str, float]:
     tokenizer = generative.gpt2_tokenizer()
     words = generative.words(tokenizer)
     given = {"model": generative.gpt2(), "rows": rows(tokenizer), "collate": Collate(tokenizer)}
-    return held_out(**{**given, "prepare": lambda batch: gpt2.next_tokens(batch, words), **options})
+    return measure_perplexity(**{**given, "prepare": lambda batch: gpt2.next_tokens(batch, words), **options})
 
 
 def by_hand(texts: tuple[str, ...]) -> float:
@@ -71,7 +71,7 @@ def masked(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def of_masks(model: Any = None) -> dict[str, float]:
     tokenizer = tiny.tokenizer()
     model = model or tiny.model("bert", head=AutoModelForMaskedLM)
-    return held_out(model, rows(tokenizer), Collate(tokenizer), masked, batch=3)
+    return measure_perplexity(model, rows(tokenizer), Collate(tokenizer), masked, batch=3)
 
 
 def test_masks_are_the_same_for_every_model_and_call() -> None:

@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from compress.commands.distill import StageModels
 from compress.exporters.artifact import Bundle
-from compress.pruning.stage import recorded
+from compress.pruning.stage import read_record
 from tests import children, command, pruning_given, tiny
 from tests.pruning_given import pruned
 
@@ -97,14 +97,14 @@ def test_fewer_heads_that_save_nothing_are_told(given: dict[str, Any], tmp_path:
 
 def test_a_bundle_can_be_pruned_again(shipped: Path, given: dict[str, Any], tmp_path: Path) -> None:
     run = pruned({**given, "model": str(shipped / "bundle")}, tmp_path / "run", ffn=0.5)
-    assert recorded(result(run, "all"))["sizes"]["after"]["ffn"] == 20
+    assert read_record(result(run, "all"))["sizes"]["after"]["ffn"] == 20
 
 
 # What a prune stage keeps
 
 
 def test_each_prune_stage_says_what_it_kept_of_its_model_and_of_the_teacher(whole: Path, given: dict[str, Any]) -> None:
-    first, second = (recorded(result(whole, stage)) for stage in ("half", "all"))
+    first, second = (read_record(result(whole, stage)) for stage in ("half", "all"))
     assert first["sizes"]["before"] == {"layers": 4, "hidden": 32, "heads": 4, "head_size": 8, "ffn": 64}
     assert second["sizes"]["after"] == {"layers": 3, "hidden": 16, "heads": 2, "head_size": 8, "ffn": 24}
     assert first["sizes"]["after"] == second["sizes"]["before"]
@@ -118,12 +118,12 @@ def test_weights_are_those_of_the_kept_units(whole: Path, given: dict[str, Any])
     teacher = load_file(Path(given["model"]) / "model.safetensors")
     name = "bert.embeddings.word_embeddings.weight"
     for stage, before in (("half", teacher), ("all", weights(whole, "between"))):
-        kept = recorded(result(whole, stage))["kept"]["hidden"]
+        kept = read_record(result(whole, stage))["kept"]["hidden"]
         assert torch.equal(weights(whole, stage)[name], before[name][:, kept])
 
 
 def test_the_kept_units_are_the_most_important(whole: Path) -> None:
-    note, rated = recorded(result(whole, "half")), load_file(result(whole, "half") / "importance.safetensors")
+    note, rated = read_record(result(whole, "half")), load_file(result(whole, "half") / "importance.safetensors")
     for group, kept in note["kept"].items():
         if group.startswith(("ffn", "hidden", "heads")):
             assert sorted(kept) == sorted(rated[group].topk(len(kept)).indices.tolist()), group
@@ -136,7 +136,7 @@ def test_layers_stay_by_a_rule_where_one_is_given(
 ) -> None:
     one = [f"stages.{name}.{key}" for name, key in (("half", f"copy_layers={rule}"), ("all", f"copy_layers={rule}"))]
     run = pruned(given, tmp_path / "run", layers=2, overrides=[*one, "stages.half.way=0.1"])
-    assert recorded(result(run, "all"))["of_teacher"]["layers"] == kept
+    assert read_record(result(run, "all"))["of_teacher"]["layers"] == kept
 
 
 def test_projections_begin_as_the_dimensions_the_student_came_from(
@@ -149,7 +149,7 @@ def test_projections_begin_as_the_dimensions_the_student_came_from(
         (checkpoint,) = (run / "stages" / stage / "checkpoints").iterdir()
         saved = load_file(checkpoint / "model.safetensors")
         (map_DS,) = (tensor for name, tensor in saved.items() if "projections" in name)
-        origin = recorded(result(run, cut))["of_teacher"]["hidden"]
+        origin = read_record(result(run, cut))["of_teacher"]["hidden"]
         assert torch.equal(map_DS, torch.eye(32)[:, origin])
 
 
@@ -239,7 +239,7 @@ def test_families_are_pruned_along_their_own_axes(family: str, given: dict[str, 
     model = tiny.checkpoint(tmp_path / "model", tiny.model(family, labels=2, layers=3))
     asked = {"layers": 2, "ffn": 0.5, **FAMILIES[family]}
     run = pruned({**given, "model": model}, tmp_path / "run", **asked)
-    after = recorded(result(run, "all"))["sizes"]["after"]
+    after = read_record(result(run, "all"))["sizes"]["after"]
     assert after == {**after, **asked, "ffn": 32}
     assert AutoModelForSequenceClassification.from_pretrained(result(run, "recover")).config.model_type == family
 
@@ -260,7 +260,7 @@ def test_two_processes_keep_the_same_units_as_one(
     started = children.start_together(arguments, tmp_path / "two", children.does_not_ship, processes=2)
     assert [children.finish(child) for child in started] == [0, 0], children.said(tmp_path / "two")
     for stage in ("half", "all"):
-        one, two = (recorded(result(tmp_path / run, stage)) for run in ("one", "two"))
+        one, two = (read_record(result(tmp_path / run, stage)) for run in ("one", "two"))
         assert one == two
     for name, tensor in weights(tmp_path / "one", "recover").items():
         assert torch.allclose(weights(tmp_path / "two", "recover")[name], tensor, atol=2e-3), name

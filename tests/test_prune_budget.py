@@ -19,11 +19,11 @@ from compress.pruning import budget
 from compress.pruning.budget import NAME, Decision, count_parameters, losses
 from compress.pruning.importance import compute_importance
 from compress.records.latency import Latency, Setting, summarise
-from compress.slicing.cut import sliced
+from compress.slicing.cut import slice_model
 from compress.slicing.plan import SlicePlan
 from compress.slicing.rules import FAMILIES
 from compress.slicing.select import choose, magnitude
-from compress.slicing.sizes import Sizes, resized
+from compress.slicing.sizes import Sizes, resize_config
 from tests import command, learning, pruning_given, tiny
 from tests.pruning_given import pruned
 
@@ -37,7 +37,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def cost(config: Any) -> float:
     """A device that takes so many ms: 1 for the whole model here."""
-    sizes = Sizes.of(config)
+    sizes = Sizes.from_config(config)
     return sizes.layers * (4 * sizes.hidden**2 + 2 * sizes.hidden * sizes.ffn) / 4 / (4 * 32**2 + 2 * 32 * 64)
 
 
@@ -78,9 +78,9 @@ def test_the_shape_keeps_the_budget_and_fills_it(
     losses = [each.loss for each in found.candidates]
     assert losses == sorted(losses), "the nearest to the model's answers first"
     assert found.chosen == found.candidates[0], "as predictions are right, the first keeps the budget"
-    every = budget.smaller(tiny.bert(layers=4).config, SlicePlan.of(tiny.bert(layers=4)))
-    fits = {name: sizes for name, sizes in every.items() if cost(resized(tiny.bert().config, sizes)) <= 0.5}
-    assert {each.name for each in found.candidates} == set(budget.largest(fits))
+    every = budget.shape_grid(tiny.bert(layers=4).config, SlicePlan.from_model(tiny.bert(layers=4)))
+    fits = {name: sizes for name, sizes in every.items() if cost(resize_config(tiny.bert().config, sizes)) <= 0.5}
+    assert {each.name for each in found.candidates} == set(budget.largest_shapes(fits))
     config = json.loads((run / "stages" / "recover" / "model" / "config.json").read_text(encoding="utf-8"))
     assert Sizes(**found.chosen.sizes).plain() == found.chosen.sizes
     assert (config["num_hidden_layers"], config["intermediate_size"]) == (
@@ -116,8 +116,8 @@ def test_where_files_are_slower_than_predicted_smaller_shapes_are_tried_once(
 def test_where_no_smaller_shape_is_left_the_fastest_is_taken(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = budget.smaller(tiny.bert(layers=4).config, SlicePlan.of(tiny.bert(layers=4)))
-    least = min(cost(resized(tiny.bert().config, sizes)) for sizes in every.values())
+    every = budget.shape_grid(tiny.bert(layers=4).config, SlicePlan.from_model(tiny.bert(layers=4)))
+    least = min(cost(resize_config(tiny.bert().config, sizes)) for sizes in every.values())
     timed(monkeypatch, FakeTimer(slower=1.4))
     found = decided(pruned(given, tmp_path / "run", max_latency_ms=1.05 * least))
     assert found.chosen.ms == pytest.approx(1.4 * least)
@@ -183,36 +183,36 @@ def test_parameters_are_a_budget_that_no_device_is_asked_for(
 @pytest.mark.parametrize("family", [name for name in tiny.FAMILIES if name in FAMILIES])
 def test_parameters_are_counted_without_cutting(family: str) -> None:
     model = tiny.model(family, layers=3)
-    plan, rated = SlicePlan.of(model), magnitude(model)
-    for sizes in list(budget.smaller(model.config, plan).values())[::17]:
-        small = sliced(model, choose(plan, rated, sizes))
+    plan, rated = SlicePlan.from_model(model), magnitude(model)
+    for sizes in list(budget.shape_grid(model.config, plan).values())[::17]:
+        small = slice_model(model, choose(plan, rated, sizes))
         assert count_parameters(model, plan, sizes) == sum(each.numel() for each in small.parameters()), str(sizes)
 
 
 def test_the_grid_is_of_shapes_that_the_model_allows() -> None:
     model = tiny.bert(layers=4)
-    every = budget.smaller(model.config, SlicePlan.of(model))
-    whole = Sizes.of(model.config)
+    every = budget.shape_grid(model.config, SlicePlan.from_model(model))
+    whole = Sizes.from_config(model.config)
     assert str(whole) in every
     assert all(sizes.within(whole) and sizes.head_size == 8 for sizes in every.values())
     assert {sizes.layers for sizes in every.values()} == {1, 2, 3, 4}
     assert len(every) == 4 * 4 * 8
-    assert list(budget.largest(every)) == [str(whole)]
+    assert list(budget.largest_shapes(every)) == [str(whole)]
     shallow = {name: sizes for name, sizes in every.items() if sizes.layers < 4 or sizes.ffn < 32}
-    assert {(every[name].layers, every[name].ffn) for name in budget.largest(shallow)} == {(3, 64), (4, 24)}
+    assert {(every[name].layers, every[name].ffn) for name in budget.largest_shapes(shallow)} == {(3, 64), (4, 24)}
 
 
 def test_the_loss_of_a_cut_model_is_against_the_whole_models_answers() -> None:
     model, rows, collate = tiny.bert(labels=3, layers=3), learning.rows(), learning.collate()
-    plan = SlicePlan.of(model)
+    plan = SlicePlan.from_model(model)
     rated = compute_importance(Call("molchanov.taylor"), model, plan, rows, collate, batch=8)
-    whole = Sizes.of(model.config)
+    whole = Sizes.from_config(model.config)
     shapes = {"whole": whole, "less": replace(whole, ffn=48), "least": replace(whole, ffn=1, layers=1)}
     terms = [Term("hinton.soft_targets")]
     found = losses(model, shapes, rated, rows, collate, layers=None, terms=terms, kind="classification")
     assert found["whole"] == pytest.approx(0.0, abs=1e-6)
     assert 1e-6 < found["less"] < found["least"]
-    by_hand = sliced(model, choose(plan, rated, shapes["less"])).eval()
+    by_hand = slice_model(model, choose(plan, rated, shapes["less"])).eval()
     total = 0.0
     for row in rows:
         batch = {name: tensor for name, tensor in collate([row]).items() if name in ("input_ids", "attention_mask")}
@@ -249,8 +249,8 @@ class Counted:
 def test_shapes_are_measured_once_for_each_device_and_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.latency.predictor.SAMPLES", 6)
     model = tiny.bert(layers=3)
-    shapes = budget.smaller(model.config, SlicePlan.of(model))
-    configs = {name: resized(model.config, sizes) for name, sizes in list(shapes.items())[::5]}
+    shapes = budget.shape_grid(model.config, SlicePlan.from_model(model))
+    configs = {name: resize_config(model.config, sizes) for name, sizes in list(shapes.items())[::5]}
     device, said = Counted(), list[str]()
     timer = ShapeTimer(device, SETTING, "int8", "classification", segments=True, say=said.append)
     first = timer.predict(configs)

@@ -13,7 +13,7 @@ from compress.commands.prune import prune
 from compress.config.recipe import Recipe, Stage
 from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import parity
-from compress.models.flops import parameters
+from compress.models.flops import count_parameters
 from compress.slicing.sizes import Sizes
 from compress.training.trainer import StepTrainer
 from tests import tiny
@@ -42,8 +42,8 @@ def test_sizes_leave_a_plain_model(given: dict[str, Any], tmp_path: Path) -> Non
     bundle = prune(**given, recipe=short(), out=tmp_path / "run", heads=0.5, hidden=16, ffn=0.5, layers=2)
     student = AutoModelForSequenceClassification.from_pretrained(bundle.path)
     assert type(student) is BertForSequenceClassification
-    assert Sizes.of(student.config) == Sizes(layers=2, hidden=16, heads=2, head_size=8, ffn=32)
-    assert bundle.manifest.parameters == parameters(student)
+    assert Sizes.from_config(student.config) == Sizes(layers=2, hidden=16, heads=2, head_size=8, ffn=32)
+    assert bundle.manifest.parameters == count_parameters(student)
     batch = tiny.batch() | {"token_type_ids": torch.zeros(3, 7, dtype=torch.long)}
     assert parity(student, bundle.files()["fp32"], [batch]) < 1e-4
     assert len(texts(bundle)) == 2

@@ -10,7 +10,7 @@ from compress.commands.distill import load_functions
 from compress.commands.prune import aimed
 from compress.config.recipe import Prune, Recipe
 from compress.errors import PruneError, RecipeError
-from compress.pruning.stage import on_the_way
+from compress.pruning.stage import interpolate_sizes
 from compress.slicing.sizes import Sizes
 from tests import tiny
 from tests.pruning_given import RECIPE
@@ -191,15 +191,15 @@ def test_a_step_that_learns_what_to_prune_takes_its_aim_from_the_command(tmp_pat
 )
 def test_half_way_is_between_and_can_be(whole: tuple[int, ...], target: tuple[int, ...], half: tuple[int, ...]) -> None:
     begin, end = Sizes(*whole), Sizes(*target)
-    assert on_the_way(begin, end, 0.5) == Sizes(*half)
-    assert on_the_way(begin, end, 1.0) == end
-    assert on_the_way(begin, end, 0.0) == begin
+    assert interpolate_sizes(begin, end, 0.5) == Sizes(*half)
+    assert interpolate_sizes(begin, end, 1.0) == end
+    assert interpolate_sizes(begin, end, 0.0) == begin
 
 
 def test_every_share_of_the_way_is_within_the_model_and_not_below_the_target() -> None:
     begin, end = Sizes(12, 768, 12, 64, 3072), Sizes(3, 312, 12, 26, 600)
     for step in range(21):
-        found = on_the_way(begin, end, step / 20)
+        found = interpolate_sizes(begin, end, step / 20)
         assert found.within(begin)
         assert end.within(found)
         assert found.attention == found.hidden
@@ -207,7 +207,7 @@ def test_every_share_of_the_way_is_within_the_model_and_not_below_the_target() -
 
 def test_a_t5s_heads_and_width_go_each_its_way() -> None:
     begin, end = Sizes(6, 512, 8, 64, 2048), Sizes(6, 256, 2, 64, 2048)
-    assert on_the_way(begin, end, 0.5, tied=False) == Sizes(6, 384, 5, 64, 2048)
+    assert interpolate_sizes(begin, end, 0.5, tied=False) == Sizes(6, 384, 5, 64, 2048)
 
 
 def test_prune_is_frozen_like_all_of_a_recipe(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from compress.config.recipe import StudentSpec
 from compress.errors import StudentError
 from compress.exporters.onnx import to_onnx
 from compress.models import heads
-from compress.models.flops import parameters
+from compress.models.flops import count_parameters
 from compress.models.init_weights import KNOWN, weight_of
 from compress.models.sharing import BLOCKS, share, share_again
 from compress.models.student import build
@@ -60,7 +60,7 @@ def test_layers_of_a_group_have_the_very_same_weights(
 def test_every_known_family_is_shared_whole(family: str) -> None:
     model, one = tiny.model(family, layers=3), tiny.model(family, layers=1)
     share(model, attention=1, ffn=1)
-    assert parameters(model) == parameters(one)
+    assert count_parameters(model) == count_parameters(one)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_parameters_are_those_of_the_papers_table_4(attention: int | None, ffn: 
     with torch.device("meta"):
         model = BertModel(BertConfig(vocab_size=30_000))
     share(model, attention=attention, ffn=ffn)
-    assert parameters(model) / 1e6 == pytest.approx(millions, abs=1.1)
+    assert count_parameters(model) / 1e6 == pytest.approx(millions, abs=1.1)
 
 
 def test_a_shared_bert_is_transformers_own_albert() -> None:
@@ -101,19 +101,19 @@ def test_a_shared_model_is_saved_as_an_ordinary_one_and_shared_again(tmp_path: P
     model.save_pretrained(tmp_path)
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert torch.equal(logits(loaded), logits(model)), "whoever knows nothing of sharing"
-    assert parameters(loaded) > parameters(model)
+    assert count_parameters(loaded) > count_parameters(model)
     share_again(loaded)
-    assert parameters(loaded) == parameters(model)
+    assert count_parameters(loaded) == count_parameters(model)
     assert pattern(loaded, "ffn_in") == [0, 0, 2, 2]
     assert torch.equal(logits(loaded), logits(model))
 
 
 def test_a_model_that_shares_nothing_is_left_alone() -> None:
     model = tiny.model("bert")
-    before = parameters(model)
+    before = count_parameters(model)
     share_again(model)
     share(model)
-    assert parameters(model) == before
+    assert count_parameters(model) == before
     assert not hasattr(model.config, "shared_layers")
 
 
@@ -145,7 +145,9 @@ def test_an_onnx_file_holds_the_weights_once(tmp_path: Path) -> None:
     held = sum(onnx.numpy_helper.to_array(each).size for each in onnx.load(tmp_path / "shared.onnx").graph.initializer)
     heads, width = model.config.num_attention_heads, model.config.hidden_size
     mask = 2 * heads * (width + 1) + (width + heads)  # queries, keys: one more feature a head, and where these are
-    assert 0.95 * parameters(model) < held <= parameters(model) + mask, "norms that are alike are one as well"
+    assert 0.95 * count_parameters(model) < held <= count_parameters(model) + mask, (
+        "norms that are alike are one as well"
+    )
     layer = sum(weight.numel() for weight in model.bert.encoder.layer[0].parameters())
     assert mask < 0.1 * layer, "a layer stored twice would be seen"
 

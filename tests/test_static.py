@@ -17,7 +17,7 @@ from compress.errors import StudentError
 from compress.exporters.onnx import parity, to_onnx
 from compress.latency.costs import model_cost
 from compress.latency.features import Terms
-from compress.models.flops import flops_per_token, parameters
+from compress.models.flops import count_parameters, flops_per_token
 from compress.models.signals import read
 from compress.models.static import StaticConfig, StaticForSequenceClassification, StaticModel
 from compress.models.student import build
@@ -101,7 +101,7 @@ def test_it_saves_loads_and_has_a_shape_without_layers(tmp_path: Path) -> None:
     assert isinstance(AutoModel.from_pretrained(tmp_path), StaticModel)
     with torch.no_grad():
         assert torch.equal(again(**batch).logits, model(**batch).logits)
-    shape = Shape.of(again.config)
+    shape = Shape.from_config(again.config)
     assert (shape.layers, shape.hidden, shape.ffn, shape.classes) == (0, WIDTH, 0, 3)
 
 
@@ -109,10 +109,10 @@ def test_its_file_computes_the_same_and_its_cost_is_known(tmp_path: Path) -> Non
     model = classifier()
     to_onnx(model, tmp_path / "model.onnx")
     assert parity(model, tmp_path / "model.onnx", [tiny.batch((7, 5, 1)), tiny.batch((12,), seed=1)]) < 1e-5
-    terms = Terms.of(model.config, Setting(seq=16))
+    terms = Terms.from_config(model.config, Setting(seq=16))
     assert terms.flops == pytest.approx(flops_per_token(model, 16) * 16) == 2 * WIDTH * 3
     assert "layers" not in terms.counts
-    assert model_cost(model.config).parameters == parameters(model)
+    assert model_cost(model.config).parameters == count_parameters(model)
 
 
 def test_vectors_are_the_teachers_states_of_each_token_alone() -> None:

@@ -171,7 +171,7 @@ def test_stored_outputs_may_play_the_teacher() -> None:
 
 def test_an_objective_may_be_built_beforehand() -> None:
     step = distillation()
-    shapes = [Shape.of(model.config) for model in (step.student, teacher_of(step))]
+    shapes = [Shape.from_config(model.config) for model in (step.student, teacher_of(step))]
     objective = Objective(TERMS, *shapes, kind="classification")
     objective.load_state_dict(step.objective.state_dict())
     again = Distillation(step.student, step.teacher, objective)

@@ -15,7 +15,7 @@ from compress.errors import StudentError
 from compress.models.init_weights import KNOWN
 from compress.models.signals import open_attention, read
 from compress.models.student import build, config_for
-from compress.slicing.sizes import copied_layers
+from compress.slicing.sizes import select_layers
 from compress.training.stage import train
 from tests import learning, tiny
 
@@ -99,7 +99,7 @@ def test_sizes_that_do_not_fit_are_refused(spec: StudentSpec, message: str) -> N
     ],
 )
 def test_which_layers_are_copied(rule: Any, students: int, teachers: int, layers: list[int]) -> None:
-    assert copied_layers(rule, students, teachers) == layers
+    assert select_layers(rule, students, teachers) == layers
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_which_layers_are_copied(rule: Any, students: int, teachers: int, layers
 )
 def test_layers_that_are_not_there_are_refused(rule: tuple[int, ...], message: str) -> None:
     with pytest.raises(StudentError, match=message):
-        copied_layers(rule, 3, 4)
+        select_layers(rule, 3, 4)
 
 
 def test_more_layers_than_the_teacher_has_are_refused() -> None:
     with pytest.raises(StudentError, match="6 layers cannot all come from the teacher's 4; list the layers"):
-        copied_layers("even", 6, 4)
+        select_layers("even", 6, 4)
 
 
 @pytest.mark.parametrize("family", KNOWN)

@@ -65,8 +65,8 @@ def test_only_the_decoder_of_t5_may_be_shallower() -> None:
     """Shleifer & Rush's 12-3: the whole encoder, the first, a middle and the last decoder layer."""
     spec = StudentSpec(layers=2, config={"num_layers": 4}, init="teacher")
     student, teacher = made("t5", spec, layers=4, num_decoder_layers=3)
-    assert Shape.of(student.config).stack("encoder_layers") == 4
-    assert Shape.of(student.config).stack("layers") == 2
+    assert Shape.from_config(student.config).stack("encoder_layers") == 4
+    assert Shape.from_config(student.config).stack("layers") == 2
     batch = generative.rows("a film")
     assert torch.equal(student.encoder(**batch).last_hidden_state, teacher.encoder(**batch).last_hidden_state)
     last = (model.decoder.block[-1].state_dict() for model in (student, teacher))
@@ -78,7 +78,7 @@ def test_only_the_decoder_of_t5_may_be_shallower() -> None:
 def test_from_scratch_any_size_will_do(family: str) -> None:
     student, _ = made(family, StudentSpec(layers=1, hidden=16, heads=2))
     assert logits(student).isfinite().all()
-    shape = Shape.of(student.config)
+    shape = Shape.from_config(student.config)
     assert (shape.layers, shape.stack("layers"), shape.hidden) == (1, 1, 16)
 
 

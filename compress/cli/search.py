@@ -144,9 +144,9 @@ def search(
         )  # fmt: skip
         from compress.benchmark.devices import open_device  # seconds: torch
         from compress.commands.search import search as run
-        from compress.pruning.budget import to_the_user
+        from compress.pruning.budget import device_messages
 
-        say = to_the_user(device, shown)
+        say = device_messages(device, shown)
         found = run(
             teacher=teacher, data=data, out=out, space=chosen, max_latency_ms=max_latency_ms, speedup=speedup,
             max_params=max_params, max_file_mb=max_file_mb, min_score=min_score,

@@ -33,15 +33,15 @@ from compress.models import checkpoints, heads
 from compress.models import precision as precisions
 from compress.models import student as students
 from compress.models import teacher as teachers
-from compress.models.flops import larger
+from compress.models.flops import warn_if_larger
 from compress.models.teacher import Teacher
 from compress.prompting.prompt import Prompt
 from compress.prompting.teacher import beginning, instructed
 from compress.provenance import command_line
 from compress.pruning.budget import check_budget, resolve_budget
-from compress.pruning.stage import check_family, prune_stage, recorded, sizes_of
+from compress.pruning.stage import check_family, prune_stage, read_record, stage_sizes
 from compress.slicing.shape import Shape, positions
-from compress.slicing.sizes import resized
+from compress.slicing.sizes import resize_config
 from compress.training.augment import asks_language_model
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.finetune import check_head, general, load_general, load_task_teacher
@@ -346,9 +346,9 @@ class StageModels:
     def prune(self, stage: Prune, before: PreTrainedModel | None) -> PreTrainedModel:
         """Cut the model down to the sizes of this stage. Its teacher is the model that its first stage was given."""
         model = self.student(stage, before, None)
-        sizes = sizes_of(stage, self.recipe, self.base_teacher.model.config)
+        sizes = stage_sizes(stage, self.recipe, self.base_teacher.model.config)
         last = self._last_pruned(stage)
-        record = recorded(self._result(last)) if last is not None else None
+        record = read_record(self._result(last)) if last is not None else None
         return prune_stage(stage, model, self.task_teacher, self.context, self.run, sizes=sizes, before=record)
 
     def origin(self, stage: Stage, student: PreTrainedModel) -> Tensor | None:
@@ -357,8 +357,8 @@ class StageModels:
             return None
         last = self._last_pruned(stage)
         if last is None:
-            return torch.arange(Shape.of(student.config).hidden)
-        return torch.tensor(recorded(self._result(last))["of_teacher"]["hidden"])
+            return torch.arange(Shape.from_config(student.config).hidden)
+        return torch.tensor(read_record(self._result(last))["of_teacher"]["hidden"])
 
     def _last_pruned(self, stage: AnyStage) -> Prune | None:
         """Find the last prune stage before this one."""
@@ -383,8 +383,8 @@ class StageModels:
         for stage in self.recipe.stages:
             if isinstance(stage, Prune):
                 if not self.recipe.target.budgets:  # which decide the sizes once there is a teacher
-                    sizes = sizes_of(stage, self.recipe, self.base_teacher.model.config)
-                    config = resized(config, sizes)
+                    sizes = stage_sizes(stage, self.recipe, self.base_teacher.model.config)
+                    config = resize_config(config, sizes)
                 continue
             if stage.kind == "distill" and stage.teacher == "general":
                 check_head(self.base_teacher, stage.head, self.context.kind)
@@ -392,10 +392,10 @@ class StageModels:
                 previous = stage.teacher == "previous" and stage.kind == "distill"
                 before = configs[ancestor(self.recipe.stages, stage).name] if previous else None
                 source = before or self.base_teacher.model.config
-                config = students.planned(spec, source)
+                config = students.plan_config(spec, source)
                 prompted = spec.init == self.base_teacher.name  # the teacher is another model, which answers in words
                 if stage.kind == "distill" and spec != WHOLE and not prompted:
-                    notes += larger(stage.name, config, source)
+                    notes += warn_if_larger(stage.name, config, source)
             heads.model_class(config, stage.head, self.context.kind)
             configs[stage.name] = config
         return notes

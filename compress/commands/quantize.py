@@ -23,7 +23,7 @@ from compress.exporters.int8 import Form
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import read_model
 from compress.quantization.calibration import Method as Calibration
-from compress.quantization.certify import carried, certify
+from compress.quantization.certify import attach_certificate, certify
 from compress.quantization.evaluator import QuantizationEvaluator
 from compress.quantization.select import (
     BEFORE,
@@ -33,10 +33,10 @@ from compress.quantization.select import (
     Calibrated,
     Name,
     Quantized,
-    as_written,
+    attempt_as_written,
     dynamic,
 )
-from compress.quantization.sensitivity import mix, priced, raced
+from compress.quantization.sensitivity import mix, price_float, race_products
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import NAME as REPORT
 
@@ -160,9 +160,9 @@ def quantize(
         length = bundle.manifest.max_length
         mixed = mix(
             attempt.make, parts, evaluator, limit=max_drop, say=say,
-            costs=lambda: raced(attempt.make, parts, graph, there, max_length=length),
+            costs=lambda: race_products(attempt.make, parts, graph, there, max_length=length),
         )  # fmt: skip
-        mixed = priced(mixed, attempt.make, there, max_length=length)
+        mixed = price_float(mixed, attempt.make, there, max_length=length)
         attempt.make(scratch / "int8.onnx", mixed.keep)
         split = "validation" if found.test is None else "test"
         exam = bundle.evaluator(found.validation if found.test is None else found.test)
@@ -173,7 +173,7 @@ def quantize(
             candidate, "int8", exam, max_drop=max_drop, device=there, method=attempt.method, split=split,
             data=found.name, kept=mixed.keep, cost=mixed.cost, exact=given.files()["fp32"],
         )  # fmt: skip
-        candidate, proof = carried(candidate, "int8", proof, mixed.sensitivity)
+        candidate, proof = attach_certificate(candidate, "int8", proof, mixed.sensitivity)
         times, sizes = _beside(bundle, candidate, there)
         return Quantized(_taken(bundle, candidate, out), proof, mixed, times, sizes)
 
@@ -196,7 +196,7 @@ def _attempt(method: Name, bundle: Bundle, settings: Calibrated, limit: float, s
         return settings.static(source, say)
     if method == "smoothquant":
         return settings.smoothquant(source, say)
-    return as_written(bundle) if method == "qat" else dynamic(source)
+    return attempt_as_written(bundle) if method == "qat" else dynamic(source)
 
 
 def _training(

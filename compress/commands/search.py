@@ -210,7 +210,7 @@ def load_context(
             known = clocks.measure(config, shapes, place, kind=task.kind, segments=segments, say=say)
             known.save(run.path / "clocks")
     costs = CostModel(config, shapes, known, task.kind)
-    evaluator = Evaluator.of(task, training.data.validation, task_teacher.tokenizer, config.max_length)
+    evaluator = Evaluator.from_split(task, training.data.validation, task_teacher.tokenizer, config.max_length)
     among = tuple(clocks.within(costs, train_supernet.DRAWN))
     run_stages = stage_runner(base_teacher, task_teacher, training)
     return SearchContext(
@@ -345,7 +345,7 @@ def _check_stages(space: Space, recipe: Recipe, base_teacher: Teacher, training:
     See `check_recipe` and `StageModels.check` of `commands.distill`.
     """
     if space.mode == "supernet":
-        SlicePlan.of(base_teacher.model)
+        SlicePlan.from_model(base_teacher.model)
     places = {f"stages[{at}]": where for at, where in enumerate(where for where in space.stages if where != "teacher")}
     try:
         check_recipe(recipe, 1)

@@ -27,10 +27,10 @@ from compress.exporters.onnx import makes_segments, parity, to_onnx
 from compress.exporters.predictor import open_predictor
 from compress.io import naming, sha256, written
 from compress.models import teacher as teachers
-from compress.models.flops import flops_per_token, parameters
+from compress.models.flops import count_parameters, flops_per_token
 from compress.models.teacher import Teacher
 from compress.provenance import command_line, versions
-from compress.quantization.certify import certify, signed
+from compress.quantization.certify import certify, sign_file
 from compress.quantization.select import CALIBRATION_ROWS, keep_score
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import Report, Row
@@ -73,7 +73,7 @@ class Room:
     ) -> Examined:
         """Thresholds are chosen where the weights were: on the validation split, for each model by itself."""
         threshold = self.chosen.threshold(ask(self.chosen.rows)) if self.chosen else None
-        return Examined(name, ask(self.evaluator.rows), threshold, model, file, parameters(model))
+        return Examined(name, ask(self.evaluator.rows), threshold, model, file, count_parameters(model))
 
 
 def measure(
@@ -97,8 +97,8 @@ def measure(
     name, split = ("validation", data.validation) if data.test is None else ("test", data.test)
     context.console.print(f"measuring on {len(split):,} {name} rows")
     elsewhere = data.task.unanswerable and data.test is not None
-    chosen = Evaluator.of(data.task, data.validation, task_teacher.tokenizer, length) if elsewhere else None
-    room = Room(Evaluator.of(data.task, split, task_teacher.tokenizer, length), chosen)
+    chosen = Evaluator.from_split(data.task, data.validation, task_teacher.tokenizer, length) if elsewhere else None
+    room = Room(Evaluator.from_split(data.task, split, task_teacher.tokenizer, length), chosen)
     context.console.print(f"scoring {task_teacher.name}", highlight=False, markup=False)
     teacher, note = _teacher(task_teacher, context, room, bundle, run.path / "teacher" / "model.onnx")
     students = []
@@ -328,10 +328,10 @@ def ship(
             folder, model=student.cpu(), tokenizer=tokenizer, task=data.task, max_length=length,
             recipe=recipe.to_yaml(), card={"name": f"{recipe.name} student of {task_teacher.name}"},
         )  # fmt: skip
-        evaluator = Evaluator.of(data.task, data.validation, tokenizer, length)
+        evaluator = Evaluator.from_split(data.task, data.validation, tokenizer, length)
         bundle, mixed, method = keep_score(
             bundle, evaluator, limit=int8_limit, threads=threads,
-            rows=lambda: Evaluator.of(data.task, data.train, tokenizer, length).spread(CALIBRATION_ROWS).rows,
+            rows=lambda: Evaluator.from_split(data.task, data.train, tokenizer, length).spread(CALIBRATION_ROWS).rows,
         )  # fmt: skip
         if mixed.keep:
             warn(console, mixed.price())
@@ -343,7 +343,7 @@ def ship(
                 bundle, "int8", evaluator, max_drop=int8_limit, device=here, method=method,
                 split="validation", data=data.name, kept=mixed.keep, cost=mixed.cost,
             )  # fmt: skip
-        bundle, proof = signed(bundle, "int8", proof)  # before the file is measured: it is another one from here on
+        bundle, proof = sign_file(bundle, "int8", proof)  # before the file is measured: it is another one from here on
         report = measure(
             bundle, task_teacher, student, context,
             recipe=recipe, run=run, notes=notes, command=command_line(), seconds=time.time() - started,

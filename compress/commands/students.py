@@ -20,11 +20,11 @@ from compress.config.reference import Call
 from compress.errors import ObjectiveError, PruneError, StudentError, TeacherError
 from compress.models import heads
 from compress.models.checkpoints import config_folder
-from compress.models.flops import TOKENS, Size, measured
+from compress.models.flops import TOKENS, ModelSize, measure_size
 from compress.models.student import build
 from compress.models.teacher import load_config
-from compress.slicing.shape import Shape, spelling
-from compress.slicing.sizes import Sizes, resized
+from compress.slicing.shape import Shape, setting_name
+from compress.slicing.sizes import Sizes, resize_config
 from compress.training.objective import Objective
 
 DEPTHS, WIDTHS = (1.0, 0.5, 0.25), (1.0, 0.5, 0.25)
@@ -36,7 +36,7 @@ class Buildable:
     """A student, and the recipes (or the settings, for any recipe) that make it."""
 
     by: tuple[str, ...]
-    size: Size
+    size: ModelSize
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Listing:
     """All students of a teacher, the recipes' first, each by size; and the recipes it does not allow."""
 
     teacher: str
-    size: Size
+    size: ModelSize
     recipes: tuple[Buildable, ...]
     variants: tuple[Buildable, ...]
     refused: tuple[Refused, ...]
@@ -79,14 +79,14 @@ def students_of(teacher: str, recipes: Sequence[Recipe] | None = None) -> Listin
             except StudentError:
                 continue  # not a size this teacher has a share of
             variants.append((" ".join(f"student.{size}={value}" for size, value in settings.items()), student))
-        return Listing(teacher, measured(tutor), _grouped(own), _grouped(variants), tuple(refused))
+        return Listing(teacher, measure_size(tutor), _grouped(own), _grouped(variants), tuple(refused))
 
 
 def _of_recipe(recipe: Recipe, tutor: PreTrainedModel) -> list[tuple[str, PreTrainedModel]]:
     """Teaching assistants, then the student. Raises StudentError, PruneError, ObjectiveError, TeacherError."""
     if recipe.pruning:
         sizes = recipe.target.sizes  # without any, it is what one asks for
-        smaller = resized(tutor.config, Sizes.asked(tutor.config, **sizes))
+        smaller = resize_config(tutor.config, Sizes.from_request(tutor.config, **sizes))
         return [(recipe.name, heads.create(smaller, "encoder", None))] if sizes else []
     found: list[tuple[str, PreTrainedModel]] = []
     for stage in recipe.training:
@@ -115,11 +115,13 @@ def _config(checkpoint: str) -> PreTrainedConfig:
 def _check(stage: Stage, student: PreTrainedModel, teacher: PreTrainedModel) -> None:
     heads.model_class(student.config, stage.head, "classification")
     if stage.objective:
-        Objective(stage.objective, Shape.of(student.config), Shape.of(teacher.config), kind="classification")
+        Objective(
+            stage.objective, Shape.from_config(student.config), Shape.from_config(teacher.config), kind="classification"
+        )
 
 
 def _variants(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
-    theirs = Shape.of(config)
+    theirs = Shape.from_config(config)
     for width in WIDTHS:
         for depth in DEPTHS:
             sizes = {"layers": theirs.layers * depth}
@@ -132,7 +134,7 @@ def _variants(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
 
 def _has(config: PreTrainedConfig, size: str) -> bool:
     try:
-        return bool(spelling(config, size))
+        return bool(setting_name(config, size))
     except KeyError:
         return False
 
@@ -142,7 +144,7 @@ def _grouped(found: Iterable[tuple[str, PreTrainedModel]]) -> tuple[Buildable, .
     alike: dict[str, tuple[PreTrainedModel, list[str]]] = {}
     for name, model in found:
         alike.setdefault(model.config.to_json_string(), (model, []))[1].append(name)
-    lines = [Buildable(tuple(by), measured(model)) for model, by in alike.values()]
+    lines = [Buildable(tuple(by), measure_size(model)) for model, by in alike.values()]
     return tuple(sorted(lines, key=lambda line: -line.size.flops_per_token))
 
 
@@ -176,7 +178,7 @@ _CAPTION = (
 )
 
 
-def _cells(name: str, size: Size, teacher: Size) -> tuple[str, ...]:
+def _cells(name: str, size: ModelSize, teacher: ModelSize) -> tuple[str, ...]:
     millions = (size.parameters, size.embedding_parameters, size.encoder_parameters)
     return (
         name,

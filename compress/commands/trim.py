@@ -19,11 +19,11 @@ from compress.data.corpus import Corpus, load_corpus
 from compress.data.objects import DataLike
 from compress.data.windows import plain
 from compress.errors import CompressError
-from compress.evaluation.evaluator import Evaluator, differing
+from compress.evaluation.evaluator import Evaluator, count_differing
 from compress.exporters import manifest
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.models.checkpoints import resolve
-from compress.quantization.certify import carried, verdict
+from compress.quantization.certify import attach_certificate, verdict
 from compress.quantization.evaluator import ScoreDrop
 from compress.records.certificate import Certificate
 from compress.records.class_scores import changes
@@ -110,7 +110,7 @@ def trim(
         )
         made = small.attach(REPORT, replace(small.report(), title=out.name).to_json())
         for precision, proof in proofs.items():
-            made, proofs[precision] = carried(made, precision, proof)
+            made, proofs[precision] = attach_certificate(made, precision, proof)
         before, after = (plain(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, made))
         alike = float(np.mean([same for _, same in encoded_alike(before, after, texts_of(split))]))
         return Measured(trimmed, tuple(proofs.values()), alike, len(split))
@@ -191,7 +191,7 @@ def _outcome(bundle: Bundle, exams: Sequence[Evaluator], logits: Sequence[Logits
         return ScoreDrop(before, after, agreement, float(np.abs(logits[1] - logits[0]).max()), recalls, changed)
     one, other = (_answers(exam, each, threshold) for exam, each in zip(exams, logits, strict=True))
     same = [a == b for a, b in zip(_flat(one), _flat(other), strict=True)]
-    changed = differing(one, other)
+    changed = count_differing(one, other)
     return ScoreDrop(before, after, float(np.mean(same)), _of_equal_rows(exams, logits), recalls, changed)
 
 

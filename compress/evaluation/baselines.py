@@ -47,7 +47,7 @@ def majority(data: TaskData, split: Dataset) -> dict[str, float]:
     """Scores on `split` of always giving the training set's commonest class or tag, its mean, or its common labels; or
     no answer to any question. Where the training set has no labels, the validation set's count."""
     if data.task.kind == "qa":
-        return answers.scored([""] * len(split), split["answers"][:])
+        return answers.answer_scores([""] * len(split), split["answers"][:])
     if data.task.kind == "tagging":
         commonest = Counter(tag for tags in data.train["tags"] for tag in tags).most_common(1)[0][0]
         return _tag_scores(data, [[commonest] * len(tags) for tags in split["tags"][:]], split)
@@ -125,20 +125,20 @@ def tag_of_each_word(data: TaskData, split: Dataset) -> dict[str, float]:
 def _tag_scores(data: TaskData, said: Sequence[Sequence[int]], split: Dataset) -> dict[str, float]:
     names = data.task.labels
     one, other = ([[names[n] for n in tags] for tags in every] for every in (said, split["tags"][:]))
-    return metrics.scored(one, other)
+    return metrics.entity_scores(one, other)
 
 
 def nearest_sentence(split: Dataset) -> dict[str, float]:
     """Scores on `split` of answering with the sentence of the context that shares most of the question's words, each
     weighing the less the more sentences of the context have it; the first of several."""
     said = [_nearest(question, context) for question, context in zip(split["question"], split["context"], strict=True)]
-    return answers.scored(said, split["answers"][:])
+    return answers.answer_scores(said, split["answers"][:])
 
 
 def _nearest(question: str, context: str) -> str:
     sentences = _SENTENCES.split(context)
-    bags = [set(answers.normalised(sentence).split()) for sentence in sentences]
-    asked = set(answers.normalised(question).split())
+    bags = [set(answers.normalise_answer(sentence).split()) for sentence in sentences]
+    asked = set(answers.normalise_answer(question).split())
     weights = {word: math.log(1 + len(bags) / count) for word in asked if (count := sum(word in bag for bag in bags))}
     shares = [sum(weights[word] for word in bag & weights.keys()) for bag in bags]
     return sentences[int(np.argmax(shares))]

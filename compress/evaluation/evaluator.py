@@ -1,6 +1,6 @@
 """A split to be examined on: what a model reads of it, and what its logits are worth, whatever the kind of task.
 
-exam = Evaluator.of(task, data.validation, tokenizer, max_length=128)
+exam = Evaluator.from_split(task, data.validation, tokenizer, max_length=128)
 exam.scores(evaluate.logits(model, exam.rows, collate))
 """
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 
-def differing(one: Sequence[str] | Sequence[list[str]], other: Sequence[str] | Sequence[list[str]]) -> int:
+def count_differing(one: Sequence[str] | Sequence[list[str]], other: Sequence[str] | Sequence[list[str]]) -> int:
     """Count the examples whose answers differ: texts, compared as the score compares them, or the tags of sentences."""
-    plain = [[qa.normalised(each) if isinstance(each, str) else each for each in every] for every in (one, other)]
+    plain = [[qa.normalise_answer(each) if isinstance(each, str) else each for each in every] for every in (one, other)]
     return sum(a != b for a, b in zip(*plain, strict=True))
 
 
@@ -50,7 +50,7 @@ class Evaluator:
     rows: Dataset
 
     @staticmethod
-    def of(task: Task, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Evaluator:
+    def from_split(task: Task, split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Evaluator:
         return Evaluator(task, split, encode(split, tokenizer, max_length))
 
     def __len__(self) -> int:
@@ -95,11 +95,11 @@ class Evaluator:
         if not self.task.tokenwise:
             return metrics.scores(self.task, logits, np.asarray(self.split["label"][:]))
         if self.task.kind == "tagging":
-            return metrics.scored(self.tags(logits), [self._names(ids) for ids in self.split["tags"][:]])
+            return metrics.entity_scores(self.tags(logits), [self._names(ids) for ids in self.split["tags"][:]])
         found = self.spans(logits)
         given = self.best_threshold(found) if threshold is None else threshold
         contexts, golds = self.split["context"][:], self.split["answers"][:]
-        values = qa.scored(found.texts(contexts, given), golds)
+        values = qa.answer_scores(found.texts(contexts, given), golds)
         if self.task.unanswerable and (always := qa.f1_of_spans(found, contexts, golds)) is not None:
             values["f1_of_spans"] = always
         return values
@@ -107,10 +107,10 @@ class Evaluator:
     def by_class(self, logits: Array) -> tuple[ClassScore, ...]:
         """Score each label apart, or each type of entity; () where there are none."""
         if self.task.kind == "tagging":
-            return metrics.by_label(self.tags(logits), [self._names(ids) for ids in self.split["tags"][:]])
+            return metrics.scores_by_label(self.tags(logits), [self._names(ids) for ids in self.split["tags"][:]])
         if self.task.tokenwise:
             return ()
-        return metrics.by_class(self.task, logits, np.asarray(self.split["label"][:]))
+        return metrics.scores_by_class(self.task, logits, np.asarray(self.split["label"][:]))
 
     def agreement(
         self, student: Array, teacher: Array, *, thresholds: tuple[float | None, float | None] = (None, None)
@@ -122,7 +122,9 @@ class Evaluator:
         if self.task.kind == "qa":
             given = zip((student, teacher), thresholds, strict=True)
             one, other = (self.texts(logits, threshold=threshold) for logits, threshold in given)
-            return float(np.mean([qa.normalised(a) == qa.normalised(b) for a, b in zip(one, other, strict=True)]))
+            return float(
+                np.mean([qa.normalise_answer(a) == qa.normalise_answer(b) for a, b in zip(one, other, strict=True)])
+            )
         return metrics.agreement(self.task, student, teacher)
 
     def changed(
@@ -134,9 +136,9 @@ class Evaluator:
             return None
         if self.task.kind == "qa":
             pairs = zip((student, teacher), thresholds, strict=True)
-            return differing(*(self.texts(logits, threshold=threshold) for logits, threshold in pairs))
+            return count_differing(*(self.texts(logits, threshold=threshold) for logits, threshold in pairs))
         if self.task.kind == "tagging":
-            return differing(self.tags(student), self.tags(teacher))
+            return count_differing(self.tags(student), self.tags(teacher))
         if self.task.kind == "multilabel":
             return int(((student > 0) != (teacher > 0)).any(axis=1).sum())
         return int((student.argmax(axis=1) != teacher.argmax(axis=1)).sum())

@@ -48,7 +48,7 @@ def scores(task: Task, logits: Array, labels: Array) -> dict[str, float]:
     return _classification_scores(logits.argmax(axis=1), labels, classes=task.outputs)
 
 
-def by_class(task: Task, logits: Array, labels: Array) -> tuple[ClassScore, ...]:
+def scores_by_class(task: Task, logits: Array, labels: Array) -> tuple[ClassScore, ...]:
     """Score each label of a task on texts apart; () of a regression. Raises as `scores`."""
     if task.kind == "regression":
         return ()
@@ -58,7 +58,7 @@ def by_class(task: Task, logits: Array, labels: Array) -> tuple[ClassScore, ...]
     else:
         said, true = (each[:, None] == np.arange(task.outputs) for each in (logits.argmax(axis=1), labels))
     counts = zip(task.labels, (said & true).sum(axis=0), said.sum(axis=0), true.sum(axis=0), strict=True)
-    return tuple(ClassScore.of(label, *map(int, numbers)) for label, *numbers in counts)
+    return tuple(ClassScore.from_counts(label, *map(int, numbers)) for label, *numbers in counts)
 
 
 def agreement(task: Task, student: Array, teacher: Array) -> float:
@@ -194,15 +194,17 @@ def _constant(values: Array) -> bool:
     return float(np.ptp(values)) <= 1e-12 * math.fabs(float(values[0]))
 
 
-def by_label(answers: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> tuple[ClassScore, ...]:
+def scores_by_label(answers: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> tuple[ClassScore, ...]:
     """Score the entities of each label apart, labels in alphabetical order; `scored` has those of all together."""
     said = {(n, *entity) for n, tags in enumerate(answers) for entity in entities(tags)}
     true = {(n, *entity) for n, tags in enumerate(truth) for entity in entities(tags)}
     right, given, there = (Counter(one[1] for one in each) for each in (said & true, said, true))
-    return tuple(ClassScore.of(label, right[label], given[label], there[label]) for label in sorted(given | there))
+    return tuple(
+        ClassScore.from_counts(label, right[label], given[label], there[label]) for label in sorted(given | there)
+    )
 
 
-def scored(answers: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> dict[str, float]:
+def entity_scores(answers: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> dict[str, float]:
     """f1, precision and recall over the entities of all sentences, accuracy over their words; 0.0 where there are none.
 
     Sentences come in the same order and with the same number of words.

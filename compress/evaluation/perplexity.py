@@ -33,7 +33,7 @@ def logits_at(model: nn.Module, batch: Mapping[str, Tensor], at_BL: Tensor) -> T
     return _shown(read(model, batch, LOGITS).logits)[at_BL]
 
 
-def held_out(
+def measure_perplexity(
     model: nn.Module,
     rows: "Dataset",
     collate: Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]],

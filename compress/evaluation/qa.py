@@ -97,7 +97,7 @@ def best_spans(logits_T2: Floats, windows: Windows) -> Spans:
     return Spans(starts_Q, ends_Q, token_Q, last_Q, margin_Q)
 
 
-def normalised(answer: str) -> str:
+def normalise_answer(answer: str) -> str:
     """Lower case, without punctuation (of ASCII), English articles and extra space."""
     plain = answer.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", plain).split())
@@ -105,12 +105,12 @@ def normalised(answer: str) -> str:
 
 def exact(answer: str, golds: Sequence[str]) -> float:
     """1.0 where the answer is a gold answer but for case, punctuation and articles; golds: see `right_answers`."""
-    return float(any(normalised(answer) == normalised(gold) for gold in golds))
+    return float(any(normalise_answer(answer) == normalise_answer(gold) for gold in golds))
 
 
 def f1(answer: str, golds: Sequence[str]) -> float:
     """The best F1 over the golds of the words that answer and gold share."""
-    return max(_f1(normalised(answer).split(), normalised(gold).split()) for gold in golds)
+    return max(_f1(normalise_answer(answer).split(), normalise_answer(gold).split()) for gold in golds)
 
 
 def _f1(answer: list[str], gold: list[str]) -> float:
@@ -122,10 +122,10 @@ def _f1(answer: list[str], gold: list[str]) -> float:
 
 def right_answers(golds: Sequence[str]) -> list[str]:
     """The golds that leave something when normalised; "" alone, no answer, where there is none."""
-    return [gold for gold in golds if normalised(gold)] or [""]
+    return [gold for gold in golds if normalise_answer(gold)] or [""]
 
 
-def scored(answers: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:
+def answer_scores(answers: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:
     """f1 and exact, means over questions; where some have an answer and some none, also f1_answerable, and no_answer,
     the share of the others that were left unanswered."""
     right = [right_answers(each) for each in golds]

@@ -7,7 +7,7 @@ SHARES = ("accuracy", "exact")
 _Z95 = 1.959964
 
 
-def wilson(share: float, rows: int) -> tuple[float, float]:
+def wilson_interval(share: float, rows: int) -> tuple[float, float]:
     """The 95 % interval of a share seen over `rows` independent rows (Wilson 1927)."""
     z = _Z95
     centre = (share + z * z / (2 * rows)) / (1 + z * z / rows)
@@ -15,7 +15,7 @@ def wilson(share: float, rows: int) -> tuple[float, float]:
     return centre - half, centre + half
 
 
-def apart(metric: str, one: float, other: float, rows: int) -> bool | None:
+def differ_significantly(metric: str, one: float, other: float, rows: int) -> bool | None:
     """Whether two scores of the same rows differ at 95 %; None where that cannot be told from the scores.
 
     Both are taken as independent, and their difference as Wilson's intervals give it (Newcombe 1998, method 10). Two
@@ -26,5 +26,5 @@ def apart(metric: str, one: float, other: float, rows: int) -> bool | None:
     if metric not in SHARES or rows < 1 or not (0 <= one <= 1 and 0 <= other <= 1):
         return None
     high, low = max(one, other), min(one, other)
-    lower, upper = wilson(high, rows)[0], wilson(low, rows)[1]
+    lower, upper = wilson_interval(high, rows)[0], wilson_interval(low, rows)[1]
     return high - low > math.hypot(high - lower, upper - low)

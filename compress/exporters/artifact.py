@@ -204,7 +204,9 @@ class Bundle:
 
         from compress.evaluation.evaluator import Evaluator
 
-        return Evaluator.of(self.task, split, AutoTokenizer.from_pretrained(self.path), self.manifest.max_length)
+        return Evaluator.from_split(
+            self.task, split, AutoTokenizer.from_pretrained(self.path), self.manifest.max_length
+        )
 
     def set_threshold(self, threshold: float) -> "Bundle":
         """Set how much better no answer must score than the best span to be given (qa); infinite: always answer."""

@@ -216,9 +216,9 @@ def _load(name: str, folder: Path, architecture: str, *, allow_pickle: bool) -> 
     import transformers
 
     import compress.models.families  # noqa: F401 the Auto classes know ours
-    from compress.models.teacher import explained, load_config, same_vocabulary
+    from compress.models.teacher import check_vocabulary, explain_load_errors, load_config
 
-    with explained(folder):
+    with explain_load_errors(folder):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         model, found = getattr(transformers, architecture).from_pretrained(
             folder,
@@ -235,7 +235,7 @@ def _load(name: str, folder: Path, architecture: str, *, allow_pickle: bool) -> 
         )
     if len(missing) < len(found["missing_keys"]):  # filled with random numbers, that nothing here reads
         model.pooler = None
-    same_vocabulary(folder, tokenizer, model)
+    check_vocabulary(folder, tokenizer, model)
     return model.eval().requires_grad_(False), tokenizer
 
 

@@ -67,7 +67,7 @@ class CausalDecoder(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model, self.layers = model, Shape.of(model.config).layers
+        self.model, self.layers = model, Shape.from_config(model.config).layers
 
     @property
     def past(self) -> list[str]:
@@ -83,7 +83,7 @@ class CausalDecoder(nn.Module):
         return (out.logits, *_flat(out.past_key_values))
 
     def example(self) -> dict[str, Tensor]:
-        shape = Shape.of(self.model.config)
+        shape = Shape.from_config(self.model.config)
         past = torch.randn(BATCH, shape.heads, PAST_LENGTH, shape.head_size)
         return {
             "input_ids": torch.ones(BATCH, LENGTH, dtype=torch.long),
@@ -116,7 +116,7 @@ class T5Decoder(nn.Module):
 
     def __init__(self, model: Any, *, first: bool) -> None:
         super().__init__()
-        self.model, self.first, self.layers = model, first, Shape.of(model.config).stack("layers")
+        self.model, self.first, self.layers = model, first, Shape.from_config(model.config).stack("layers")
 
     @property
     def past(self) -> list[str]:
@@ -149,7 +149,7 @@ class T5Decoder(nn.Module):
 
     def example(self) -> dict[str, Tensor]:
         """Make the inputs that the graph is traced at."""
-        shape, lengths = Shape.of(self.model.config), {"decoder": PAST_LENGTH, "encoder": SOURCE}
+        shape, lengths = Shape.from_config(self.model.config), {"decoder": PAST_LENGTH, "encoder": SOURCE}
         states = {"encoder_hidden_states": torch.randn(BATCH, SOURCE, self.model.config.d_model)}
         past = {
             f"past_key_values.{name}": torch.randn(BATCH, shape.heads, lengths[name.split(".")[1]], shape.head_size)

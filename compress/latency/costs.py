@@ -70,8 +70,8 @@ def model_cost(
     return ModelCost(
         parameters=total,
         body_parameters=total - tables,
-        flops_per_token=Terms.of(config, Setting(seq=seq), kind).flops / seq,
-        file_mb=_bytes(total, vectors, precision) / 1e6 + NODES_MB * Shape.of(config).layers,
+        flops_per_token=Terms.from_config(config, Setting(seq=seq), kind).flops / seq,
+        file_mb=_bytes(total, vectors, precision) / 1e6 + NODES_MB * Shape.from_config(config).layers,
     )
 
 

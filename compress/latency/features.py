@@ -47,7 +47,7 @@ class Terms:
     """FLOPs of the model as torch computes it, a multiply-add being two: nothing is cut at its end."""
 
     @staticmethod
-    def of(config: Any, setting: Setting, kind: Kind | None = "classification") -> "Terms":
+    def from_config(config: Any, setting: Setting, kind: Kind | None = "classification") -> "Terms":
         """Count for a transformers config at this setting; `kind` None: an encoder, which answers with all tokens."""
         if config.model_type == "static-embedding":
             return _static(config, setting)
@@ -75,7 +75,7 @@ class _Block:
 
 def _blocks(config: Any) -> list[_Block]:
     """Describe each layer."""
-    shape = Shape.of(config)
+    shape = Shape.from_config(config)
     if config.model_type in BOTTLENECKED:
         return [_bottlenecked(config)] * shape.layers
     width = shape.heads * shape.head_size
@@ -154,12 +154,12 @@ def _static(config: Any, setting: Setting) -> Terms:
 def _reads(config: Any) -> int:
     """Return the width of what queries and keys are computed from."""
     mobile = config.model_type == "mobilebert"
-    return int(config.true_hidden_size if mobile else Shape.of(config).hidden)
+    return int(config.true_hidden_size if mobile else Shape.from_config(config).hidden)
 
 
 def _embedding(config: Any) -> int:
     """Count the multiply-adds per token between the tables and the first layer."""
-    shape = Shape.of(config)
+    shape = Shape.from_config(config)
     if config.model_type in BOTTLENECKED:
         width = shape.embedding * (3 if config.trigram_input else 1)
         return width * shape.hidden if config.trigram_input or width != shape.hidden else 0
@@ -171,7 +171,7 @@ def _head(config: Any, kind: Kind | None) -> int:
     """Count the multiply-adds of the head each time it is applied: of a pooler, where there is one, and classifier."""
     if kind is None:
         return 0
-    shape = Shape.of(config)
+    shape = Shape.from_config(config)
     pooled = kind in READS_ONE and getattr(config, "classifier_activation", True)
     return shape.hidden * (shape.hidden * bool(pooled) + shape.classes)
 

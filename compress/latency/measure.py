@@ -67,7 +67,7 @@ def sample(
     return tuple(
         Sample(
             name=name,
-            terms=Terms.of(configs[name], setting, kind),
+            terms=Terms.from_config(configs[name], setting, kind),
             ms=each.p50_ms,
             noisy=each.noisy,
             noise=each.noise,
@@ -176,7 +176,7 @@ def choose_spread(
     if count < 2 or not candidates:
         raise SearchError(f"{count} of {len(candidates)} shapes to measure: expected at least 2, of at least 1 shape")
     names = sorted(candidates)
-    terms = [Terms.of(candidates[name], setting, kind) for name in names]
+    terms = [Terms.from_config(candidates[name], setting, kind) for name in names]
     columns = sorted({column for each in terms for column in each.counts})
     logs_SN = np.log1p([[each.counts.get(column, 0.0) for column in columns] for each in terms])
     spread_N = np.ptp(logs_SN, axis=0)

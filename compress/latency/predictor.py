@@ -58,7 +58,7 @@ class Errors:
     rank: float
 
     @staticmethod
-    def of(predicted: Numbers, measured: Numbers) -> "Errors":
+    def from_predictions(predicted: Numbers, measured: Numbers) -> "Errors":
         """Compare predictions with measurements; the deviation is the root mean square, without taking off a mean."""
         from scipy.stats import rankdata
 
@@ -129,16 +129,16 @@ class Predictor:
         """Leave-one-out errors: each shape is predicted from all others that were measured."""
         predicted_S = self._left_out
         known = np.isfinite(predicted_S)
-        return Errors.of(predicted_S[known], self._taken[known])
+        return Errors.from_predictions(predicted_S[known], self._taken[known])
 
     @cached_property
     def flops_errors(self) -> Errors:
         """Leave-one-out errors of a line through FLOPs alone."""
-        return Errors.of(self._by_flops, self._taken)
+        return Errors.from_predictions(self._by_flops, self._taken)
 
     def predict(self, config: Any) -> Estimate:
         """Predict the latency of a transformers config: see `predict_terms`."""
-        return self.predict_terms(Terms.of(config, self.setting, self.kind))
+        return self.predict_terms(Terms.from_config(config, self.setting, self.kind))
 
     def predict_terms(self, terms: Terms) -> Estimate:
         """Predict the latency of these terms, with its standard deviation.
@@ -290,9 +290,9 @@ class ShapeTimer:
 
         What was measured is kept under $COMPRESS_HOME/latency.
         """
-        whole = max(configs.values(), key=lambda config: tuple(Sizes.of(config).plain().values()))
+        whole = max(configs.values(), key=lambda config: tuple(Sizes.from_config(config).plain().values()))
         key: list[Any] = [identity(self.device.name, self.device.facts()), str(self.setting), self.precision, self.kind]
-        key += [self.segments, whole.model_type, Sizes.of(whole).plain(), len(configs)]
+        key += [self.segments, whole.model_type, Sizes.from_config(whole).plain(), len(configs)]
         entry = home() / "latency" / io.of_value(key)[:24]
         if is_whole(entry):
             return Predictor.from_json(entry / MEASURED)

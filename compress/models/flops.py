@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from compress.models import heads
-from compress.slicing.shape import Shape, positions, spelling
+from compress.slicing.shape import Shape, positions, setting_name
 
 
 def flops_per_token(model: nn.Module, length: int = 128) -> float:
@@ -36,7 +36,7 @@ def flops_per_token(model: nn.Module, length: int = 128) -> float:
     return counter.get_total_flops() / length
 
 
-def parameters(model: nn.Module) -> int:
+def count_parameters(model: nn.Module) -> int:
     """Number of parameters, each tied one once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -72,10 +72,10 @@ def _frozen(model: Any) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def larger(stage: str, student: PreTrainedConfig, teacher: PreTrainedConfig) -> list[str]:
+def warn_if_larger(stage: str, student: PreTrainedConfig, teacher: PreTrainedConfig) -> list[str]:
     """Warn of a student that has more parameters, or takes more FLOPs, than its teacher, or as many of both."""
     with torch.device("meta"):
-        mine, theirs = (measured(heads.create(copy.deepcopy(each), "encoder", None)) for each in (student, teacher))
+        mine, theirs = (measure_size(heads.create(copy.deepcopy(each), "encoder", None)) for each in (student, teacher))
     sizes = [(mine.parameters, theirs.parameters), (mine.flops_per_token, theirs.flops_per_token)]
     if all(one <= other for one, other in sizes) and any(one < other for one, other in sizes):
         return []
@@ -94,7 +94,7 @@ def larger(stage: str, student: PreTrainedConfig, teacher: PreTrainedConfig) -> 
 
 def _flops(config: PreTrainedConfig) -> float:
     """Of the encoder: all of it where it is shallow, else from two layers, as every further one costs what they do."""
-    layers = Shape.of(config).layers
+    layers = Shape.from_config(config).layers
     if layers <= 2:
         return _counted(config, layers)
     one, two = _counted(config, 1), _counted(config, 2)
@@ -104,7 +104,7 @@ def _flops(config: PreTrainedConfig) -> float:
 def _counted(config: PreTrainedConfig, layers: int) -> float:
     shallow, needs_values = copy.deepcopy(config), config.model_type in LOOKS_AT_VALUES
     if layers:
-        setattr(shallow, spelling(shallow, "layers"), layers)
+        setattr(shallow, setting_name(shallow, "layers"), layers)
     if needs_values:
         shallow.vocab_size = FEW
     with torch.device("cpu" if needs_values else "meta"):
@@ -123,7 +123,7 @@ FEW = 8
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """Parameters and FLOPs (a multiply-add is two, over TOKENS tokens); megabytes of 10^6 bytes.
 
     int8_mb: tables and matrices in one byte, vectors in four, as `quantize_dynamic` leaves them.
@@ -145,12 +145,12 @@ class Size:
         return self.embedding_parameters + self.encoder_parameters
 
 
-def measured(model: PreTrainedModel) -> Size:
+def measure_size(model: PreTrainedModel) -> ModelSize:
     """The sizes of a model without a head, which may be on the meta device."""
-    shape, total = Shape.of(model.config), parameters(model)
+    shape, total = Shape.from_config(model.config), count_parameters(model)
     tables = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding)}
     vectors = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() < 2)
-    return Size(
+    return ModelSize(
         family=shape.family,
         layers=shape.layers,
         hidden=shape.hidden,

@@ -14,7 +14,7 @@ from compress.slicing.plan import SlicePlan, parameters_of
 from compress.slicing.rules import place
 from compress.slicing.select import choose, magnitude
 from compress.slicing.shape import Shape
-from compress.slicing.sizes import Sizes, copied_layers
+from compress.slicing.sizes import Sizes, select_layers
 
 KNOWN = ("bert", "distilbert", "roberta", "xlm-roberta", "electra", "ernie", "deberta-v2")
 """Families whose blocks are the same, whatever their weights are called."""
@@ -38,12 +38,12 @@ def weight_of(name: str) -> Weight | None:
     return None if found is None else Weight(found.role, found.layer, name.rpartition(".")[2])
 
 
-def narrowed(teacher: PreTrainedModel, student: Shape, layers: Sequence[int]) -> dict[Weight, Tensor]:
+def narrow_weights(teacher: PreTrainedModel, student: Shape, layers: Sequence[int]) -> dict[Weight, Tensor]:
     """Cut the weights of these teacher layers to the student's widths, and number them as the student's are.
 
     Raises StudentError when the student is wider than its teacher. A teacher on the meta device gives no weights.
     """
-    theirs, plan = Shape.of(teacher.config), SlicePlan.of(teacher)
+    theirs, plan = Shape.from_config(teacher.config), SlicePlan.from_model(teacher)
     for size in ("hidden", "embedding", "heads", "head_size", "ffn"):
         if getattr(student, size) > getattr(theirs, size):
             raise StudentError(
@@ -77,12 +77,12 @@ _FIRST_LAYER_ONLY = ("relative_attention_bias",)
 def copy_whole(student: PreTrainedModel, teacher: PreTrainedModel, rule: str | Sequence[int]) -> None:
     """Fill the student with the teacher's weights, each stack of layers (encoder, decoder) by the same `rule`.
 
-    See `copied_layers`. What the teacher does not have, such as another head, stays as it is. Raises StudentError when
+    See `select_layers`. What the teacher does not have, such as another head, stays as it is. Raises StudentError when
     a weight has another shape than the teacher's.
     """
     source = _named(teacher)
     depths, taught = _depths(_named(student)), _depths(source)
-    chosen = {stack: copied_layers(rule, depths[stack], taught[stack]) for stack in depths.keys() & taught.keys()}
+    chosen = {stack: select_layers(rule, depths[stack], taught[stack]) for stack in depths.keys() & taught.keys()}
     for name, mine in _named(student).items():
         theirs = source.get(_taught_name(name, chosen))
         if theirs is None:

@@ -36,7 +36,7 @@ def share(model: PreTrainedModel, *, attention: int | None = None, ffn: int | No
     1 is a single block for all N layers, None one for each; with G in between, layer i uses block int(i G / N), as
     ALBERT's groups do. The layers of a group get the weights of its first. Raises StudentError.
     """
-    layers = Shape.of(model.config).layers
+    layers = Shape.from_config(model.config).layers
     wanted = {block: groups for block, groups in (("attention", attention), ("ffn", ffn)) if groups is not None}
     if wanted or hasattr(model.config, "shared_layers"):  # which a student's config has from a teacher that shares
         model.config.shared_layers = wanted

@@ -18,11 +18,11 @@ from compress.data.task import Kind
 from compress.errors import StudentError, TeacherError, did_you_mean
 from compress.models import heads
 from compress.models.checkpoints import resolve
-from compress.models.init_weights import KNOWN, WHOLE, Weight, copy_whole, narrowed, weight_of
+from compress.models.init_weights import KNOWN, WHOLE, Weight, copy_whole, narrow_weights, weight_of
 from compress.models.sharing import share, share_again
-from compress.models.teacher import explained, load_config
-from compress.slicing.shape import Shape, spelling
-from compress.slicing.sizes import copied_layers
+from compress.models.teacher import explain_load_errors, load_config
+from compress.slicing.shape import Shape, setting_name
+from compress.slicing.sizes import select_layers
 
 _SHARED = (
     "vocab_size",
@@ -53,24 +53,24 @@ def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig
         config._attn_implementation = None  # the fastest that the family has, whatever the teacher was opened with
     else:
         config = _of_family(family, teacher)
-    theirs = Shape.of(teacher)
+    theirs = Shape.from_config(teacher)
     for size in ("layers", "hidden", "ffn", "heads", "embedding"):
         wanted = getattr(spec, size)
         try:
-            name = spelling(config, size)
+            name = setting_name(config, size)
         except KeyError:
             if wanted is not None:
                 raise StudentError(f"student.{size}: {family} models have no such size") from None
             continue
         if size == "embedding" and wanted is None:
             if family == teacher.model_type and theirs.embedding == theirs.hidden:
-                config.embedding_size = Shape.of(config).hidden
+                config.embedding_size = Shape.from_config(config).hidden
             continue
         setattr(config, name, _count(size, wanted, getattr(theirs, size)))
     if theirs.decoder_layers is not None and config.is_encoder_decoder:
-        setattr(config, spelling(config, "decoder_layers"), _count("layers", spec.layers, theirs.decoder_layers))
+        setattr(config, setting_name(config, "decoder_layers"), _count("layers", spec.layers, theirs.decoder_layers))
     _set_further(config, spec.config)
-    shape = Shape.of(config)
+    shape = Shape.from_config(config)
     _agree(config, shape)
     if shape.hidden % shape.heads:
         raise StudentError(f"student: hidden {shape.hidden} is not a multiple of heads {shape.heads}")
@@ -159,17 +159,17 @@ def build(
     return student
 
 
-def planned(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
+def plan_config(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
     """Settle the config of the student that `build` will make, also of one that begins as a checkpoint.
 
     Raises StudentError, TeacherError for a checkpoint that cannot be read.
     """
     if not isinstance(spec.init, str) or spec.init in ("scratch", "teacher"):
         return config_for(spec, teacher)
-    return load_config(Path(begun_from(spec.init)))
+    return load_config(Path(find_checkpoint(spec.init)))
 
 
-def begun_from(init: str) -> str:
+def find_checkpoint(init: str) -> str:
     """The folder of a checkpoint that students begin as, by its path or its name. Raises StudentError."""
     if Path(init, "config.json").is_file():
         return init
@@ -182,12 +182,12 @@ def begun_from(init: str) -> str:
 
 
 def _from_checkpoint(folder: str, teacher: PreTrainedModel, auto: Any) -> PreTrainedModel:
-    folder = begun_from(folder)
+    folder = find_checkpoint(folder)
     labels = {name: getattr(teacher.config, name) for name in ("id2label", "label2id", "problem_type")}
     config = load_config(Path(folder))
     for name, value in labels.items():
         setattr(config, name, value)
-    with explained(Path(folder)):
+    with explain_load_errors(Path(folder)):
         student: PreTrainedModel = auto.from_pretrained(
             folder, config=config, ignore_mismatched_sizes=True, use_safetensors=True
         )
@@ -203,7 +203,7 @@ def _from_checkpoint(folder: str, teacher: PreTrainedModel, auto: Any) -> PreTra
 @torch.no_grad()
 def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel) -> None:
     """Copy every weight that both know, from the chosen layers, sliced to the student's width."""
-    theirs, mine = Shape.of(teacher.config), Shape.of(student.config)
+    theirs, mine = Shape.from_config(teacher.config), Shape.from_config(student.config)
     every_layer = mine.layers == theirs.layers and mine.family not in KNOWN
     if mine.family == theirs.family and (mine.family in WHOLE or every_layer):
         return copy_whole(student, teacher, spec.copy_layers)
@@ -212,7 +212,7 @@ def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel
             f"student.init: teacher knows the weights of {', '.join((*KNOWN, *WHOLE))}, not of "
             f"{theirs.family} -> {mine.family}; use init: scratch, the folder of a checkpoint, or leave out every size"
         )
-    source = narrowed(teacher, mine, copied_layers(spec.copy_layers, mine.layers, theirs.layers))
+    source = narrow_weights(teacher, mine, select_layers(spec.copy_layers, mine.layers, theirs.layers))
     for weight, parameter in _weights(student).items():
         tensor = source.get(weight)
         if tensor is None or (weight.role == "classifier" and tensor.shape[0] != parameter.shape[0]):

@@ -92,7 +92,7 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
     Raises TeacherError for weights that cannot be read, or are not the config's, and for a tokenizer that does not
     belong to the model.
     """
-    with explained(folder):
+    with explain_load_errors(folder):
         trained = has_head(folder, task)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         config = load_config(folder)
@@ -114,14 +114,14 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
             output_loading_info=True,
         )
     _complete(folder, model, [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])], trained)
-    same_vocabulary(folder, tokenizer, model)
+    check_vocabulary(folder, tokenizer, model)
     if trained:
         _align_labels(model, task, name)
     return Teacher(name, folder, model.eval().requires_grad_(False), tokenizer, identify(folder), trained, allow_pickle)
 
 
 @contextmanager
-def explained(folder: Path) -> Iterator[None]:
+def explain_load_errors(folder: Path) -> Iterator[None]:
     """Turn what libraries raise on a broken folder into a TeacherError."""
     from safetensors import SafetensorError
 
@@ -149,7 +149,7 @@ def load_config(folder: Path) -> Any:
 
     Raises TeacherError for a config that cannot be read, is of quantised weights, or of a size that no model has.
     """
-    with explained(folder):
+    with explain_load_errors(folder):
         _settings(folder)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if getattr(config, "quantization_config", None) is not None:
@@ -179,7 +179,7 @@ def _complete(folder: Path, model: PreTrainedModel, absent: list[str], trained: 
         )
 
 
-def same_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
     """Raises TeacherError for a tokenizer that makes no tokens, or some that the model does not know."""
     if not isinstance(tokenizer.model_max_length, int | float):
         raise TeacherError(f"{folder}: model_max_length {tokenizer.model_max_length!r} of its tokenizer is no number")

@@ -68,7 +68,7 @@ def from_bert(student: PreTrainedModel, teacher: PreTrainedModel, *, layer: str 
     source = _weights(teacher, albert.device)
     _follow(student, teacher)
     _fill_embeddings(albert, teacher, source)
-    for group, numbers in enumerate(_members(student, Shape.of(teacher.config).layers)):
+    for group, numbers in enumerate(_members(student, Shape.from_config(teacher.config).layers)):
         chosen = _chosen(numbers, layer)
         (inner,) = albert.encoder.albert_layer_groups[group].albert_layers
         for role, name in _LAYER.items():
@@ -89,7 +89,7 @@ def _weights(teacher: PreTrainedModel, device: torch.device) -> dict[Weight, Ten
 
 
 def _comparable(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-    mine, theirs = Shape.of(student.config), Shape.of(teacher.config)
+    mine, theirs = Shape.from_config(student.config), Shape.from_config(teacher.config)
     if mine.family != "albert" or theirs.family not in KNOWN or theirs.family.startswith("deberta"):
         known = ", ".join(family for family in KNOWN if not family.startswith("deberta"))
         raise StudentError(f"albert.from_bert makes an albert of {known}, not {mine.family} of {theirs.family}")

@@ -64,7 +64,7 @@ def from_bert(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
 
     Pooler and heads stay as drawn. Raises StudentError for a teacher whose embedding is not BERT's.
     """
-    mine, theirs = Shape.of(student.config), Shape.of(teacher.config)
+    mine, theirs = Shape.from_config(student.config), Shape.from_config(teacher.config)
     if mine.family != "mobilebert" or theirs.family not in _FAMILIES:
         raise StudentError(
             f"mobilebert.from_bert makes a mobilebert of {', '.join(_FAMILIES)}, not {mine.family} of {theirs.family}"

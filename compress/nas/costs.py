@@ -124,7 +124,7 @@ def _raced(
         found: dict[Precision, dict[str, Sample]] = {}
         for precision, name in files:
             one = taken[f"{name} {precision}"]
-            terms = Terms.of(wanted[name], search.setting, kind) if name in wanted else Terms({}, 0.0)
+            terms = Terms.from_config(wanted[name], search.setting, kind) if name in wanted else Terms({}, 0.0)
             size = files[precision, name].stat().st_size / 1e6
             found.setdefault(precision, {})[name] = Sample(name, terms, one.p50_ms, one.noisy, one.noise, size)
     return found
@@ -150,7 +150,9 @@ def within(costs: CostModel, count: int) -> list[Choice]:
     used, rest = (
         [choice for choice, inside in zip(kept, banded, strict=True) if inside is want] for want in (True, False)
     )
-    least = min(kept, key=lambda choice: Terms.of(costs.shapes.config(choice), costs.search.setting, costs.kind).flops)
+    least = min(
+        kept, key=lambda choice: Terms.from_config(costs.shapes.config(choice), costs.search.setting, costs.kind).flops
+    )
     some = used[: max(3 * count // 4, count - len(rest))]
     found = [least, *some, *rest]
     return list({named(choice): choice for choice in found}.values())[:count]

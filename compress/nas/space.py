@@ -25,7 +25,7 @@ from compress.models import heads
 from compress.models.student import config_for
 from compress.nas.space_file import SIZES, Space, Value
 from compress.slicing.shape import Shape
-from compress.slicing.sizes import Sizes, resized
+from compress.slicing.sizes import Sizes, resize_config
 
 if TYPE_CHECKING:
     import optuna
@@ -133,19 +133,19 @@ class Shapes:
     def config(self, choice: Choice) -> PreTrainedConfig:
         """Make the student's transformers config. Raises StudentError or PruneError where there is no such student."""
         if self.space.mode == "supernet":
-            return resized(self.teacher, self.sizes(choice))
+            return resize_config(self.teacher, self.sizes(choice))
         config = config_for(self.spec(choice), self.teacher)
         inner = getattr(config, "true_hidden_size", None)
         if inner is not None and inner % config.num_attention_heads:
             raise StudentError(f"bottleneck {inner} is not a multiple of {config.num_attention_heads} heads")
-        groups, layers = getattr(config, "num_hidden_groups", 1), Shape.of(config).layers
+        groups, layers = getattr(config, "num_hidden_groups", 1), Shape.from_config(config).layers
         if groups > layers or layers % groups:
             raise StudentError(f"{layers} layers do not divide into {groups} groups")
         return config
 
     def sizes(self, choice: Choice) -> Sizes:
         """supernet: what of it the student is."""
-        return Sizes.asked(self.teacher, **{name: float(choice[name]) for name in SIZES if name in choice})
+        return Sizes.from_request(self.teacher, **{name: float(choice[name]) for name in SIZES if name in choice})
 
     def spec(self, choice: Choice) -> StudentSpec:
         """plain: what to build."""
@@ -172,7 +172,7 @@ class Shapes:
             sizes = self.sizes(asked).plain()
             sizes.pop("head_size")
             return {**sizes, **({"precision": asked["precision"]} if "precision" in asked else {})}
-        shape = Shape.of(self.config(asked))
+        shape = Shape.from_config(self.config(asked))
         sizes = {name: getattr(shape, name) for name in ("layers", "hidden", "heads", "ffn")}
         return {**asked, **sizes}
 
@@ -221,8 +221,8 @@ class Shapes:
 
 def _counted(space: Space, teacher: PreTrainedConfig) -> dict[str, tuple[Value, ...]]:
     """Turn shares of the teacher into counts. Raises SearchError with every problem."""
-    whole, problems = Sizes.of(teacher), []
-    theirs = whole.plain() | {"embedding": Shape.of(teacher).embedding}
+    whole, problems = Sizes.from_config(teacher), []
+    theirs = whole.plain() | {"embedding": Shape.from_config(teacher).embedding}
     axes: dict[str, tuple[Value, ...]] = {}
     for name, values in space.axes.items():
         if name not in SIZES:

@@ -6,7 +6,7 @@ slice plan serves, its attention and hidden states can be read, and dropout, aut
 
     whole = ordered(model, importance)          # units sorted, so that the first are the best
     net = Supernet(whole)
-    half = Sizes.asked(whole.config, layers=0.5, hidden=0.5, ffn=0.5)
+    half = Sizes.from_request(whole.config, layers=0.5, hidden=0.5, ffn=0.5)
     net.signals(batch, frozenset({"logits"}), half)
     net.score(half, EvaluationBatches.from_evaluator(exam, collate))
     net.extract(half).save_pretrained(folder)
@@ -30,10 +30,10 @@ from transformers.pytorch_utils import Conv1D
 from compress.errors import PruneError
 from compress.evaluation.evaluator import EvaluationBatches
 from compress.models.signals import Signals, read
-from compress.slicing.cut import cut, sliced
+from compress.slicing.cut import cut, slice_model
 from compress.slicing.plan import SlicePlan, parameters_of
 from compress.slicing.select import Kept, prefix
-from compress.slicing.sizes import Sizes, copied_layers, resized
+from compress.slicing.sizes import Sizes, resize_config, select_layers
 from compress.training.embedding_rows import whole_vocabulary
 
 LOGITS: Final = frozenset({"logits"})
@@ -55,18 +55,18 @@ class Lookup:
 class Supernet:
     """Runs, scores and extracts the subnets of `model`, which need be `ordered` for its prefixes to be good.
 
-    depth: which layers fewer layers are, as `sizes.copied_layers` names it: even, uniform (DynaBERT's own rule),
+    depth: which layers fewer layers are, as `sizes.select_layers` names it: even, uniform (DynaBERT's own rule),
     first, last. Each method takes other `layers` of the whole, as many as `sizes` has. Raises PruneError for a family
     without a slice plan and for sizes that are not within the model's.
     """
 
     def __init__(self, model: PreTrainedModel, plan: SlicePlan | None = None, *, depth: str = "even") -> None:
-        self.model, self.plan, self.depth = model, plan or SlicePlan.of(model), depth
+        self.model, self.plan, self.depth = model, plan or SlicePlan.from_model(model), depth
         self._skeletons: OrderedDict[Any, _Skeleton] = OrderedDict()
 
     def layers(self, sizes: Sizes) -> tuple[int, ...]:
         """Return the layers of the whole that a subnet of these sizes has."""
-        return tuple(copied_layers(self.depth, sizes.layers, self.plan.sizes.layers))
+        return tuple(select_layers(self.depth, sizes.layers, self.plan.sizes.layers))
 
     def kept(self, sizes: Sizes, layers: Sequence[int] | None = None) -> Kept:
         """Keep the first units of every group, and these layers. Raises PruneError where they are not as many as
@@ -98,7 +98,7 @@ class Supernet:
     def extract(self, sizes: Sizes, layers: Sequence[int] | None = None) -> PreTrainedModel:
         """Extract the subnet as a plain transformers model with weights of its own."""
         with whole_vocabulary(self.model):
-            return sliced(self.model, self.kept(sizes, layers))
+            return slice_model(self.model, self.kept(sizes, layers))
 
     @torch.no_grad()
     def logits(
@@ -165,7 +165,7 @@ class _Skeleton(nn.Module):
 
     @staticmethod
     def of(model: PreTrainedModel, sizes: Sizes, attention: str, device: torch.device) -> "_Skeleton":
-        config = resized(model.config, sizes)
+        config = resize_config(model.config, sizes)
         config._attn_implementation = attention
         with torch.device(device), init_empty_weights(include_buffers=False):
             return _Skeleton(type(model)(config), device)

@@ -25,7 +25,7 @@ from compress.nas.supernet import Supernet
 from compress.pruning import importance
 from compress.pruning.stage import calibration
 from compress.records.search_report import Rung
-from compress.slicing.cut import order, sliced
+from compress.slicing.cut import rank_units, slice_model
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.sizes import Sizes, inner_weights
 from compress.training.context import TrainingContext
@@ -137,14 +137,14 @@ def _in_order(
         {"prune": "order", "importance": space.importance, "rows": space.rows, "way": 0.0,
          "batch": stage.batch, "max_length": stage.max_length}
     )  # fmt: skip
-    plan = SlicePlan.of(task_teacher.model)
+    plan = SlicePlan.from_model(task_teacher.model)
     rated = importance.compute_importance(
         space.importance, copy.deepcopy(task_teacher.model).requires_grad_(True), plan,
         calibration(prune, training, seed), training.collate,
         batch=prune.batch, teacher=task_teacher, bf16=training.bf16, console=training.console,
     )  # fmt: skip
-    kept = importance.check_agreement(order(plan, rated))
-    whole = sliced(task_teacher.model, kept).requires_grad_(True)
+    kept = importance.check_agreement(rank_units(plan, rated))
+    whole = slice_model(task_teacher.model, kept).requires_grad_(True)
     return whole, kept.indices.get(HIDDEN, torch.arange(plan.sizes.hidden))
 
 

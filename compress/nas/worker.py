@@ -133,7 +133,7 @@ def _make_evaluator(
     task = data.task
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     training = TrainingContext(data, None, tokenizer, Collate(tokenizer), inputs.bf16, console)
-    evaluator = Evaluator.of(task, data.validation, tokenizer, search.max_length)
+    evaluator = Evaluator.from_split(task, data.validation, tokenizer, search.max_length)
     clocks = LatencyTable.from_json(inputs.clocks)
     if search.space.mode == "supernet":
         whole = heads.load(folder, "task", task.kind).to(PartialState().device)

@@ -37,7 +37,7 @@ from compress.models.signals import ATTENTION, Signals, open_attention, read
 from compress.papers.hinton import mean_over
 from compress.papers.wang import Multipliers, wanted
 from compress.pruning.l0 import Gates, TargetSizes, fold
-from compress.slicing.cut import sliced
+from compress.slicing.cut import slice_model
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
@@ -106,7 +106,7 @@ class Matched(nn.Module):
         super().__init__()
         if teacher is None or objective is None:
             raise ObjectiveError("cofi: needs a teacher whose layers are matched, and the terms of its soft targets")
-        count = Shape.of(teacher.config).layers
+        count = Shape.from_config(teacher.config).layers
         if matched_layers is None:
             matched_layers = sorted({(n + 1) * count // 4 - 1 for n in range(4)} - {-1})
         if not matched_layers or not all(0 <= layer < count for layer in matched_layers):
@@ -114,7 +114,7 @@ class Matched(nn.Module):
         self.student, self.objective = student, objective
         self.layer_weight, self.matched_layers, self.ordered = layer_weight, list(matched_layers), ordered
         self.W = _map_back(student.config, teacher.config)
-        whole_N = torch.ones(Shape.of(student.config).layers, dtype=torch.bool)
+        whole_N = torch.ones(Shape.from_config(student.config).layers, dtype=torch.bool)
         self.alive: Callable[[], Tensor] = lambda: whole_N
         for model, wants in ((student, objective.student_wants), (teacher, objective.teacher_wants)):
             if wants & ATTENTION:
@@ -185,7 +185,7 @@ class Gated(nn.Module):
                 f"cofi.Gated: wait {wait} and warm {warm} are shares of the steps, together at most 1; drop_rate "
                 f"{drop_rate} lies between 0 and 1"
             )
-        self.plan = SlicePlan.of(student)
+        self.plan = SlicePlan.from_model(student)
         self.target = TargetSizes.from_request(student, self.plan, sizes)
         self.minimise = Matched(
             student, teacher, objective, layer_weight=layer_weight, matched_layers=matched_layers, ordered=ordered
@@ -245,7 +245,7 @@ class Gated(nn.Module):
         for each in self._frozen:
             each.requires_grad_(True)
         fold(student, self.plan, values)
-        small = sliced(student, kept)
+        small = slice_model(student, kept)
         if HIDDEN in kept.indices:
             small.config.hidden_of_teacher = kept.indices[HIDDEN].tolist()
         self.minimise.student = small
@@ -260,7 +260,7 @@ class Gated(nn.Module):
 
 def _map_back(student: Any, teacher: Any) -> nn.Linear:
     """W, D_S -> D_T without a bias (authors' code has one)."""
-    mine, theirs = Shape.of(student).hidden, Shape.of(teacher).hidden
+    mine, theirs = Shape.from_config(student).hidden, Shape.from_config(teacher).hidden
     W, kept = nn.Linear(mine, theirs, bias=False), getattr(student, "hidden_of_teacher", None)
     if mine == theirs:
         nn.init.eye_(W.weight)

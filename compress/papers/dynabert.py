@@ -45,7 +45,7 @@ from compress.nas.supernet import Lookup, Supernet
 from compress.slicing.plan import SlicePlan
 from compress.slicing.select import Importance
 from compress.slicing.shape import Shape
-from compress.slicing.sizes import Sizes, inner_weights, resized
+from compress.slicing.sizes import Sizes, inner_weights, resize_config
 from compress.training.objective import Objective, pairs_of_subnet
 from compress.training.step import Distillation, Shows
 
@@ -110,7 +110,7 @@ class Sandwich(nn.Module):
         if among and (widths or any(axes.values())):
             raise PruneError("dynabert.Sandwich: `among` names the subnets; leave out the sizes beside it")
         shapes = _shapes(student.config, asked, strict=bool(among))
-        self.whole = Sizes.of(student.config)
+        self.whole = Sizes.from_config(student.config)
         self.always = {"largest": self.whole} if largest else {}
         if smallest:
             self.always["smallest"] = min(shapes, key=inner_weights)
@@ -173,7 +173,7 @@ class Sandwich(nn.Module):
 def _combined(
     plan: SlicePlan, axes: Mapping[str, Sequence[float]], widths: Sequence[float]
 ) -> Iterable[Mapping[str, float]]:
-    """Every combination of what is given and the student's own sizes, as `Sizes.asked` takes them."""
+    """Every combination of what is given and the student's own sizes, as `Sizes.from_request` takes them."""
     together = ("hidden" if plan.sizes.bottleneck is None else "bottleneck", "heads", "ffn")
     if widths and any(axes[axis] for axis in together):
         raise PruneError(f"dynabert.Sandwich: `widths` is {', '.join(together)} together; leave them out beside it")
@@ -197,7 +197,7 @@ def _shapes(config: Any, asked: Iterable[Mapping[str, float]], *, strict: bool) 
         if unknown:
             raise PruneError(f"dynabert.Sandwich: among: no size {unknown[0]!r}.{did_you_mean(unknown[0], AXES)}")
         try:
-            found[Sizes.asked(config, **each)] = None
+            found[Sizes.from_request(config, **each)] = None
             used.update(each.items())
         except PruneError as error:
             if strict:
@@ -215,6 +215,6 @@ def _check_all_fit(
     """Whatever a term compares must be alike in all of them."""
     if teacher is None:
         return
-    theirs = Shape.of(teacher.config)
+    theirs = Shape.from_config(teacher.config)
     for sizes in {replace(sizes, layers=1, ffn=1): sizes for sizes in shapes}.values():  # which nothing compares
-        objective.fits(Shape.of(resized(student.config, sizes)), theirs)
+        objective.fits(Shape.from_config(resize_config(student.config, sizes)), theirs)

@@ -105,8 +105,8 @@ def detection(
 ) -> Distillation:
     """weight * L_Disc and the terms of `objective`, on one pass over the corrupted text."""
     terms = [Term("electra.replaced_tokens", weight), *(objective.terms if objective else ())]
-    shown = Shape.of(teacher.config) if teacher is not None else None
-    return Distillation(discriminator, teacher, Objective(terms, Shape.of(discriminator.config), shown))
+    shown = Shape.from_config(teacher.config) if teacher is not None else None
+    return Distillation(discriminator, teacher, Objective(terms, Shape.from_config(discriminator.config), shown))
 
 
 def labelled(batch: Mapping[str, Any]) -> Tensor:
@@ -215,7 +215,7 @@ class FineTuning(nn.Module):
     ) -> None:
         super().__init__()
         self.minimise = Distillation(student, teacher, objective)
-        self.top, self.decay = Shape.of(student.config).layers + 2, decay
+        self.top, self.decay = Shape.from_config(student.config).layers + 2, decay
 
     @property
     def student(self) -> PreTrainedModel:

@@ -29,7 +29,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from compress.data.sentences import Template
 from compress.errors import TeacherError
 from compress.models.checkpoints import resolve
-from compress.models.teacher import explained, identify, load_config, same_vocabulary
+from compress.models.teacher import check_vocabulary, explain_load_errors, identify, load_config
 from compress.prompting.answers import Likelihood
 
 TOKENS = 8192
@@ -43,7 +43,7 @@ SHARED = 16
 def open_model(name: str, *, allow_pickle: bool = False, bf16: bool = False) -> "LocalModel":
     """A language model by alias, folder or hub id, on the GPU if there is one. Raises TeacherError."""
     folder = resolve(name, allow_pickle=allow_pickle)
-    with explained(folder):
+    with explain_load_errors(folder):
         config = load_config(folder)
         if not config.is_encoder_decoder and not _generates(config):
             raise TeacherError(
@@ -66,7 +66,7 @@ def open_model(name: str, *, allow_pickle: bool = False, bf16: bool = False) -> 
             f"{folder}: {len(absent)} of the language model's tensors are missing, or not of the shape its config.json "
             f"says, such as {absent[0]}: expected a checkpoint with its language modelling head"
         )
-    same_vocabulary(folder, tokenizer, model)
+    check_vocabulary(folder, tokenizer, model)
     model.eval().requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
     return LocalModel(name, f"{identify(folder)} {'bf16' if bf16 else 'fp32'}", model, tokenizer, bf16)
 

@@ -40,11 +40,11 @@ from compress.models.teacher import Teacher
 from compress.pruning import importance
 from compress.pruning.stage import calibration
 from compress.records.latency import Setting
-from compress.slicing.cut import sliced
+from compress.slicing.cut import slice_model
 from compress.slicing.plan import SlicePlan, parameters_of
 from compress.slicing.select import Importance, choose, counts
 from compress.slicing.shape import Shape
-from compress.slicing.sizes import Sizes, resized
+from compress.slicing.sizes import Sizes, resize_config
 from compress.training.context import TrainingContext
 from compress.training.objective import Objective, find_loss
 from compress.training.run import Run
@@ -53,7 +53,7 @@ STEPS = 8
 """Shares of widths, heads and neurons in the grid: eighths of the model's own."""
 
 
-def smaller(config: Any, plan: SlicePlan) -> dict[str, Sizes]:
+def shape_grid(config: Any, plan: SlicePlan) -> dict[str, Sizes]:
     """List a grid of shapes by name: every depth, and eighths of every width, with heads of the model's size.
 
     Where attention is as wide as its stream, stream and heads go together.
@@ -69,14 +69,14 @@ def smaller(config: Any, plan: SlicePlan) -> dict[str, Sizes]:
         if config.model_type != "t5":
             wanted[together] = wanted["heads"] * whole.head_size
         try:
-            sizes = Sizes.asked(config, **wanted)
+            sizes = Sizes.from_request(config, **wanted)
         except PruneError:  # a grid asks for more than there is
             continue
         found[str(sizes)] = sizes
     return found
 
 
-def largest(shapes: Mapping[str, Sizes]) -> Iterator[str]:
+def largest_shapes(shapes: Mapping[str, Sizes]) -> Iterator[str]:
     """Yield the shapes that no other one contains: of shapes within a budget, these fill it."""
     for name, sizes in shapes.items():
         if not any(other != sizes and sizes.within(other) for other in shapes.values()):
@@ -123,7 +123,7 @@ def losses(
 
     layers: the rule by which layers stay; None: the most important.
     """
-    plan, shape = SlicePlan.of(model), Shape.of(model.config)
+    plan, shape = SlicePlan.from_model(model), Shape.from_config(model.config)
     objective = Objective(terms, shape, shape, kind=kind)
     order = np.argsort(np.asarray(rows["length"][:]), kind="stable")  # rows of like lengths together
     parts = [collate([rows[int(i)] for i in order[at : at + BATCH]]) for at in range(0, len(order), BATCH)]
@@ -131,7 +131,7 @@ def losses(
     shown = [read(model, batch, frozenset({"logits"})) for batch in batches]
     found = {}
     for name, sizes in shapes.items():
-        small, total = sliced(model, choose(plan, rated, sizes, layers=layers)).eval(), 0.0
+        small, total = slice_model(model, choose(plan, rated, sizes, layers=layers)).eval(), 0.0
         for batch, teacher in zip(batches, shown, strict=True):
             loss = objective(read(small, batch, objective.student_wants), teacher, batch)["total"]
             total += len(batch["input_ids"]) * float(loss)
@@ -233,14 +233,14 @@ class Decision:
         return f"budget: {faster}the unpruned model: {kept}"
 
 
-def to_the_user(device: str, console: Console) -> Callable[[str], None]:
+def device_messages(device: str, console: Console) -> Callable[[str], None]:
     """Print what a device says where the user has something to do there: not on this machine, nor over ssh."""
     if device.partition(":")[0] in ("local", "ssh"):
         return lambda _: None
     return partial(console.print, highlight=False, markup=False, soft_wrap=True)
 
 
-def setting_of(recipe: Recipe) -> Setting:
+def budget_setting(recipe: Recipe) -> Setting:
     """Return the setting at which the target's latencies are measured."""
     target = recipe.target
     return Setting(target.threads, target.batch, target.seq or recipe.stages[-1].max_length)
@@ -274,13 +274,13 @@ def check_budget(bundle: Bundle, recipe: Recipe, task_teacher: Teacher, context:
     decision = Decision.read(file)
     segments = makes_segments(context.tokenizer)
     with (
-        open_device(target.device, say=to_the_user(target.device, context.console)) as device,
+        open_device(target.device, say=device_messages(target.device, context.console)) as device,
         exported(
-            {WHOLE: task_teacher.model.config}, setting_of(recipe),
+            {WHOLE: task_teacher.model.config}, budget_setting(recipe),
             precision=target.precision, kind=context.kind, segments=segments,
         ) as files,
     ):  # fmt: skip
-        found = race({**files, SHIPPED: bundle.files()[target.precision]}, device, setting_of(recipe))
+        found = race({**files, SHIPPED: bundle.files()[target.precision]}, device, budget_setting(recipe))
     shipped_ms, whole_ms = found[SHIPPED].p50_ms, found[WHOLE].p50_ms
     limit_ms = decision.limit_ms if target.speedup is None else whole_ms / target.speedup  # as the machine is now
     decision = replace(decision, shipped_ms=shipped_ms, whole_ms=whole_ms, limit_ms=limit_ms)
@@ -307,7 +307,7 @@ def decide(recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run:
     model = task_teacher.model.to(PartialState().device)
     rows = calibration(stage, context, run.seed)
     rated = importance.compute_importance(
-        stage.importance, model, SlicePlan.of(model), rows, context.collate,
+        stage.importance, model, SlicePlan.from_model(model), rows, context.collate,
         batch=stage.batch, teacher=task_teacher, bf16=context.bf16, console=context.console,
     )  # fmt: skip
     if not run.main:
@@ -316,9 +316,11 @@ def decide(recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run:
         timer = None
         if target.max_latency_ms is not None or target.speedup is not None:
             say = partial(context.console.print, highlight=False, markup=False, soft_wrap=True)
-            device = opened.enter_context(open_device(target.device, say=to_the_user(target.device, context.console)))
+            device = opened.enter_context(
+                open_device(target.device, say=device_messages(target.device, context.console))
+            )
             segments = makes_segments(context.tokenizer)
-            timer = ShapeTimer(device, setting_of(recipe), target.precision, context.kind, segments, say)
+            timer = ShapeTimer(device, budget_setting(recipe), target.precision, context.kind, segments, say)
         return _ShapeSearch(recipe, task_teacher, context, rated, rows, timer).decide()
 
 
@@ -369,18 +371,18 @@ class _ShapeSearch:
 
     @cached_property
     def plan(self) -> SlicePlan:
-        return SlicePlan.of(self.task_teacher.model)
+        return SlicePlan.from_model(self.task_teacher.model)
 
     @cached_property
     def parameters(self) -> dict[str, int]:
         """The number of parameters of every shape of the grid."""
-        grid = smaller(self.task_teacher.model.config, self.plan)
+        grid = shape_grid(self.task_teacher.model.config, self.plan)
         return {name: count_parameters(self.task_teacher.model, self.plan, sizes) for name, sizes in grid.items()}
 
     @cached_property
     def shapes(self) -> dict[str, Sizes]:
         """The shapes of the grid that have few enough parameters."""
-        grid, limit = smaller(self.task_teacher.model.config, self.plan), self.recipe.target.max_params
+        grid, limit = shape_grid(self.task_teacher.model.config, self.plan), self.recipe.target.max_params
         within = {name: sizes for name, sizes in grid.items() if limit is None or self.parameters[name] <= limit}
         if not within:
             least = min(self.parameters, key=lambda name: self.parameters[name])
@@ -393,7 +395,7 @@ class _ShapeSearch:
 
     @cached_property
     def configs(self) -> dict[str, Any]:
-        return {name: resized(self.task_teacher.model.config, sizes) for name, sizes in self.shapes.items()}
+        return {name: resize_config(self.task_teacher.model.config, sizes) for name, sizes in self.shapes.items()}
 
     @cached_property
     def estimates(self) -> Mapping[str, Estimate]:
@@ -415,9 +417,11 @@ class _ShapeSearch:
 
     def _rank(self, fits: Mapping[str, Sizes]) -> list[Candidate]:
         """Cut the model to the largest of the shapes, spread far apart, and sort them by their loss against it."""
-        names = list(largest(fits))
+        names = list(largest_shapes(fits))
         if len(names) > SHORTLISTED:
-            names = choose_spread({name: self.configs[name] for name in names}, SHORTLISTED, setting_of(self.recipe))
+            names = choose_spread(
+                {name: self.configs[name] for name in names}, SHORTLISTED, budget_setting(self.recipe)
+            )
         self.context.console.print(f"cutting {len(names)} shapes that fill the budget, to compare their answers")
         found = losses(
             self.task_teacher.model, {name: fits[name] for name in names}, self.rated, self.rows, self.context.collate,

@@ -43,11 +43,11 @@ class TargetSizes:
 
     @staticmethod
     def from_request(model: PreTrainedModel, plan: SlicePlan, wanted: Mapping[str, float]) -> "TargetSizes":
-        """Read counts, or shares below 1, as `Sizes.asked` does. Raises PruneError where they cannot be reached."""
+        """Read counts, or shares below 1. Raises PruneError where they cannot be reached."""
         for name in wanted:
             if name not in AXES:
                 raise PruneError(f"sizes: gates cannot prune {name!r}.{did_you_mean(name, AXES)}")
-        target = TargetSizes(plan, Sizes.asked(model.config, **wanted))
+        target = TargetSizes(plan, Sizes.from_request(model.config, **wanted))
         if not target.shapes:
             raise PruneError(f"sizes: {target.sizes} are the model's own; nothing is to be pruned")
         return target

@@ -31,7 +31,7 @@ from compress.io import filled
 from compress.models.checkpoints import save_tokenizer
 from compress.models.teacher import Teacher
 from compress.pruning import importance
-from compress.slicing.cut import order, sliced
+from compress.slicing.cut import rank_units, slice_model
 from compress.slicing.plan import HIDDEN, LAYERS, SlicePlan
 from compress.slicing.rules import FAMILIES
 from compress.slicing.select import Kept, choose
@@ -46,7 +46,7 @@ KEPT = "kept.json"
 def check_family(model: PreTrainedModel) -> None:
     """Raise PruneError for a model that has no slice plan, and say what can be done instead."""
     try:
-        SlicePlan.of(model)
+        SlicePlan.from_model(model)
     except PruneError as error:
         if model.config.model_type in FAMILIES:
             raise
@@ -56,7 +56,7 @@ def check_family(model: PreTrainedModel) -> None:
         ) from None
 
 
-def sizes_of(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
+def stage_sizes(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
     """Compute what this stage leaves of a teacher with this config. Raises PruneError."""
     wanted = recipe.target.sizes
     if not wanted:
@@ -64,10 +64,12 @@ def sizes_of(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
             f"{recipe.name}: does not say what is to be left: give sizes, as in --set target.ffn=0.5, or a budget, as "
             "in --set target.max_latency_ms=5 (`compress prune` has options for both)"
         )
-    return on_the_way(Sizes.of(config), Sizes.asked(config, **wanted), stage.way, tied=config.model_type != "t5")
+    return interpolate_sizes(
+        Sizes.from_config(config), Sizes.from_request(config, **wanted), stage.way, tied=config.model_type != "t5"
+    )
 
 
-def on_the_way(whole: Sizes, target: Sizes, way: float, *, tied: bool = True) -> Sizes:
+def interpolate_sizes(whole: Sizes, target: Sizes, way: float, *, tied: bool = True) -> Sizes:
     """Compute the sizes this share of the way from one to the other, rounded to sizes that a model can have.
 
     tied: attention is as wide as the stream it is in; the heads then get the size that comes nearest to all targets.
@@ -106,17 +108,17 @@ def prune_stage(
     started = time.perf_counter()
     seed = run.seed + int(io.of_value(stage.name)[:6], 16)
     set_seed(seed)
-    plan = SlicePlan.of(model)
+    plan = SlicePlan.from_model(model)
     rated = importance.compute_importance(
         stage.importance, model.to(PartialState().device), plan, calibration(stage, context, seed), context.collate,
         batch=stage.batch, teacher=task_teacher, bf16=context.bf16, console=context.console,
     )  # fmt: skip
     if sizes.layers < plan.sizes.layers and stage.rule is None and LAYERS not in rated:
         context.console.print(f"{stage.name}: {stage.importance.by} rates no layers; the kept ones are spread evenly")
-    kept = choose(plan, rated, sizes, layers=stage.rule) if stage.way else order(plan, rated)
-    small = sliced(model, kept)
+    kept = choose(plan, rated, sizes, layers=stage.rule) if stage.way else rank_units(plan, rated)
+    small = slice_model(model, kept)
     importance.check_agreement(kept)
-    note = record(stage, plan, kept, before)
+    note = make_record(stage, plan, kept, before)
     if run.main:
         with filled(run.result(stage.name), sealed=True) as folder:
             small.save_pretrained(folder)
@@ -149,7 +151,7 @@ def calibration(stage: Prune, context: TrainingContext, seed: int) -> Dataset:
     return rows.select(np.sort(np.random.default_rng(seed).choice(len(rows), stage.rows, replace=False)))
 
 
-def record(stage: Prune, plan: SlicePlan, kept: Kept, before: Mapping[str, Any] | None) -> dict[str, Any]:
+def make_record(stage: Prune, plan: SlicePlan, kept: Kept, before: Mapping[str, Any] | None) -> dict[str, Any]:
     """Describe what is kept, as JSON holds it; -1 is a new unit."""
     layers = list(kept.layers)
     hidden = kept.indices.get(HIDDEN, torch.arange(plan.sizes.hidden)).tolist()
@@ -165,7 +167,7 @@ def record(stage: Prune, plan: SlicePlan, kept: Kept, before: Mapping[str, Any] 
     }
 
 
-def recorded(folder: Path) -> dict[str, Any]:
+def read_record(folder: Path) -> dict[str, Any]:
     """Read what a finished prune stage has kept."""
     found: dict[str, Any] = json.loads((folder / KEPT).read_text(encoding="utf-8"))
     return found

@@ -134,10 +134,10 @@ def ranges(
 
     Raises ExportError for a file without products, no rows, or activations that are not finite.
     """
-    return cut(observe(source, rows, threads=threads), method, percentile)
+    return choose_ranges(observe(source, rows, threads=threads), method, percentile)
 
 
-def cut(
+def choose_ranges(
     seen: Mapping[str, Histogram], method: Method = "percentile", percentile: float = 99.99
 ) -> dict[str, tuple[float, float]]:
     """The ranges of what was observed: all methods can be had from one pass over the rows."""

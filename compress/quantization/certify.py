@@ -14,7 +14,7 @@ from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.session import certified, read_model
 from compress.io import sha256
-from compress.quantization.evaluator import ROUNDING, ScoreDrop, compared
+from compress.quantization.evaluator import ROUNDING, ScoreDrop, compare_logits
 from compress.quantization.sensitivity import FloatCost
 from compress.records.certificate import Certificate, Sensitivity
 from compress.records.class_scores import describe, fallen
@@ -45,7 +45,7 @@ def certify(
     files = (exact or bundle.path / FILES["fp32"], bundle.path / FILES[precision])
     before, after = (_logits(device, file, exam) for file in files)
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
-    outcome = compared(exam, before, after, threshold=threshold)
+    outcome = compare_logits(exam, before, after, threshold=threshold)
     facts = device.facts()
     kept_to, reason = verdict(outcome, max_drop)
     return Certificate(
@@ -89,15 +89,15 @@ def verdict(outcome: ScoreDrop, max_drop: float) -> tuple[bool, str]:
     return False, f"{more}{named}"
 
 
-def carried(
+def attach_certificate(
     bundle: Bundle, precision: Precision, proof: Certificate, sensitivity: Sequence[Sensitivity] = ()
 ) -> tuple[Bundle, Certificate]:
-    """Write the certificate into the file's own metadata and into report.json; return it as `signed` does."""
-    bundle, proof = signed(bundle, precision, proof)
+    """Write the certificate into the file's own metadata and into report.json; return it as `sign_file` does."""
+    bundle, proof = sign_file(bundle, precision, proof)
     return bundle.attach_evidence(certificates=(proof,), sensitivity=sensitivity), proof
 
 
-def signed(bundle: Bundle, precision: Precision, proof: Certificate) -> tuple[Bundle, Certificate]:
+def sign_file(bundle: Bundle, precision: Precision, proof: Certificate) -> tuple[Bundle, Certificate]:
     """Write the certificate into the file's own metadata; return it with the digest that the file has from then on."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "certified.onnx"

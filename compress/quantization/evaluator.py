@@ -66,7 +66,7 @@ class ScoreDrop:
         return self.unresolved or self.least_limit <= limit + ROUNDING
 
 
-def compared(exam: Evaluator, exact: Logits, other: Logits, *, threshold: float | None = None) -> ScoreDrop:
+def compare_logits(exam: Evaluator, exact: Logits, other: Logits, *, threshold: float | None = None) -> ScoreDrop:
     """Compare `other` with `exact`, logits of the exam's rows. `threshold`: qa, see `Evaluator.scores`."""
     before, after = (exam.scores(each, threshold=threshold)[exam.task.metric] for each in (exact, other))
     thresholds = (threshold, threshold)
@@ -108,7 +108,7 @@ class QuantizationEvaluator:
         return int(np.argmin([self.error(file) for file in files]))
 
     def outcome(self, file: Path) -> ScoreDrop:
-        return compared(self.exam, self.exact, self._logits(file, self.exam.rows))
+        return compare_logits(self.exam, self.exact, self._logits(file, self.exam.rows))
 
     def _logits(self, file: Path, rows: Dataset) -> Logits:
         task, length = self.bundle.task, self.bundle.manifest.max_length

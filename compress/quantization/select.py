@@ -19,7 +19,7 @@ from compress.exporters.session import read_model
 from compress.quantization import calibration as calibrate
 from compress.quantization.calibration import Method as Calibration
 from compress.quantization.evaluator import QuantizationEvaluator
-from compress.quantization.sensitivity import Make, Mixed, by_size, mix, priced
+from compress.quantization.sensitivity import Make, Mixed, by_size, mix, price_float
 from compress.quantization.smoothquant import channels, smooth
 from compress.records.certificate import Certificate
 from compress.records.latency import Latency
@@ -69,7 +69,11 @@ class Calibrated:
         """Static int8 with the calibration asked for, or the one that brings the logits nearest to fp32's."""
         seen = calibrate.observe(source, self.rows, threads=self.evaluator.threads)
         asked = CALIBRATIONS if self.calibration is None else ((self.calibration, self.percentile),)
-        return self._nearest([(told(*each), source, calibrate.cut(seen, *each)) for each in asked], "static int8", say)
+        return self._nearest(
+            [(describe_calibration(*each), source, calibrate.choose_ranges(seen, *each)) for each in asked],
+            "static int8",
+            say,
+        )
 
     def smoothquant(self, source: Path, say: Say) -> Attempt:
         """Static int8 of the smoothed graph, with the alpha that brings the logits nearest to fp32's; min-max unless
@@ -82,8 +86,14 @@ class Calibrated:
             self._exact(file)
             if self.calibration not in (None, "minmax"):
                 watched = calibrate.observe(file, self.rows, threads=self.evaluator.threads)
-                ranges = calibrate.cut(watched, self.calibration, self.percentile)
-            found.append((f"alpha {alpha:g}, {told(self.calibration or 'minmax', self.percentile)}", file, ranges))
+                ranges = calibrate.choose_ranges(watched, self.calibration, self.percentile)
+            found.append(
+                (
+                    f"alpha {alpha:g}, {describe_calibration(self.calibration or 'minmax', self.percentile)}",
+                    file,
+                    ranges,
+                )
+            )
         return self._nearest(found, "SmoothQuant static int8", say)
 
     def auto(self, source: Path, limit: float, say: Say) -> Attempt:
@@ -120,7 +130,7 @@ class Calibrated:
             )
 
 
-def told(calibration: Calibration, percentile: float) -> str:
+def describe_calibration(calibration: Calibration, percentile: float) -> str:
     return f"percentile {percentile:g}" if calibration == "percentile" else calibration
 
 
@@ -131,7 +141,7 @@ def dynamic(source: Path) -> Attempt:
     return Attempt(DYNAMIC, make)
 
 
-def as_written(bundle: Bundle) -> Attempt:
+def attempt_as_written(bundle: Bundle) -> Attempt:
     """How `Bundle.write` makes int8: dynamic, or with the ranges that the model learned in training."""
     source = bundle.files()["fp32"]
     config = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
@@ -156,7 +166,7 @@ def keep_score(
     """
     source = bundle.files()["fp32"]
     graph = read_model(source).graph
-    parts, attempt = products(graph), as_written(bundle)
+    parts, attempt = products(graph), attempt_as_written(bundle)
     written_as = attempt.method
     evaluator = QuantizationEvaluator.from_bundle(bundle, exam, threads=threads, products=len(parts))
     with tempfile.TemporaryDirectory() as scratch:
@@ -169,7 +179,7 @@ def keep_score(
         )  # fmt: skip
         if mixed.keep:
             with open_device("local") as here:
-                mixed = priced(mixed, attempt.make, here, max_length=bundle.manifest.max_length)
+                mixed = price_float(mixed, attempt.make, here, max_length=bundle.manifest.max_length)
         if mixed.keep or attempt.method != written_as:
             attempt.make(Path(scratch) / "int8.onnx", mixed.keep)
             bundle = bundle.put("int8", Path(scratch) / "int8.onnx")

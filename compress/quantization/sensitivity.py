@@ -201,7 +201,7 @@ LEAST = 1e-3
 """Of the file's latency, that a product costs at least: less is not told from nothing."""
 
 
-def raced(
+def race_products(
     make: Make, products: Sequence[Product], graph: onnx.GraphProto, device: Device, *, max_length: int
 ) -> dict[str, float]:
     """Milliseconds that each product costs more in float32 than in int8: one row of TOKENS tokens, one thread.
@@ -226,7 +226,7 @@ def raced(
     }
 
 
-def priced(mixed: Mixed, make: Make, device: Device, *, max_length: int) -> Mixed:
+def price_float(mixed: Mixed, make: Make, device: Device, *, max_length: int) -> Mixed:
     """Race the file with its products in float32 against the same file with all in int8: one row of TOKENS tokens, one
     thread. As it was where nothing stays in float32."""
     if not mixed.keep:

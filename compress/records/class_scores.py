@@ -24,7 +24,7 @@ class ClassScore:
     support: int
 
     @staticmethod
-    def of(label: str, right: int, said: int, true: int) -> ClassScore:
+    def from_counts(label: str, right: int, said: int, true: int) -> ClassScore:
         """Score a class that was rightly answered, answered, and there so many times; 0.0 where that is undefined."""
         f1 = 2 * right / max(1, said + true)
         return ClassScore(label, right / max(1, said), right / max(1, true), f1, true)

@@ -13,7 +13,7 @@ from typing import Literal
 from compress.config.limits import check_number
 from compress.data.task import Task
 from compress.errors import BundleError, did_you_mean
-from compress.evaluation.statistics import apart
+from compress.evaluation.statistics import differ_significantly
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.manifest import Manifest, find_bundle
 from compress.records.bench_result import Result
@@ -316,7 +316,9 @@ def pick(comparison: Comparison, limits: Limits) -> Pick:
     best = min(within, key=order)
     rows = comparison.basis.rows if comparison.basis else 0
     level = [
-        one for one in within if one is not best and apart(metric, scores[id(one)], scores[id(best)], rows) is False
+        one
+        for one in within
+        if one is not best and differ_significantly(metric, scores[id(one)], scores[id(best)], rows) is False
     ]
     first = min(level, key=cost, default=None)
     took, beside = first.latency(view) if first else None, best.latency(view)

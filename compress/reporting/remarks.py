@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from compress.evaluation.statistics import SHARES, wilson
+from compress.evaluation.statistics import SHARES, wilson_interval
 from compress.records.class_scores import describe, fallen
 from compress.records.latency import NOISE_FACTOR
 from compress.records.run_report import Report, Row, finite
@@ -147,7 +147,7 @@ def run_remarks(report: Report) -> list[str]:
 def _interval(metric: str, score: float | None, rows: int | None, more: str = "") -> Iterator[str]:
     """Say which interval the number of rows leaves around an accuracy; nothing for another metric."""
     if metric == "accuracy" and rows and score is not None and 0 <= score <= 1:
-        low, high = map(units.score, wilson(score, rows))
+        low, high = map(units.score, wilson_interval(score, rows))
         yield remark("rows", rows=rows, score=units.score(score), low=low, high=high, more=more)
 
 

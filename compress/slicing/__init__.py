@@ -5,7 +5,7 @@ from compress.slicing.select import choose, magnitude
 from compress.slicing.sizes import Sizes
 from compress.slicing.cut import sliced
 
-plan = SlicePlan.of(model)
-kept = choose(plan, magnitude(model), Sizes.asked(model.config, hidden=0.5, ffn=0.5))
+plan = SlicePlan.from_model(model)
+kept = choose(plan, magnitude(model), Sizes.from_request(model.config, hidden=0.5, ffn=0.5))
 small = sliced(model, kept)
 """

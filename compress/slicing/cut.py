@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from compress.errors import PruneError
 from compress.slicing.plan import VOCABULARY, Cut, Group, SlicePlan, parameters_of
-from compress.slicing.select import Importance, Kept, counts, of_heads
-from compress.slicing.sizes import resized
+from compress.slicing.select import Importance, Kept, counts, head_importance
+from compress.slicing.sizes import resize_config
 
 
 def cut(plan: SlicePlan, tensors: Mapping[str, Tensor], kept: Kept) -> dict[str, Tensor]:
@@ -36,18 +36,18 @@ def cut(plan: SlicePlan, tensors: Mapping[str, Tensor], kept: Kept) -> dict[str,
     return found
 
 
-def sliced(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
+def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     """A plain transformers model of the same class with the kept units, its own weights, and the right config.
 
     Rows of queries and values that are new are drawn from torch's generator, as a new model's are; those they meet are
     zero, so that nothing changes before training. Raises PruneError where blocks would differ in size, and where layers
     share weights.
     """
-    plan = SlicePlan.of(model)
+    plan = SlicePlan.from_model(model)
     if getattr(model.config, "shared_layers", None):
         raise PruneError(f"{type(model).__name__}: its layers share weights; prune it first, share then")
     _check_even(plan, kept)
-    config = resized(model.config, kept.sizes)
+    config = resize_config(model.config, kept.sizes)
     if VOCABULARY in kept.indices:
         config.vocab_size = len(kept.indices[VOCABULARY])
     with init_empty_weights(include_buffers=False):
@@ -69,12 +69,12 @@ def sliced(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     return small.train(model.training)
 
 
-def ordered(model: PreTrainedModel, importance: Importance) -> PreTrainedModel:
+def reorder_units(model: PreTrainedModel, importance: Importance) -> PreTrainedModel:
     """The same function with every group's units in the order of their importance, so that a prefix is the best."""
-    return sliced(model, order(SlicePlan.of(model), importance))
+    return slice_model(model, rank_units(SlicePlan.from_model(model), importance))
 
 
-def order(plan: SlicePlan, importance: Importance) -> Kept:
+def rank_units(plan: SlicePlan, importance: Importance) -> Kept:
     """All units, the most important of every group first.
 
     Heads move as a whole, rows within a head among themselves. Layers stay where they are.
@@ -86,7 +86,7 @@ def order(plan: SlicePlan, importance: Importance) -> Kept:
     }
     H, K = plan.sizes.heads, plan.sizes.head_size
     for rows, heads in plan.heads.items():
-        order_H = of_heads(plan, importance, heads).float().cpu().argsort(descending=True, stable=True)
+        order_H = head_importance(plan, importance, heads).float().cpu().argsort(descending=True, stable=True)
         inside_HK = importance[rows].float().cpu().view(H, K)[order_H].argsort(dim=1, descending=True, stable=True)
         indices[heads] = order_H
         indices[rows] = (order_H[:, None] * K + inside_HK).flatten()

@@ -18,8 +18,8 @@ from compress.slicing.select import Kept
 
 @contextmanager
 def masked(model: PreTrainedModel, kept: Kept) -> Iterator[None]:
-    """While open, `model` answers as `sliced(model, kept)` does: the same logits at full size. Nothing is trained."""
-    plan = SlicePlan.of(model)
+    """Let `model` answer as `slice_model(model, kept)` does while open: the same logits at full size, for inference."""
+    plan = SlicePlan.from_model(model)
     with ExitStack() as restored:
         for name, parameter in parameters_of(model).items():
             _mask_weight(parameter, plan, name, kept, restored)

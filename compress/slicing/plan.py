@@ -60,7 +60,7 @@ class SlicePlan:
     heads: Mapping[Group, Group]
 
     @staticmethod
-    def of(model: PreTrainedModel) -> "SlicePlan":
+    def from_model(model: PreTrainedModel) -> "SlicePlan":
         """The plan of this model, under whatever head. Raises PruneError for a family or a weight that has none."""
         family = str(model.config.model_type)
         if family not in FAMILIES:
@@ -68,7 +68,7 @@ class SlicePlan:
                 f"{type(model).__name__}: no slice plan for {family!r}; there is one for {', '.join(FAMILIES)}"
                 + (did_you_mean(family, FAMILIES) if family.startswith("deberta") else "")
             )
-        sizes = Sizes.of(model.config)
+        sizes = Sizes.from_config(model.config)
         groups: dict[Group, int] = {LAYERS: sizes.layers}
         cuts = {
             name: _cut(name, tensor, family, sizes, groups)

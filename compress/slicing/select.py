@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from compress.errors import PruneError
 from compress.slicing.plan import LAYERS, VOCABULARY, Group, SlicePlan, parameters_of
-from compress.slicing.sizes import Sizes, copied_layers
+from compress.slicing.sizes import Sizes, select_layers
 
 Importance = Mapping[Group, Tensor]
 """One number for each unit of a group; the larger, the more it matters. Of `query` and `value`, one for each row."""
@@ -40,16 +40,16 @@ def choose(plan: SlicePlan, importance: Importance, sizes: Sizes, *, layers: str
     """
     _check(plan, sizes)
     if layers is None and LAYERS in importance and plan.own_layers:
-        chosen = most(importance[LAYERS], sizes.layers).tolist()
+        chosen = top_units(importance[LAYERS], sizes.layers).tolist()
     else:
-        chosen = copied_layers(layers or "even", sizes.layers, plan.sizes.layers)
+        chosen = select_layers(layers or "even", sizes.layers, plan.sizes.layers)
     indices: dict[Group, Tensor] = {}
     for group, count in counts(plan, sizes).items():
         if count < plan.groups[group]:
-            indices[group] = most(importance[group], count)
+            indices[group] = top_units(importance[group], count)
     if sizes.heads < plan.sizes.heads:
         for heads in set(plan.heads.values()):
-            indices[heads] = most(of_heads(plan, importance, heads), sizes.heads)
+            indices[heads] = top_units(head_importance(plan, importance, heads), sizes.heads)
     return Kept(sizes, tuple(chosen), indices | _rows(plan, sizes, indices, importance))
 
 
@@ -59,7 +59,7 @@ def prefix(plan: SlicePlan, sizes: Sizes, *, layers: Sequence[int] | None = None
     Raises PruneError where `sizes` are not within the plan's.
     """
     _check(plan, sizes)
-    chosen = layers if layers is not None else copied_layers("even", sizes.layers, plan.sizes.layers)
+    chosen = layers if layers is not None else select_layers("even", sizes.layers, plan.sizes.layers)
     indices = {group: torch.arange(count) for group, count in counts(plan, sizes).items() if count < plan.groups[group]}
     if sizes.heads < plan.sizes.heads:
         indices |= {heads: torch.arange(sizes.heads) for heads in plan.heads.values()}
@@ -75,7 +75,7 @@ def counts(plan: SlicePlan, sizes: Sizes) -> dict[Group, int]:
     return {group: count for group in plan.groups if (count := widths.get(group.axis)) is not None}
 
 
-def without_tokens(kept: Kept, tokens: Tensor) -> Kept:
+def keep_tokens(kept: Kept, tokens: Tensor) -> Kept:
     """The same, with only these rows of the vocabulary, in this order."""
     return replace(kept, indices={**kept.indices, VOCABULARY: tokens})
 
@@ -87,12 +87,12 @@ def _check(plan: SlicePlan, sizes: Sizes) -> None:
         raise PruneError("layers: this model's groups of layers share weights; its depth cannot be cut")
 
 
-def most(importance: Tensor, count: int) -> Tensor:
+def top_units(importance: Tensor, count: int) -> Tensor:
     """The places of the most important units, in their order; of equals the first."""
     return importance.float().cpu().argsort(descending=True, stable=True)[:count].sort().values
 
 
-def of_heads(plan: SlicePlan, importance: Importance, heads: Group) -> Tensor:
+def head_importance(plan: SlicePlan, importance: Importance, heads: Group) -> Tensor:
     """What heads matter: as said, else the sum over their rows of values, over all blocks they are in."""
     if heads in importance:
         return importance[heads]
@@ -151,7 +151,7 @@ def magnitude(model: PreTrainedModel, plan: SlicePlan | None = None) -> Importan
 
     Of an embedding's widths, the norm of the table's columns. Layers have none.
     """
-    plan = plan or SlicePlan.of(model)
+    plan = plan or SlicePlan.from_model(model)
     weights = parameters_of(model)
     found: dict[Group, Tensor] = {}
     for group in plan.groups:

@@ -40,7 +40,7 @@ class Shape:
         return self.layers if self.decoder_layers is None or signal == "encoder_layers" else self.decoder_layers
 
     @staticmethod
-    def of(config: Any) -> "Shape":
+    def from_config(config: Any) -> "Shape":
         """Read a transformers config; every family spells these names its own way."""
         if config.model_type in WITHOUT_LAYERS:
             hidden = _find(config, "hidden")
@@ -77,7 +77,7 @@ def positions(model: Any) -> int | None:
     return None
 
 
-def spelling(config: Any, size: str) -> str:
+def setting_name(config: Any, size: str) -> str:
     """This family's own name of `size`: hidden -> `dim` for DistilBERT. Raises KeyError when it has none."""
     for name in _NAMES[size]:
         if getattr(config, name, None) is not None:
@@ -87,7 +87,7 @@ def spelling(config: Any, size: str) -> str:
 
 def _find(config: Any, size: str, default: int | None = None) -> int:
     try:
-        return int(getattr(config, spelling(config, size)))
+        return int(getattr(config, setting_name(config, size)))
     except KeyError:
         if default is None:
             raise

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from compress.errors import PruneError, StudentError
-from compress.slicing.shape import Shape, spelling
+from compress.slicing.shape import Shape, setting_name
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Sizes:
     bottleneck: int | None = None
 
     @staticmethod
-    def of(config: Any) -> "Sizes":
+    def from_config(config: Any) -> "Sizes":
         """The sizes in a transformers config."""
-        shape = Shape.of(config)
+        shape = Shape.from_config(config)
         return Sizes(
             layers=shape.layers,
             hidden=shape.hidden,
@@ -39,7 +39,7 @@ class Sizes:
         )
 
     @staticmethod
-    def asked(
+    def from_request(
         config: Any,
         *,
         layers: float | None = None,
@@ -54,7 +54,7 @@ class Sizes:
         Where hidden is given without heads, heads keep their size as far as it divides; a share of hidden is rounded
         to whole heads. Raises PruneError naming the size that cannot be, with the nearest that can.
         """
-        whole = Sizes.of(config)
+        whole = Sizes.from_config(config)
         wanted = {
             "layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "embedding": embedding,
             "bottleneck": bottleneck,
@@ -145,7 +145,7 @@ def _fit_heads(found: Sizes, whole: Sizes, stream: str, *, given: bool, shared: 
     return replace(found, head_size=width // found.heads, **{stream: width})
 
 
-def resized(config: Any, sizes: Sizes) -> Any:
+def resize_config(config: Any, sizes: Sizes) -> Any:
     """The config of a model of these sizes, everything else as it is."""
     config = copy.deepcopy(config)
     config._attn_implementation = None  # the fastest there is, whatever the source was opened with
@@ -157,7 +157,7 @@ def resized(config: Any, sizes: Sizes) -> Any:
     }  # fmt: skip
     for size, value in named.items():
         try:
-            name = spelling(config, size)
+            name = setting_name(config, size)
         except KeyError:
             if size == "ffn":  # GPT-2 leaves it out where it is four times its width
                 config.n_inner = value
@@ -170,7 +170,7 @@ def resized(config: Any, sizes: Sizes) -> Any:
     return config
 
 
-def copied_layers(rule: str | Sequence[int], students: int, teachers: int) -> list[int]:
+def select_layers(rule: str | Sequence[int], students: int, teachers: int) -> list[int]:
     """0-based teacher layer for each student layer. Raises StudentError.
 
     even     first, last and evenly between, halves rounded to even: 6 of 12 are DistilBERT's 0 2 4 7 9 11

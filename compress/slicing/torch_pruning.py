@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from compress.errors import PruneError
 from compress.slicing.rules import FAMILIES
-from compress.slicing.shape import spelling
+from compress.slicing.shape import setting_name
 
 _PROJECTIONS = frozenset(
     f"{side}{ending}" for sides in (("q", "k", "v"), ("query", "key", "value")) for side in sides
@@ -40,7 +40,7 @@ _FAILS = (IndexError, TypeError, AssertionError, KeyError, ValueError, RuntimeEr
 """What torch-pruning, or a model that it left half cut, stops with."""
 
 
-def generic(
+def prune_generic(
     model: PreTrainedModel,
     example_inputs: Mapping[str, Tensor],
     *,
@@ -55,7 +55,7 @@ def generic(
     saved result does not load, or answers otherwise.
     """
     _refuse(model)
-    heads = int(getattr(model.config, spelling(model.config, "heads")))
+    heads = int(getattr(model.config, setting_name(model.config, "heads")))
     kept = round(heads * share)
     if not 0 < kept < heads:
         raise PruneError(f"share {share}: leaves {kept} of {heads} heads; expected at least one less, and one left")
@@ -139,7 +139,7 @@ def _neurons(model: PreTrainedModel) -> list[nn.Linear]:
     """The products that give a feed-forward block's neurons, where the config says how many there are."""
     name = _named(model.config, "ffn")
     wanted = None if name is None else getattr(model.config, name)
-    hidden = getattr(model.config, spelling(model.config, "hidden"))
+    hidden = getattr(model.config, setting_name(model.config, "hidden"))
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     return [each for each in linear if (each.out_features, each.in_features) == (wanted, hidden)]
 
@@ -156,10 +156,10 @@ def _set_heads(module: Any, count: int, width: int) -> None:
 def _write_config(model: PreTrainedModel, query: nn.Linear, heads: int, neurons: Sequence[nn.Linear]) -> None:
     """The sizes that the weights have now; what is missed shows when the result is loaded."""
     config: Any = model.config
-    setattr(config, spelling(config, "hidden"), query.in_features)
-    setattr(config, spelling(config, "heads"), heads)
+    setattr(config, setting_name(config, "hidden"), query.in_features)
+    setattr(config, setting_name(config, "heads"), heads)
     if neurons:
-        setattr(config, spelling(config, "ffn"), neurons[0].out_features)
+        setattr(config, setting_name(config, "ffn"), neurons[0].out_features)
     if (name := _named(config, "embedding")) is not None:
         table: Any = model.get_input_embeddings()
         setattr(config, name, table.weight.shape[-1])
@@ -167,7 +167,7 @@ def _write_config(model: PreTrainedModel, query: nn.Linear, heads: int, neurons:
 
 def _named(config: Any, size: str) -> str | None:
     try:
-        return spelling(config, size)
+        return setting_name(config, size)
     except KeyError:
         return None
 

@@ -17,7 +17,7 @@ from compress.data.task import Kind
 from compress.data.tokenize import encode
 from compress.errors import TeacherError
 from compress.models import heads
-from compress.models.teacher import Teacher, explained, identify, load, load_config, same_vocabulary
+from compress.models.teacher import Teacher, check_vocabulary, explain_load_errors, identify, load, load_config
 from compress.training.context import TrainingContext
 from compress.training.run import Run, from_first
 from compress.training.stage import run_stage
@@ -83,7 +83,7 @@ def load_general(
 
     Raises TeacherError for a folder that cannot be read, or whose encoder is not whole.
     """
-    with explained(folder):
+    with explain_load_errors(folder):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if tokenizer.pad_token is None:  # GPT-2's; masks tell padding from the end of a text
             tokenizer.pad_token = tokenizer.eos_token
@@ -96,7 +96,7 @@ def load_general(
             ignore_mismatched_sizes=head == "task",
             output_loading_info=True,
         )
-    same_vocabulary(folder, tokenizer, model)
+    check_vocabulary(folder, tokenizer, model)
     absent = {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
     if head == "encoder":
         above: set[str] = set()
@@ -145,7 +145,7 @@ def check_head(teacher: Teacher, head: Head, kind: Kind | None) -> None:
     chosen: Any = heads.model_class(teacher.model.config, head, kind)
     if head in ("encoder", "masked_lm"):
         return
-    with explained(teacher.folder):
+    with explain_load_errors(teacher.folder):
         config = load_config(teacher.folder)
         model, found = chosen.from_pretrained(
             teacher.folder, config=config, use_safetensors=None if teacher.pickled else True, device_map="meta",

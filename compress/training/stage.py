@@ -38,7 +38,7 @@ from compress.data.masking import Words, counts
 from compress.errors import DamagedError, RecipeError
 from compress.evaluation import metrics
 from compress.evaluation.evaluator import Evaluator
-from compress.evaluation.perplexity import held_out
+from compress.evaluation.perplexity import measure_perplexity
 from compress.io import filled, verify
 from compress.models.checkpoints import save_tokenizer
 from compress.models.heads import LANGUAGE
@@ -330,9 +330,9 @@ def _step(
 ) -> Step:
     objective = None
     if stage.objective:
-        shape = Shape.of(teacher.model.config) if teacher else None
+        shape = Shape.from_config(teacher.model.config) if teacher else None
         kind = context.kind if stage.head == "task" else None
-        objective = Objective(stage.objective, Shape.of(student.config), shape, kind=kind)
+        objective = Objective(stage.objective, Shape.from_config(student.config), shape, kind=kind)
         for map_DS in objective.projections.parameters() if origin_D is not None else ():
             map_DS.data = torch.eye(len(map_DS))[:, origin_D]  # instead of a random map, which must first be learned
     model = teacher.model if teacher else None
@@ -407,7 +407,7 @@ def language_scorer(context: TrainingContext, stage: Stage, corrupt: Corrupt, se
     rows = context.rows(stage, seed, held_out=True)
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
-        found = held_out(student, rows, context.collate, corrupt, bf16=context.bf16)
+        found = measure_perplexity(student, rows, context.collate, corrupt, bf16=context.bf16)
         return {"score": -found["nll"], "perplexity": found["perplexity"]}
 
     return score
@@ -416,7 +416,7 @@ def language_scorer(context: TrainingContext, stage: Stage, corrupt: Corrupt, se
 def scorer(context: TrainingContext, stage: Stage, teacher_logits: NDArray[np.float32] | None) -> Score:
     """Return student -> every metric on the validation split, the task's own as `score`, and the agreement."""
     task = context.data.task
-    evaluator = Evaluator.of(task, context.data.validation, context.tokenizer, stage.max_length)
+    evaluator = Evaluator.from_split(task, context.data.validation, context.tokenizer, stage.max_length)
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
         logits = metrics.logits(student, evaluator.rows, context.collate, bf16=context.bf16)

@@ -58,8 +58,8 @@ class Distillation(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(objective, Objective):
-            shown = Shape.of(teacher.config) if isinstance(teacher, nn.Module) else None
-            objective = Objective(objective, Shape.of(student.config), shown)
+            shown = Shape.from_config(teacher.config) if isinstance(teacher, nn.Module) else None
+            objective = Objective(objective, Shape.from_config(student.config), shown)
         self.student, self.objective = student, objective
         if objective.student_wants & ATTENTION:
             open_attention(student)

@@ -235,10 +235,10 @@ def trim_checkpoint(
     """Write the same of a folder that transformers loads: weights in its own class, config and tokenizer."""
     import transformers
 
-    from compress.models.teacher import explained, load_config
+    from compress.models.teacher import explain_load_errors, load_config
 
     config = load_config(checkpoint)
-    with explained(checkpoint):
+    with explain_load_errors(checkpoint):
         named = (config.architectures or ["AutoModel"])[0]
         model = getattr(transformers, named).from_pretrained(checkpoint, config=config)
     rows = rows_of(checkpoint, list(islice(texts, PROBED)))

@@ -13,7 +13,7 @@ from compress.benchmark.devices import Device
 from compress.errors import CompressError
 from compress.exporters.artifact import Bundle
 from compress.exporters.session import difference, onnx_run, read_model, rows_for
-from compress.quantization.evaluator import ScoreDrop, compared
+from compress.quantization.evaluator import ScoreDrop, compare_logits
 from compress.records.latency import DeviceError
 from compress.tuning.variants import Variant
 
@@ -81,11 +81,11 @@ def check_int8(
 
     expected = logits(exact.path)
     own = Variant("int8 of the bundle", bundle.files()["int8"]).counted()
-    usual = compared(exam, expected, logits(own.path), threshold=threshold)
+    usual = compare_logits(exam, expected, logits(own.path), threshold=threshold)
     found = [Checked(own, usual.difference, "", usual.agreement, own=True)]
     for variant in variants:
         try:
-            outcome = compared(exam, expected, logits(variant.path), threshold=threshold)
+            outcome = compare_logits(exam, expected, logits(variant.path), threshold=threshold)
         except CompressError as error:  # does not run there, or answers what is no number
             found.append(Checked(variant, None, str(error)))
             continue

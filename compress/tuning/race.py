@@ -19,7 +19,7 @@ from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.int8 import LEARNED_KEY
 from compress.exporters.rewrite.graph import left_in_float
 from compress.exporters.session import opset_of, read_model
-from compress.quantization.certify import carried, certify
+from compress.quantization.certify import attach_certificate, certify
 from compress.records.certificate import Tried
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import NAME as REPORT
@@ -124,7 +124,7 @@ def tune(
                 candidate, "int8", judges, max_drop=max_drop, device=device, method=way, split=split, data=data,
                 kept=kept,
             )  # fmt: skip
-            candidate, _ = carried(candidate, "int8", certificate)
+            candidate, _ = attach_certificate(candidate, "int8", certificate)
         candidate = candidate.attach_evidence(tuning=tried)
         return Tuned(_taken(bundle, candidate, tuple(chosen), out), tuple(tried))
 

@@ -31,7 +31,7 @@ from compress.exporters.session import (
     session_entries,
     session_options,
 )
-from compress.quantization.calibration import cut, observe
+from compress.quantization.calibration import choose_ranges, observe
 
 if TYPE_CHECKING:
     from compress.exporters.session import EncodedRow
@@ -224,7 +224,7 @@ def _static(source: Variant, folder: Path, keep: Sequence[str], calibration: "Se
     if not calibration:
         return []
     seen = observe(source.path, calibration)
-    extremes, most = cut(seen, "minmax"), cut(seen, "percentile", PERCENTILE)
+    extremes, most = choose_ranges(seen, "minmax"), choose_ranges(seen, "percentile", PERCENTILE)
     ways = {
         "static int8, minmax": partial(quantize_static, ranges=extremes, keep=keep),
         f"static int8, percentile {PERCENTILE:g}": partial(quantize_static, ranges=most, keep=keep),

@@ -31,7 +31,7 @@ def written(folder: Path, kind: str, *, length: int = 20) -> tuple[Bundle, Any, 
     model = tiny.model("bert", head=HEADS[kind], labels=data.task.outputs)
     parts = {"tokenizer": tiny.tokenizer(), "max_length": length, "recipe": "", "card": {"name": "tiny"}}
     bundle = Bundle.write(folder / "bundle", model=model, task=data.task, **parts)
-    return bundle, model, Evaluator.of(data.task, data.train, tiny.tokenizer(), length)
+    return bundle, model, Evaluator.from_split(data.task, data.train, tiny.tokenizer(), length)
 
 
 @pytest.mark.parametrize("kind", ["qa", "tagging"])

@@ -30,7 +30,7 @@ def batches(count: int = 14, *, size: int = 5, **changes: Any) -> Batches:
 def rated(name: str | Call, model: Any, data: Dataset | None = None, *, batch: int = 5, **options: Any) -> Importance:
     data = rows() if data is None else data
     call = name if isinstance(name, Call) else Call(name, options)
-    return importance.compute_importance(call, model, SlicePlan.of(model), data, COLLATE, batch=batch)
+    return importance.compute_importance(call, model, SlicePlan.from_model(model), data, COLLATE, batch=batch)
 
 
 def singles(data: Dataset | None = None) -> Iterator[dict[str, Tensor]]:

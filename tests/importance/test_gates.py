@@ -47,7 +47,7 @@ def answer(model: Any, batch: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("family", LABELLED)
 def test_taylor_and_fisher_are_gates_in_loops(family: str) -> None:
     asked = model(family)
-    plan = SlicePlan.of(asked)
+    plan = SlicePlan.from_model(asked)
     absolute, squared = by_loops(asked, plan)
     found = {name: measured.rated(name, asked) for name in ("molchanov.taylor", "theis.fisher")}
     for group in absolute:
@@ -63,7 +63,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_every_group_of_the_plan_is_rated(family: str) -> None:
     asked = model(family)
-    plan = SlicePlan.of(asked)
+    plan = SlicePlan.from_model(asked)
     found = measured.rated("molchanov.taylor", asked, targets="drawn")
     assert {group for group in plan.groups if group.axis != "vocabulary"} == found.keys()
     for group, of_unit in found.items():
@@ -75,7 +75,7 @@ def test_every_group_of_the_plan_is_rated(family: str) -> None:
 def test_a_unit_whose_gate_is_shut_is_a_unit_that_is_masked(family: str) -> None:
     """The taps are all of a unit: heads and neurons, of which no norm makes the two differ."""
     asked, batch = model(family), tiny.batch()
-    plan = SlicePlan.of(asked)
+    plan = SlicePlan.from_model(asked)
     differences = []
     for axis in ("ffn", "heads"):
         for group in plan.blocks(axis):
@@ -123,7 +123,7 @@ def test_a_layer_is_rated_by_what_passing_it_over_changes() -> None:
 @pytest.mark.parametrize("family", [family for family in families.FAMILIES if family != "albert"])
 def test_passing_a_layer_over_is_masking_it(family: str) -> None:
     asked, batch = model(family), tiny.batch()
-    plan = SlicePlan.of(asked)
+    plan = SlicePlan.from_model(asked)
     importance = {group: torch.ones(plan.groups[group]) for group in (*counts(plan, plan.sizes), *plan.heads)}
     kept = choose(plan, importance, replace(plan.sizes, layers=2), layers=[0, 2])
     with passing_over(asked, plan, 1):
@@ -152,6 +152,6 @@ def test_the_model_is_as_before(family: str = "bert") -> None:
 def test_taps_name_only_groups_of_the_plan() -> None:
     for family in families.FAMILIES:
         asked = model(family)
-        plan = SlicePlan.of(asked)
+        plan = SlicePlan.from_model(asked)
         named = {group for tap in taps(asked, plan) for group in tap.groups if group is not None}
         assert {group for group in named if group.axis != KEY} <= plan.groups.keys()

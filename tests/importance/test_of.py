@@ -42,7 +42,7 @@ def same(one: Importance, other: Importance, tolerance: float = 1e-3) -> None:
 @pytest.mark.parametrize("family", ONE_OF_EACH)
 def test_batches_and_padding_do_not_matter(name: str, family: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny.model(family)
-    plan = SlicePlan.of(model)
+    plan = SlicePlan.from_model(model)
     expected = measured.rated(name, model, batch=1)
     same(expected, measured.rated(name, model, batch=5))
 
@@ -62,7 +62,7 @@ def test_answers_without_labels_do_not_depend_on_batches(targets: Targets) -> No
     for head in heads:
         labels = 2 if head is AutoModelForQuestionAnswering else 3
         model, other = (tiny.model("bert", head=head, seed=seed, labels=labels) for seed in range(2))
-        plan, data = SlicePlan.of(model), measured.rows().remove_columns("labels")
+        plan, data = SlicePlan.from_model(model), measured.rows().remove_columns("labels")
         found = []
         for size in (1, 6):
             total: dict[Group, Tensor] = {}
@@ -82,7 +82,9 @@ def test_numbers_and_several_labels_are_drawn_and_taught_too(config: dict[str, A
     data = measured.rows().remove_columns("labels")
     for options, teacher in (({"targets": "drawn"}, None), ({"targets": "teacher"}, of_model(other))):
         call = Call("theis.fisher", options)
-        found = compute_importance(call, model, SlicePlan.of(model), data, measured.COLLATE, batch=4, teacher=teacher)
+        found = compute_importance(
+            call, model, SlicePlan.from_model(model), data, measured.COLLATE, batch=4, teacher=teacher
+        )
         assert found[Group("ffn", "0")].min() > 0
 
 
@@ -105,7 +107,7 @@ def test_drawn_answers_follow_what_the_model_says() -> None:
 
 def test_low_precision_ranks_alike() -> None:
     model = tiny.bert(3)
-    plan, call = SlicePlan.of(model), Call("molchanov.taylor")
+    plan, call = SlicePlan.from_model(model), Call("molchanov.taylor")
     full, low = (
         compute_importance(call, model, plan, measured.rows(), measured.COLLATE, bf16=bf16) for bf16 in (False, True)
     )
@@ -204,13 +206,15 @@ def _begins(environment: dict[str, str], target: Any, folder: Path, rank: int, a
 
 def _rates(folder: Path, rank: int, name: str, options: Mapping[str, Any]) -> None:
     found = measured.rated(name, tiny.bert(3), batch=4, **options)
-    kept = choose(SlicePlan.of(tiny.bert(3)), found, Sizes.asked(tiny.bert(3).config, ffn=0.5, heads=2, hidden=16))
+    kept = choose(
+        SlicePlan.from_model(tiny.bert(3)), found, Sizes.from_request(tiny.bert(3).config, ffn=0.5, heads=2, hidden=16)
+    )
     importance.check_agreement(kept)
     save_file({str(group): vector for group, vector in found.items()}, folder / f"{rank}.safetensors")
 
 
 def _disagrees(folder: Path, rank: int) -> None:
-    kept = Kept(Sizes.of(tiny.bert(3).config), (0, 1), {Group("ffn", "0"): torch.tensor([rank])})
+    kept = Kept(Sizes.from_config(tiny.bert(3).config), (0, 1), {Group("ffn", "0"): torch.tensor([rank])})
     try:
         importance.check_agreement(kept)
     except PruneError as error:
@@ -261,7 +265,9 @@ def test_no_rows_tell_nothing() -> None:
 def test_a_student_that_is_its_teacher_has_nothing_to_learn() -> None:
     model, call = tiny.bert(3), Call("molchanov.taylor", {"targets": "teacher"})
     with pytest.raises(PruneError, match="answers as its teacher does"):
-        compute_importance(call, model, SlicePlan.of(model), measured.rows(), measured.COLLATE, teacher=of_model(model))
+        compute_importance(
+            call, model, SlicePlan.from_model(model), measured.rows(), measured.COLLATE, teacher=of_model(model)
+        )
 
 
 def test_a_slip_of_the_pen_is_named() -> None:

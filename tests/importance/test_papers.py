@@ -132,7 +132,7 @@ def test_what_is_rated_least_does_least(name: str) -> None:
     order, ranks = [], []
     for seed in range(4):
         model = bert(seed=seed)
-        plan, found = SlicePlan.of(model), measured.rated(name, model)
+        plan, found = SlicePlan.from_model(model), measured.rated(name, model)
         for group in (Group("ffn", "0"), Group("ffn", "2"), Group("value", "1")):
             effect = effects(model, plan, group)
             order.append(spearmanr(found[group], effect).statistic)
@@ -153,4 +153,4 @@ def test_gradients_tell_more_than_weights() -> None:
     found = measured.rated("molchanov.taylor", model)[group]
     assert int(found.argmin()) == 7
     assert int(magnitude(model)[group].argmax()) == 7
-    assert effects(model, SlicePlan.of(model), group)[7] == 0
+    assert effects(model, SlicePlan.from_model(model), group)[7] == 0

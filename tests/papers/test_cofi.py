@@ -14,7 +14,7 @@ from compress.papers.cofi import Gated, Matched, distances, layers, matched
 from compress.papers.louizos import active, drawn, settled
 from compress.papers.wang import Multipliers, lagrangian, wanted
 from compress.pruning.l0 import FAMILIES, Gates, TargetSizes, fold
-from compress.slicing.cut import sliced
+from compress.slicing.cut import slice_model
 from compress.slicing.plan import SlicePlan
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes
@@ -36,7 +36,7 @@ UNIFORM: Mapping[str, Mapping[str, float]] = {
 
 def gated(student: Any, teacher: Any = None, **options: Any) -> Gated:
     teacher = teacher or model("bert", seed=1)
-    objective = Objective(TERMS, Shape.of(student.config), Shape.of(teacher.config))
+    objective = Objective(TERMS, Shape.from_config(student.config), Shape.from_config(teacher.config))
     made = Gated(student, teacher, objective, **options)
     scatter(made.gates)
     return made.train()
@@ -104,14 +104,14 @@ def test_what_is_left_of_exact_sizes_is_a_stock_model(family: str, sizes: str) -
     kept = getattr(step.student.config, "hidden_of_teacher", [])
     assert kept == sorted(kept)
     torch.testing.assert_close(logits(step.student), expected, rtol=1e-5, atol=1e-5)
-    assert Sizes.of(step.student.config) == Sizes.asked(student.config, **UNIFORM[sizes])
+    assert Sizes.from_config(step.student.config) == Sizes.from_request(student.config, **UNIFORM[sizes])
 
 
 def test_heads_that_answer_per_token_and_for_tokens_are_gated_too() -> None:
     for head in (AutoModelForTokenClassification, AutoModelForMaskedLM):
         for family in ("bert", "roberta", "electra"):
             student, plain = (tiny.model(family, head=head, layers=3) for _ in range(2))
-            plan = SlicePlan.of(student)
+            plan = SlicePlan.from_model(student)
             gates = Gates(plan, TargetSizes.from_request(student, plan, UNIFORM["all"]), begin=0.0)
             scatter(gates)
             gates.attach(student)
@@ -120,7 +120,7 @@ def test_heads_that_answer_per_token_and_for_tokens_are_gated_too() -> None:
             gates.detach()
             torch.testing.assert_close(logits(student), logits(plain))
             fold(student, plan, values)
-            torch.testing.assert_close(logits(sliced(student, kept)), expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(logits(slice_model(student, kept)), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_open_gates_change_nothing_and_waiting_ones_neither() -> None:
@@ -212,7 +212,7 @@ def test_a_recovering_student_is_mapped_back_to_the_teachers_dimensions() -> Non
     teacher = model("bert", layers=5)
     step = gated(model("bert", layers=5), teacher, sizes=UNIFORM["half"])
     step.finish()
-    objective = Objective(TERMS, Shape.of(step.student.config), Shape.of(teacher.config))
+    objective = Objective(TERMS, Shape.from_config(step.student.config), Shape.from_config(teacher.config))
     recovering = Matched(step.student, teacher, objective)
     kept = step.student.config.hidden_of_teacher
     one = torch.arange(1.0, len(kept) + 1)
@@ -229,7 +229,7 @@ def test_a_recovering_student_is_mapped_back_to_the_teachers_dimensions() -> Non
 
 def test_halves_of_a_batch_sum_to_the_whole() -> None:
     student, teacher = model("bert"), model("bert", seed=1)
-    objective = Objective(TERMS, Shape.of(student.config), Shape.of(teacher.config))
+    objective = Objective(TERMS, Shape.from_config(student.config), Shape.from_config(teacher.config))
     step = Matched(student, teacher, objective, ordered=True, matched_layers=[2])
     step.alive = lambda: torch.tensor([False, False, True])
     batch = tiny.batch((7, 5, 3, 1))

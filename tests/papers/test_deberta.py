@@ -100,7 +100,7 @@ def test_a_student_without_such_a_decoder_is_refused() -> None:
     with pytest.raises(StudentError, match=r"not BertForSequenceClassification.*`head: masked_lm`"):
         deberta.EnhancedMaskDecoder(tiny.bert(), None, None, words=WORDS)
     model = masked_model()
-    objective = Objective([Term("bert.masked_lm")], Shape.of(model.config))
+    objective = Objective([Term("bert.masked_lm")], Shape.from_config(model.config))
     with pytest.raises(ObjectiveError, match="leave `objective` out"):
         deberta.EnhancedMaskDecoder(model, None, objective, words=WORDS)
     with pytest.raises(ObjectiveError, match=r"`corrupt: bert\.mask`"):
@@ -111,7 +111,7 @@ def test_a_student_without_such_a_decoder_is_refused() -> None:
 
 
 def labels_of(student: Any, kind: str | None = None) -> Objective:
-    return Objective([Term("bert.labels")], Shape.of(student.config), kind=kind)
+    return Objective([Term("bert.labels")], Shape.from_config(student.config), kind=kind)
 
 
 def sift(student: Any, kind: str | None = None, **options: Any) -> deberta.ScaleInvariantFineTuning:
@@ -210,6 +210,8 @@ def test_sift_refuses_what_it_cannot_perturb() -> None:
     with pytest.raises(StudentError, match=r"`embeddings\.LayerNorm`.*XLNet"):
         sift(tiny.model("xlnet"))
     student = tiny.model("bert")
-    objective = Objective([Term("tinybert.hidden")], Shape.of(student.config), Shape.of(student.config))
+    objective = Objective(
+        [Term("tinybert.hidden")], Shape.from_config(student.config), Shape.from_config(student.config)
+    )
     with pytest.raises(ObjectiveError, match="reads the student's logits"):
         deberta.ScaleInvariantFineTuning(student, tiny.model("bert"), objective, words=WORDS)

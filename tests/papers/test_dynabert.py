@@ -16,7 +16,7 @@ from compress.config.term import Term
 from compress.errors import ObjectiveError, PruneError
 from compress.models.signals import read
 from compress.papers import dynabert, hinton, tinybert
-from compress.slicing.cut import order, ordered
+from compress.slicing.cut import rank_units, reorder_units
 from compress.slicing.plan import SlicePlan
 from compress.slicing.select import choose, prefix
 from compress.slicing.shape import Shape
@@ -42,7 +42,7 @@ def step(
     student = tiny.model("bert", layers=3, seed=1, **settings)
     teacher = tiny.model("bert", layers=6, seed=2)
     torch.manual_seed(seed)
-    objective = Objective(terms, Shape.of(student.config), Shape.of(teacher.config))
+    objective = Objective(terms, Shape.from_config(student.config), Shape.from_config(teacher.config))
     return dynabert.Sandwich(student, teacher, objective, shown=shown, **{"widths": WIDTHS, **options})
 
 
@@ -65,7 +65,7 @@ def test_the_loss_is_the_sum_over_separately_computed_models(power: float) -> No
     made, inputs = step(layers=[2], power=power), batch()
     map_TD = made.objective.projections["stream"].weight
     total = torch.zeros(())
-    whole = Sizes.of(made.student.config)
+    whole = Sizes.from_config(made.student.config)
     for _, sizes in made.subnets():
         layers = made.supernet.layers(sizes)
         wants = made.objective.student_wants
@@ -159,7 +159,7 @@ def test_the_largest_the_smallest_and_others() -> None:
     made = step(layers=[1, 2])
     assert names(made) == ["largest", "smallest", "random", "random"]
     largest, smallest, *drawn = [sizes for _, sizes in made.subnets()]
-    assert largest == Sizes.of(made.student.config)
+    assert largest == Sizes.from_config(made.student.config)
     assert (smallest.layers, smallest.hidden, smallest.heads, smallest.ffn) == (1, 8, 1, 16)
     assert len(set(drawn)) == 2
     assert not {largest, smallest} & set(drawn)
@@ -367,13 +367,13 @@ def test_two_processes_train_what_one_does_but_for_what_they_draw(
 def test_the_order_of_units_is_undone_by_no_cut_but_the_prefix() -> None:
     """`first` rates so that what a prune stage then keeps is what the subnets are."""
     whole = tiny.model("bert", layers=3)
-    plan = SlicePlan.of(whole)
+    plan = SlicePlan.from_model(whole)
     draw = torch.Generator().manual_seed(1)
     importance = {group: torch.rand(count, generator=draw) for group, count in plan.groups.items()}
-    again, inputs = ordered(whole, importance), tiny.batch()
+    again, inputs = reorder_units(whole, importance), tiny.batch()
     torch.testing.assert_close(again(**inputs).logits, whole(**inputs).logits, rtol=1e-4, atol=1e-4)
-    assert order(plan, importance).indices.keys() >= {group for group in plan.groups if group.axis == "ffn"}
-    sizes = Sizes.asked(whole.config, heads=2, hidden=16, ffn=0.5, layers=2)
+    assert rank_units(plan, importance).indices.keys() >= {group for group in plan.groups if group.axis == "ffn"}
+    sizes = Sizes.from_request(whole.config, heads=2, hidden=16, ffn=0.5, layers=2)
     kept = choose(plan, dynabert.first(again, (), plan), sizes, layers="uniform")
     expected = prefix(plan, sizes, layers=kept.layers)
     assert kept.layers == (0, 2)

@@ -211,7 +211,7 @@ def test_the_tie_survives_saving_and_training(tmp_path: Path) -> None:
 def test_a_teacher_that_discriminates_is_read_on_the_generators_text() -> None:
     student, teacher = discriminator(), discriminator(seed=5, layers=3)
     terms = [Term("electra.soft_replaced_tokens", 10.0), Term("tinybert.hidden", layers="last")]
-    objective = Objective(terms, Shape.of(student.config), Shape.of(teacher.config))
+    objective = Objective(terms, Shape.from_config(student.config), Shape.from_config(teacher.config))
     made = electra.ReplacedTokens(student, teacher, objective, words=WORDS, weight=2.0).eval()
     batch = corrupted()
     masked, detected = by_hand(made, batch)
@@ -255,7 +255,9 @@ def test_what_cannot_be_trained_so_is_refused() -> None:
         electra.ReplacedTokens(bert, None, None, words=WORDS)
     student = discriminator()
     objective = Objective(
-        [Term("electra.soft_replaced_tokens")], Shape.of(student.config), Shape.of(discriminator().config)
+        [Term("electra.soft_replaced_tokens")],
+        Shape.from_config(student.config),
+        Shape.from_config(discriminator().config),
     )
     with pytest.raises(StudentError, match="the teacher must be an ELECTRA discriminator, not Bert"):
         electra.ReplacedTokens(student, bert, objective, words=WORDS)
@@ -268,7 +270,7 @@ def test_what_cannot_be_trained_so_is_refused() -> None:
 
 def test_layers_learn_slower_towards_the_input() -> None:
     student = tiny.model("electra", layers=3)
-    objective = Objective([Term("bert.labels")], Shape.of(student.config))
+    objective = Objective([Term("bert.labels")], Shape.from_config(student.config))
     made = electra.FineTuning(student, None, objective, words=WORDS, decay=0.5)
     groups, factors = made.groups(), made.factors(0, 10)
     assert factors == {f"depth {depth}": 0.5 ** (5 - depth) for depth in (0, 1, 2, 3, 5)}

@@ -20,7 +20,7 @@ DIVERGENCE = (Term("gkd.divergence", options={"beta": 0.5}),)
 
 
 def objective(model: Any, terms: tuple[Term, ...] = DIVERGENCE) -> Objective:
-    return Objective(terms, Shape.of(model.config), Shape.of(model.config))
+    return Objective(terms, Shape.from_config(model.config), Shape.from_config(model.config))
 
 
 def step(share: float, **options: Any) -> gkd.OnPolicy:

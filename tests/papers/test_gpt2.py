@@ -63,7 +63,9 @@ def test_padding_is_never_counted() -> None:
         Term("bert.masked_lm", 0.5),
         Term("distilbert.cosine", 1, layers="last"),
     ]
-    step = Distillation(student, teacher, Objective(terms, *(Shape.of(each.config) for each in (student, teacher))))
+    step = Distillation(
+        student, teacher, Objective(terms, *(Shape.from_config(each.config) for each in (student, teacher)))
+    )
 
     def parts(*texts: str) -> dict[str, Tensor]:
         return step(**gpt2.next_tokens(generative.rows(*texts), WORDS))

@@ -237,7 +237,7 @@ def test_tokens_come_from_the_mixture(mix: float) -> None:
 def step(**options: Any) -> minillm.PolicyGradient:
     student, teacher = generative.gpt2(seed=1), generative.gpt2(layers=3, seed=2)
     terms = (Term("bert.masked_lm", 0.5), Term("distilbert.masked_soft_targets", 0.5, options={"temperature": 1.0}))
-    objective = Objective(terms, Shape.of(student.config), Shape.of(teacher.config))
+    objective = Objective(terms, Shape.from_config(student.config), Shape.from_config(teacher.config))
     return minillm.PolicyGradient(student, teacher, objective, words=WORDS, **{"prompt": 5, "new_tokens": 6, **options})
 
 

@@ -48,7 +48,7 @@ def learner(layers: int = N, *, head: Any = AutoModelForPreTraining, seed: int =
 
 
 def transfer(student: Any, teacher: Any, terms: Sequence[Term] = TERMS, **options: float) -> Progressive:
-    objective = Objective(terms, Shape.of(student.config), Shape.of(teacher.config))
+    objective = Objective(terms, Shape.from_config(student.config), Shape.from_config(teacher.config))
     return Progressive(student, teacher, objective, **options).train()
 
 
@@ -240,7 +240,7 @@ def test_fewer_steps_than_layers_are_refused() -> None:
 
 
 def test_it_needs_a_teacher_with_layers() -> None:
-    objective = Objective(TERMS, Shape.of(learner().config), Shape.of(taught().config))
+    objective = Objective(TERMS, Shape.from_config(learner().config), Shape.from_config(taught().config))
     with pytest.raises(ObjectiveError, match="needs a teacher"):
         Progressive(learner(), None, objective)
     with pytest.raises(ObjectiveError, match=r"DistilBertFor\w+ has none"):
@@ -331,7 +331,7 @@ def test_a_students_bottleneck_is_as_wide_as_its_recipe_says(further: dict[str, 
     width = further.get("intra_bottleneck_size", 32)
     assert student.base_model.encoder.layer[0].attention.self.query.weight.shape == (width, width)
     assert student.eval()(**tiny.batch()).logits.isfinite().all()
-    assert Shape.of(student.config).head_size == width // 2
+    assert Shape.from_config(student.config).head_size == width // 2
 
 
 @pytest.mark.parametrize("tiny_shape", [True, False])

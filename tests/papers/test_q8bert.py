@@ -19,7 +19,7 @@ TERMS = (Term("hinton.soft_targets"),)
 
 
 def aware(student: Any, teacher: Any, *, terms: Sequence[Term] = TERMS, decay: float = 0.9) -> QuantizationAware:
-    objective = Objective(terms, Shape.of(student.config), Shape.of(teacher.config))
+    objective = Objective(terms, Shape.from_config(student.config), Shape.from_config(teacher.config))
     return QuantizationAware(student, teacher, objective, decay=decay).train()
 
 

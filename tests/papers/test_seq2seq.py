@@ -41,7 +41,9 @@ def step(terms: tuple[Term, ...] = TERMS, **sizes: Any) -> Distillation:
     student = generative.t5(seed=1, **{"layers": 2, "num_decoder_layers": 1, **sizes})
     teacher = generative.t5(layers=4, seed=2, num_decoder_layers=3)
     torch.manual_seed(0)
-    return Distillation(student, teacher, Objective(terms, Shape.of(student.config), Shape.of(teacher.config)))
+    return Distillation(
+        student, teacher, Objective(terms, Shape.from_config(student.config), Shape.from_config(teacher.config))
+    )
 
 
 def test_each_stack_is_mapped_by_its_own_number_of_layers() -> None:

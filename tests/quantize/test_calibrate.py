@@ -49,7 +49,7 @@ def test_every_number_counts_once_however_rows_are_batched(tmp_path: Path, monke
 def test_methods_differ_by_what_they_clip(tmp_path: Path) -> None:
     source = graphs.exported(tmp_path / "model.onnx")
     seen = calibration.observe(source, graphs.rows())
-    all_of_it, middle = calibration.cut(seen, "minmax"), calibration.cut(seen, "percentile", 95.0)
+    all_of_it, middle = calibration.choose_ranges(seen, "minmax"), calibration.choose_ranges(seen, "percentile", 95.0)
     assert all(all_of_it[name][0] <= middle[name][0] and middle[name][1] <= all_of_it[name][1] for name in seen)
     assert all_of_it != middle
 

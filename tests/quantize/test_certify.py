@@ -13,7 +13,7 @@ from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.session import CERTIFICATE_KEY as KEY
 from compress.exporters.session import metadata, read_model
 from compress.io import sha256
-from compress.quantization.certify import carried, certify, verdict
+from compress.quantization.certify import attach_certificate, certify, verdict
 from compress.quantization.evaluator import ScoreDrop
 from compress.records.certificate import Certificate
 from compress.records.class_scores import ClassChange
@@ -87,7 +87,7 @@ def test_the_file_and_the_report_carry_it(shipped: tuple[Bundle, Evaluator], her
     made, exam = shipped[0].copy_to(tmp_path / "bundle"), shipped[1]
     before = made.logits(exam.rows)
     found = proof(shipped, here, 1.0)
-    kept, signed = carried(made, "int8", found)
+    kept, signed = attach_certificate(made, "int8", found)
     assert (Bundle.load(kept.path).logits(exam.rows) == before).all()
     written = metadata(read_model(kept.files()["int8"]))
     assert Certificate.from_json(written[KEY]) == found
@@ -95,5 +95,5 @@ def test_the_file_and_the_report_carry_it(shipped: tuple[Bundle, Evaluator], her
     assert signed == replace(found, sha256=sha256(kept.files()["int8"]))
     assert signed.exact_sha256 == sha256(kept.files()["fp32"])
     assert Report.from_json(kept.path / "report.json").certificates == (signed,)
-    again, _ = carried(kept, "int8", proof(shipped, here, 0.5))
+    again, _ = attach_certificate(kept, "int8", proof(shipped, here, 0.5))
     assert [each.max_drop for each in Report.from_json(again.path / "report.json").certificates] == [0.5]

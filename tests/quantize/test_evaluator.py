@@ -7,7 +7,7 @@ from datasets import Dataset
 from compress.data.task import Task
 from compress.evaluation.evaluator import Evaluator
 from compress.quantization.certify import verdict
-from compress.quantization.evaluator import ScoreDrop, compared
+from compress.quantization.evaluator import ScoreDrop, compare_logits
 
 TASK = Task("classification", ("text",), "label", ("a", "b"), "accuracy")
 
@@ -19,7 +19,7 @@ def changed(rows: int, wrong: int) -> ScoreDrop:
     exact = np.eye(2)[labels]
     other = exact.copy()
     other[:wrong] = other[:wrong, ::-1]
-    return compared(exam, exact, other)
+    return compare_logits(exam, exact, other)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_verdict_says_when_it_is_the_rows_that_decide() -> None:
 def test_answers_of_a_regression_all_differ_and_the_limit_is_the_limit() -> None:
     task = Task("regression", ("text",), "label", (), "pearson")
     exam = Evaluator(task, Dataset.from_dict({"label": [0.0, 1.0, 2.0]}), Dataset.from_dict({"length": [1] * 3}))
-    outcome = compared(exam, np.array([[0.0], [1.0], [2.0]]), np.array([[0.0], [2.0], [1.0]]))
+    outcome = compare_logits(exam, np.array([[0.0], [1.0], [2.0]]), np.array([[0.0], [2.0], [1.0]]))
     assert outcome.changed is None
     assert not outcome.near(0.1)
 

@@ -25,7 +25,9 @@ from tests.export.test_bundle import write
 def trained(family: str) -> tuple[Any, Tensor, dict[str, Tensor]]:
     """A student after one step, and what it answers while it computes in int8."""
     student = tiny.model(family, labels=2)
-    objective = Objective([Term("hinton.matched_logits")], Shape.of(student.config), Shape.of(student.config))
+    objective = Objective(
+        [Term("hinton.matched_logits")], Shape.from_config(student.config), Shape.from_config(student.config)
+    )
     step = QuantizationAware(student, tiny.model(family, labels=2, seed=1), objective)
     batch = tiny.batch((7,))
     step.train()(**batch)

@@ -14,8 +14,8 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.rewrite.graph import Product, layer, products
 from compress.exporters.session import read_model
 from compress.quantization.evaluator import QuantizationEvaluator, ScoreDrop
-from compress.quantization.select import as_written, keep_score
-from compress.quantization.sensitivity import by_size, mix, raced
+from compress.quantization.select import attempt_as_written, keep_score
+from compress.quantization.sensitivity import by_size, mix, race_products
 from tests import learning, tiny
 from tests.quantize.graphs import Stopwatch
 
@@ -140,7 +140,7 @@ def test_a_limit_that_cannot_be_met_keeps_only_what_matters(tmp_path: Path, monk
 
 def test_of_two_that_hurt_alike_the_cheaper_is_tried_first(tmp_path: Path) -> None:
     shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0, 1))
-    evaluator, attempt = QuantizationEvaluator.from_bundle(shipped, exam, threads=1), as_written(shipped)
+    evaluator, attempt = QuantizationEvaluator.from_bundle(shipped, exam, threads=1), attempt_as_written(shipped)
     names = outputs(shipped)
     for dear in names:
         costs = {each.name: 1e6 if each.name == dear else 1.0 for each in parts(shipped)}
@@ -171,7 +171,7 @@ def test_a_cost_is_what_a_race_of_few_files_shows(tmp_path: Path) -> None:
         return 1.0 + 2.0 * len(made[file.name])
 
     device = Stopwatch(p50)
-    found = raced(make, parts(shipped), graph(shipped), device, max_length=24)
+    found = race_products(make, parts(shipped), graph(shipped), device, max_length=24)
     assert set(found.values()) == {2.0}
     assert found.keys() == {each.name for each in parts(shipped)}
     assert device.settings[0].seq == 24
@@ -184,6 +184,6 @@ def test_dynamic_int8_leaves_what_it_is_told_heads_too(which: str, tmp_path: Pat
     shipped, _ = bundle(tmp_path / "bundle")
     names = [each.name for each in parts(shipped)]
     keep = {"first": names[:1], "head": names[-1:], "all": names}[which]
-    as_written(shipped).make(tmp_path / "int8.onnx", keep)
+    attempt_as_written(shipped).make(tmp_path / "int8.onnx", keep)
     found = onnx.load(tmp_path / "int8.onnx").graph
     assert [node.op_type for node in found.node].count("MatMulInteger") == len(names) - len(keep)

@@ -279,7 +279,7 @@ def test_what_was_trained_is_held_against_the_model_before(
 def examined(made: Bundle, source: str) -> Evaluator:
     found = load_task(source)
     split = found.validation if found.test is None else found.test
-    return Evaluator.of(made.task, split, AutoTokenizer.from_pretrained(made.path), made.manifest.max_length)
+    return Evaluator.from_split(made.task, split, AutoTokenizer.from_pretrained(made.path), made.manifest.max_length)
 
 
 @pytest.mark.parametrize("moment", ["compress.commands.quantize.certify", "compress.commands.quantize.mix"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compress.errors import BundleError, CompressError
-from compress.evaluation.statistics import apart
+from compress.evaluation.statistics import differ_significantly
 from compress.exporters.artifact import FILES, Precision
 from compress.records.class_scores import ClassChange
 from compress.reporting import compare, tables
@@ -151,12 +151,12 @@ def test_the_pick_that_no_baseline_should_reach(tmp_path: Path) -> None:
 
 def test_two_shares_are_apart_as_newcombe_has_it() -> None:
     # Newcombe 1998, Table II, method 10: 56/70 and 48/80 have the interval 0.0524 to 0.3339.
-    assert apart("accuracy", 56 / 70, 48 / 70, 70) is False
-    assert apart("accuracy", 0.9, 0.8, 872) is True
-    assert apart("accuracy", 0.9, 0.89, 872) is False
-    assert apart("accuracy", 0.9, 0.89, 100_000) is True
-    assert apart("f1", 0.9, 0.2, 872) is None
-    assert apart("f1", 0.9, 0.9, 872) is False
+    assert differ_significantly("accuracy", 56 / 70, 48 / 70, 70) is False
+    assert differ_significantly("accuracy", 0.9, 0.8, 872) is True
+    assert differ_significantly("accuracy", 0.9, 0.89, 872) is False
+    assert differ_significantly("accuracy", 0.9, 0.89, 100_000) is True
+    assert differ_significantly("f1", 0.9, 0.2, 872) is None
+    assert differ_significantly("f1", 0.9, 0.9, 872) is False
 
 
 def test_a_metric_without_an_interval_is_said_to_have_none(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from compress.errors import BundleError
-from compress.evaluation.statistics import wilson
+from compress.evaluation.statistics import wilson_interval
 from compress.records.latency import Setting
 from compress.records.run_report import Report, Row
 from compress.reporting import format as units
@@ -177,5 +177,5 @@ def test_remarks_flag_noise() -> None:
 
 def test_wilson_interval() -> None:
     # Newcombe 1998, Table I: 81 of 263.
-    assert wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
-    assert wilson(1.0, 10)[1] == pytest.approx(1.0)
+    assert wilson_interval(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert wilson_interval(1.0, 10)[1] == pytest.approx(1.0)

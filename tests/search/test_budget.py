@@ -9,7 +9,7 @@ from compress.latency.costs import model_cost
 from compress.latency.measure import exported
 from compress.latency.predictor import Estimate
 from compress.models import heads
-from compress.models.flops import flops_per_token, parameters
+from compress.models.flops import count_parameters, flops_per_token
 from compress.nas.budget import SURE, Budget, Priced, check_possible
 from compress.records.latency import Setting
 from tests import tiny
@@ -105,7 +105,7 @@ def test_parameters_are_those_of_the_model(family: str) -> None:
     config = tiny.config(family, layers=3)
     found = model_cost(config)
     model = heads.create(config, "task", "classification")
-    assert found.parameters == parameters(model)
+    assert found.parameters == count_parameters(model)
     assert 0 < found.body_parameters < found.parameters
 
 

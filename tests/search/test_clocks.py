@@ -26,7 +26,7 @@ def costs(**budget: Any) -> CostModel:
     shapes, setting = Shapes.of(space, BERT), Setting()
     samples = []
     for choice in shapes.drawn(12, seed=0):
-        terms = Terms.of(shapes.config(choice), setting)
+        terms = Terms.from_config(shapes.config(choice), setting)
         samples.append(Sample(named(choice), terms, 0.2 + terms.flops / 5e8))
     clocks = LatencyTable(
         {"int8": Predictor.fit(samples, setting, "int8")},

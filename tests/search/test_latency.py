@@ -48,7 +48,7 @@ def truth(terms: Terms) -> float:
 def samples(count: int, noise: float = 0.0, seed: int = 0, **changes: Any) -> tuple[Sample, ...]:
     draw = np.random.default_rng(seed)
     names = choose_spread({name: config(name) for name in SPACE}, count, SETTING)
-    terms = [Terms.of(config(name, **changes), SETTING) for name in names]
+    terms = [Terms.from_config(config(name, **changes), SETTING) for name in names]
     return tuple(
         Sample(name, each, truth(each) * (1 + noise * draw.standard_normal()))
         for name, each in zip(names, terms, strict=True)
@@ -58,7 +58,7 @@ def samples(count: int, noise: float = 0.0, seed: int = 0, **changes: Any) -> tu
 def held_out(predictor: Predictor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Relative errors, and errors in the deviations that were predicted, of all shapes that were not measured."""
     rest = sorted(SPACE.keys() - {each.name for each in predictor.samples})
-    pairs = [(predictor.predict(config(name)), truth(Terms.of(config(name), SETTING))) for name in rest]
+    pairs = [(predictor.predict(config(name)), truth(Terms.from_config(config(name), SETTING))) for name in rest]
     off = np.array([each.ms - true for each, true in pairs])
     return off / np.array([true for _, true in pairs]), off / np.array([each.error_ms + 1e-15 for each, _ in pairs])
 
@@ -91,7 +91,7 @@ def test_its_own_error_is_what_shapes_not_measured_show() -> None:
 def test_deviations_grow_away_from_what_was_measured() -> None:
     near = [name for name, sizes in SPACE.items() if sizes["layers"] <= 2 and sizes["hidden"] <= 128]
     draw = np.random.default_rng(0)
-    terms = [Terms.of(config(name), SETTING) for name in near]
+    terms = [Terms.from_config(config(name), SETTING) for name in near]
     measured = [
         Sample(name, each, truth(each) * (1 + 0.03 * draw.standard_normal()))
         for name, each in zip(near, terms, strict=True)
@@ -120,7 +120,7 @@ def test_what_no_measured_shape_has_is_refused() -> None:
     with pytest.raises(SearchError, match="no measured shape has 'activation relu'; measure some that do"):
         predictor.predict(config("2x64/2/64", hidden_act="relu"))
     both = Predictor.fit((*samples(10), *samples(10, hidden_act="relu")), SETTING, "int8")
-    relu = Terms.of(config("2x64/2/64", hidden_act="relu"), SETTING)
+    relu = Terms.from_config(config("2x64/2/64", hidden_act="relu"), SETTING)
     assert both.predict_terms(relu).ms == pytest.approx(truth(relu), rel=1e-5)
 
 
@@ -174,9 +174,9 @@ def test_a_file_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_errors_of_a_known_case() -> None:
-    found = Errors.of(np.array([1.1, 1.8, 3.0]), np.array([1.0, 2.0, 3.0]))
+    found = Errors.from_predictions(np.array([1.1, 1.8, 3.0]), np.array([1.0, 2.0, 3.0]))
     assert found.mean == pytest.approx(0.2 / 3)
     assert found.worst == pytest.approx(0.1)
     assert found.deviation == pytest.approx(math.sqrt(0.02 / 3))
     assert found.rank == pytest.approx(1.0)
-    assert Errors.of(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0])).rank == pytest.approx(-1.0)
+    assert Errors.from_predictions(np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0, 3.0])).rank == pytest.approx(-1.0)

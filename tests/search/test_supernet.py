@@ -18,7 +18,7 @@ from compress.evaluation.evaluator import EvaluationBatches, Evaluator
 from compress.models.signals import ATTENTION, LAYERED, Signals, has_lm_head, open_attention, read
 from compress.nas import supernet as module
 from compress.nas.supernet import Supernet
-from compress.slicing.cut import cut, ordered
+from compress.slicing.cut import cut, reorder_units
 from compress.slicing.plan import SlicePlan, parameters_of
 from compress.slicing.select import magnitude, prefix
 from compress.slicing.sizes import Sizes
@@ -47,11 +47,11 @@ def assert_shows_the_same(one: Signals, other: Signals, wants: frozenset[str]) -
 
 @pytest.mark.parametrize(("family", "axis"), ways())
 def test_a_subnet_is_the_extracted_model(family: str, axis: str) -> None:
-    whole = ordered(model(family), magnitude(model(family)))
+    whole = reorder_units(model(family), magnitude(model(family)))
     net = Supernet(whole)
-    sizes = Sizes.asked(whole.config, **AXES[axis])
+    sizes = Sizes.from_request(whole.config, **AXES[axis])
     small = net.extract(sizes)
-    assert Sizes.of(small.config) == sizes
+    assert Sizes.from_config(small.config) == sizes
     batch = tiny.batch()
     assert_shows_the_same(net.signals(batch, HIDDEN, sizes), read(small, batch, HIDDEN), HIDDEN)
 
@@ -61,7 +61,7 @@ def test_attention_of_a_subnet_can_be_read(family: str) -> None:
     """Of the same size of heads: larger ones have rows that are drawn anew."""
     whole, wants = model(family), frozenset(ATTENTION)
     axes = {"heads": 2, "bottleneck": 0.5} if family == "mobilebert" else {"heads": 3, "hidden": 24}
-    sizes = Sizes.asked(whole.config, **axes, layers=2)
+    sizes = Sizes.from_request(whole.config, **axes, layers=2)
     net, small = Supernet(whole), Supernet(whole).extract(sizes)
     open_attention(whole)
     open_attention(small)
@@ -82,7 +82,7 @@ def test_gradients_of_a_subnet_are_the_extracted_models_in_their_places(family: 
     whole = model(family)
     net = Supernet(whole)
     axes = {"heads": 2, "bottleneck": 0.5} if family == "mobilebert" else {"heads": 3, "hidden": 24}
-    sizes = Sizes.asked(whole.config, **axes, ffn=0.5, **({} if family == "albert" else {"layers": 2}))
+    sizes = Sizes.from_request(whole.config, **axes, ffn=0.5, **({} if family == "albert" else {"layers": 2}))
     small = net.extract(sizes)
     batch, draw = tiny.batch(), torch.Generator().manual_seed(0)
     towards = torch.randn(read(small, batch, LOGITS).logits.shape, generator=draw)  # type: ignore[union-attr]
@@ -118,8 +118,8 @@ def test_prefixes_nest(family: str) -> None:
     """A smaller subnet's weights are the first of a larger one's."""
     whole = model(family)
     net, weights = Supernet(whole), parameters_of(whole)
-    large = Sizes.asked(whole.config, heads=3, hidden=24, ffn=48)
-    small = Sizes.asked(whole.config, heads=2, hidden=16, ffn=16)
+    large = Sizes.from_request(whole.config, heads=3, hidden=24, ffn=48)
+    small = Sizes.from_request(whole.config, heads=2, hidden=16, ffn=16)
     outer, inner = (cut(net.plan, weights, net.kept(sizes)) for sizes in (large, small))
     for name, tensor in inner.items():
         held = set(outer[name].flatten().tolist())
@@ -130,7 +130,7 @@ def test_prefixes_nest(family: str) -> None:
 def test_heads_on_tokens_and_tied_ones(head: Any) -> None:
     whole = tiny.model("bert", layers=3, head=head)
     net, batch = Supernet(whole), tiny.batch()
-    sizes = Sizes.asked(whole.config, hidden=0.5, ffn=0.5)
+    sizes = Sizes.from_request(whole.config, hidden=0.5, ffn=0.5)
     small = net.extract(sizes)
     assert_shows_the_same(net.signals(batch, HIDDEN, sizes), read(small, batch, HIDDEN), HIDDEN)
     net.signals(batch, LOGITS, sizes).logits.sum().backward()  # type: ignore[union-attr]
@@ -144,7 +144,7 @@ def test_heads_on_tokens_and_tied_ones(head: Any) -> None:
 
 def test_dropout_is_the_wholes() -> None:
     whole = tiny.model("bert", hidden_dropout_prob=0.3).train()
-    net, batch, sizes = Supernet(whole), tiny.batch(), Sizes.of(whole.config)
+    net, batch, sizes = Supernet(whole), tiny.batch(), Sizes.from_config(whole.config)
     shown = []
     for run in (lambda: net.signals(batch, LOGITS, sizes), lambda: read(whole, batch, LOGITS)):
         torch.manual_seed(3)
@@ -158,7 +158,7 @@ def test_dropout_is_the_wholes() -> None:
 
 def test_under_autocast_as_the_extracted_model() -> None:
     whole = tiny.model("bert")
-    net, sizes = Supernet(whole), Sizes.asked(whole.config, hidden=0.5, ffn=0.5)
+    net, sizes = Supernet(whole), Sizes.from_request(whole.config, hidden=0.5, ffn=0.5)
     with torch.autocast("cpu", torch.bfloat16):
         shown, expected = net.signals(tiny.batch(), LOGITS, sizes), read(net.extract(sizes), tiny.batch(), LOGITS)
     assert torch.equal(shown.logits, expected.logits)  # type: ignore[arg-type]
@@ -166,7 +166,7 @@ def test_under_autocast_as_the_extracted_model() -> None:
 
 def test_layers_by_rule_and_by_number() -> None:
     whole = tiny.model("bert", layers=6)
-    half = Sizes.asked(whole.config, layers=3)
+    half = Sizes.from_request(whole.config, layers=3)
     assert Supernet(whole).layers(half) == (0, 2, 5)
     assert Supernet(whole, depth="uniform").layers(half) == (1, 3, 5)
     net, batch = Supernet(whole), tiny.batch()
@@ -181,18 +181,18 @@ def test_what_cannot_be_is_said() -> None:
         Supernet(tiny.model("xlnet"))
     whole = tiny.model("bert")
     with pytest.raises(PruneError, match="not within"):
-        Supernet(whole).extract(Sizes.of(tiny.config("bert", hidden=64)))
+        Supernet(whole).extract(Sizes.from_config(tiny.config("bert", hidden=64)))
     with pytest.raises(PruneError, match="1 are asked for"):
-        Supernet(whole).extract(Sizes.asked(whole.config, layers=1), layers=(0, 1))
+        Supernet(whole).extract(Sizes.from_request(whole.config, layers=1), layers=(0, 1))
     with pytest.raises((PruneError, StudentError)):
-        Supernet(whole, depth="even").extract(Sizes.of(tiny.config("bert", layers=3)))
+        Supernet(whole, depth="even").extract(Sizes.from_config(tiny.config("bert", layers=3)))
 
 
 def test_few_skeletons_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SKELETONS", 2)
     whole = tiny.model("bert")
     net, batch = Supernet(whole), tiny.batch()
-    shapes = [Sizes.asked(whole.config, ffn=count) for count in (8, 16, 24)]
+    shapes = [Sizes.from_request(whole.config, ffn=count) for count in (8, 16, 24)]
     first = [net.signals(batch, LOGITS, sizes).logits for sizes in shapes]
     assert [sizes.ffn for sizes, *_ in net._skeletons] == [16, 24]
     again = [net.signals(batch, LOGITS, sizes).logits for sizes in shapes]
@@ -210,7 +210,7 @@ def test_tokens_in_use_change_neither_answers_nor_gradients() -> None:
             each.p = 0.0
     whole.config.hidden_dropout_prob = whole.config.attention_probs_dropout_prob = 0.0
     net, batch = Supernet(whole), learning.collate()([rows[n] for n in range(6)])
-    sizes, table = Sizes.asked(whole.config, hidden=0.5), whole.get_input_embeddings()
+    sizes, table = Sizes.from_request(whole.config, hidden=0.5), whole.get_input_embeddings()
     expected = net.signals(batch, LOGITS, sizes).logits
     expected.square().sum().backward()  # type: ignore[union-attr]
     dense = table.weight.grad.clone()
@@ -252,7 +252,7 @@ def exam(count: int = 30) -> Evaluator:
 def test_a_score_is_the_extracted_models(bf16: bool) -> None:
     whole = tiny.model("bert", layers=3).train()
     net, asked = Supernet(whole), exam()
-    sizes = Sizes.asked(whole.config, hidden=0.5, layers=2)
+    sizes = Sizes.from_request(whole.config, hidden=0.5, layers=2)
     collate = Collate(tiny.tokenizer())
     sheets = EvaluationBatches.from_evaluator(asked, collate, batch=7)
     small = net.extract(sizes)
@@ -267,14 +267,14 @@ def test_a_score_is_the_extracted_models(bf16: bool) -> None:
 def test_fewer_examples_for_a_first_look() -> None:
     whole = tiny.model("bert")
     sheets = EvaluationBatches.from_evaluator(exam().spread(8), Collate(tiny.tokenizer()))
-    assert len(Supernet(whole).logits(Sizes.of(whole.config), sheets)[0]) == 8
+    assert len(Supernet(whole).logits(Sizes.from_config(whole.config), sheets)[0]) == 8
 
 
 def test_answers_per_token_are_those_of_real_tokens_in_order() -> None:
     whole = tiny.model("bert", head=AutoModelForTokenClassification)
     asked, collate = exam(), Collate(tiny.tokenizer())
     sheets = EvaluationBatches.from_evaluator(asked, collate, batch=7)
-    found = sheets.answers(Supernet(whole).logits(Sizes.of(whole.config), sheets))
+    found = sheets.answers(Supernet(whole).logits(Sizes.from_config(whole.config), sheets))
     expected = metrics.logits(whole, asked.rows, collate, batch=7)
     assert found.shape == (sum(asked.rows["length"][:]), 3)
     torch.testing.assert_close(torch.from_numpy(found), torch.from_numpy(expected), **CLOSE)
@@ -283,7 +283,7 @@ def test_answers_per_token_are_those_of_real_tokens_in_order() -> None:
 def test_the_whole_vocabulary_is_known_while_only_some_of_it_is_trained() -> None:
     whole = tiny.model("bert").train()
     net, sheets = Supernet(whole), EvaluationBatches.from_evaluator(exam(), Collate(tiny.tokenizer()))
-    sizes = Sizes.asked(whole.config, ffn=0.5)
+    sizes = Sizes.from_request(whole.config, ffn=0.5)
     before = net.logits(sizes, sheets)
     with only_tokens_in_use(whole, learning.rows(vocabulary=6)):
         during = net.logits(sizes, sheets)
@@ -295,5 +295,5 @@ def test_the_wholes_own_modules_are_as_before() -> None:
     whole = model("bert")
     before = functional_call(whole, parameters_of(whole), kwargs=tiny.batch()).logits
     net = Supernet(whole)
-    net.signals(tiny.batch(), LOGITS, Sizes.asked(whole.config, hidden=0.5))
+    net.signals(tiny.batch(), LOGITS, Sizes.from_request(whole.config, hidden=0.5))
     assert torch.equal(whole(**tiny.batch()).logits, before)

@@ -86,7 +86,7 @@ def test_products_are_those_of_the_exported_graph(name: str, kind: Kind | None, 
     assert config.model_type in EXACT
     model: Any = heads.create(config, "task" if kind else "encoder", kind)
     to_onnx(model.eval(), tmp_path / "model.onnx")
-    terms = Terms.of(config, Setting(seq=TOKENS), kind).counts
+    terms = Terms.from_config(config, Setting(seq=TOKENS), kind).counts
     assert counted(tmp_path / "model.onnx") == {
         "with weights": terms["projections"] + terms["feed_forward"],
         "attention": terms["attention"],
@@ -99,7 +99,7 @@ def test_products_are_those_of_the_exported_graph(name: str, kind: Kind | None, 
 def test_flops_are_those_that_torch_counts(name: str, kind: Kind) -> None:
     config = of(name, kind)
     model = heads.create(config, "task", kind)
-    found = Terms.of(config, Setting(seq=TOKENS), kind).flops
+    found = Terms.from_config(config, Setting(seq=TOKENS), kind).flops
     assert found == pytest.approx(flops_per_token(model, TOKENS) * TOKENS)
 
 
@@ -107,10 +107,10 @@ def test_rows_of_a_batch_add_up(tmp_path: Path) -> None:
     config = of("bert", "classification")
     model: Any = heads.create(config, "task", "classification")
     to_onnx(model.eval(), tmp_path / "model.onnx")
-    terms = Terms.of(config, Setting(batch=4, seq=TOKENS)).counts
+    terms = Terms.from_config(config, Setting(batch=4, seq=TOKENS)).counts
     assert counted(tmp_path / "model.onnx", rows=4)["with weights"] == terms["projections"] + terms["feed_forward"]
-    assert terms["softmax"] == 4 * Terms.of(config, Setting(seq=TOKENS)).counts["softmax"]
-    assert terms["weights"] == Terms.of(config, Setting(seq=TOKENS)).counts["weights"]
+    assert terms["softmax"] == 4 * Terms.from_config(config, Setting(seq=TOKENS)).counts["softmax"]
+    assert terms["weights"] == Terms.from_config(config, Setting(seq=TOKENS)).counts["weights"]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "t5", "deberta-v2", "modernbert"])
@@ -124,14 +124,14 @@ def test_other_families_count_as_plain_layers(family: str) -> None:
     }
     make = made.get(family, lambda layers: tiny.config(family, layers=layers))
     assert family not in EXACT
-    two, four = (Terms.of(make(layers), Setting(seq=TOKENS)).counts for layers in (2, 4))
+    two, four = (Terms.from_config(make(layers), Setting(seq=TOKENS)).counts for layers in (2, 4))
     for name in ("layers", "feed_forward", "attention", "softmax"):
         assert four[name] == 2 * two[name] > 0
 
 
 def test_activations_and_norms_have_terms_of_their_own() -> None:
-    relu = Terms.of(tiny.config("bert", hidden_act="relu"), Setting()).counts
-    gelu = Terms.of(tiny.config("bert"), Setting()).counts
+    relu = Terms.from_config(tiny.config("bert", hidden_act="relu"), Setting()).counts
+    gelu = Terms.from_config(tiny.config("bert"), Setting()).counts
     assert relu["activation relu"] == gelu["activation gelu"] > 0
     assert "activation gelu" not in relu
-    assert Terms.of(of("mobilebert", "classification"), Setting()).counts["norm no_norm"] > 0
+    assert Terms.from_config(of("mobilebert", "classification"), Setting()).counts["norm no_norm"] > 0

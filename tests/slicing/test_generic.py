@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from compress.errors import PruneError
 from compress.slicing import torch_pruning as engine
-from compress.slicing.torch_pruning import generic
+from compress.slicing.torch_pruning import prune_generic
 from tests.slicing import families, unplanned
 
 
@@ -18,7 +18,7 @@ from tests.slicing import families, unplanned
 def test_works(family: str, tmp_path: Path) -> None:
     whole, batch = unplanned.model(family), unplanned.batch(family)
     before = whole(**batch).logits
-    small = generic(whole, batch, share=0.5)
+    small = prune_generic(whole, batch, share=0.5)
     assert type(small) is type(whole)
     assert small.num_parameters() < 0.55 * whole.num_parameters()
     assert (small.config.hidden_size, small.config.num_attention_heads) == (16, 2)
@@ -37,7 +37,7 @@ def test_is_refused(family: str) -> None:
         if family == "longformer":
             batch.pop("attention_mask")
         with pytest.raises(PruneError, match=type(whole).__name__):
-            generic(whole, batch, share=0.5)
+            prune_generic(whole, batch, share=0.5)
 
 
 def test_its_list_is_the_one_that_is_tried() -> None:
@@ -55,7 +55,7 @@ def test_importance_by_gradients_keeps_what_the_loss_needs() -> None:
             layer.intermediate.dense.weight[::2] *= 10
             layer.output.dense.weight[:, ::2] = 0
     labels = torch.tensor([0, 2])
-    small = generic(whole, batch, share=0.5, importance="taylor", loss=lambda m: m(**batch, labels=labels).loss)
+    small = prune_generic(whole, batch, share=0.5, importance="taylor", loss=lambda m: m(**batch, labels=labels).loss)
     for large, little in zip(layers, small.roberta.encoder.layer, strict=True):
         assert little.output.dense.weight.abs().sum(0).min() > 0
         assert large.output.dense.weight.abs().sum(0).min() == 0
@@ -75,4 +75,4 @@ def test_importance_by_gradients_keeps_what_the_loss_needs() -> None:
 )
 def test_what_cannot_be_is_said_before_it_is_tried(build: Any, asked: dict[str, Any], said: str) -> None:
     with pytest.raises(PruneError, match=said):
-        generic(build(), unplanned.batch("camembert"), **{"share": 0.5, **asked})
+        prune_generic(build(), unplanned.batch("camembert"), **{"share": 0.5, **asked})

@@ -9,10 +9,10 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, GPT2LMHe
 
 from compress.errors import PruneError
 from compress.exporters.onnx import parity, to_onnx
-from compress.slicing.cut import cut, ordered, sliced
+from compress.slicing.cut import cut, reorder_units, slice_model
 from compress.slicing.masking import masked
 from compress.slicing.plan import Group, SlicePlan, parameters_of
-from compress.slicing.select import Kept, choose, magnitude, prefix, without_tokens
+from compress.slicing.select import Kept, choose, keep_tokens, magnitude, prefix
 from compress.slicing.sizes import Sizes
 from tests import tiny
 from tests.slicing.families import AXES, FAMILIES, logits, model, ways
@@ -22,11 +22,11 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 def kept_of(whole: Any, axis: str) -> Kept:
     """The most important by random numbers: magnitude would hide a mix-up of units of like size."""
-    plan = SlicePlan.of(whole)
+    plan = SlicePlan.from_model(whole)
     draw = torch.Generator().manual_seed(3)
     importance = {group: torch.rand(count, generator=draw) for group, count in plan.groups.items()}
     importance[Group("layers")] = torch.tensor([0.9, 0.1, 0.5])
-    return choose(plan, importance, Sizes.asked(whole.config, **AXES[axis]))
+    return choose(plan, importance, Sizes.from_request(whole.config, **AXES[axis]))
 
 
 @pytest.mark.parametrize(("family", "axis"), ways())
@@ -34,13 +34,13 @@ def test_a_slice_is_the_whole_with_the_rest_masked(family: str, axis: str, tmp_p
     whole = model(family)
     before = {name: each.clone() for name, each in whole.state_dict().items()}
     kept = kept_of(whole, axis)
-    small = sliced(whole, kept)
+    small = slice_model(whole, kept)
     with masked(whole, kept):
         expected = logits(whole)
     torch.testing.assert_close(logits(small), expected, **CLOSE)
     assert not torch.allclose(logits(whole), expected, atol=1e-2) or axis == "heads", "something was cut"
     assert all(torch.equal(each, before[name]) for name, each in whole.state_dict().items()), "the whole stays"
-    assert Sizes.of(small.config) == kept.sizes == SlicePlan.of(small).sizes
+    assert Sizes.from_config(small.config) == kept.sizes == SlicePlan.from_model(small).sizes
 
     small.save_pretrained(tmp_path)
     again = type(small).from_pretrained(tmp_path)
@@ -54,7 +54,7 @@ def test_a_slice_is_the_whole_with_the_rest_masked(family: str, axis: str, tmp_p
 @pytest.mark.parametrize(("family", "axis"), ways())
 def test_a_slice_exports(family: str, axis: str, tmp_path: Path) -> None:
     whole = model(family)
-    small = sliced(whole, kept_of(whole, axis))
+    small = slice_model(whole, kept_of(whole, axis))
     to_onnx(small, tmp_path / "model.onnx", segments=False)
     assert parity(small, tmp_path / "model.onnx", [tiny.batch(), tiny.batch((3, 9))]) < 2e-5
 
@@ -62,13 +62,13 @@ def test_a_slice_exports(family: str, axis: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_order_of_units_changes_nothing_and_makes_the_best_a_prefix(family: str) -> None:
     whole = model(family)
-    plan = SlicePlan.of(whole)
+    plan = SlicePlan.from_model(whole)
     importance = magnitude(whole, plan)
-    again = ordered(whole, importance)
+    again = reorder_units(whole, importance)
     torch.testing.assert_close(logits(again), logits(whole), rtol=1e-4, atol=1e-4)
-    sizes = Sizes.asked(whole.config, **AXES["everything"])
-    best = sliced(whole, choose(plan, importance, sizes, layers=(0, 2)))
-    first = sliced(again, prefix(SlicePlan.of(again), sizes, layers=(0, 2)))
+    sizes = Sizes.from_request(whole.config, **AXES["everything"])
+    best = slice_model(whole, choose(plan, importance, sizes, layers=(0, 2)))
+    first = slice_model(again, prefix(SlicePlan.from_model(again), sizes, layers=(0, 2)))
     torch.testing.assert_close(logits(first), logits(best), rtol=1e-4, atol=1e-4)
 
 
@@ -89,10 +89,10 @@ def test_the_order_of_units_changes_nothing_and_makes_the_best_a_prefix(family: 
 )
 def test_language_models_keep_their_ties(family: str, head: Any, tmp_path: Path) -> None:
     whole = model(family, head=head)
-    plan = SlicePlan.of(whole)
-    sizes = Sizes.asked(whole.config, hidden=24, heads=3)
+    plan = SlicePlan.from_model(whole)
+    sizes = Sizes.from_request(whole.config, hidden=24, heads=3)
     kept = choose(plan, magnitude(whole, plan), sizes)
-    small = sliced(whole, kept)
+    small = slice_model(whole, kept)
 
     def said(of: Any) -> torch.Tensor:
         with torch.no_grad():
@@ -113,10 +113,10 @@ def test_language_models_keep_their_ties(family: str, head: Any, tmp_path: Path)
 
 def test_tokens_go_from_the_table_and_from_the_head_tied_to_it() -> None:
     whole = model("bert", head=AutoModelForMaskedLM)
-    plan = SlicePlan.of(whole)
+    plan = SlicePlan.from_model(whole)
     tokens = torch.tensor([0, 1, 2, 3, 4, 7, 9, 11])
-    kept = without_tokens(Kept(plan.sizes, (0, 1, 2), {}), tokens)
-    small = sliced(whole, kept)
+    kept = keep_tokens(Kept(plan.sizes, (0, 1, 2), {}), tokens)
+    small = slice_model(whole, kept)
     batch = {"input_ids": torch.tensor([[2, 5, 6, 3]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
     with torch.no_grad():
         mine = small(**batch).logits
@@ -127,8 +127,8 @@ def test_tokens_go_from_the_table_and_from_the_head_tied_to_it() -> None:
 
 def test_larger_heads_begin_as_nothing_and_can_learn() -> None:
     whole = model("bert")
-    kept = choose(SlicePlan.of(whole), magnitude(whole), Sizes.asked(whole.config, heads=2))
-    small = sliced(whole, kept).train()
+    kept = choose(SlicePlan.from_model(whole), magnitude(whole), Sizes.from_request(whole.config, heads=2))
+    small = slice_model(whole, kept).train()
     assert small.config.num_attention_heads == 2 and kept.sizes.head_size == 16
     small(**tiny.batch(), labels=torch.tensor([0, 1, 2])).loss.backward()
     attention = small.bert.encoder.layer[0].attention
@@ -140,9 +140,9 @@ def test_larger_heads_begin_as_nothing_and_can_learn() -> None:
 
 def test_gradients_flow_to_the_whole_through_a_cut() -> None:
     whole = model("bert")
-    plan = SlicePlan.of(whole)
-    kept = prefix(plan, Sizes.asked(whole.config, layers=2, hidden=24, heads=3, ffn=40), layers=(0, 2))
-    small = sliced(whole, kept)
+    plan = SlicePlan.from_model(whole)
+    kept = prefix(plan, Sizes.from_request(whole.config, layers=2, hidden=24, heads=3, ffn=40), layers=(0, 2))
+    small = slice_model(whole, kept)
     labels = torch.tensor([0, 1, 2])
     small(**tiny.batch(), labels=labels).loss.backward()
     weights = cut(plan, parameters_of(whole), kept)
@@ -168,7 +168,7 @@ def test_gradients_flow_to_the_whole_through_a_cut() -> None:
     ],
 )
 def test_what_a_wish_comes_to(asked: dict[str, float], found: str) -> None:
-    assert str(Sizes.asked(model("bert").config, **asked)) == found
+    assert str(Sizes.from_request(model("bert").config, **asked)) == found
 
 
 @pytest.mark.parametrize(
@@ -186,20 +186,20 @@ def test_what_a_wish_comes_to(asked: dict[str, float], found: str) -> None:
 )
 def test_what_cannot_be_says_what_can(family: str, asked: dict[str, float], said: str) -> None:
     with pytest.raises(PruneError, match=said):
-        Sizes.asked(model(family).config, **asked)
+        Sizes.from_request(model(family).config, **asked)
 
 
 def test_a_family_without_a_plan_is_refused_by_name() -> None:
     with pytest.raises(PruneError, match="no slice plan for 'modernbert'; there is one for bert, roberta"):
-        SlicePlan.of(tiny.model("modernbert"))
+        SlicePlan.from_model(tiny.model("modernbert"))
 
 
 def test_blocks_of_different_sizes_need_another_class() -> None:
     whole = model("bert")
-    plan = SlicePlan.of(whole)
+    plan = SlicePlan.from_model(whole)
     kept = Kept(plan.sizes, (0, 1, 2), {Group("ffn", "1"): torch.arange(8)})
     with pytest.raises(PruneError, match=r"ffn\.1: 8 units are kept where 64 are the model's"):
-        sliced(whole, kept)
+        slice_model(whole, kept)
 
 
 def test_a_model_whose_layers_share_weights_is_pruned_before() -> None:
@@ -208,4 +208,4 @@ def test_a_model_whose_layers_share_weights_is_pruned_before() -> None:
     whole = model("bert")
     share(whole, ffn=1)
     with pytest.raises(PruneError, match="prune it first, share then"):
-        ordered(whole, magnitude(whole))
+        reorder_units(whole, magnitude(whole))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForTokenClassification
 
-from compress.slicing.cut import sliced
+from compress.slicing.cut import slice_model
 from compress.slicing.plan import HIDDEN, Group, SlicePlan
 from compress.slicing.select import Kept
 from compress.slicing.sizes import Sizes
@@ -61,10 +61,10 @@ def test_ours_is_theirs_with_the_units_they_keep(ratio: float, importance: str) 
         theirs(**batch, labels=batch["input_ids"] % 3).loss.backward()
         changes["importance"] = their_pruner.torch_pruning.importance.GroupTaylorImportance()
     their_pruner.pruned(theirs, batch, **changes)
-    plan = SlicePlan.of(whole)
+    plan = SlicePlan.from_model(whole)
     kept = kept_by(theirs, whole, plan)
     assert (kept.sizes.hidden, kept.sizes.heads) == (32 * (1 - ratio), 4 * (1 - ratio))
-    ours = sliced(whole, kept)
+    ours = slice_model(whole, kept)
     assert their_pruner.sizes(ours) == their_pruner.sizes(theirs)
     expected = families.logits(theirs, tiny.batch())
     torch.testing.assert_close(families.logits(ours, tiny.batch()), expected, rtol=1e-5, atol=1e-6)

@@ -18,11 +18,11 @@ from transformers import AutoModel, AutoModelForMaskedLM, BertForMaskedLM, BertM
 from transformers.utils import logging
 
 from compress.errors import PruneError
-from compress.slicing.cut import sliced
+from compress.slicing.cut import slice_model
 from compress.slicing.plan import HIDDEN, Group, SlicePlan
 from compress.slicing.select import Kept, choose, magnitude
 from compress.slicing.sizes import Sizes
-from compress.slicing.torch_pruning import generic
+from compress.slicing.torch_pruning import prune_generic
 from tests import tiny
 from tests.importance import measured
 from tests.slicing import families, their_pruner, unplanned
@@ -40,8 +40,8 @@ def camembert() -> Any:
 
 
 def cut(model: Any, **asked: float) -> Any:
-    plan = SlicePlan.of(model)
-    return sliced(model, choose(plan, magnitude(model, plan), Sizes.asked(model.config, **asked)))
+    plan = SlicePlan.from_model(model)
+    return slice_model(model, choose(plan, magnitude(model, plan), Sizes.from_request(model.config, **asked)))
 
 
 def half(model: Any) -> Any:
@@ -66,7 +66,7 @@ def test_a_the_config_says_what_the_weights_are(tmp_path: Path) -> None:
     assert theirs.config.hidden_size == 32
     with pytest.raises(RuntimeError, match="mismatch"):
         reloaded(theirs, tmp_path / "theirs")
-    for ours in (half(bert()), generic(camembert(), BATCH, share=0.5)):
+    for ours in (half(bert()), prune_generic(camembert(), BATCH, share=0.5)):
         assert (ours.config.hidden_size, ours.config.num_attention_heads, ours.config.intermediate_size) == (16, 2, 32)
         again = reloaded(ours, tmp_path / ours.config.model_type)
         torch.testing.assert_close(families.logits(again), families.logits(ours), rtol=0, atol=0)
@@ -86,7 +86,7 @@ def test_c_widths_are_exact() -> None:
     assert cut(bert(), ffn=1 - 1e-9).config.intermediate_size == 64
     assert cut(bert(), ffn=63).config.intermediate_size == 63
     for share, heads in ((0.25, 1), (0.5, 2), (0.75, 3)):
-        config = generic(camembert(), BATCH, share=share).config
+        config = prune_generic(camembert(), BATCH, share=share).config
         assert (config.num_attention_heads, config.hidden_size, config.intermediate_size) == (
             heads,
             8 * heads,
@@ -109,7 +109,7 @@ def test_d_a_pooler_that_nothing_was_asked_of_is_cut_along() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         theirs(**BATCH)
     assert half(encoder)(**BATCH).pooler_output.shape == (2, 16)
-    other = generic(unplanned.model("camembert", head=AutoModel), BATCH, share=0.5)
+    other = prune_generic(unplanned.model("camembert", head=AutoModel), BATCH, share=0.5)
     assert other(**BATCH).pooler_output.shape == (2, 16)
 
 
@@ -134,7 +134,7 @@ def test_e_a_tied_head_stays_tied(tmp_path: Path) -> None:
 def test_e_ties_are_refused_where_they_cannot_be_kept() -> None:
     model = unplanned.model("camembert", head=AutoModelForMaskedLM)
     with pytest.raises(PruneError, match="tied weights"):
-        generic(model, BATCH, share=0.5)
+        prune_generic(model, BATCH, share=0.5)
 
 
 def test_f_smaller_heads_keep_their_scale(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_g_models_with_frozen_embeddings_are_pruned_whole() -> None:
     ours = camembert()
     ours.roberta.embeddings.requires_grad_(False)
     with torch.no_grad():  # in which the library alone stops
-        small = generic(ours.train(), BATCH, share=0.5)
+        small = prune_generic(ours.train(), BATCH, share=0.5)
     assert small.training
     assert ours.training
     assert not any(parameter.requires_grad for parameter in small.roberta.embeddings.parameters())
@@ -185,17 +185,17 @@ def test_h_every_layer_has_as_many_as_the_config_says() -> None:
     assert len({layer.intermediate.dense.out_features for layer in theirs.bert.encoder.layer}) > 1
     ours = half(model)
     assert {layer.intermediate.dense.out_features for layer in ours.bert.encoder.layer} == {32}
-    plan = SlicePlan.of(model)
+    plan = SlicePlan.from_model(model)
     uneven = {Group("ffn", "0"): torch.arange(10)}
     with pytest.raises(PruneError, match="10 units are kept where 64"):
-        sliced(model, Kept(plan.sizes, (0, 1, 2), uneven))
+        slice_model(model, Kept(plan.sizes, (0, 1, 2), uneven))
 
 
 def test_i_what_no_config_can_say_is_refused_with_what_can() -> None:
     """Residual width kept, heads fewer: their model runs, and cannot be loaded."""
     with pytest.raises(PruneError, match=r"20 is not a multiple of 3 heads.*18, 21"):
-        Sizes.asked(bert().config, hidden=20, heads=3)
-    assert Sizes.asked(bert().config, heads=2).head_size == 16
+        Sizes.from_request(bert().config, hidden=20, heads=3)
+    assert Sizes.from_request(bert().config, heads=2).head_size == 16
 
 
 def test_j_every_sample_counts_in_the_fisher_information() -> None:
@@ -240,7 +240,7 @@ def test_m_pruned_models_are_let_go() -> None:
     defaults = inspect.signature(their_pruner.torch_pruning.pruner.BasePruner.__init__).parameters
     held = defaults["out_channel_groups"].default
     assert held == {}
-    generic(camembert(), BATCH, share=0.5)
+    prune_generic(camembert(), BATCH, share=0.5)
     assert held == {}
     ours = half(bert())
     gone = weakref.ref(ours)
@@ -250,7 +250,7 @@ def test_m_pruned_models_are_let_go() -> None:
 
 
 def test_n_the_source_is_as_before_and_can_still_be_trained() -> None:
-    for model, prune in ((bert(), half), (camembert(), lambda each: generic(each, BATCH, share=0.5))):
+    for model, prune in ((bert(), half), (camembert(), lambda each: prune_generic(each, BATCH, share=0.5))):
         before = {name: (parameter, parameter.clone()) for name, parameter in model.named_parameters()}
         prune(model)
         for name, parameter in model.named_parameters():
@@ -268,4 +268,4 @@ def test_n_theirs_has_other_parameters_than_the_optimizer() -> None:
 def test_o_the_version_is_that_of_the_package() -> None:
     assert their_pruner.torch_pruning.__version__ != version("torch-pruning")
     with pytest.raises(PruneError, match=f"torch-pruning {version('torch-pruning')}"):
-        generic(unplanned.model("convbert"), BATCH, share=0.5)
+        prune_generic(unplanned.model("convbert"), BATCH, share=0.5)
