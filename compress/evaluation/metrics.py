@@ -1,4 +1,4 @@
-"""How good a model's answers are: its logits for a split, the metrics of a task, the agreement of two models.
+"""Compute a model's logits for a split, the metrics of a task, and the agreement of two models.
 
 Logits are float arrays (rows, outputs). Where the task is tokenwise they are (tokens, outputs): the real tokens of all
 rows, one row after another. Everything here is deterministic.
@@ -31,7 +31,7 @@ Collate = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 
 
 def scores(task: Task, logits: Array, labels: Array) -> dict[str, float]:
-    """Every metric of a task on texts by name; `task.metric` is always one of them. `labels`: as a split holds them.
+    """Compute every metric of a task on texts by name, `task.metric` among them; `labels` are as a split holds them.
 
     classification  accuracy, f1 (two classes: of the last class; more: macro over the classes that occur), matthews
     multilabel      f1 (micro), f1_macro, accuracy (all of a row's labels right); a label is given where logit > 0
@@ -62,7 +62,7 @@ def scores_by_class(task: Task, logits: Array, labels: Array) -> tuple[ClassScor
 
 
 def agreement(task: Task, student: Array, teacher: Array) -> float:
-    """How much the student answers as the teacher does on texts, from the logits of both over the same rows.
+    """Measure how often the student answers as the teacher does on texts, from the logits of both over the same rows.
 
     classification: share of rows with the same class; multilabel: share of the (row, label) decisions that are the
     same; regression: Pearson's r between the two, 0.0 where one of them is constant.
@@ -80,17 +80,17 @@ def agreement(task: Task, student: Array, teacher: Array) -> float:
 
 
 def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64, bf16: bool = False) -> Array:
-    """The model's logits for every row of `encoded`, in its order: float32 (rows, outputs), or (tokens, outputs) of a
-    head that answers per token; of one that answers with spans the starts and the ends.
+    """Compute the model's logits for every row of `encoded`, in its order.
 
-    `encoded` has a `length` column (tokens); rows run longest first, so that batches carry little padding and memory
-    runs out at once or never. `collate` turns a list of rows into a batch of tensors; what `model.forward` does not
-    name, and labels, are left out. Runs in eval mode without gradients on the model's device, bf16: under bfloat16
-    autocast; the mode of every module is as before afterwards.
+    float32 (rows, outputs), or (tokens, outputs) of a head that answers per token; a head that answers with spans gives
+    their starts and ends. `encoded` has a `length` column (tokens); rows run longest first, so that batches carry
+    little padding and memory runs out at once or never. `collate` turns a list of rows into a batch of tensors; what
+    `model.forward` does not name, and labels, are left out. Runs in eval mode without gradients on the model's device,
+    bf16: under bfloat16 autocast; the mode of every module is as before afterwards.
     """
     import torch
 
-    from compress.models.signals import logits_of
+    from compress.models.signals import evaluating, logits_of
 
     order = np.argsort(-np.asarray(encoded["length"][:]), kind="stable")
     if not len(order):
@@ -98,24 +98,18 @@ def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64
     accepted = inspect.signature(model.forward).parameters.keys() - {"labels"}
     device = next(model.parameters()).device
     rows_only = encoded.remove_columns("length")
-    training = [module for module in model.modules() if module.training]
     parts = []
-    model.eval()
-    try:
-        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            for start in range(0, len(order), batch):
-                columns = rows_only[order[start : start + batch].tolist()]
-                rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-                inputs = {name: tensor.to(device) for name, tensor in collate(rows).items() if name in accepted}
-                values = logits_of(model(**inputs)).float().cpu().numpy()
-                if values.ndim == 3:
-                    tokens = inputs["attention_mask"].bool().cpu().numpy()
-                    parts += [row[real] for row, real in zip(values, tokens, strict=True)]
-                else:
-                    parts += list(values[:, None])
-    finally:
-        for module in training:
-            module.training = True
+    with evaluating(model), torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        for start in range(0, len(order), batch):
+            columns = rows_only[order[start : start + batch].tolist()]
+            rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+            inputs = {name: tensor.to(device) for name, tensor in collate(rows).items() if name in accepted}
+            values = logits_of(model(**inputs)).float().cpu().numpy()
+            if values.ndim == 3:
+                tokens = inputs["attention_mask"].bool().cpu().numpy()
+                parts += [row[real] for row, real in zip(values, tokens, strict=True)]
+            else:
+                parts += list(values[:, None])
     return np.concatenate([parts[n] for n in np.argsort(order)])
 
 
@@ -190,12 +184,12 @@ def _pearson(one: Array, other: Array) -> float:
 
 
 def _constant(values: Array) -> bool:
-    """All values equal, up to the rounding of float64: where scipy would warn, or answer with noise."""
+    """Check that all values are equal up to the rounding of float64: scipy would warn, or answer with noise."""
     return float(np.ptp(values)) <= 1e-12 * math.fabs(float(values[0]))
 
 
 def scores_by_label(answers: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> tuple[ClassScore, ...]:
-    """Score the entities of each label apart, labels in alphabetical order; `scored` has those of all together."""
+    """Score the entities of each label apart, labels in alphabetical order; `entity_scores` counts all together."""
     said = {(n, *entity) for n, tags in enumerate(answers) for entity in entities(tags)}
     true = {(n, *entity) for n, tags in enumerate(truth) for entity in entities(tags)}
     right, given, there = (Counter(one[1] for one in each) for each in (said & true, said, true))
@@ -205,7 +199,7 @@ def scores_by_label(answers: Sequence[Sequence[str]], truth: Sequence[Sequence[s
 
 
 def entity_scores(answers: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> dict[str, float]:
-    """f1, precision and recall over the entities of all sentences, accuracy over their words; 0.0 where there are none.
+    """Compute f1, precision and recall over all sentences' entities, accuracy over their words; 0.0 without any.
 
     Sentences come in the same order and with the same number of words.
     """

@@ -1,11 +1,10 @@
-"""What a language model gives for text it has not seen: negative log-likelihood and perplexity of what is predicted.
+"""Measure the negative log-likelihood and perplexity of a language model on text that it has not seen.
 
 Shapes: B examples, L tokens, R predicted positions in row order, V vocabulary.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,22 +14,23 @@ from torch.nn.functional import cross_entropy
 
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import DataError
-from compress.models.signals import has_lm_head, read
+from compress.models.signals import evaluating, has_lm_head, read
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 SEED = 0
-"""Of the masks: the same text is predicted each time, by every model."""
+"""The seed of the masks, so that every model predicts the same positions."""
 
 LOGITS = frozenset({"logits"})
 
 
 def logits_at(model: nn.Module, batch: Mapping[str, Tensor], at_BL: Tensor) -> Tensor:
-    """The model's logits (R, V) at the true positions, in row order; its head computes no others where it can."""
-    if has_lm_head(model):
-        return _shown(read(model, batch, LOGITS, at_BL=at_BL).logits)
-    return _shown(read(model, batch, LOGITS).logits)[at_BL]
+    """Compute the logits (R, V) at the true positions, in row order; a head that can computes no others."""
+    only = has_lm_head(model)
+    logits = read(model, batch, LOGITS, at_BL=at_BL if only else None).logits
+    assert logits is not None, "they are asked for"
+    return logits if only else logits[at_BL]
 
 
 def measure_perplexity(
@@ -43,7 +43,7 @@ def measure_perplexity(
     bf16: bool = False,
     limit: int = 2000,
 ) -> dict[str, float]:
-    """{"nll": mean -log p(label) in nats over the labelled positions, "perplexity": its exponential}.
+    """Return {"nll": mean -log p(label) in nats over the labelled positions, "perplexity": its exponential}.
 
     `model` is a language model (masked, causal, encoder-decoder), or a step with one as `student`. `rows` are encoded,
     with a column `length`; `collate` makes a batch of them; `prepare` adds `labels` (-100: not predicted), as the
@@ -58,42 +58,19 @@ def measure_perplexity(
     chosen = chosen[np.argsort(-lengths[chosen], kind="stable")]  # little padding, and the widest batch first
     total, count = 0.0, 0
     devices = [device] if device.type == "cuda" else []
-    with _resting(asked), torch.random.fork_rng(devices), torch.no_grad():
+    with evaluating(asked), torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(SEED)
         for start in range(0, len(chosen), batch):
             taken = rows.select(chosen[start : start + batch])
             ready = prepare({name: each.to(device) for name, each in collate(list(taken)).items()})
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                value, labels = _negative_log_likelihood(asked, ready)
-            total, count = total + value, count + labels
+                predicted_BL = ready["labels"] != IGNORE_INDEX
+                labels_R = ready["labels"][predicted_BL]
+                if len(labels_R):
+                    logits_RV = logits_at(asked, ready, predicted_BL)
+                    total += cross_entropy(logits_RV.float(), labels_R, reduction="sum").item()
+            count += len(labels_R)
     if not count:
         raise DataError("perplexity: the held-out rows have no position to predict; give more, or longer, text")
     nll = total / count
     return {"nll": nll, "perplexity": math.exp(nll) if nll < 700 else math.inf}
-
-
-def _negative_log_likelihood(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[float, int]:
-    """Summed over the labelled positions, and how many there are."""
-    predicted_BL = batch["labels"] != IGNORE_INDEX
-    labels_R = batch["labels"][predicted_BL]
-    if not len(labels_R):
-        return 0.0, 0
-    logits_RV = logits_at(model, batch, predicted_BL)
-    return cross_entropy(logits_RV.float(), labels_R, reduction="sum").item(), len(labels_R)
-
-
-def _shown(logits: Tensor | None) -> Tensor:
-    assert logits is not None, "asked for"
-    return logits
-
-
-@contextmanager
-def _resting(model: nn.Module) -> Iterator[None]:
-    """Eval mode; every module's own mode is as before afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -1,4 +1,4 @@
-"""What one forward pass of a teacher or a student shows to an objective.
+"""Read what one forward pass of a teacher or a student shows to an objective.
 
 The only file that knows how transformers exposes attention. Queries, keys and values come out of the attention
 interface (`tap`), with SDPA still doing the work: no hooks and no module names. DeBERTa does not use the interface and
@@ -41,7 +41,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Signals:
-    """What was asked for; reading another signal is our own bug. `mask_BL`: 1 for real tokens.
+    """The signals that were asked for; reading another one is a bug of ours. `mask_BL`: 1 for real tokens.
 
     logits  (B, V) of a task's head, (B, L, V) of one that answers per token, (B, L, 2) of starts and ends of spans;
             (R, V) where the head was asked at R chosen positions only
@@ -60,17 +60,17 @@ class Signals:
 
     @property
     def embeddings(self) -> Tensor:
-        """(B, L, D) after the embedding's norm: what enters the first layer."""
+        """The output of the embedding's norm, which enters the first layer: (B, L, D)."""
         return self.hidden[0]
 
     @property
     def layers(self) -> tuple[Tensor, ...]:
-        """(B, L, D) each: what leaves layer 1..N."""
+        """The outputs of layers 1..N: (B, L, D) each."""
         return self.hidden[1:]
 
     @property
     def encoder_layers(self) -> tuple[Tensor, ...]:
-        """(B, L, D) each: what leaves layer 1..N of the encoder beside a decoder."""
+        """The outputs of layers 1..N of the encoder beside a decoder: (B, L, D) each."""
         return self.encoder_hidden[1:]
 
     @property
@@ -87,14 +87,13 @@ class Signals:
 
     @cached_property
     def scores(self) -> tuple[Tensor, ...]:
-        """(B, H, L, L) each: Q K^T / sqrt d_k, before mask, softmax and dropout, pads included."""
-        return tuple(_scores(layer) for layer in self.attention)
-
-
-def _scores(layer: Attention) -> Tensor:
-    if layer.scores_BHLL is not None:
-        return layer.scores_BHLL
-    return (layer.query_BHLK * (1 / math.sqrt(layer.query_BHLK.shape[-1]))) @ layer.key_BHLK.mT
+        """The attention scores Q K^T / sqrt d_k, before mask, softmax and dropout, pads included: (B, H, L, L) each."""
+        return tuple(
+            (each.query_BHLK * (1 / math.sqrt(each.query_BHLK.shape[-1]))) @ each.key_BHLK.mT
+            if each.scores_BHLL is None
+            else each.scores_BHLL
+            for each in self.attention
+        )
 
 
 def _tap(
@@ -107,7 +106,7 @@ def _tap(
     tap: list[Attention] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """SDPA that also appends what it was given to `tap`, a list passed down by the caller of the model."""
+    """Compute SDPA, and append its inputs to `tap`, a list passed down by the caller of the model."""
     if tap is not None:
         tap.append(Attention(query, key, value))
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
@@ -127,8 +126,9 @@ def read(
     30,522 tokens it costs more than the layers below it. Raises ObjectiveError when the model shows no attention to
     read.
     """
-    whole = wants & {"logits", "pair"} or _begins_its_decoder(model, batch)
-    head = model if whole else getattr(model, "base_model", model)
+    # only a model with its head knows what its decoder reads: a T5 that classifies gives it the text
+    own_decoder = getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" not in batch
+    head = model if wants & {"logits", "pair"} or own_decoder else getattr(model, "base_model", model)
     accepted = inspect.signature(head.forward).parameters
     inputs: dict[str, Any] = {name: value for name, value in batch.items() if name in accepted and name != "labels"}
     if wants & {"layers", "encoder_layers", "embeddings"}:
@@ -156,13 +156,8 @@ def read(
     return Signals(mask_BL, logits, hidden, tuple(layers), pair, encoder)
 
 
-def _begins_its_decoder(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
-    """Whether only the model with its head knows what its decoder reads: a T5 that classifies gives it the text."""
-    return bool(getattr(model.config, "is_encoder_decoder", False)) and "decoder_input_ids" not in batch
-
-
 def logits_of(out: Any) -> Tensor:
-    """What a transformers model answers, whatever its class calls it; starts and ends of spans as (B, L, 2)."""
+    """Return a transformers model's logits, whatever its class calls them; starts and ends of spans as (B, L, 2)."""
     starts = getattr(out, "start_logits", None)
     if starts is not None:
         return torch.stack([starts, out.end_logits], -1)
@@ -176,18 +171,30 @@ def _first(out: Any, *names: str) -> Any:
     return next((value for name in names if (value := getattr(out, name, None)) is not None), None)
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Keep the model in eval mode while open; afterwards every module is in its own mode again."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 _LM_HEADS = ("cls", "lm_head", "predictions", "generator_predictions", "vocab_transform", "lm_predictions")
-"""What transformers' masked and causal language models call the first module above the encoder."""
+"""The names of the first module above the encoder in transformers' masked and causal language models."""
 
 
 def has_lm_head(model: nn.Module) -> bool:
-    """Whether `read` can ask its language model's head at chosen positions."""
+    """Check that `read` can ask the language model's head at chosen positions."""
     return any(hasattr(model, name) for name in _LM_HEADS)
 
 
 @contextmanager
 def _head_at(model: nn.Module, at_BL: Tensor | None) -> Iterator[None]:
-    """The head above the encoder sees hidden states (R, D) of the chosen positions instead of (B, L, D)."""
+    """Give the head above the encoder hidden states (R, D) of the chosen positions instead of (B, L, D)."""
     if at_BL is None:
         yield
         return
@@ -206,18 +213,14 @@ def open_attention(model: nn.Module) -> None:
     Refuses reentrant gradient checkpointing, which silently loses the gradient of everything tapped.
     """
     for module in model.modules():
-        checkpoint = getattr(module, "_gradient_checkpointing_func", None)
-        if getattr(module, "gradient_checkpointing", False) and _reentrant(checkpoint):
+        keywords = getattr(getattr(module, "_gradient_checkpointing_func", None), "keywords", {})
+        if getattr(module, "gradient_checkpointing", False) and keywords.get("use_reentrant", False):
             raise ObjectiveError(
                 "reentrant gradient checkpointing loses the gradient of attention signals; use "
                 "model.gradient_checkpointing_enable({'use_reentrant': False})"
             )
     if not _disentangled(model) and model.config._attn_implementation != "tap":  # type: ignore[union-attr]
         model.set_attn_implementation("tap")  # type: ignore[operator]
-
-
-def _reentrant(checkpoint: Any) -> bool:
-    return bool(getattr(checkpoint, "keywords", {}).get("use_reentrant", False))
 
 
 # DeBERTa: disentangled attention. Scores have position terms besides q k^T, and the scale is sqrt((1 + terms) d).
@@ -229,9 +232,10 @@ def _disentangled(model: nn.Module) -> bool:
 
 @contextmanager
 def _hooked(model: nn.Module) -> Iterator[list[Attention]]:
-    """Note what each DisentangledSelfAttention is called with; read it when the forward pass is over.
+    """Note the inputs of each DisentangledSelfAttention, and read them when the forward pass is over.
 
-    Not while it runs: under gradient checkpointing the layer runs again in the backward pass, and must do the same.
+    They are not read while it runs: under gradient checkpointing the layer runs again in the backward pass, and must do
+    the same.
     """
     layers: list[Attention] = []
     calls: list[tuple[Any, ...]] = []
@@ -249,7 +253,7 @@ def _hooked(model: nn.Module) -> Iterator[list[Attention]]:
 
 
 def _disentangled_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention:
-    """Queries, keys and values again from the layer's own projections, and the scores from its own position terms.
+    """Compute queries, keys and values again by the layer's own projections, and scores with its position terms.
 
     Position terms are taken without their dropout.
     """

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from transformers import PreTrainedModel
 
-from compress.models.signals import read
-from compress.pruning.hooks import KEY, Tap, evaluating, over_tokens, passing_over, watching, watching_layers
+from compress.models.signals import evaluating, read
+from compress.pruning.hooks import KEY, Tap, over_tokens, passing_over, watching, watching_layers
 from compress.pruning.importance import Batches, Targets, answer_signal
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import Importance

@@ -1,7 +1,7 @@
-"""Where the units of a slice plan show while a model runs: the activations that are all of them.
+"""Watch the activations in which the units of a slice plan show while a model runs.
 
-A unit is gone when these are zero, so importance is told from them. Read by hooks on the modules of the plan; no model
-code is changed.
+A unit is gone when these are zero, so importance is computed from them. They are read by hooks on the modules of the
+plan; no model code is changed.
 
     value       what attention's output product reads          (B, L, H K)
     query, key  the two sides of the scores                    (B, L, H K)
@@ -27,7 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from compress.slicing.plan import EMBEDDING, Cut, Group, SlicePlan
 
 KEY = "key"
-"""An axis that no plan has: the keys that a block's `query` rows are multiplied with."""
+"""An axis that is in no plan: the keys that a block's `query` rows are multiplied with."""
 _NORMS = (
     *("embedding_norm", "attention_norm", "ffn_norm", "final_norm", "convolution_norm", "lm_norm"),
     *("narrow_norm", "narrow_attention_norm", "widen_norm"),
@@ -52,7 +52,7 @@ SeenLayer = Callable[[int, Tensor, Tensor], None]
 
 
 def taps(model: PreTrainedModel, plan: SlicePlan) -> list[Tap]:
-    """Every activation that units of `plan` show in."""
+    """List every activation that units of `plan` show in."""
     found = [_tap(model, name, cut, inward=True) for name, cut in plan.modules(*_READ).items()]
     found += [_tap(model, name, cut, inward=False) for name, cut in plan.modules(*_WRITTEN).items()]
     if EMBEDDING in plan.groups:  # MobileBERT's has no norm of its own; others widen it to a stream without one
@@ -66,7 +66,7 @@ def taps(model: PreTrainedModel, plan: SlicePlan) -> list[Tap]:
 
 @contextmanager
 def watching(model: PreTrainedModel, plan: SlicePlan, see: Seen) -> Iterator[None]:
-    """While open, each forward pass hands every tap's activation to `see`, as soon as it is there."""
+    """Hand every tap's activation to `see` as soon as it is computed, in each forward pass while open."""
     called: set[str] = set()
 
     def show(tap: Tap, tensor: Tensor) -> None:
@@ -92,12 +92,36 @@ def watching(model: PreTrainedModel, plan: SlicePlan, see: Seen) -> Iterator[Non
 
 @contextmanager
 def watching_layers(model: PreTrainedModel, plan: SlicePlan, see: SeenLayer) -> Iterator[None]:
-    """While open, each forward pass hands `see` every layer's number and the stream (B, L, D) before and after it."""
+    """Hand `see` every layer's number and the stream (B, L, D) before and after it, in each forward pass while open."""
+
+    def react(number: int, before_BLD: Tensor, out: Any) -> None:
+        see(number, before_BLD, out[0] if isinstance(out, tuple) else out)
+
+    with _at_layers(model, plan, react):
+        yield
+
+
+@contextmanager
+def passing_over(model: PreTrainedModel, plan: SlicePlan, number: int) -> Iterator[None]:
+    """Let this layer return its input while open."""
+
+    def react(called: int, before_BLD: Tensor, out: Any) -> Any:
+        if called != number:
+            return None
+        return (before_BLD, *out[1:]) if isinstance(out, tuple) else before_BLD
+
+    with _at_layers(model, plan, react):
+        yield
+
+
+@contextmanager
+def _at_layers(model: PreTrainedModel, plan: SlicePlan, react: Callable[[int, Tensor, Any], Any]) -> Iterator[None]:
+    """Call `react` with every layer's number, its input stream and its output; a result takes the output's place."""
     numbers: list[int] = []
 
-    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         numbers.append(len(numbers))
-        see(numbers[-1], _entering(args, kwargs), _leaving(out))
+        return react(numbers[-1], args[0] if args else kwargs["hidden_states"], out)
 
     with ExitStack() as hooks:
         hooks.callback(model.base_model.register_forward_pre_hook(lambda *_: numbers.clear()).remove)
@@ -106,38 +130,8 @@ def watching_layers(model: PreTrainedModel, plan: SlicePlan, see: SeenLayer) -> 
         yield
 
 
-@contextmanager
-def passing_over(model: PreTrainedModel, plan: SlicePlan, number: int) -> Iterator[None]:
-    """While open, this layer gives what it is given."""
-    calls: list[int] = []
-
-    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        calls.append(len(calls))
-        if calls[-1] != number:
-            return out
-        return (_entering(args, kwargs), *out[1:]) if isinstance(out, tuple) else _entering(args, kwargs)
-
-    with ExitStack() as hooks:
-        hooks.callback(model.base_model.register_forward_pre_hook(lambda *_: calls.clear()).remove)
-        for layer in layers(model, plan):
-            hooks.callback(layer.register_forward_hook(after, with_kwargs=True).remove)
-        yield
-
-
-@contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """While open, the model is in eval mode; afterwards every module is in its own again."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 def layers(model: PreTrainedModel, plan: SlicePlan) -> list[nn.Module]:
-    """The modules that a layer is; ALBERT's come several times in a forward pass."""
+    """List the layers' modules; each of ALBERT's runs several times in a forward pass."""
     if plan.own_layers:
         names = {name[: cut.span[1]] for name, cut in plan.cuts.items() if cut.layer is not None}
     else:
@@ -146,22 +140,10 @@ def layers(model: PreTrainedModel, plan: SlicePlan) -> list[nn.Module]:
 
 
 def over_tokens(values: Tensor, mask_BL: Tensor) -> Tensor:
-    """(B, L, D) -> (B, D), the sum over real tokens; (B, D) as it is."""
+    """Sum (B, L, D) over real tokens to (B, D); return (B, D) as it is."""
     if values.dim() == 2:
         return values
     return torch.einsum("bld,bl->bd", values, mask_BL.to(values))
-
-
-def _entering(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The stream that a layer is called with."""
-    found: Tensor = args[0] if args else kwargs["hidden_states"]
-    return found
-
-
-def _leaving(out: Any) -> Tensor:
-    """The stream that a layer gives: some families give it alone, some as the first of several things."""
-    found: Tensor = out[0] if isinstance(out, tuple) else out
-    return found
 
 
 def _tap(model: PreTrainedModel, name: str, cut: Cut, *, inward: bool) -> Tap:

@@ -35,9 +35,9 @@ from compress.data.cache import cached, home, is_whole
 from compress.data.collate import Batching
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import PruneError, did_you_mean
-from compress.models.signals import Signals, read
+from compress.models.signals import Signals, evaluating, read
 from compress.models.teacher import Teacher
-from compress.pruning.hooks import KEY, Tap, evaluating, over_tokens, watching, watching_layers
+from compress.pruning.hooks import KEY, Tap, over_tokens, watching, watching_layers
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import Importance, Kept, counts
 from compress.training.objective import MASKED

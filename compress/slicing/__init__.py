@@ -3,9 +3,9 @@
 from compress.slicing.plan import SlicePlan
 from compress.slicing.select import choose, magnitude
 from compress.slicing.sizes import Sizes
-from compress.slicing.cut import sliced
+from compress.slicing.cut import slice_model
 
 plan = SlicePlan.from_model(model)
 kept = choose(plan, magnitude(model), Sizes.from_request(model.config, hidden=0.5, ffn=0.5))
-small = sliced(model, kept)
+small = slice_model(model, kept)
 """
