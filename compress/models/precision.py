@@ -1,4 +1,4 @@
-"""Which number format this machine computes fastest in, and what that means for a frozen model."""
+"""Choose the number format that this machine computes fastest in, and cast frozen models to it."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ Precision = Literal["auto", "bf16", "fp32"]
 
 
 def choose(precision: Precision) -> Literal["bf16", "fp32"]:
-    """auto: bf16 autocast where the processor or GPU computes in it, 2-4x a forward pass; fp32 elsewhere."""
+    """Resolve `auto`: bf16 autocast where the processor or GPU computes in it, 2-4x a forward pass; fp32 elsewhere."""
     if precision not in ("auto", "bf16", "fp32"):
         raise CompressError(f"--precision {precision}: expected auto, bf16 or fp32")
     if precision != "auto":

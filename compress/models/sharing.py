@@ -1,9 +1,9 @@
-"""Layers of a plain transformers model that use one set of weights: ALBERT's attention, or FFN, or both, or in groups.
+"""Let layers of a plain transformers model share weights: their attention, their FFN, or both, in groups as in ALBERT.
 
 Lan et al. 2020, arXiv:1909.11942, Sec. 3.1 and Table 4 share all parameters of a layer, its attention's, or its FFN's;
 the appendix's `shared groups` share among neighbouring layers only. transformers' own ALBERT does the first, whole
-groups of layers. Here one nn.Parameter serves the layers of a group, in a model of any family of `naming.KNOWN`: it is
-counted, updated and decayed once, and its gradient is the sum over the layers.
+groups of layers. Here one nn.Parameter serves the layers of a group, in a model of any family of `init_weights.KNOWN`:
+it is counted, updated and decayed once, and its gradient is the sum over the layers.
 
 What is saved stays what everybody can load: `state_dict()` of a shared model holds a copy for each layer, and the
 config says what was shared (`shared_layers`), so `share_again` ties the copies after loading. Code that knows nothing
@@ -64,14 +64,14 @@ def share(model: PreTrainedModel, *, attention: int | None = None, ffn: int | No
 
 
 def share_again(model: PreTrainedModel) -> None:
-    """After loading: tie what was shared when `model` was saved. A model that shared nothing is left alone."""
+    """Tie again what was shared when `model` was saved; to be called after loading. Other models are left alone."""
     shared = getattr(model.config, "shared_layers", None)
     if shared:
         share(model, **shared)
 
 
 def _copy_per_layer(model: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Files hold no two names of one tensor, and libraries refuse to guess: give every layer its own."""
+    """Give every layer its own copy: files hold no two names of one tensor, and libraries refuse to guess."""
     seen: set[int] = set()
     for name in [name for name in state if name.startswith(prefix)]:
         weight, tensor = weight_of(name.removeprefix(prefix)), state[name]

@@ -1,8 +1,7 @@
-"""A student without layers: the mean of its tokens' vectors, and a linear head. The least that can be trained.
+"""A student without layers: the mean of its tokens' vectors, and a linear head.
 
-What a bag of words is to linear models: no order, no context, but a vector for every token that `model2vec` can draw
-out of a teacher, and a forward pass that reads a few rows of a table. It takes the teacher's tokenizer, exports and
-ships as any other model, and stands at the left end of what a search can find.
+It knows no order and no context; `model2vec` computes the vectors from a teacher, and a forward pass reads a few rows
+of a table. It takes the teacher's tokenizer, and exports and ships as any other model.
 
 Shapes: B batch, L tokens, D width, V classes.
 """
@@ -17,7 +16,7 @@ from transformers.utils.generic import can_return_tuple
 
 
 class StaticConfig(PreTrainedConfig):
-    """hidden_size: of the vectors. normalize: whether their mean is divided by its length."""
+    """hidden_size: the width of the vectors; normalize: whether their mean is divided by its length."""
 
     model_type = "static-embedding"
 
@@ -37,8 +36,10 @@ class StaticPreTrainedModel(PreTrainedModel):
 
 
 class StaticModel(StaticPreTrainedModel):
-    """last_hidden_state (B, L, D): the tokens' vectors; pooler_output (B, D): their mean over the real tokens, 0 where
-    there is none."""
+    """Looks up the tokens' vectors.
+
+    last_hidden_state: (B, L, D) the vectors; pooler_output: (B, D) their mean over real tokens, 0 where there is none.
+    """
 
     def __init__(self, config: StaticConfig) -> None:
         super().__init__(config)

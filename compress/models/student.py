@@ -1,4 +1,4 @@
-"""Spec and teacher -> student."""
+"""Build a student from its spec and its teacher."""
 
 import copy
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ _UNDECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
-    """The student's config: the teacher's, resized, or one of another family with the teacher's vocabulary and labels.
+    """Make the student's config: the teacher's, resized, or another family's with the teacher's vocabulary and labels.
 
     Raises StudentError naming the size that does not fit.
     """
@@ -71,14 +71,14 @@ def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig
         setattr(config, setting_name(config, "decoder_layers"), _count("layers", spec.layers, theirs.decoder_layers))
     _set_further(config, spec.config)
     shape = Shape.from_config(config)
-    _agree(config, shape)
+    _set_derived(config, shape)
     if shape.hidden % shape.heads:
         raise StudentError(f"student: hidden {shape.hidden} is not a multiple of heads {shape.heads}")
     return config
 
 
-def _agree(config: Any, shape: Shape) -> None:
-    """Set what some families write down a second time."""
+def _set_derived(config: Any, shape: Shape) -> None:
+    """Set the sizes that some families write down a second time."""
     if hasattr(config, "pooler_hidden_size"):  # DeBERTa's second name for the same width
         config.pooler_hidden_size = shape.hidden
     if getattr(config, "layer_types", None):  # ModernBERT's kinds of attention, one for each layer
@@ -88,11 +88,11 @@ def _agree(config: Any, shape: Shape) -> None:
 
 
 POSITIONS = 512
-"""Of a student whose teacher counts none (XLNet, T5): as many as BERT has."""
+"""The positions of a student whose teacher has no limit (XLNet, T5): as many as BERT has."""
 
 
 def _of_family(family: str, teacher: PreTrainedConfig) -> PreTrainedConfig:
-    """A config of another family, with what it shares with the teacher's."""
+    """Make a config of another family, with what it shares with the teacher's."""
     if teacher.model_type == "xlnet":
         raise StudentError(
             "student.family: XLNet's rows are padded before the text and end in [CLS], which no other family reads; "
@@ -139,11 +139,10 @@ def build(
     kind: Kind | None = "classification",
     words: Words | None = None,
 ) -> PreTrainedModel:
-    """A plain transformers model with the teacher's labels and vocabulary; `head` of `kind` is what it ends in.
-    `words`: the tokenizer's, for an init function that asks for them.
+    """Build a plain transformers model with the teacher's labels and vocabulary, and a `head` for this `kind` of task.
 
-    Weights that are not copied (see StudentSpec.init) are drawn from torch's global generator: seed it first.
-    Raises StudentError.
+    words: the tokenizer's, for an init function that takes them. Weights that are not copied (see StudentSpec.init) are
+    drawn from torch's global generator: seed it first. Raises StudentError.
     """
     if isinstance(spec.init, str) and spec.init not in ("scratch", "teacher"):
         return _from_checkpoint(spec.init, teacher, heads.auto(head, kind))
@@ -160,7 +159,7 @@ def build(
 
 
 def plan_config(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
-    """Settle the config of the student that `build` will make, also of one that begins as a checkpoint.
+    """Make the config of the student that `build` will make, also of one that begins as a checkpoint.
 
     Raises StudentError, TeacherError for a checkpoint that cannot be read.
     """
@@ -170,7 +169,7 @@ def plan_config(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfi
 
 
 def find_checkpoint(init: str) -> str:
-    """The folder of a checkpoint that students begin as, by its path or its name. Raises StudentError."""
+    """Find the folder of a checkpoint that students begin as, by its path or its name. Raises StudentError."""
     if Path(init, "config.json").is_file():
         return init
     try:
@@ -202,7 +201,7 @@ def _from_checkpoint(folder: str, teacher: PreTrainedModel, auto: Any) -> PreTra
 
 @torch.no_grad()
 def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel) -> None:
-    """Copy every weight that both know, from the chosen layers, sliced to the student's width."""
+    """Copy every weight that both models have, from the chosen layers, sliced to the student's width."""
     theirs, mine = Shape.from_config(teacher.config), Shape.from_config(student.config)
     every_layer = mine.layers == theirs.layers and mine.family not in KNOWN
     if mine.family == theirs.family and (mine.family in WHOLE or every_layer):
@@ -224,14 +223,9 @@ def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel
             parameter[_offset(student.config) :].copy_(tensor)
         elif tensor.shape == parameter.shape:
             parameter.copy_(tensor)
-    _fold_types(source, student)
-
-
-def _fold_types(source: dict[Weight, Tensor], student: PreTrainedModel) -> None:
-    """A student without token types (DistilBERT) gets type 0 with its positions: one segment is embedded as before."""
-    mine, types = _weights(student), Weight("types", None, "weight")
-    if types in source and types not in mine:
-        mine[Weight("positions", None, "weight")].add_(source[types][0])
+    types, own = Weight("types", None, "weight"), _weights(student)
+    if types in source and types not in own:  # DistilBERT gets type 0 with its positions, so that it embeds as before
+        own[Weight("positions", None, "weight")].add_(source[types][0])
 
 
 def _weights(model: PreTrainedModel) -> dict[Weight, Tensor]:
@@ -244,5 +238,5 @@ def _weights(model: PreTrainedModel) -> dict[Weight, Tensor]:
 
 
 def _offset(config: Any) -> int:
-    """RoBERTa's positions start after the padding index; the rows before are never used."""
+    """Count the rows of positions that are never used: RoBERTa's start after the padding index."""
     return config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0

@@ -1,4 +1,4 @@
-"""Find a teacher, load it safely, and let nobody learn from a bad one."""
+"""Load a teacher safely, and identify its files."""
 
 import json
 import pickle
@@ -18,35 +18,34 @@ import compress.models.families  # noqa: F401  # checkpoints of the families of 
 from compress import io as digest
 from compress.data.task import Task
 from compress.errors import CompressError, TeacherError
-from compress.models.checkpoints import (
-    PICKLED,
-    WEIGHTS,
-)
+from compress.models.checkpoints import PICKLED, WEIGHTS
 from compress.models.heads import ENDINGS, PROBLEMS, output_names, task_class
 
 MOST_LAYERS, MOST_OUTPUTS = 1000, 100_000
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a teacher has answered that is no encoder: logits of the rows of a split, by the split's fingerprint.
+class RecordedLogits:
+    """The answers of a teacher that is no encoder: logits of the rows of a split, by the split's fingerprint.
 
-    prompt      what it was asked, as YAML; parameters: of the model, where that is known
+    prompt: the prompt it was asked with, as YAML; parameters: the size of the model, where that is known
     """
 
     logits: Mapping[str, NDArray[np.float32]]
     prompt: str
     parameters: int | None = None
 
-    def of(self, split: Dataset) -> NDArray[np.float32]:
+    def for_split(self, split: Dataset) -> NDArray[np.float32]:
         return self.logits[split._fingerprint]
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """`digest`: of weights, config and tokenizer; `trained`: came with a head for the task; `pickled`: may be that.
+    """A teacher as it was loaded.
 
-    `asked`: of a teacher that was asked beforehand; model and tokenizer are then those that the student begins as.
+    digest    of weights, config and tokenizer
+    trained   whether it came with a head for the task; pickled: whether its weights may be pickled
+    recorded  the answers of a teacher that was prompted; model and tokenizer are then what the student begins as
     """
 
     name: str
@@ -56,18 +55,18 @@ class Teacher:
     digest: str
     trained: bool
     pickled: bool = False
-    asked: Asked | None = None
+    recorded: RecordedLogits | None = None
 
 
 def identify(folder: Path) -> str:
-    """Digest of a model folder's weights, config and tokenizer."""
+    """Compute the digest of a model folder's weights, config and tokenizer."""
     tokens = ("tokenizer*.json", "vocab.*", "*.model", "merges.txt", "added_tokens.json", "special_tokens_map.json")
     patterns = (*WEIGHTS, *PICKLED, "config.json", *tokens)
     return digest.of_files({path for pattern in patterns for path in folder.glob(pattern)})
 
 
 def has_head(folder: Path, task: Task) -> bool:
-    """Whether the checkpoint was saved with a head for this kind of task, of this many outputs."""
+    """Check that the checkpoint was saved with a head for this kind of task, of this many outputs."""
     config = _settings(folder)
     heads = any(ENDINGS[task.kind] in name for name in config.get("architectures") or [])
     outputs = len(config.get("id2label") or {0: "", 1: ""})
@@ -75,8 +74,10 @@ def has_head(folder: Path, task: Task) -> bool:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """Read a checkpoint's config.json as it is. Raises TeacherError where the library would make a name of each of
-    more outputs than there is memory for."""
+    """Read a checkpoint's config.json as it is.
+
+    Raises TeacherError where the library would make names for more outputs than there is memory for.
+    """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not isinstance(config, dict):
         raise TeacherError(f"{folder}: its config.json holds a {type(config).__name__}, where settings were expected")
@@ -87,7 +88,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> Teacher:
-    """Tokenizer and model in eval mode, with a head for `task`: its own, or a new one to be fine-tuned.
+    """Load tokenizer and model, in eval mode, with a head for `task`: its own, or a new one to be fine-tuned.
 
     Raises TeacherError for weights that cannot be read, or are not the config's, and for a tokenizer that does not
     belong to the model.
@@ -102,7 +103,7 @@ def load(name: str, folder: Path, task: Task, *, allow_pickle: bool = False) -> 
         if config.model_type == "xlnet" and config.summary_type == "last":  # which has to be a token, not padding
             tokenizer.padding_side = "left"
         labels = dict(enumerate(output_names(task)))
-        if not trained or _unnamed(config.id2label):
+        if not trained or all(str(label).startswith("LABEL_") for label in config.id2label.values()):
             config.id2label, config.label2id = labels, {label: i for i, label in labels.items()}
         config.problem_type = PROBLEMS.get(task.kind)
         model, found = task_class(task.kind).from_pretrained(
@@ -164,12 +165,8 @@ def load_config(folder: Path) -> Any:
     return config
 
 
-def _unnamed(id2label: Mapping[int, str]) -> bool:
-    return all(str(name).startswith("LABEL_") for name in id2label.values())
-
-
 def _complete(folder: Path, model: PreTrainedModel, absent: list[str], trained: bool) -> None:
-    """The library fills what a checkpoint lacks with random numbers: right for a new head and its pooler only."""
+    """Refuse missing tensors, which the library fills with random numbers, but for those of a new head and pooler."""
     inside = f"{model.base_model_prefix}."
     bad = sorted(key for key in absent if trained or (key.startswith(inside) and ".pooler." not in key))
     if bad:
@@ -180,7 +177,7 @@ def _complete(folder: Path, model: PreTrainedModel, absent: list[str], trained: 
 
 
 def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
-    """Raises TeacherError for a tokenizer that makes no tokens, or some that the model does not know."""
+    """Raise TeacherError for a tokenizer that makes no tokens, or some that the model does not know."""
     if not isinstance(tokenizer.model_max_length, int | float):
         raise TeacherError(f"{folder}: model_max_length {tokenizer.model_max_length!r} of its tokenizer is no number")
     known = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A trained BERT becomes an ALBERT: its embedding factorised, its layers shared, nothing trained yet.
+"""Turn a trained BERT into an ALBERT: its embedding factorised, its layers shared, nothing trained yet.
 
 The embedding. BERT's is LN_W(x) with x = word + position + type in R^W, ALBERT's is M LN_E(x') + b with x' in R^E.
 With the centring C = I - 11'/W, gain gamma, shift beta and per-row deviation sigma(x),
@@ -56,16 +56,18 @@ CHOICES = ("average", "first", "middle", "last")
 def from_bert(student: PreTrainedModel, teacher: PreTrainedModel, *, layer: str | int = "average") -> None:
     """Fill an ALBERT of the teacher's width, heads and FFN with the teacher's weights; layers and E are its own.
 
-    layer: what a shared group gets from the teacher's layers in whose place it stands: their `average`, the `first`,
+    layer: what a shared group gets from the teacher's layers that it replaces: their `average`, the `first`,
     `middle` or `last` of them, or one by its number among them (negative: from the end).
 
     The activation and the norms' epsilon become the teacher's. Pooler and classifier are copied; ELECTRA and
     DistilBERT activate what ALBERT's pooler is given by another function than tanh, so their heads only start close.
     A masked-LM head stays as drawn: none of a BERT's parts fits behind an activation in E. Raises StudentError.
     """
-    _comparable(student, teacher)
+    _check_shapes(student, teacher)
     albert: Any = student.base_model
-    source = _weights(teacher, albert.device)
+    every = teacher.named_parameters(remove_duplicate=False)  # layers may share
+    named = {weight_of(name): parameter.data.to(albert.device) for name, parameter in every}
+    source = {weight: tensor for weight, tensor in named.items() if weight is not None}
     _follow(student, teacher)
     _fill_embeddings(albert, teacher, source)
     for group, numbers in enumerate(_members(student, Shape.from_config(teacher.config).layers)):
@@ -82,13 +84,7 @@ def from_bert(student: PreTrainedModel, teacher: PreTrainedModel, *, layer: str 
                 parameter.copy_(tensor)
 
 
-def _weights(teacher: PreTrainedModel, device: torch.device) -> dict[Weight, Tensor]:
-    every = teacher.named_parameters(remove_duplicate=False)  # layers may share
-    named = {weight_of(name): parameter.data.to(device) for name, parameter in every}
-    return {weight: tensor for weight, tensor in named.items() if weight is not None}
-
-
-def _comparable(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
+def _check_shapes(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
     mine, theirs = Shape.from_config(student.config), Shape.from_config(teacher.config)
     if mine.family != "albert" or theirs.family not in KNOWN or theirs.family.startswith("deberta"):
         known = ", ".join(family for family in KNOWN if not family.startswith("deberta"))
@@ -109,7 +105,7 @@ def _comparable(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
 
 
 def _follow(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-    """The teacher's activation and epsilon, in the modules and in the config they are saved with."""
+    """Set the teacher's activation and epsilon in the student's modules and config."""
     norm = next(module for module in teacher.modules() if isinstance(module, nn.LayerNorm))
     activation = getattr(teacher.config, "hidden_act", None) or getattr(teacher.config, "activation", "gelu")
     student.config.hidden_act, student.config.layer_norm_eps = activation, norm.eps
@@ -121,7 +117,7 @@ def _follow(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
 
 
 def _members(student: PreTrainedModel, teachers: int) -> list[list[int]]:
-    """For each group the teacher's layers in whose place it stands, ascending."""
+    """List the teacher's layers that each group replaces, ascending."""
     layers, groups = student.config.num_hidden_layers, student.config.num_hidden_groups
     members: list[list[int]] = [[] for _ in range(groups)]
     for number in range(teachers):
@@ -154,32 +150,29 @@ def _fill_embeddings(albert: Any, teacher: PreTrainedModel, source: Mapping[Weig
     parts = tables(teacher, source)
     W = parts[0].shape[1]
     gamma_W, beta_W = (source[Weight("embedding_norm", None, part)].double() for part in ("weight", "bias"))
-    up_DW = source[Weight("embedding_up", None, "weight")].double() if _factorised(source) else torch.eye(W).to(gamma_W)
-    shift_D = up_DW @ beta_W
-    if _factorised(source):
-        shift_D = shift_D + source[Weight("embedding_up", None, "bias")].double()
+    if (up := Weight("embedding_up", None, "weight")) in source:
+        up_DW = source[up].double()
+        shift_D = up_DW @ beta_W + source[Weight("embedding_up", None, "bias")].double()
+    else:
+        up_DW = torch.eye(W).to(gamma_W)
+        shift_D = up_DW @ beta_W
     basis_WR, gain = directions(*parts, keep=min(E, W) - 1, eps=mine.LayerNorm.eps)
     spread_ER = _zero_sums(E).to(basis_WR)[:, : basis_WR.shape[1]]
     for table, module in zip(
         parts, (mine.word_embeddings, mine.position_embeddings, mine.token_type_embeddings), strict=True
     ):
-        rows = torch.arange(len(module.weight), device=table.device).clamp(
-            max=len(table) - 1
-        )  # a RoBERTa has one token type
+        rows = torch.arange(len(module.weight), device=table.device)
+        rows = rows.clamp(max=len(table) - 1)  # a RoBERTa has one token type
         module.weight.copy_(math.sqrt(E / W) * (table @ basis_WR @ spread_ER.T)[rows])
     mine.LayerNorm.weight.fill_(1.0)
     mine.LayerNorm.bias.zero_()
-    up = albert.encoder.embedding_hidden_mapping_in
-    up.weight.copy_(gain * math.sqrt(W / E) * (up_DW * gamma_W) @ basis_WR @ spread_ER.T)
-    up.bias.copy_(shift_D)
-
-
-def _factorised(source: Mapping[Weight, Tensor]) -> bool:
-    return Weight("embedding_up", None, "weight") in source
+    mapping = albert.encoder.embedding_hidden_mapping_in
+    mapping.weight.copy_(gain * math.sqrt(W / E) * (up_DW * gamma_W) @ basis_WR @ spread_ER.T)
+    mapping.bias.copy_(shift_D)
 
 
 def _zero_sums(E: int) -> Tensor:
-    """(E, E - 1): orthonormal columns, each of sum zero. A reflection that takes the first axis to 1 / sqrt E."""
+    """Return (E, E - 1) orthonormal columns of sum zero, by a reflection that takes the first axis to 1 / sqrt E."""
     ones_E = torch.full((E,), 1 / math.sqrt(E), dtype=torch.float64)
     normal_E = ones_E - torch.eye(E, dtype=torch.float64)[0]
     return (torch.eye(E).double() - 2 * torch.outer(normal_E, normal_E) / normal_E.dot(normal_E))[:, 1:]

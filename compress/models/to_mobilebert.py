@@ -1,4 +1,4 @@
-"""How a MobileBERT starts: from an IB-BERT, whose embedding and heads fit it, or from any BERT, of which little does.
+"""Initialise a MobileBERT: from an IB-BERT, whose embedding and heads fit it, or from any BERT, of which little does.
 
 From a BERT. Word embeddings become their coordinates along the E directions in which the teacher's normalised
 embeddings are largest; the middle third of the trigram map takes them into the D-wide stream by an isometry, positions
@@ -51,7 +51,7 @@ def from_teacher(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
 
 
 def _outside_layers(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights of embeddings, pooler and heads by their names without the family's prefix."""
+    """List the weights of embeddings, pooler and heads by their names without the family's prefix."""
     prefix = f"{model.base_model_prefix}."
     named = {name.removeprefix(prefix): parameter.data for name, parameter in model.named_parameters()}
     left_out = ("encoder.", "embeddings.LayerNorm")
@@ -60,7 +60,7 @@ def _outside_layers(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def from_bert(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-    """The teacher's embedding in the student's width, and layers drawn so that the stream keeps its size.
+    """Copy the teacher's embedding in the student's width, and draw layers so that the stream keeps its size.
 
     Pooler and heads stay as drawn. Raises StudentError for a teacher whose embedding is not BERT's.
     """

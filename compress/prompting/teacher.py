@@ -8,7 +8,7 @@ from rich.console import Console
 from compress.config.recipe import Recipe, Stage
 from compress.data.task import TaskData
 from compress.errors import ObjectiveError, RecipeError
-from compress.models.teacher import Asked, Teacher
+from compress.models.teacher import RecordedLogits, Teacher
 from compress.prompting.labels import (
     PromptedTeacher,
     SoftLabels,
@@ -100,8 +100,8 @@ def instructed(
         *(soft[each].balance(f"{tutor.name}, asked about {each}") for each in ("train", "validation")),
         *_spent(tutor.name, soft),
     ]
-    asked = Asked(logits, settings, speaker.parameters)
-    return replace(given, name=tutor.name, digest=tutor.digest, asked=asked), replace(seen, notes=tuple(notes))
+    recorded = RecordedLogits(logits, settings, speaker.parameters)
+    return replace(given, name=tutor.name, digest=tutor.digest, recorded=recorded), replace(seen, notes=tuple(notes))
 
 
 def _spent(name: str, soft: dict[str, SoftLabels]) -> list[str]:

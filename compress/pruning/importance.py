@@ -230,7 +230,7 @@ def compute_importance(
     checked(call, "importance")
     if not len(rows):
         raise PruneError(f"{call.by}: importance is told from rows, and there are none")
-    if teacher is not None and teacher.asked is not None and call.options.get("targets") == "teacher":
+    if teacher is not None and teacher.recorded is not None and call.options.get("targets") == "teacher":
         raise PruneError(f"{call.by}: a teacher that was asked beforehand cannot be asked again; use targets: labels")
     device = next(model.parameters()).device
     asked = teacher.model if teacher else None

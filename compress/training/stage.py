@@ -339,8 +339,8 @@ def _step(
     known = options(stage.step.function) if stage.step else {"shown": None}
     shown = None
     if objective and teacher and "shown" in known:
-        if teacher.asked:
-            shown = of_logits(teacher.asked.of(context.data.train), rows)
+        if teacher.recorded:
+            shown = of_logits(teacher.recorded.for_split(context.data.train), rows)
         elif stage.cache_teacher:
             shown = _cached(stage, objective, teacher, rows, context)
     if stage.step is not None:

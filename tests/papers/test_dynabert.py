@@ -138,7 +138,7 @@ def test_a_stage_gives_the_cache_to_a_step_that_takes_one(tmp_path: Path, monkey
     stage = learning.stage(
         TERMS, cache_teacher=True, step=reference.Call("dynabert.Sandwich", {"widths": WIDTHS}), evaluate=0
     )
-    teacher = SimpleNamespace(model=tiny.model("bert", layers=6), asked=None, digest="a teacher's")
+    teacher = SimpleNamespace(model=tiny.model("bert", layers=6), recorded=None, digest="a teacher's")
     material: Any = SimpleNamespace(
         rows=lambda *_: learning.rows(), tokenizer=tiny.tokenizer(), collate=learning.collate(), bf16=False,
         kind="classification", console=SimpleNamespace(print=lambda *_: None),
