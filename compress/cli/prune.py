@@ -70,10 +70,6 @@ def prune(
     max_params: Annotated[
         float | None, budget(help="Instead of sizes, or with a latency: keep at most so many parameters, such as 5e6.")
     ] = None,
-    heterogeneous: Annotated[
-        bool,
-        typer.Option("--heterogeneous", help="Layers may differ in heads and neurons: no plain transformers model."),
-    ] = False,
     device: DeviceName = "local",
     threads: Threads = 1,
     batch: Batch = 1,
@@ -112,7 +108,7 @@ def prune(
         bundle = run(
             model=model, recipe=ready, data=data, out=out, layers=layers, hidden=hidden, heads=heads, ffn=ffn,
             embedding=embedding, bottleneck=bottleneck, max_latency_ms=max_latency_ms, speedup=speedup,
-            max_params=max_params, uneven=heterogeneous, device=device, threads=threads, batch=batch, seq=seq,
+            max_params=max_params, device=device, threads=threads, batch=batch, seq=seq,
             text=text, label=label, kind=kind, metric=metric, seed=seed, precision=precision, resume=resume, gate=gate,
             max_drop=None if max_drop is None else max_drop / 100, allow_pickle=allow_pickle, allow_code=allow_code,
             console=shown,
