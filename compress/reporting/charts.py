@@ -332,8 +332,8 @@ class Scatter:
             if mark.before is not None:
                 start, end = (min(y.at(score), plot.bottom) for score in (mark.before, mark.score))
                 marks.append(draw_line((here[0], start), (here[0], end), "gain"))
-        taken = [Box(left - 9, top - 9, left + 9, top + 9) for left, top in at]
-        taken += [Box(left, top - 3, reach + 3, top + 3) for (left, top), reach in zip(at, reaches, strict=True)]
+        taken = [Box(across - 9, down - 9, across + 9, down + 9) for across, down in at]
+        taken += [Box(here[0], here[1] - 3, reach + 3, here[1] + 3) for here, reach in zip(at, reaches, strict=True)]
         for one, other in pairwise(steps):  # level or upright
             (left, right), (top, bottom) = (sorted(pair) for pair in zip(one, other, strict=True))
             taken.append(Box(left, top - 2, right + 2, bottom + 2))
@@ -344,10 +344,17 @@ class Scatter:
         if self.budget:
             marks.append(draw_line((plot.right, plot.top), (plot.right, plot.bottom), "budget"))
         if self.limit and x.low < self.limit[0] <= x.high:
-            box, drawn = _limit(x.at(self.limit[0]), self.limit[1], plot)
-            taken, marks = [*taken, box], [*marks, *drawn]
+            edge, words = x.at(self.limit[0]), f"budget {self.limit[1]}"
+            wide = text_width(words, 12)
+            left = edge + 6 if edge + 6 + wide <= plot.right else edge - 6 - wide
+            taken.append(Box(left, plot.bottom - 22, left + wide, plot.bottom - 4))
+            marks.append(draw_line((edge, plot.top), (edge, plot.bottom), "limit"))
+            marks.append(draw_text(left, plot.bottom - 8, words, "facts"))
         marks += self._names(at, taken, plot, crowded=crowded)
-        marks += [self._point(*each) for each in zip(self.marks, at, reaches, strict=True)]
+        for mark, here, reach in zip(self.marks, at, reaches, strict=True):
+            line = draw_line(here, (reach, here[1]), f"reach {mark.style}") if reach > here[0] else Markup("")
+            dot = draw_dot(*here, style=f"point {mark.style}", hint=f"{mark.what}: {mark.facts}", square=mark.square)
+            marks.append(mark.tagged(line + dot, here[0]))
         told = f"{'; '.join(f'{mark.what}: {mark.facts}' for mark in self.marks)}. Up is better, left costs less."
         return canvas(key, (width, plot.bottom + 48), (f"{self.axes[1]} against {self.axes[0]}", told), marks)
 
@@ -392,13 +399,6 @@ class Scatter:
                 leaders.append(draw_line((x, y), near, "leader"))
         return [*leaders, *labels]
 
-    @staticmethod
-    def _point(mark: Mark, at: Pixel, reach: float) -> Markup:
-        line = draw_line(at, (reach, at[1]), f"reach {mark.style}") if reach > at[0] else Markup("")
-        hint = f"{mark.what}: {mark.facts}"
-        dot = draw_dot(*at, style=f"point {mark.style}", hint=hint, square=mark.square)
-        return mark.tagged(line + dot, at[0])
-
 
 def _place(point: Pixel, size: Pixel, taken: Sequence[Box], inside: Box) -> Box:
     """Place a label of `size` near a point: inside, on nothing that is taken, as near as possible."""
@@ -432,17 +432,6 @@ def _level(name: str, score: float, y: Axis, plot: Box, taken: Sequence[Box]) ->
         return [box], marks
     line = draw_line((plot.left, at), (plot.right, at), "reference")
     return [box, Box(plot.left, at - 2, plot.right, at + 2)], [line, *marks]
-
-
-def _limit(at: float, limit: str, plot: Box) -> tuple[Box, list[Markup]]:
-    """Draw a budget: a line from top to bottom, and its name at the foot."""
-    words = f"budget {limit}"
-    wide = text_width(words, 12)
-    left = at + 6 if at + 6 + wide <= plot.right else at - 6 - wide
-    line = draw_line((at, plot.top), (at, plot.bottom), "limit")
-    return Box(left, plot.bottom - 22, left + wide, plot.bottom - 4), [
-        line, draw_text(left, plot.bottom - 8, words, "facts"),
-    ]  # fmt: skip
 
 
 def _stairs(points: Sequence[Pixel], plot: Box) -> list[Pixel]:
