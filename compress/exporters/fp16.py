@@ -19,10 +19,10 @@ from onnx import TensorProto, helper
 from compress.errors import ExportError
 from compress.exporters.int8 import PRECISION_KEY
 from compress.exporters.session import (
-    UNOPENED,
     Difference,
     Feeds,
     Run,
+    create_session,
     difference,
     inherited,
     onnx_run,
@@ -127,9 +127,6 @@ def _open(model: onnx.ModelProto, source: Path) -> onnxruntime.InferenceSession:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
-    try:
-        with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
-            onnx.save_model(model, file.name)
-            return onnxruntime.InferenceSession(file.name, options, providers=["CPUExecutionProvider"])
-    except UNOPENED as error:
-        raise ExportError(f"{source}: onnxruntime {onnxruntime.__version__} cannot open it: {error}") from None
+    with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
+        onnx.save_model(model, file.name)
+        return create_session(Path(file.name), options, source)

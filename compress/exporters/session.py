@@ -5,9 +5,12 @@ The one place that decides session options: prediction, parity and the latency r
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 import numpy as np
 import onnx
@@ -194,12 +197,29 @@ def open_session(path: Path, threads: int = 0) -> onnxruntime.InferenceSession:
     """
     model = _parsed(path)
     check_weights(model, path)
-    options = session_options(threads, session_entries(model, path))
+    return create_session(path, session_options(threads, session_entries(model, path)), path)
+
+
+def create_session(
+    file: Path, options: onnxruntime.SessionOptions, named: Path, **more: Any
+) -> onnxruntime.InferenceSession:
+    """Create a CPU session. Raises ExportError, which names `named`, for a file that onnxruntime cannot run."""
     try:
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"], **more)
     except UNOPENED as error:
         told = " ".join(str(error).split())
-        raise ExportError(f"{path}: onnxruntime {onnxruntime.__version__} cannot open it: {told}") from None
+        raise ExportError(f"{named}: onnxruntime {onnxruntime.__version__} cannot open it: {told}") from None
+
+
+@contextmanager
+def quiet_logging(level: int) -> Iterator[None]:
+    """Drop log records up to this level, by which onnxruntime's tools report their progress."""
+    before = logging.root.manager.disable
+    logging.disable(level)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _parsed(path: Path) -> onnx.ModelProto:

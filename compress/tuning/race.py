@@ -8,6 +8,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import exp, log
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,17 +49,6 @@ class Tuned:
         return tuple(each for each in self.tried if each.chosen)
 
 
-@dataclass(frozen=True)
-class Track:
-    """Where and how files are raced."""
-
-    device: Device
-    settings: Sequence[Setting]
-    rounds: int
-    runs: int
-    say: Say
-
-
 def tune(
     bundle: Bundle,
     *,
@@ -94,7 +84,8 @@ def tune(
     check_max_drop(max_drop)
     if not settings:
         raise ExportError("tune: no settings to race at; expected at least one")
-    track, own = Track(device, settings, rounds, runs, say), bundle.files()
+    own = bundle.files()
+    race = partial(_race, device=device, settings=settings, rounds=rounds, runs=runs, say=say)
     with tempfile.TemporaryDirectory(prefix="compress-tune.") as scratch:
         folder = Path(scratch)
         for name in ("fp32", "int8"):
@@ -103,14 +94,15 @@ def tune(
         most = max(setting.threads for setting in settings)
         exact = fp32_variants(_exported(bundle, folder), folder / "fp32", threads=most)
         checked = check_exact(bundle, device, exact)
-        tried, taken = _raced(track, checked)
+        tried, taken = race(checked)
         chosen: dict[Precision, Path] = {"fp32": taken.variant.path} if not taken.own else {}
         if exam is not None:
             say("building int8 variants")
             kept = left_in_float(own["fp32"], own["int8"])
-            built = int8_variants(exact, folder / "int8", keep=kept, calibration=calibration, learned=_learned(bundle))
+            learned = json.loads((bundle.path / "config.json").read_text(encoding="utf-8")).get(LEARNED_KEY, {})
+            built = int8_variants(exact, folder / "int8", keep=kept, calibration=calibration, learned=learned)
             judged = check_int8(bundle, device, exact[0], built, exam=exam.spread(ROWS), max_drop=max_drop)
-            more, taken = _raced(track, judged, beside=checked[0])
+            more, taken = race(judged, beside=checked[0])
             tried += more
             chosen |= {"int8": taken.variant.path} if not taken.own else {}
         candidate = bundle.copy_to(folder / "candidate" / bundle.path.name)
@@ -126,7 +118,10 @@ def tune(
             )  # fmt: skip
             candidate, _ = attach_certificate(candidate, "int8", certificate)
         candidate = candidate.attach_evidence(tuning=tried)
-        return Tuned(_taken(bundle, candidate, tuple(chosen), out), tuple(tried))
+        if out is not None:
+            return Tuned(candidate.copy_to(out), tuple(tried))
+        names = [*(FILES[precision] for precision in chosen), REPORT]
+        return Tuned(bundle.adopt(candidate, names), tuple(tried))
 
 
 def _exported(bundle: Bundle, folder: Path) -> Path:
@@ -141,16 +136,25 @@ def _exported(bundle: Bundle, folder: Path) -> Path:
     return folder / "traced.onnx"
 
 
-def _raced(track: Track, checked: Sequence[Checked], beside: Checked | None = None) -> tuple[list[Tried], Checked]:
+def _race(
+    checked: Sequence[Checked],
+    beside: Checked | None = None,
+    *,
+    device: Device,
+    settings: Sequence[Setting],
+    rounds: int,
+    runs: int,
+    say: Say,
+) -> tuple[list[Tried], Checked]:
     """Race the files; return what each took, and the one to ship. `beside`: runs too, as what ratios are to; else that
     is the first, the bundle's own."""
     base = beside or checked[0]
     able = [each for each in checked if not each.wrong or each.own]
     runners = list({each.variant.name: each for each in (base, *able)}.values())
-    track.say(f"racing {len(runners)} files on {track.device.name}")
+    say(f"racing {len(runners)} files on {device.name}")
     files = {each.variant.name: each.variant.path for each in runners}
     times: dict[str, list[Latency]] = {name: [] for name in files}
-    for latency in track.device.race(files, track.settings, rounds=track.rounds, runs=track.runs):
+    for latency in device.race(files, settings, rounds=rounds, runs=runs):
         times[latency.name].append(latency)
     ratios = {
         name: {
@@ -160,12 +164,12 @@ def _raced(track: Track, checked: Sequence[Checked], beside: Checked | None = No
         for name, found in times.items()
     }
     taken = _fastest(able, ratios)
-    facts = track.device.facts()
-    device = ", ".join(filter(None, (track.device.name, facts.get("cpu", ""), facts.get("instructions", ""))))
+    facts = device.facts()
+    described = ", ".join(filter(None, (device.name, facts.get("cpu", ""), facts.get("instructions", ""))))
     tried = [
         Tried(
             variant=each.variant.name,
-            device=device,
+            device=described,
             p50_ms={str(time.setting): time.p50_ms for time in times.get(each.variant.name, ())},
             ratio=ratios.get(each.variant.name, {}),
             difference=each.difference,
@@ -193,17 +197,3 @@ def _fastest(able: Sequence[Checked], ratios: Mapping[str, Mapping[str, float]])
     own = next(each for each in able if each.own)
     best = min((each for each in able if not each.wrong), key=mean, default=own)
     return best if mean(best) < (1 - GAIN) * mean(own) else own
-
-
-def _learned(bundle: Bundle) -> Mapping[str, Sequence[float]]:
-    found: Mapping[str, Sequence[float]] = json.loads((bundle.path / "config.json").read_text(encoding="utf-8")).get(
-        LEARNED_KEY, {}
-    )
-    return found
-
-
-def _taken(bundle: Bundle, candidate: Bundle, changed: Sequence[Precision], out: Path | None) -> Bundle:
-    """Let what was measured become the bundle, or another one in `out`."""
-    if out is not None:
-        return candidate.copy_to(out)
-    return bundle.adopt(candidate, [*(FILES[precision] for precision in changed), REPORT])

@@ -4,8 +4,7 @@ import json
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import ModelProto
 
+from compress.errors import ExportError
 from compress.exporters.int8 import quantize_dynamic, quantize_learned, quantize_static
 from compress.exporters.rewrite import PLAIN, Form, rewrite_graph
 from compress.exporters.rewrite.attention import collapse
@@ -25,8 +24,9 @@ from compress.exporters.session import (
     SESSION_WHY_KEY,
     UNFUSED_SKIP,
     UNFUSED_SKIP_WHY,
-    UNOPENED,
+    create_session,
     metadata,
+    quiet_logging,
     read_model,
     session_entries,
     session_options,
@@ -53,7 +53,7 @@ def attention_fused(model: ModelProto, *, norms: bool) -> ModelProto | None:
     options.enable_bias_skip_layer_norm = norms
     options.enable_embed_layer_norm = False
     heads, width = cores[0].heads, cores[0].heads * cores[0].size
-    with tempfile.TemporaryDirectory() as scratch, _silent():
+    with tempfile.TemporaryDirectory() as scratch, quiet_logging(logging.CRITICAL):
         path = Path(scratch) / "divided.onnx"
         onnx.save_model(_divided(model), path)
         found = optimize_model(
@@ -85,17 +85,6 @@ def _divided(model: ModelProto) -> ModelProto:
         scaled.input[1] = name
     graph.store()
     return made
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Silence the optimiser, which logs what it thinks of the model's producer, and of tables' sizes."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 FUSED = (
@@ -158,8 +147,8 @@ def fused_operators(path: Path) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as scratch:
         options.optimized_model_filepath = str(Path(scratch) / "optimised.onnx")
         try:
-            onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        except UNOPENED:
+            create_session(path, options, path)
+        except ExportError:
             return {}
         graph = onnx.load_model(options.optimized_model_filepath).graph
     run = Counter(node.op_type for node in graph.node)

@@ -221,7 +221,7 @@ def test_a_race_comes_first(tmp_path: Path) -> None:
     words = ["--tune", "--seq", "8", "--data", tiny.reviews(tmp_path / "reviews"), "--max-drop", "1"]
     told = command.run("export", str(path), *words, "--for", "ort", "--out", str(tmp_path / "out"))
     assert told.code == 0, told.err
-    assert "kept" in told.out
+    assert "chosen" in told.out
     assert record(tmp_path / "out")["source"] == "bundle"
     assert not (path / "report.json").exists(), "with --out the bundle stays as it was"
     assert command.run("export", str(path), *words, "--precision", "fp16").code == 0

@@ -10,17 +10,23 @@ could not be taken back.
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import onnxruntime
 
-from compress.errors import ExportError
 from compress.exporters.artifact import FILES, Precision
 from compress.exporters.formats import ExportContext, ExportedFile, ExportResult
-from compress.exporters.session import UNOPENED, Run, certificate, read_model, session_entries, session_options
+from compress.exporters.session import (
+    Run,
+    certificate,
+    create_session,
+    quiet_logging,
+    read_model,
+    session_entries,
+    session_options,
+)
 
 PRECISIONS = tuple(FILES)
 DEFAULT = ("fp32", "int8")
@@ -62,10 +68,7 @@ def _convert(source: Path, target: Path, *, runtime: bool) -> None:
     options.add_session_config_entry("session.save_model_format", "ORT")
     if runtime:
         options.add_session_config_entry("optimization.minimal_build_optimizations", "save")
-    try:
-        onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled)
-    except UNOPENED as error:
-        raise ExportError(f"{source}: onnxruntime {onnxruntime.__version__} cannot convert it: {error}") from None
+    create_session(source, options, source, disabled_optimizers=disabled)
 
 
 def _run(path: Path) -> Run:
@@ -76,7 +79,10 @@ def _run(path: Path) -> Run:
 def _list_operators(folder: Path, made: Sequence[ExportedFile]) -> None:
     from onnxruntime.tools.ort_format_model import create_config_from_models
 
-    with _quiet_logging(), warnings.catch_warnings(action="ignore", category=ResourceWarning):  # it closes no file
+    with (
+        quiet_logging(logging.WARNING),
+        warnings.catch_warnings(action="ignore", category=ResourceWarning),
+    ):  # it closes no file
         create_config_from_models([folder / each.file for each in made], folder / OPERATORS, True)
     target = folder / OPERATORS
     lines = target.read_text(encoding="utf-8").splitlines()  # which name the folder on this machine
@@ -92,7 +98,7 @@ def mobile_verdicts(source: Path, precision: str) -> list[str]:
     from onnxruntime.tools.mobile_helpers import usability_checker as check
     from onnxruntime.tools.onnx_model_utils import ModelProtoWithShapeInfo, optimize_model
 
-    with tempfile.TemporaryDirectory() as scratch, _quiet_logging():
+    with tempfile.TemporaryDirectory() as scratch, quiet_logging(logging.WARNING):
         basic = Path(scratch) / "basic.onnx"
         optimize_model(source, basic, use_external_initializers=True)
         shaped = ModelProtoWithShapeInfo(basic)
@@ -114,14 +120,3 @@ def _verdict(precision: str, provider: str, info: Any) -> str:
         )
     advice = "use the CPU provider" if info.suitability().name == "NO" else "time it against the CPU provider"
     return f"{precision}: {provider} would take {taken}; it cannot do {names}: {advice}"
-
-
-@contextmanager
-def _quiet_logging() -> Iterator[None]:
-    """Silence tools that log their progress at level INFO, and set themselves up to print it."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
