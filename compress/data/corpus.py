@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compress.data import cache, documents, sentences, sources
-from compress.data.resources import pydoc
+from compress.data import cache, documents, pydoc, sentences, sources
 from compress.data.sentences import Frame, Template, tokenised
 from compress.data.text_files import reading
 from compress.data.tokenize import Row, fingerprint, row_batches, source_files

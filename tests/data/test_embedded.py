@@ -13,8 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
 from benchmarks.intents import generate as intents
-from compress.data import load_task
-from compress.data.resources import pydoc
+from compress.data import load_task, pydoc
 from compress.errors import DataError
 
 SPLITS = tuple(intents.ROWS)
