@@ -36,7 +36,7 @@ from compress.models import teacher as teachers
 from compress.models.flops import warn_if_larger
 from compress.models.teacher import Teacher
 from compress.prompting.prompt import Prompt
-from compress.prompting.teacher import beginning, instructed
+from compress.prompting.teacher import prompt_teacher, starting_checkpoint
 from compress.provenance import command_line
 from compress.pruning.budget import check_budget, resolve_budget
 from compress.pruning.stage import check_family, prune_stage, read_record, stage_sizes
@@ -116,7 +116,7 @@ def distill(
     run = Run.open(Path(out), recipe, identity, resume=resume, main=state.is_main_process)
     with closing(run):
         base_teacher, context = load_inputs(
-            teacher if prompt is None else beginning(recipe), data, recipe, run,
+            teacher if prompt is None else starting_checkpoint(recipe), data, recipe, run,
             corpus=corpus, text=text, label=label, kind=kind, metric=metric, unlabelled=prompt is not None,
             number_format=number_format, allow_pickle=allow_pickle, console=console,
         )  # fmt: skip
@@ -128,7 +128,7 @@ def distill(
             task_teacher, teacher_check = load_task_teacher(base_teacher, recipe, context, run, strict=gate == "refuse")
         else:
             with state.main_process_first():  # the others find its answers
-                task_teacher, teacher_check = instructed(
+                task_teacher, teacher_check = prompt_teacher(
                     teacher, prompt, base_teacher, context.data, seed=seed, bf16=context.bf16, strict=gate == "refuse",
                     allow_pickle=allow_pickle, console=console,
                 )  # fmt: skip

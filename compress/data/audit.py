@@ -72,7 +72,7 @@ def audit(data: TaskData) -> TaskData:
 
 
 def _keys(split: Dataset) -> Keys:
-    """A number for each row that is equal for equal texts, and as good as never for others."""
+    """Number the rows so that equal texts have equal numbers, and others as good as never."""
     names = [name for name in ("text", "text_pair", "question", "context", "words") if name in split.column_names]
     keys = np.empty(len(split), np.int64)
     start = 0
@@ -108,7 +108,7 @@ def _label(task: Task) -> str:
 
 
 def _counts(task: Task, split: Dataset) -> NDArray[np.int64]:
-    """How many rows, or words, of a split have each class."""
+    """Count the rows, or words, of a split that have each class."""
     labels = split.data.table[_label(task)]
     if task.kind == "multilabel":
         flags = pc.list_flatten(labels).to_numpy().reshape(len(split), len(task.labels))

@@ -72,7 +72,7 @@ class Collate:
 
 
 def _per_token(cells: Sequence[Any], lengths: NDArray[np.int64]) -> bool:
-    """Whether each row has a list of ints, as many as it has tokens."""
+    """Tell whether each row has a list of ints, as many as it has tokens."""
     if not isinstance(cells[0], list) or [len(cell) for cell in cells] != lengths.tolist():
         return False
     return all(isinstance(number, int) for number in next(filter(None, cells), []))
@@ -168,7 +168,7 @@ class TokenBudget(Sampler[list[int]]):
         self.batches = self._batches()  # once: loops ask for the length many times
 
     def __len__(self) -> int:
-        """Batches in this epoch: epochs may differ by a few."""
+        """Count the batches of this epoch: epochs may differ by a few."""
         return len(self.batches)
 
     def __iter__(self) -> Iterator[list[int]]:

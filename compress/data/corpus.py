@@ -127,7 +127,7 @@ def _hub(source: str) -> Corpus:
 
 
 def _revision(name: str) -> str:
-    """The commit of a data set's main branch. Asked for plainly: the hub's own client retries for minutes."""
+    """Ask for the commit of a data set's main branch, plainly: the hub's own client retries for minutes."""
     from datasets import config
     from huggingface_hub import get_token
 

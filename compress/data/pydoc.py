@@ -44,7 +44,7 @@ _SYMBOLS = re.compile(r"[^\w\s.,;:'\"()\-–—“”‘’!?]|_")
 
 
 def documents() -> Iterator[str]:
-    """Documents, a paragraph a line: topics first, then modules by name. DataError where Python lacks its topics."""
+    """Yield documents, a paragraph a line: topics first, then modules. DataError where Python lacks its topics."""
     for texts in chain(([text] for text in _topics().values()), map(_docstrings, _modules())):
         document = "\n".join(line for text in texts for line in paragraphs(text))
         if len(document.split()) >= SHORTEST_DOCUMENT:
@@ -52,13 +52,13 @@ def documents() -> Iterator[str]:
 
 
 def fingerprint() -> str:
-    """Changes when a topic, a module of the standard library or our cleaning does."""
+    """Return a hash that changes when a topic, a module of the standard library or our cleaning does."""
     topics = _topics()
     return cache.digest(CLEANING, *(part for pair in sorted(topics.items()) for part in pair), *_modules())
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """The paragraphs of plain or reStructured text that are sentences, each on one line and without markup."""
+    """Yield the paragraphs of plain or reStructured text that are sentences, each on one line and without markup."""
     for block in re.split(r"\n[ \t]*\n", text.expandtabs()):
         line = _unmarked(_joined(block))
         if _is_prose(line):
@@ -66,7 +66,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def _joined(block: str) -> str:
-    """Without its bullet, or the term that stands above its indented definition; a word cut at a line end is whole."""
+    """Join a block, without its bullet, or the term above its indented definition; a word cut at its end is whole."""
     lines = [line for line in block.splitlines() if line.strip()]
     above = len(lines) > 1 and not _BULLET.match(lines[0].strip()) and _indent(lines[0]) < min(map(_indent, lines[1:]))
     text = "\n".join(line.strip() for line in lines[above:])

@@ -183,7 +183,7 @@ def open_texts(paths: Sequence[Path], named: Sequence[str]) -> dict[Path, RawSpl
 
 
 def _head(path: Path) -> str:
-    """The first lines, without those of a quoted field that the cut goes through."""
+    """Read the first lines, without those of a quoted field that the cut goes through."""
     first = _sample(lines(path), len)
     odd = sum(line.count('"') for line in first) % 2
     while odd and len(first) > 1:
@@ -267,7 +267,7 @@ def _is_title(cell: str, below: Sequence[str]) -> bool:
 
 
 def _borrowed(look: Look, headers: Mapping[Path, Header | None]) -> Header | None:
-    """The header of a sibling of the same width."""
+    """Take the header of a sibling of the same width."""
     for sibling, header in headers.items():
         if header and len(header.names) == len(look.rows[0]):
             note = f"{look.path.name} has no header: its columns are those of {sibling.name}"

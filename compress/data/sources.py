@@ -136,7 +136,7 @@ def local_files(source: str) -> tuple[str, dict[Role, list[Path]]] | None:
 
 
 def _named_files(source: str) -> dict[Role, Path]:
-    """The files of a source that names one for each split, `train=a.tsv,test=b.tsv`."""
+    """Return the files of a source that names one for each split, `train=a.tsv,test=b.tsv`."""
     files: dict[Role, Path] = {}
     for part in re.split(r",(?=\w+=)", source):
         word, _, name = part.partition("=")

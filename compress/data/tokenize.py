@@ -158,7 +158,7 @@ def _texts(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) 
 
 
 def _questions(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[Row]:
-    """The first of a question's answers is the one to be learned."""
+    """Yield the rows of questions; the first of a question's answers is the one to be learned."""
     fast, example = _fast(tokenizer, "questions"), 0
     for part in split.iter(ROWS_PER_WRITE):
         asked = windows.read_questions(fast, part["question"], part["context"], max_length)
@@ -186,7 +186,7 @@ def _sentences(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: i
 
 
 def _fast(tokenizer: PreTrainedTokenizerBase, what: str) -> Any:
-    """The fast tokenizer inside, which tells where its tokens come from."""
+    """Return the fast tokenizer inside, which tells where its tokens come from. Raises DataError."""
     if not tokenizer.is_fast:
         raise DataError(
             f"{type(tokenizer).__name__} does not tell which characters its tokens come from, and {what} cannot do "

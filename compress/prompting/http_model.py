@@ -77,7 +77,7 @@ class Endpoint(Frozen):
 
     @staticmethod
     def load(path: str) -> "Endpoint":
-        """Raises PromptError with every problem of the file."""
+        """Load an endpoint file. Raises PromptError with every problem of it."""
         file = Path(path)
         if not file.is_file():
             raise PromptError([f"{path}: no such endpoint file"])
@@ -109,7 +109,7 @@ class Endpoint(Frozen):
 
 
 def open_endpoint(path: str) -> "RemoteModel":
-    """Raises PromptError for the file, TeacherError where the environment lacks the key."""
+    """Open an endpoint file. Raises PromptError for the file, TeacherError where the environment lacks the key."""
     endpoint = Endpoint.load(path)
     if endpoint.key is None:
         return RemoteModel(endpoint)
@@ -194,7 +194,7 @@ class RemoteModel:
     async def _likelihood(
         self, client: httpx2.AsyncClient, over: anyio.Event, prompt: str, answers: Sequence[str]
     ) -> Likelihood:
-        """The endpoint's answer to one question. Raises TeacherError when it refuses, or does not answer after all
+        """Ask one question. Raises TeacherError when it refuses, or does not answer after all
         retries; none is made any more when all is `over`."""
         path, asked = self._question(prompt, answers)
         for attempt in range(self.endpoint.retries + 1):
@@ -214,7 +214,7 @@ class RemoteModel:
         )
 
     def _question(self, prompt: str, answers: Sequence[str]) -> tuple[str, bytes]:
-        """The path to post to, and what."""
+        """Return the path to post to, and what."""
         path, asked = "completions", {"model": self.endpoint.model, "temperature": 0}
         if self.endpoint.mode == "echo":
             texts = [prompt + answer for answer in answers]
@@ -227,7 +227,7 @@ class RemoteModel:
         return path, json.dumps(asked).encode()
 
     async def _post(self, client: httpx2.AsyncClient, path: str, body: bytes) -> bytes:
-        """The bytes of the endpoint's answer. Raises _TransientError, and TeacherError when it refuses for good."""
+        """Return the bytes of the endpoint's answer. Raises _TransientError; TeacherError when it refuses for good."""
         content, most = bytearray(), MOST_BYTES + MOST_PER_BYTE * len(body)
         try:
             with anyio.fail_after(self.endpoint.timeout):
@@ -249,7 +249,7 @@ class RemoteModel:
         raise TeacherError(f"teacher {self.name}: {reason}{_advice(response.status_code)}")
 
     def _read(self, content: bytes, prompt: str, answers: Sequence[str]) -> Likelihood:
-        """Raises _UnusableError for what is no answer, with what is wrong with it."""
+        """Read an answer. Raises _UnusableError for what is none, with what is wrong with it."""
         try:
             if self.endpoint.mode == "echo":
                 return echoed(_Echo.model_validate_json(content).choices, prompt, answers)
@@ -326,7 +326,7 @@ def _retry_after(header: str | None) -> float:
 
 
 def echoed(choices: Sequence[Mapping[str, Any]], prompt: str, answers: Sequence[str]) -> Likelihood:
-    """From the log-probabilities of every token of prompt and answer, of each answer.
+    """Sum the log-probabilities of each answer's own tokens, of those of prompt and answer.
 
     A token may span the end of the prompt: then all answers are scored from where it begins. Raises ValueError for
     answers without tokens of their own, or without their log-probabilities.
@@ -353,7 +353,7 @@ def echoed(choices: Sequence[Mapping[str, Any]], prompt: str, answers: Sequence[
 
 
 def listed(tokens: Any, answers: Sequence[str]) -> Likelihood:
-    """From (token, log-probability) of the likeliest next tokens; spaces around a token do not matter.
+    """Look the answers up among the likeliest next tokens, (token, log-probability); spaces do not matter.
 
     What is not listed is at most as likely as the last that is, and as all that is left together.
     """

@@ -67,28 +67,28 @@ class Questions:
 
     @staticmethod
     def from_prompt(prompt: Prompt, labels: Sequence[str], examples: Sequence[Example], *, pair: bool) -> Questions:
-        """Raises PromptError where the prompt is not one for these labels, or not for (single or paired) texts."""
+        """Make a prompt ready. Raises PromptError where it does not fit the labels, or the (single or paired) texts."""
         named = label_names(prompt, labels)
         if pair != prompt.pair:
             asked, given = ("two texts", "one") if prompt.pair else ("one text", "two")
             raise PromptError([f"{prompt.name}: its template asks about {asked}, the task has {given}"])
-        shown = [prompt.rendered(each.text, each.text_pair, prompt.labels[each.label][0]) for each in examples]
+        shown = [prompt.render(each.text, each.text_pair, prompt.labels[each.label][0]) for each in examples]
         head = "".join(part + prompt.separator for part in (prompt.instruction.rstrip(), *shown) if part)
         second = "y" if pair else None
-        empty = prompt.rendered("x", second, "")
+        empty = prompt.render("x", second, "")
         asked = empty.rstrip()
         words = [(owner, word) for owner, name in enumerate(named) for word in prompt.labels[name]]
-        answers = tuple(prompt.rendered("x", second, word)[len(asked) :] for _, word in words)
+        answers = tuple(prompt.render("x", second, word)[len(asked) :] for _, word in words)
         owners = tuple(owner for owner, _ in words)
         return Questions(prompt, tuple(labels), tuple(examples), head, empty[len(asked) :], answers, owners)
 
     def ask(self, texts: Sequence[str]) -> str:
-        """The prompt for a text, or a pair, up to where the answer begins."""
+        """Write the prompt for a text, or a pair, up to where the answer begins."""
         text, second = texts if self.prompt.pair else (*texts, None)
-        return self.head + self.prompt.rendered(str(text), second, "").removesuffix(self.tail)
+        return self.head + self.prompt.render(str(text), second, "").removesuffix(self.tail)
 
-    def fitting(self, texts: Sequence[str], count: Callable[[str], int], room: int) -> tuple[str, bool]:
-        """The prompt, and whether texts were cut so that it takes at most `room` tokens, as `count` counts them.
+    def fit(self, texts: Sequence[str], count: Callable[[str], int], room: int) -> tuple[str, bool]:
+        """Write the prompt in at most `room` tokens, as `count` counts them, and tell whether texts were cut for that.
 
         Texts lose their end, the longer of a pair first; template, instruction and examples stay whole. Raises
         PromptError when those alone are too long.
@@ -113,7 +113,7 @@ class Questions:
 
 
 def _cut(text: str, characters: int) -> str:
-    """At most so many characters of a text; no half word at its end, where that leaves any."""
+    """Keep at most so many characters of a text; no half word at its end, where that leaves any."""
     if len(text) <= characters:
         return text
     kept = text[:characters]
@@ -122,7 +122,7 @@ def _cut(text: str, characters: int) -> str:
 
 
 def label_names(prompt: Prompt, labels: Sequence[str]) -> list[str]:
-    """The prompt's name of each of the task's labels, in their order. PromptError naming all that do not match."""
+    """Return the prompt's name of each of the task's labels, in their order. PromptError for all that do not match."""
     named = [prompt.aliases.get(label, label) for label in labels]
     unknown = [label for label, name in zip(labels, named, strict=True) if name not in prompt.labels]
     left = [name for name in prompt.labels if name not in named]
@@ -139,7 +139,7 @@ def label_names(prompt: Prompt, labels: Sequence[str]) -> list[str]:
 
 
 def choose_examples(prompt: Prompt, split: Dataset, labels: Sequence[str], *, seed: int) -> tuple[Example, ...]:
-    """The examples written in the prompt, or as many rows of a labelled split as it asks for, in random order.
+    """Take the examples written in the prompt, or as many rows of a labelled split as it asks for, in random order.
 
     Every label comes as often as any other, give or take one. Raises PromptError where labels or rows are missing.
     """
@@ -234,7 +234,7 @@ class SoftLabels:
         return float(-(np.exp(log_p_NC) * log_p_NC).sum(axis=1).mean() / np.log(len(self.labels)))
 
     def balance(self, split: str) -> str:
-        """One sentence on what the labels look like."""
+        """Describe the labels in one sentence."""
         shares = ", ".join(f"{label} {share:.1%}" for label, share in self.shares.items())
         return f"{split}: answers {shares}; mean entropy {self.entropy:.2f} of the highest possible"
 
@@ -266,7 +266,7 @@ class PromptedTeacher:
         prompt = self.questions.prompt
         limits = [limit for limit in (prompt.max_length, self.speaker.longest) if limit is not None]
         room = min(limits) - max(self.speaker.count(answer) for answer in self.questions.answers)
-        fitted = [self.questions.fitting(each, self.speaker.count, room) for each in texts]
+        fitted = [self.questions.fit(each, self.speaker.count, room) for each in texts]
         notes = []
         if cut := sum(was_cut for _, was_cut in fitted):
             notes.append(f"{cut:,} of {len(fitted):,} texts were cut to fit {min(limits)} tokens with their prompt")
@@ -291,7 +291,7 @@ class PromptedTeacher:
         return SoftLabels(log_p_NC, self.questions.labels, found.asked, found.seconds, tuple(notes))
 
     def label_split(self, split: Dataset) -> SoftLabels:
-        """Of a split's `text`, or `text` and `text_pair`."""
+        """Label the `text`, or `text` and `text_pair`, of a split."""
         columns = [split[name][:] for name in ("text", "text_pair") if name in split.column_names]
         return self.label(list(zip(*columns, strict=True)))
 
@@ -309,20 +309,22 @@ class PromptedTeacher:
         if prompt.calibrate == "none":
             return None
         texts = [[text] * (2 if prompt.pair else 1) for text in prompt.content_free]
-        asked = [self.questions.fitting(each, self.speaker.count, room)[0] for each in texts]
+        asked = [self.questions.fit(each, self.speaker.count, room)[0] for each in texts]
         return content_free_prior(self._scores(self._ask(asked)))
 
 
 def open_speaker(name: str, *, allow_pickle: bool = False, bf16: bool = False) -> Speaker:
-    """An alias, folder or hub id of a language model, or a .yaml file that describes an endpoint. Raises
-    CompressError."""
+    """Open a language model by alias, folder or hub id, or the endpoint that a .yaml file describes.
+
+    Raises CompressError.
+    """
     if name.endswith((".yaml", ".yml")):
         return http_model.open_endpoint(name)
     return local_model.open_model(name, allow_pickle=allow_pickle, bf16=bf16)
 
 
 def questions_for(prompt: Prompt, task: Task, *, train: Dataset, seed: int) -> Questions:
-    """The prompt made ready for a task; examples that it wants are drawn from `train`. Raises PromptError."""
+    """Make the prompt ready for a task; examples that it wants are drawn from `train`. Raises PromptError."""
     if task.kind != "classification":
         raise PromptError([f"{prompt.name}: a prompt's answers are classes; the task is {task.kind}"])
     examples = choose_examples(prompt, train, task.labels, seed=seed)

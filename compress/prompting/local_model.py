@@ -41,7 +41,7 @@ SHARED = 16
 
 
 def open_model(name: str, *, allow_pickle: bool = False, bf16: bool = False) -> "LocalModel":
-    """A language model by alias, folder or hub id, on the GPU if there is one. Raises TeacherError."""
+    """Open a language model by alias, folder or hub id, on the GPU if there is one. Raises TeacherError."""
     folder = resolve(name, allow_pickle=allow_pickle)
     with explain_load_errors(folder):
         config = load_config(folder)
@@ -113,7 +113,7 @@ class LocalModel:
         return len(self._tokens(text)[0]) + sum(map(len, self._ends))
 
     def likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> Iterator[tuple[int, Likelihood]]:
-        """Longest prompts first, so that memory runs out at once or never."""
+        """Score the answers to each prompt, longest prompts first, so that memory runs out at once or never."""
         order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
         for start in range(0, len(order), TOKENISED):
             rows = [self._row(number, prompts[number], answers) for number in order[start : start + TOKENISED]]
@@ -152,7 +152,7 @@ class LocalModel:
         return int(self.tokenizer.eos_token_id)
 
     def _beginning(self) -> list[int]:
-        """What an empty prompt is to a model that needs a token before it can tell the next."""
+        """Return what an empty prompt is to a model that needs a token before it can tell the next."""
         for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
             if token is not None:
                 return [int(token)]
@@ -160,7 +160,7 @@ class LocalModel:
 
     @torch.inference_mode()
     def _log_p(self, rows: Sequence[Row]) -> Tensor:
-        """(B, A) float64: log p of each row's answers."""
+        """Compute log p of each row's answers: (B, A) float64."""
         device = self.model.device
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
             if self.encodes:
@@ -171,7 +171,7 @@ class LocalModel:
 
 
 def _encoded(model: PreTrainedModel, rows: Sequence[Row]) -> Tensor:
-    """The encoder reads each prompt once, the decoder a slice of the answers at a time."""
+    """Let the encoder read each prompt once, and the decoder a slice of the answers at a time."""
     prompt_BP, mask_BP = _padded([row.prompt for row in rows], model)
     states = model.get_encoder()(input_ids=prompt_BP, attention_mask=mask_BP).last_hidden_state
     start = torch.full((len(rows), 1), int(model.config.decoder_start_token_id), device=model.device)
@@ -224,7 +224,7 @@ def _continued(model: PreTrainedModel, rows: Sequence[Row]) -> Tensor:
 
 
 def _whole(model: PreTrainedModel, rows: Sequence[Row]) -> Tensor:
-    """For models that keep nothing they could continue from: every answer with its prompt, one after another."""
+    """Read every answer with its prompt, one after another: for models that keep nothing to continue from."""
     parts = []
     for at in range(len(rows[0].answers)):
         tokens_BP, mask_BP = _padded([row.prompt + row.answers[at] for row in rows], model)
@@ -248,13 +248,13 @@ def _extend(model: PreTrainedModel, tokens_BL: Tensor, mask_BM: Tensor, past: An
 
 
 def _gathered(logits_RTV: Tensor, tokens_RT: Tensor, real_RT: Tensor) -> Tensor:
-    """(R,) float64: log p summed over the real tokens, logits at a place being those of the token there."""
+    """Sum log p over the real tokens, logits at a place being those of the token there: (R,) float64."""
     log_p_RT = logits_RTV.float().log_softmax(-1).gather(2, tokens_RT[:, :, None])[:, :, 0]
     return torch.where(real_RT.bool(), log_p_RT.double(), 0.0).sum(1)
 
 
 def _padded(rows: Sequence[list[int]], model: PreTrainedModel, *, left: bool = False) -> tuple[Tensor, Tensor]:
-    """Token ids, 0 where there are none, and the mask of the real ones; both (rows, longest)."""
+    """Pad token ids with 0, and mask the real ones; both (rows, longest)."""
     longest = max(map(len, rows))
     fill = [[0] * (longest - len(row)) for row in rows]
     sides = [(empty, row) if left else (row, empty) for empty, row in zip(fill, rows, strict=True)]
@@ -265,7 +265,7 @@ def _padded(rows: Sequence[list[int]], model: PreTrainedModel, *, left: bool = F
 
 
 def _slices(rows: Sequence[Row], length: int) -> Iterator[list[list[list[int]]]]:
-    """The rows' answers, as many at a time as TOKENS allow copies of `length` tokens per row."""
+    """Yield the rows' answers, as many at a time as TOKENS allow copies of `length` tokens per row."""
     total = len(rows[0].answers)
     many = max(1, TOKENS // (len(rows) * max(1, length)))
     for at in range(0, total, many):
@@ -273,7 +273,7 @@ def _slices(rows: Sequence[Row], length: int) -> Iterator[list[list[list[int]]]]
 
 
 def _common(rows: Sequence[list[int]]) -> int:
-    """How many tokens all rows begin with."""
+    """Count the tokens that all rows begin with."""
     same = 0
     for column in zip(*rows, strict=False):
         if len(set(column)) > 1:

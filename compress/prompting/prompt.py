@@ -71,7 +71,7 @@ class Prompt(Frozen):
 
     @staticmethod
     def load(name: str) -> "Prompt":
-        """`recipes/prompts/<name>.yaml`, or the .yaml file `name`. Raises PromptError with every problem found."""
+        """Load `recipes/prompts/<name>.yaml`, or the .yaml file `name`. Raises PromptError with every problem found."""
         path = _locate(name)
         try:
             tree = loader.load_yaml(path)
@@ -154,8 +154,8 @@ class Prompt(Frozen):
     def _compiled(self) -> Template:
         return _environment().from_string(self.template)
 
-    def rendered(self, text: str, text_pair: str | None, label: str) -> str:
-        """The template, filled. What stands in texts is never read as template."""
+    def render(self, text: str, text_pair: str | None, label: str) -> str:
+        """Fill the template. What stands in texts is never read as template."""
         return _fill(self._compiled, (text,) if text_pair is None else (text, text_pair), label)
 
 
@@ -180,7 +180,7 @@ def _misplaced_label(text: str, *, pair: bool) -> list[str]:
 
 
 def names() -> list[str]:
-    """The prompts that come with the recipes."""
+    """List the prompts that come with the recipes."""
     return sorted(path.stem for path in _folder().glob("*.yaml"))
 
 

@@ -25,8 +25,8 @@ REMEDY = (
 )
 
 
-def beginning(recipe: Recipe) -> str:
-    """The checkpoint that the student begins as, which brings tokenizer and vocabulary: a language model has others.
+def starting_checkpoint(recipe: Recipe) -> str:
+    """Name the checkpoint that the student begins as, with its tokenizer and vocabulary: a language model has others.
 
     Raises RecipeError for all that such a recipe cannot ask of a teacher that only gives probabilities of labels.
     """
@@ -64,10 +64,10 @@ def _problems(stage: Stage) -> list[str]:
     return problems
 
 
-def instructed(
+def prompt_teacher(
     name: str,
     prompt: Prompt,
-    given: Teacher,
+    base_teacher: Teacher,
     data: TaskData,
     *,
     seed: int,
@@ -76,20 +76,20 @@ def instructed(
     allow_pickle: bool,
     console: Console,
 ) -> tuple[Teacher, TeacherCheck]:
-    """`given` with the answers of the language model `name` in place of its own, and what the gate saw of them.
+    """Return `base_teacher` with the answers of the language model `name` for its own, and what the gate saw of them.
 
     The validation split is asked about first: a model that is no teacher costs no more than that. Labels in the
     training split serve as examples, where the prompt wants some, and for nothing else. Raises CompressError.
     """
     questions = questions_for(prompt, data.task, train=data.train, seed=seed)
     speaker = open_speaker(name, allow_pickle=allow_pickle, bf16=bf16)
-    tutor = PromptedTeacher(speaker, questions, console)
-    soft = {"validation": tutor.label_split(data.validation)}
-    seen = check_logits(tutor.name, soft["validation"].log_p_NC, data, strict=strict, remedy=REMEDY)
-    soft["train"] = tutor.label_split(data.train)
-    unusable = refuse_unusable(soft["train"], tutor.name, "training", strict=strict)
+    prompted = PromptedTeacher(speaker, questions, console)
+    soft = {"validation": prompted.label_split(data.validation)}
+    seen = check_logits(prompted.name, soft["validation"].log_p_NC, data, strict=strict, remedy=REMEDY)
+    soft["train"] = prompted.label_split(data.train)
+    unusable = refuse_unusable(soft["train"], prompted.name, "training", strict=strict)
     if data.test is not None:
-        soft["test"] = tutor.label_split(data.test)
+        soft["test"] = prompted.label_split(data.test)
     splits = {"validation": data.validation, "train": data.train, "test": data.test}
     logits = {splits[each]._fingerprint: found.log_p_NC for each, found in soft.items()}
     settings = yaml.safe_dump(prompt.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
@@ -97,14 +97,15 @@ def instructed(
         *seen.notes,
         *unusable,
         *(f"{each}: {note}" for each, found in soft.items() for note in found.notes),
-        *(soft[each].balance(f"{tutor.name}, asked about {each}") for each in ("train", "validation")),
-        *_spent(tutor.name, soft),
+        *(soft[each].balance(f"{prompted.name}, asked about {each}") for each in ("train", "validation")),
+        *_spent(prompted.name, soft),
     ]
     recorded = RecordedLogits(logits, settings, speaker.parameters)
-    return replace(given, name=tutor.name, digest=tutor.digest, recorded=recorded), replace(seen, notes=tuple(notes))
+    teacher = replace(base_teacher, name=prompted.name, digest=prompted.digest, recorded=recorded)
+    return teacher, replace(seen, notes=tuple(notes))
 
 
 def _spent(name: str, soft: dict[str, SoftLabels]) -> list[str]:
-    """What the answers took that were not known before."""
+    """Say what the answers took that were not known before."""
     asked, seconds = sum(each.asked for each in soft.values()), sum(each.seconds for each in soft.values())
     return [f"{name} answered {asked:,} prompts in {seconds:.0f} s, {seconds / asked:.3f} s each."] if asked else []

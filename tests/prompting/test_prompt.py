@@ -245,7 +245,7 @@ def fitted(prompt: Prompt, texts: tuple[str, ...], room: int) -> tuple[str, bool
     questions = Questions.from_prompt(
         prompt, LABELS, prompt.examples if isinstance(prompt.examples, tuple) else (), pair=prompt.pair
     )
-    return questions.fitting(texts, words, room)
+    return questions.fit(texts, words, room)
 
 
 def test_texts_are_cut_and_the_template_is_not() -> None:
@@ -278,6 +278,6 @@ def test_the_longer_of_a_pair_is_cut_first() -> None:
 
 def test_a_text_without_spaces_is_cut_anywhere() -> None:
     questions = Questions.from_prompt(made(), LABELS, (), pair=False)
-    question, cut = questions.fitting(["字" * 100], len, 40)
+    question, cut = questions.fit(["字" * 100], len, 40)
     assert cut
     assert len(question) == 40

@@ -210,7 +210,7 @@ def test_a_language_model_and_a_seq2seq_one_teach_from_the_command_line(
 
 def test_the_recipe_is_for_the_embedded_student() -> None:
     recipe = Recipe.load("prompted")
-    assert teaching.beginning(recipe) == "minilm"
+    assert teaching.starting_checkpoint(recipe) == "minilm"
     (stage,) = recipe.stages
     (term,) = stage.objective
     assert (term.loss, dict(term.options)) == ("hinton.soft_targets", {"temperature": 1.0})
