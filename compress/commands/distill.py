@@ -106,6 +106,7 @@ def distill(
     )  # fmt: skip
     state = PartialState(cpu=on_cpu())
     recipe = load_functions(recipe, state.num_processes, allow_code)
+    checkpoint = teacher if prompt is None else starting_checkpoint(recipe)
     number_format = precisions.choose(precision)
     identity = {
         "teacher": teacher, "prompt": prompt and prompt.model_dump(mode="json"), "data": data, "corpus": corpus,
@@ -116,7 +117,7 @@ def distill(
     run = Run.open(Path(out), recipe, identity, resume=resume, main=state.is_main_process)
     with closing(run):
         base_teacher, context = load_inputs(
-            teacher if prompt is None else starting_checkpoint(recipe), data, recipe, run,
+            checkpoint, data, recipe, run,
             corpus=corpus, text=text, label=label, kind=kind, metric=metric, unlabelled=prompt is not None,
             number_format=number_format, allow_pickle=allow_pickle, console=console,
         )  # fmt: skip
