@@ -278,8 +278,9 @@ def run_search(context: SearchContext, study: "optuna.Study", *, trials: int | N
 
     def look(now: "optuna.Study") -> None:
         if time.monotonic() - looked[-1] > SHOWN:
-            record.keep(record.found(context, now, anchors=anchors), context.run.path)
-            context.training.console.print(record.live_front(now))
+            so_far = record.found(context, now, anchors=anchors)
+            record.keep(so_far, context.run.path)
+            record.show(so_far, context.training.console)
             looked[:] = [time.monotonic()]
 
     try:

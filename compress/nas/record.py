@@ -11,7 +11,6 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 from rich.console import Console
-from rich.table import Table
 
 from compress.benchmark.local import machine
 from compress.data.task import TaskData
@@ -21,7 +20,7 @@ from compress.io import written
 from compress.nas.context import SearchContext, kept
 from compress.nas.storage import quiet
 from compress.nas.train_supernet import load_ladder
-from compress.nas.trial import describe_shape, outcome, pareto_front
+from compress.nas.trial import outcome
 from compress.provenance import command_line, versions
 from compress.records.run_report import finite
 from compress.records.search_report import Anchor, Importance, Objective, Rung, SearchReport, Stage, TrialRecord
@@ -104,15 +103,6 @@ def _read_point(trial: FrozenTrial, stage: Stage, begin: datetime.datetime | Non
         started=started.total_seconds() if started is not None else None,
         seconds=attributes.get("seconds"),
     )
-
-
-def live_front(study: optuna.Study) -> Table:
-    """Lay out the front as it stands, for the terminal."""
-    table = Table("trial", *study.user_attrs["identity"]["objectives"], "choice", box=None, pad_edge=False)
-    for trial in pareto_front(study):
-        row = [f"{value:.4g}" for value in trial.values]
-        table.add_row(str(trial.number), *row, describe_shape(trial.user_attrs))
-    return table
 
 
 def keep(record: SearchReport, folder: Path) -> None:

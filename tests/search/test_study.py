@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 from compress.errors import SearchError
 from compress.latency.predictor import Estimate
 from compress.nas import study as studies
-from compress.nas.record import live_front, points
+from compress.nas.record import points
 from compress.nas.space import Choice
 from compress.nas.study import SAMPLERS, code_version, join_study, open_study
 from compress.nas.trial import (
@@ -338,7 +338,6 @@ def test_the_front_is_that_of_the_scored_trials(storage: BaseStorage) -> None:
     assert [trial.values[1] for trial in pareto_front(study)] == sorted(
         trial.values[1] for trial in pareto_front(study)
     )
-    assert live_front(study).row_count == len(on)
 
 
 def test_one_objective_is_enough(storage: BaseStorage) -> None:
