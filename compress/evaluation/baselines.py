@@ -1,4 +1,4 @@
-"""How far one gets without a model: always the same answer, and looking at single words."""
+"""Score answers without a model: always the same answer, and ones that look at single words."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ BAG_ROWS = 100_000
 BAG_CHARACTERS = 20_000_000
 GROUPS = 20
 EXAMPLES = 2000
-"""At most, that the error of a lead is estimated on."""
+"""The most examples that the error of a lead is estimated on."""
 _SENTENCES = re.compile(r"(?<=[.!?])\s+")
 
 
 def baselines(data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
-    """Scores on `split` of two answers without a model, by their name in a table: the first is `majority`'s."""
+    """Score two answers without a model on `split`, by their name in a table: the first is `majority`'s."""
     if data.task.kind == "tagging":
         return {"majority": majority(data, split), "tag of each word": tag_of_each_word(data, split)}
     if data.task.kind == "qa":
@@ -81,7 +81,7 @@ def lead(data: TaskData, exam: Evaluator, logits: Array) -> tuple[float, float]:
 
 
 def bag_of_words(data: TaskData, split: Dataset) -> dict[str, float]:
-    """Scores on `split` of words and pairs of words, TF-IDF weighted, under one linear model per class.
+    """Score on `split` words and pairs of words, TF-IDF weighted, under one linear model per class.
 
     Logistic regression (one against the rest) for classes and labels, ridge regression for numbers. A pair shows both
     texts, their product, their difference and their cosine. Learns from at most BAG_ROWS evenly spaced training rows,
@@ -153,7 +153,7 @@ def _texts(split: Dataset) -> list[list[str]]:
 
 
 def _bag(data: TaskData) -> tuple[list[list[str]], Array]:
-    """The texts and labels of train that the bag of words learns from."""
+    """Return the texts and labels of train that the bag of words learns from."""
     rows = np.arange(0, len(data.train), math.ceil(len(data.train) / BAG_ROWS))
     train = data.train.select(rows)
     texts = _texts(train)
@@ -162,7 +162,7 @@ def _bag(data: TaskData) -> tuple[list[list[str]], Array]:
 
 
 def _features(words: Any, texts: Sequence[list[str]]) -> Any:
-    """Sparse features (rows, features) of one text, or of two and what they share."""
+    """Compute sparse features (rows, features) of one text, or of two and what they share."""
     from scipy.sparse import csr_matrix, hstack
 
     if len(texts) == 1:
@@ -173,7 +173,7 @@ def _features(words: Any, texts: Sequence[list[str]]) -> Any:
 
 
 def _separate(features: Any, inside: Array, asked: Any) -> Array:
-    """Log odds (rows of `asked`) of being inside; certain where training rows all are, or none is."""
+    """Predict log odds (rows of `asked`) of being inside; certain where all training rows are, or none is."""
     from sklearn.linear_model import LogisticRegression
 
     if inside.all() or not inside.any():

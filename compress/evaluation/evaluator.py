@@ -1,7 +1,7 @@
-"""A split to be examined on: what a model reads of it, and what its logits are worth, whatever the kind of task.
+"""Evaluate a model on a split: encode it, and score logits, whatever the kind of task.
 
-exam = Evaluator.from_split(task, data.validation, tokenizer, max_length=128)
-exam.scores(evaluate.logits(model, exam.rows, collate))
+evaluator = Evaluator.from_split(task, data.validation, tokenizer, max_length=128)
+evaluator.scores(metrics.logits(model, evaluator.rows, collate))
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Evaluator:
         return Evaluator(task, split, encode(split, tokenizer, max_length))
 
     def __len__(self) -> int:
-        """Examples: texts, sentences, questions."""
+        """Count the examples: texts, sentences, questions."""
         return len(self.split)
 
     def spread(self, count: int) -> Evaluator:
@@ -82,11 +82,11 @@ class Evaluator:
         return Evaluator(self.task, self.split.select(chosen), self.rows.select(rows)), rows
 
     def scores(self, logits: Array, *, threshold: float | None = None) -> dict[str, float]:
-        """Every metric of the task's kind by name; `task.metric` is always one of them.
+        """Compute every metric of the task's kind by name; `task.metric` is always one of them.
 
-        classification, multilabel, regression    see `evaluate.scores`
-        tagging    f1, precision and recall of entities, accuracy of words; see `entities.scored`
-        qa         f1, exact, and more where some questions have no answer; see `answers.scored`, `f1_of_spans`.
+        classification, multilabel, regression    see `metrics.scores`
+        tagging    f1, precision and recall of entities, accuracy of words; see `metrics.entity_scores`
+        qa         f1, exact, and more where some questions have no answer; see `qa.answer_scores`, `f1_of_spans`.
                    `threshold`: how much better no answer must be than the best span to be given; None: the one that
                    scores best here
 
@@ -115,7 +115,7 @@ class Evaluator:
     def agreement(
         self, student: Array, teacher: Array, *, thresholds: tuple[float | None, float | None] = (None, None)
     ) -> float:
-        """How much the student answers as the teacher does: of texts see `evaluate.agreement`; the share of words with
+        """How much the student answers as the teacher does: of texts see `metrics.agreement`; the share of words with
         the same tag; the share of questions with the same answer, each model with its own threshold."""
         if self.task.kind == "tagging":
             return float((self._tag_ids(student) == self._tag_ids(teacher)).mean())
@@ -144,32 +144,32 @@ class Evaluator:
         return int((student.argmax(axis=1) != teacher.argmax(axis=1)).sum())
 
     def threshold(self, logits: Array) -> float:
-        """qa: by how much no answer must be better than the best span, for the highest score here. 0.0 otherwise."""
+        """Choose by how much no answer must be better than the best span, for the highest score; 0.0 but for qa."""
         return self.best_threshold(self.spans(logits)) if self.task.kind == "qa" else 0.0
 
     def best_threshold(self, found: Spans) -> float:
-        """Infinite, so that something is always answered, where the task has no question without an answer."""
+        """Choose the threshold; infinite, so that something is always answered, where every question has an answer."""
         if not self.task.unanswerable:
             return math.inf
         return qa.best_threshold(found, self.split["context"][:], self.split["answers"][:], metric=self.task.metric)
 
     def texts(self, logits: Array, *, threshold: float | None = None) -> list[str]:
-        """qa: the answers."""
+        """Return the answers of a qa task."""
         found = self.spans(logits)
         given = self.best_threshold(found) if threshold is None else threshold
         return found.texts(self.split["context"][:], given)
 
     def spans(self, logits: Array) -> Spans:
-        """qa: the best span of every question."""
+        """Find the best span of every question of a qa task."""
         return qa.best_spans(self._checked(logits), self._windows)
 
     def tags(self, logits: Array) -> list[list[str]]:
-        """tagging: a tag for every word of every sentence."""
+        """Return a tag for every word of every sentence of a tagging task."""
         ends = np.cumsum([len(words) for words in self.split["words"][:]])
         return [self._names(ids) for ids in np.split(self._tag_ids(logits), ends[:-1])]
 
     def _tag_ids(self, logits: Array) -> Array:
-        """The tag of every word of all sentences; a word that has no token, and so no logits, is outside."""
+        """Return the tag of every word of all sentences; a word that has no token, and so no logits, is outside."""
         chosen_T = self._checked(logits).argmax(axis=1)
         sizes = np.array([len(words) for words in self.split["words"][:]], dtype=np.int64)
         begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
@@ -210,7 +210,7 @@ class Evaluator:
         return Windows(self._column("starts"), self._column("ends"), self._lengths, nulls_R, self._examples)
 
     def _column(self, name: str) -> Array:
-        """A column of one number per token, flat."""
+        """Flatten a column of one number per token."""
         whole = self.rows.select_columns(name).with_format("arrow")[:]
         return whole[name].combine_chunks().flatten().to_numpy()
 

@@ -1,4 +1,4 @@
-"""Answers to questions: spans of a text chosen from logits, and how right they are (SQuAD 1.1 and 2.0).
+"""Choose answers to questions, spans of a text, from logits, and score them (SQuAD 1.1 and 2.0).
 
 Rajpurkar et al. 2016, arXiv:1606.05250, and 2018, arXiv:1806.03822: exact match and F1 over the words of normalised
 answers, the best over a question's gold answers; a question without one is right when nothing is answered. Devlin et
@@ -22,7 +22,7 @@ Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
 
 LONGEST = 30
-"""Tokens of an answer, at most (the authors' code of BERT)."""
+"""The most tokens of an answer (the authors' code of BERT)."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -61,13 +61,13 @@ class Spans:
     margin_Q: Floats
 
     def texts(self, contexts: Sequence[str], threshold: float) -> list[str]:
-        """The answers; '' for a question whose margin is above the threshold."""
+        """Return the answers; '' for a question whose margin is above the threshold."""
         given = zip(contexts, self.starts_Q, self.ends_Q, self.margin_Q, strict=True)
         return ["" if margin > threshold else context[start:end].strip() for context, start, end, margin in given]
 
 
 def best_spans(logits_T2: Floats, windows: Windows) -> Spans:
-    """For every question the span of at most LONGEST tokens of one row with the highest start + end logit."""
+    """Find for every question the span of at most LONGEST tokens of one row with the highest start + end logit."""
     begins_R = np.concatenate([[0], np.cumsum(windows.lengths_R)[:-1]]).astype(np.int64)
     row_T = np.repeat(np.arange(len(windows.lengths_R)), windows.lengths_R)
     first_T, last_T = logits_T2.astype(np.float64).T
@@ -98,18 +98,18 @@ def best_spans(logits_T2: Floats, windows: Windows) -> Spans:
 
 
 def normalise_answer(answer: str) -> str:
-    """Lower case, without punctuation (of ASCII), English articles and extra space."""
+    """Normalise an answer: lower case, without punctuation (of ASCII), English articles and extra space."""
     plain = answer.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", plain).split())
 
 
 def exact(answer: str, golds: Sequence[str]) -> float:
-    """1.0 where the answer is a gold answer but for case, punctuation and articles; golds: see `right_answers`."""
+    """Return 1.0 where the answer is a gold answer but for case, punctuation and articles (see `right_answers`)."""
     return float(any(normalise_answer(answer) == normalise_answer(gold) for gold in golds))
 
 
 def f1(answer: str, golds: Sequence[str]) -> float:
-    """The best F1 over the golds of the words that answer and gold share."""
+    """Compute the best F1, over the golds, of the words that answer and gold share."""
     return max(_f1(normalise_answer(answer).split(), normalise_answer(gold).split()) for gold in golds)
 
 
@@ -121,7 +121,7 @@ def _f1(answer: list[str], gold: list[str]) -> float:
 
 
 def right_answers(golds: Sequence[str]) -> list[str]:
-    """The golds that leave something when normalised; "" alone, no answer, where there is none."""
+    """Return the golds that are not empty when normalised; "" alone, no answer, where there is none."""
     return [gold for gold in golds if normalise_answer(gold)] or [""]
 
 
@@ -147,7 +147,7 @@ def f1_of_spans(spans: Spans, contexts: Sequence[str], golds: Sequence[Sequence[
 
 
 def best_threshold(spans: Spans, contexts: Sequence[str], golds: Sequence[Sequence[str]], *, metric: str) -> float:
-    """The threshold on the margin with the highest mean of `metric` (f1 or exact) on these questions.
+    """Choose the threshold on the margin with the highest mean of `metric` (f1 or exact) on these questions.
 
     Halfway between the margins of two questions; below the lowest by one nothing is answered, above the highest by one
     everything is.

@@ -1,4 +1,4 @@
-"""What a sample of rows can tell: the interval around a share, and whether two shares differ."""
+"""Compute what a sample of rows can tell: the interval around a share, and whether two shares differ."""
 
 import math
 
@@ -8,7 +8,7 @@ _Z95 = 1.959964
 
 
 def wilson_interval(share: float, rows: int) -> tuple[float, float]:
-    """The 95 % interval of a share seen over `rows` independent rows (Wilson 1927)."""
+    """Compute the 95 % interval of a share seen over `rows` independent rows (Wilson 1927)."""
     z = _Z95
     centre = (share + z * z / (2 * rows)) / (1 + z * z / rows)
     half = z / (1 + z * z / rows) * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows))
@@ -16,7 +16,7 @@ def wilson_interval(share: float, rows: int) -> tuple[float, float]:
 
 
 def differ_significantly(metric: str, one: float, other: float, rows: int) -> bool | None:
-    """Whether two scores of the same rows differ at 95 %; None where that cannot be told from the scores.
+    """Check that two scores of the same rows differ at 95 %; None where that cannot be told from the scores.
 
     Both are taken as independent, and their difference as Wilson's intervals give it (Newcombe 1998, method 10). Two
     models of the same rows err together, so that in truth they are told apart a little sooner.

@@ -57,7 +57,7 @@ class OnPolicy(nn.Module):
 
     share        lambda, the probability that a batch is sampled from the student
     temperature  of the sampling; the objective's terms have their own
-    prompt       tokens of a row that has no prompt of its own (see `continuation.continued`)
+    prompt       tokens of a row that has no prompt of its own (see `generation.continued`)
     new_tokens   the most that are sampled
 
     No gradient flows through the sampling. Causal models and encoder-decoders. Raises ObjectiveError without a model

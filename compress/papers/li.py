@@ -4,7 +4,7 @@ Sec. 3.1  magnitude  units with small weights go first: no gradients, and the ro
 
 Deviations
 - the paper sums the absolute weights that write a filter; here the norm of those that write a unit is multiplied with
-  the norm of those that read it (`slicing.magnitude`), as a transformer's next product may ignore what is large.
+  the norm of those that read it (`slicing.select.magnitude`), as a transformer's next product may ignore what is large.
 - layers are not rated.
 """
 

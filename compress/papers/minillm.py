@@ -119,7 +119,7 @@ class PolicyGradient(nn.Module):
 
     mix          alpha, the teacher's share in the sampling distribution (Sec. 2.2: 0.2)
     clip         PPO's epsilon
-    prompt       tokens of a row that has no prompt of its own (see `continuation.continued`)
+    prompt       tokens of a row that has no prompt of its own (see `generation.continued`)
     new_tokens   the most that are sampled
 
     The objective is the paper's language-modelling term, such as {loss: bert.masked_lm}. Raises ObjectiveError without

@@ -111,7 +111,7 @@ def answers(
 ) -> NDArray[np.float32]:
     """(rows, C) log-likelihood of each class's word, or (rows, 1) the number that is decoded; in the split's order.
 
-    What `evaluate.scores` takes, and soft labels for students of any family: `hinton.soft_targets` at temperature 1
+    What `metrics.scores` takes, and soft labels for students of any family: `hinton.soft_targets` at temperature 1
     then compares with the classes' likelihoods, made to add up to 1. Runs on the model's device, in eval mode.
     """
     _check(task)

@@ -1,4 +1,4 @@
-"""Which numbers the products of a graph read, on real rows: the ranges that static int8 needs.
+"""Observe on real rows which numbers the products of a graph read: the ranges that static int8 needs.
 
 The fp32 graph is run with those tensors as further outputs, and what they hold is counted as it comes: memory is
 bounded by TOKENS tokens of one batch, whatever the number of rows.
@@ -26,16 +26,16 @@ Method = Literal["minmax", "percentile", "entropy"]
 Array = NDArray[np.float64]
 
 BINS = 4096
-"""On each side of 0."""
+"""Bins on each side of 0."""
 LEVELS = 256
-"""What eight bits tell apart."""
+"""The numbers that eight bits tell apart."""
 CANDIDATES = 128
 """Thresholds that `entropy` compares."""
 
 
 @dataclass
 class Histogram:
-    """Counts of the numbers seen so far, between -limit and limit."""
+    """Counts the numbers seen so far, between -limit and limit."""
 
     low: float = 0.0
     high: float = 0.0
@@ -43,7 +43,7 @@ class Histogram:
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(2 * BINS, np.int64))
 
     def add(self, values: NDArray[np.float32]) -> None:
-        """Raises ValueError for numbers that are not finite."""
+        """Count these numbers. Raises ValueError for numbers that are not finite."""
         low, high = float(values.min()), float(values.max())
         if not np.isfinite([low, high]).all():
             raise ValueError("not finite")
@@ -56,7 +56,7 @@ class Histogram:
         self.counts += np.bincount(np.clip(places, 0, 2 * BINS - 1), minlength=2 * BINS)
 
     def range(self, method: Method, percentile: float = 99.99) -> tuple[float, float]:
-        """Lowest and highest number that int8 need tell apart; what lies outside is clipped. 0 is always inside.
+        """Choose the lowest and highest number that int8 represents, 0 among them; what lies outside is clipped.
 
         minmax      all that was seen
         percentile  the middle `percentile` % of it
@@ -116,7 +116,7 @@ def _divergence(counts: NDArray[np.int64], first: int, last: int) -> float:
 
 
 TOKENS = 512
-"""In a batch."""
+"""The most tokens in a batch."""
 WINDOW = 1024
 """Rows that are held at a time, to make batches of equal lengths: padding would be counted as activations."""
 
@@ -140,12 +140,12 @@ def ranges(
 def choose_ranges(
     seen: Mapping[str, Histogram], method: Method = "percentile", percentile: float = 99.99
 ) -> dict[str, tuple[float, float]]:
-    """The ranges of what was observed: all methods can be had from one pass over the rows."""
+    """Choose the ranges from what was observed: all methods can be computed from one pass over the rows."""
     return {name: histogram.range(method, percentile) for name, histogram in seen.items()}
 
 
 def observe(source: Path, rows: "Iterable[EncodedRow]", *, threads: int = 1) -> dict[str, Histogram]:
-    """What each tensor that a product reads holds on the rows; each row counts as if run alone."""
+    """Count the numbers that each product reads on the rows; each row counts as if run alone."""
     model = read_model(source)
     names = list(dict.fromkeys(product.reads for product in products(model.graph)))
     if not names:
@@ -165,7 +165,7 @@ def observe(source: Path, rows: "Iterable[EncodedRow]", *, threads: int = 1) -> 
 def watch(
     model: onnx.ModelProto, names: Sequence[str], rows: "Iterable[EncodedRow]", *, threads: int = 1, source: Path
 ) -> Iterator[dict[str, Any]]:
-    """The values of these tensors, batch after batch of rows of one length; `source` is named in errors."""
+    """Yield the values of these tensors, batch after batch of rows of one length; `source` is named in errors."""
     shown = copy.deepcopy(model)
     have = {value.name for value in shown.graph.output}
     types = {name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names}

@@ -1,4 +1,4 @@
-"""The proof of what a file of a bundle lost, run on the device that is to run it, and carried by the file itself."""
+"""Certify what a file of a bundle lost, measured on the device that is to run it; the file carries the certificate."""
 
 import tempfile
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def certify(
     cost: FloatCost | None = None,
     exact: Path | None = None,
 ) -> Certificate:
-    """The bundle's file of this precision against its fp32 file, both run on the device, on every row of the exam.
+    """Compare the bundle's file of this precision with its fp32 file, both run on the device, on every row.
 
     exact     another fp32 file to hold it against: of a model that was trained again, the one before
     max_drop  of the score, in its own unit: 0.005 is half a point
@@ -107,7 +107,7 @@ def sign_file(bundle: Bundle, precision: Precision, proof: Certificate) -> tuple
 
 
 def _logits(device: Device, file: Path, exam: Evaluator) -> NDArray[np.float32]:
-    """As `Predictor.logits` joins them."""
+    """Compute the logits of all rows: stacked, or concatenated for tasks that answer per token."""
     names = {each.name for each in read_model(file).graph.input}
     columns = [name for name in exam.rows.column_names if name in names]
     answers = device.logits(file, list(exam.rows.select_columns(columns)))

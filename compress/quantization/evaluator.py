@@ -1,4 +1,4 @@
-"""How near an int8 file is to the fp32 file of its bundle, on the rows of an exam."""
+"""Compare an int8 file with the fp32 file of its bundle on the rows of an evaluator."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class ScoreDrop:
 
     @property
     def least_limit(self) -> float:
-        """The lowest limit that it is near at, whatever the rows resolve."""
+        """The lowest limit within which it is near, whatever the rows resolve."""
         return max(0.0, self.drop, 1 - self.agreement)
 
     def keeps_score(self, limit: float) -> bool:
@@ -100,11 +100,11 @@ class QuantizationEvaluator:
         return QuantizationEvaluator(bundle, exam, exact, probe, expected, threads)
 
     def error(self, file: Path) -> float:
-        """Mean squared difference of the logits from fp32's, on the probe."""
+        """Compute the mean squared difference of the logits from fp32's, on the probe."""
         return float(np.square(self._logits(file, self.probe) - self.expected).mean())
 
     def nearest(self, files: Sequence[Path]) -> int:
-        """The place of the file with the least error."""
+        """Return the place of the file with the least error."""
         return int(np.argmin([self.error(file) for file in files]))
 
     def outcome(self, file: Path) -> ScoreDrop:

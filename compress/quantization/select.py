@@ -1,4 +1,4 @@
-"""The ways to make an int8 file of a bundle's fp32 file, each settled on real rows: calibration, alpha."""
+"""Choose the method that makes the int8 file of a bundle: its calibration or alpha, by real rows."""
 
 import json
 import tempfile
@@ -47,7 +47,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Attempt:
-    """A settled way: `method` for the certificate, `make` for the file, with or without products left in float32."""
+    """One way to int8: `method` names it in the certificate, `make` writes the file with some products in float32."""
 
     method: str
     make: Make
@@ -121,7 +121,7 @@ class Calibrated:
         return make
 
     def _exact(self, smoothed: Path) -> None:
-        """Smoothing must not change what the float graph computes; a graph it misread would."""
+        """Refuse a smoothed float graph that computes something else, because the smoother misread it."""
         error = self.evaluator.error(smoothed)
         if not error <= 1e-6 * max(1.0, float((self.evaluator.expected**2).mean())):
             raise ExportError(
@@ -142,7 +142,7 @@ def dynamic(source: Path) -> Attempt:
 
 
 def attempt_as_written(bundle: Bundle) -> Attempt:
-    """How `Bundle.write` makes int8: dynamic, or with the ranges that the model learned in training."""
+    """Make int8 as `Bundle.write` does: dynamic, or with the ranges that the model learned in training."""
     source = bundle.files()["fp32"]
     config = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
     if not (ranges := config.get(LEARNED_KEY)):
@@ -187,7 +187,7 @@ def keep_score(
 
 
 def _nearer(one: Attempt, other: Attempt, evaluator: QuantizationEvaluator, scratch: Path) -> Attempt:
-    """The way whose file, all of it in int8, has the least error."""
+    """Choose the way whose file, all of it in int8, has the least error."""
     files = [scratch / name for name in ("one.onnx", "other.onnx")]
     for attempt, file in zip((one, other), files, strict=True):
         attempt.make(file, ())

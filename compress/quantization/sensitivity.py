@@ -1,4 +1,4 @@
-"""Which matrix products an int8 file must leave in float32 to keep its score, and what that costs.
+"""Find the matrix products that an int8 file must leave in float32 to keep its score, and what they cost.
 
 int8 gives all activations of a tensor one scale, and a few large values in a feed-forward layer's inner activations
 coarsen the rest: the products that read them lose most, the first layer's more than all others together (docs/LOG.md).
@@ -20,7 +20,7 @@ from compress.records.certificate import Sensitivity
 from compress.records.latency import Setting
 
 Make = Callable[[Path, Sequence[str]], None]
-"""Writes the int8 file with these products left in float32."""
+"""A function that writes the int8 file with these products left in float32."""
 
 Costs = Callable[[], Mapping[str, float]]
 """Product -> what leaving it in float32 costs, in milliseconds, or in proportion to them; all above 0."""
@@ -29,7 +29,7 @@ WORTH = 0.05
 """Of the mean squared error of the logits, that a product must carry to be left in float32 for the answers' sake; for
 the score's sake less will do."""
 STEP = 10
-"""Products between two words of progress."""
+"""Products between two reports of progress."""
 HEAD = 0.01
 """What a head's layer costs beside one of the same size that reads every token: it reads one row."""
 
@@ -86,7 +86,7 @@ def mix(
     whatever_it_takes: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Mixed:
-    """The cheapest choice of products to leave in float32 that brings int8 near enough to fp32 (see `ScoreDrop.near`).
+    """Choose the cheapest products to leave in float32 that bring int8 near enough to fp32 (see `ScoreDrop.near`).
 
     Nothing, where all-int8 is near enough. Otherwise those that carry at least `worth` of the error, most error per
     cost first, as many as it takes, less those that turn out not to be needed. Where these do not bring the score
@@ -117,13 +117,13 @@ def mix(
 
 
 def by_size(products: Sequence[Product], graph: onnx.GraphProto) -> dict[str, float]:
-    """Multiplications per token as the cost: right in proportion on most machines, and free to know."""
+    """Count multiplications per token as the cost: right in proportion on most machines, without measuring."""
     shapes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
     return {each.name: shapes[each.weight] * (HEAD if each.gemm else 1.0) for each in products}
 
 
 class _Trials:
-    """Files made and judged one after another, in one place; outcomes are remembered."""
+    """Makes and evaluates files one after another, in one place, and remembers the outcomes."""
 
     def __init__(self, make: Make, evaluator: QuantizationEvaluator, file: Path) -> None:
         self.make, self.evaluator, self.file = make, evaluator, file
@@ -187,7 +187,7 @@ def _fewest(
 
 
 def _needed(trials: _Trials, keep: tuple[str, ...], enough: Callable[[ScoreDrop], bool]) -> tuple[str, ...]:
-    """`keep` without those that it is enough without, the least worth first."""
+    """Drop from `keep` the products that are not needed, the least worth first."""
     for name in reversed(keep):
         fewer = tuple(each for each in keep if each != name)
         if enough(trials.outcome(fewer)):
@@ -204,7 +204,7 @@ LEAST = 1e-3
 def race_products(
     make: Make, products: Sequence[Product], graph: onnx.GraphProto, device: Device, *, max_length: int
 ) -> dict[str, float]:
-    """Milliseconds that each product costs more in float32 than in int8: one row of TOKENS tokens, one thread.
+    """Measure how many milliseconds float32 costs each product beside int8: one row of TOKENS tokens, one thread.
 
     Products of one shape are left in float32 together, against all-int8, and share the difference.
     """

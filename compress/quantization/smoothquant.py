@@ -1,4 +1,4 @@
-"""SmoothQuant: what is hard to quantise in activations is moved into the weights, where it is easy.
+"""SmoothQuant: move what is hard to quantise in activations into the weights, where it is easy.
 
 Xiao et al. 2022, SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models,
 arXiv:2211.10438.
@@ -138,7 +138,7 @@ class _Group:
 
 
 def channels(source: Path, rows: "Iterable[EncodedRow]", *, threads: int = 1) -> dict[str, Channels]:
-    """The channels of each tensor that a product of the fp32 file reads, over the rows."""
+    """Observe the channels of each tensor that a product of the fp32 file reads, over the rows."""
     model = read_model(source)
     names = list(dict.fromkeys(product.reads for product in products(model.graph)))
     found: dict[str, Channels] = {}
@@ -157,7 +157,7 @@ def channels(source: Path, rows: "Iterable[EncodedRow]", *, threads: int = 1) ->
 def smooth(
     source: Path, target: Path, seen: Mapping[str, Channels], *, alpha: float, multiply: bool = True
 ) -> dict[str, tuple[float, float]]:
-    """Writes the fp32 file `source` smoothed to `target`; the min-max ranges of what its products read then, by tensor.
+    """Write the fp32 file `source`, smoothed, to `target`; return the min-max ranges of what its products then read.
 
     seen      of `channels`, on this very file
     alpha     0: all of the difficulty stays in the activations, 1: all goes to the weights
@@ -195,7 +195,7 @@ def smooth(
 
 
 def _scale(group: _Group, seen: Mapping[str, Channels], weights: Mapping[str, onnx.TensorProto], alpha: float) -> Array:
-    """Eq. 4."""
+    """Compute the scales of Eq. 4."""
     peak_C = np.max([seen[name].peak for name in group.tensors], axis=0)
     weight_C = np.max([np.abs(product.matrix(weights)).max(1) for product in group.products], axis=0)
     raised_C = np.maximum(peak_C, SMALLEST).astype(np.float64) ** alpha
@@ -207,7 +207,7 @@ def _range(seen: Channels, scale_C: Array) -> tuple[float, float]:
 
 
 def _groups(found: Sequence[Product]) -> list[_Group]:
-    """Products are joined by a common tensor or a common weight, in the graph's order."""
+    """Join products by a common tensor or a common weight, in the graph's order."""
     group_of: dict[str, list[Product]] = {}
     for product in found:
         keys = (f"reads {product.reads}", f"weight {product.weight}")
@@ -240,12 +240,12 @@ class _Smoother:
         self.before: dict[str, onnx.NodeProto] = {}
 
     def owns(self, group: _Group) -> bool:
-        """Whether nothing else reads the group's weights, as a lookup of tied embeddings would."""
+        """Check that nothing else reads the group's weights, as a lookup of tied embeddings would."""
         weights, starts = ({each.weight for each in group.products}, {each.ends[0] for each in group.products})
         return all(node.output[0] in starts for node in self.graph.nodes if weights & set(node.input))
 
     def fold(self, sources: Sequence[Producer], scale_C: Array) -> None:
-        """Divides what makes the tensors; a weight that several of them share once."""
+        """Divide what makes the tensors; a weight that several of them share is divided once."""
         done: set[str] = set()
         for each in sources:
             for name, axis in each.divided:
@@ -271,7 +271,7 @@ class _Smoother:
             self._put(product.weight, value * (scale_C if product.transposed else scale_C[:, None]))
 
     def finish(self) -> None:
-        """Puts the multiplications before their first reader."""
+        """Put the multiplications before their first reader."""
         nodes: list[onnx.NodeProto] = []
         wanted = {made: self.before[name] for name, made in self.reads.items()}
         for node in self.graph.nodes:

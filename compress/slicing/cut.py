@@ -1,7 +1,8 @@
-"""Cutting: the weights of a smaller model out of a larger one's, and that smaller model itself.
+"""Cut the weights of a smaller model out of a larger one's, and build that smaller model.
 
-What is cut computes exactly what the larger model does with everything else masked out (`masked`), norms over the kept
-dimensions included. Scores are divided by the square root of the head's size, so queries bear the ratio of the sizes.
+The cut model computes exactly what the larger model does with everything else masked out (`masked`), norms over the
+kept dimensions included. Scores are divided by the square root of the head's size, so queries bear the ratio of the
+sizes.
 """
 
 import copy
@@ -20,7 +21,7 @@ from compress.slicing.sizes import resize_config
 
 
 def cut(plan: SlicePlan, tensors: Mapping[str, Tensor], kept: Kept) -> dict[str, Tensor]:
-    """The smaller model's weights by name, from the larger one's `tensors`, which gradients flow back to.
+    """Cut the smaller model's weights out of the larger one's `tensors`, by name; gradients flow back to these.
 
     Prefixes are views where nothing else is asked. New units are zero.
     """
@@ -37,7 +38,7 @@ def cut(plan: SlicePlan, tensors: Mapping[str, Tensor], kept: Kept) -> dict[str,
 
 
 def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
-    """A plain transformers model of the same class with the kept units, its own weights, and the right config.
+    """Build a plain transformers model of the same class with the kept units, its own weights, and the right config.
 
     Rows of queries and values that are new are drawn from torch's generator, as a new model's are; those they meet are
     zero, so that nothing changes before training. Raises PruneError where blocks would differ in size, and where layers
@@ -70,12 +71,12 @@ def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
 
 
 def reorder_units(model: PreTrainedModel, importance: Importance) -> PreTrainedModel:
-    """The same function with every group's units in the order of their importance, so that a prefix is the best."""
+    """Build the same function with every group's units sorted by importance, so that a prefix is the best."""
     return slice_model(model, rank_units(SlicePlan.from_model(model), importance))
 
 
 def rank_units(plan: SlicePlan, importance: Importance) -> Kept:
-    """All units, the most important of every group first.
+    """Sort all units, the most important of every group first.
 
     Heads move as a whole, rows within a head among themselves. Layers stay where they are.
     """
@@ -142,7 +143,7 @@ def _check_even(plan: SlicePlan, kept: Kept) -> None:
 
 
 def _draw_new_rows(plan: SlicePlan, small: PreTrainedModel, kept: Kept) -> None:
-    """Queries and values of new rows; the keys and output columns they meet stay zero."""
+    """Draw queries and values of new rows; the keys and output columns they meet stay zero."""
     if kept.sizes.head_size <= plan.sizes.head_size:
         return
     spread = float(getattr(small.config, "initializer_range", 0.02))
@@ -160,7 +161,7 @@ def _draw_new_rows(plan: SlicePlan, small: PreTrainedModel, kept: Kept) -> None:
 
 
 def _sources(plan: SlicePlan, kept: Kept) -> dict[str, Cut]:
-    """For each weight of the smaller model, how the one it comes from is cut."""
+    """Return, for each weight of the smaller model, how the one it comes from is cut."""
     found = {}
     for name, how in plan.cuts.items():
         if how.layer is None:

@@ -1,7 +1,7 @@
-"""The larger model computing what a smaller one would: everything that is not kept is masked, nothing is cut.
+"""Let the larger model compute what a smaller one would: everything that is not kept is masked, nothing is cut.
 
-The oracle of `cut`, by another way: weights of dropped units are zero, norms run over the kept dimensions, dropped
-layers are passed over.
+This is the oracle of `cut`, by another way: weights of dropped units are zero, norms run over the kept dimensions,
+dropped layers are passed over.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -51,7 +51,7 @@ def _mask(count: int, indices: Tensor | None) -> Tensor:
 
 
 def _normed(plan: SlicePlan, module: str) -> Group | None:
-    """The group whose units a norm runs over; None for any other module."""
+    """Return the group whose units a norm runs over; None for any other module."""
     cut = plan.cuts.get(f"{module}.weight")
     if cut is None or not cut.role.endswith("norm"):
         return None
@@ -59,7 +59,7 @@ def _normed(plan: SlicePlan, module: str) -> Group | None:
 
 
 def _norm_over(module: Any, indices: Tensor) -> Callable[[Tensor], Tensor]:
-    """The norm over the kept dimensions, zero elsewhere. The kinds there are: layer norm, T5's, MobileBERT's none."""
+    """Make a norm over the kept dimensions, zero elsewhere: layer norm, T5's, or MobileBERT's scale and shift."""
     weight, bias = module.weight, getattr(module, "bias", None)
 
     def forward(x: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def _norm_over(module: Any, indices: Tensor) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def _only_layers(model: PreTrainedModel, plan: SlicePlan, kept: Kept) -> Iterator[None]:
-    """While open, the model has the kept layers only, in their order."""
+    """Leave the model only the kept layers while open, in their order."""
     config: Any = model.config
     if not plan.own_layers:
         with _set(config, "num_hidden_layers", kept.sizes.layers):
@@ -106,7 +106,7 @@ def _set(place: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def norms(plan: SlicePlan) -> Mapping[str, Group]:
-    """Modules that norm over the residual stream or the embedding: name -> group."""
+    """Return the modules that norm over the residual stream or the embedding, with their groups."""
     found = {}
     for name in plan.modules(*{cut.role for cut in plan.cuts.values() if cut.role.endswith("norm")}):
         group = _normed(plan, name)

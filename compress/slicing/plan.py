@@ -1,4 +1,4 @@
-"""Which slices of which weights belong together: everything that is cut when a unit of a model is."""
+"""Plan which slices of which weights belong together and are cut with one unit of a model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class SlicePlan:
 
     @staticmethod
     def from_model(model: PreTrainedModel) -> "SlicePlan":
-        """The plan of this model, under whatever head. Raises PruneError for a family or a weight that has none."""
+        """Plan this model, under whatever head. Raises PruneError for a family or a weight that has no rule."""
         family = str(model.config.model_type)
         if family not in FAMILIES:
             raise PruneError(
@@ -81,7 +81,7 @@ class SlicePlan:
 
     @property
     def own_layers(self) -> bool:
-        """Whether each layer has weights of its own; ALBERT's have not."""
+        """Whether each layer has weights of its own, as all families but ALBERT have."""
         return any(cut.layer is not None for cut in self.cuts.values())
 
     @property
@@ -91,11 +91,11 @@ class SlicePlan:
         return name[: cut.span[0] - 1]
 
     def blocks(self, axis: str) -> list[Group]:
-        """The groups of an axis, in the order of the model."""
+        """List the groups of an axis, in the order of the model."""
         return [group for group in self.groups if group.axis == axis]
 
     def along(self, group: Group) -> list[tuple[str, Cut, Slice, int]]:
-        """Where the units of a group are: weight, its cut, the slice, and which part of the dimension."""
+        """List where the units of a group are: weight, its cut, the slice, and which part of the dimension."""
         return [
             (name, cut, each, part)
             for name, cut in self.cuts.items()
@@ -105,7 +105,7 @@ class SlicePlan:
         ]
 
     def modules(self, *roles: str) -> dict[str, Cut]:
-        """The modules whose weight has one of these roles, by name."""
+        """Return the modules whose weight has one of these roles, by name."""
         found = {}
         for name, cut in self.cuts.items():
             module, _, part = name.rpartition(".")
@@ -149,5 +149,5 @@ def _heads_of(family: str, group: Group) -> Group:
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    """The weights by all their names, tied ones under each."""
+    """Return the weights by all their names, tied ones under each."""
     return dict(model.named_parameters(remove_duplicate=False))

@@ -1,4 +1,4 @@
-"""Along which axes each weight of each family lies: the one table that pruning, supernets and student inits slice by.
+"""Tell along which axes each weight of each family lies, for pruning, supernets and the initialisation of students.
 
 An axis is a set of units that go together wherever they appear:
 
@@ -136,14 +136,14 @@ _FAMILIES = MappingProxyType(
     }
 )
 FAMILIES = tuple(_FAMILIES)
-"""Those with a slice plan."""
+"""The families with a slice plan."""
 
 PER_BLOCK = frozenset({"query", "value", "heads", "ffn", "bottleneck", "shared"})
-"""Axes of which every block has its own units; of the others the whole model has one."""
+"""Axes along which every block has its own units; along the others the whole model shares them."""
 
 
 class Place(NamedTuple):
-    """What a weight is: its role in the model, the block and layer it is in, and the axes of each of its dimensions.
+    """The role of a weight in the model, the block and layer it is in, and the axes of each of its dimensions.
 
     block is "" outside the layers. layer is None there too, and where a layer's weights are not its own (ALBERT).
     span is where the layer's number is in the weight's name.
@@ -157,7 +157,7 @@ class Place(NamedTuple):
 
 
 def place(family: str, name: str) -> Place | None:
-    """`bert.encoder.layer.3.attention.self.query.weight` -> its place; None for a weight that no rule knows."""
+    """Find the place of `bert.encoder.layer.3.attention.self.query.weight`; None for a weight that no rule knows."""
     module, _, part = name.rpartition(".")
     for pattern, role, axes in _compiled(family):
         found = pattern.fullmatch(module)

@@ -1,4 +1,4 @@
-"""Which units of a model a smaller one keeps.
+"""Choose the units of a model that a smaller one keeps.
 
 Shapes: H heads of K rows each.
 """
@@ -32,10 +32,10 @@ class Kept:
 
 
 def choose(plan: SlicePlan, importance: Importance, sizes: Sizes, *, layers: str | Sequence[int] | None = None) -> Kept:
-    """The most important units of every group, in the source's order.
+    """Keep the most important units of every group, in the source's order.
 
-    layers: which, as `students.copied_layers` takes it; None: the most important, evenly spread where `importance` has
-    none. A head is as important as its rows of values together, where `importance` has none for heads.
+    layers: which, by the rule that `sizes.select_layers` takes; None: the most important, evenly spread where
+    `importance` has none. A head is as important as its rows of values together, where `importance` has none for heads.
     Raises PruneError where `sizes` are not within the plan's.
     """
     _check(plan, sizes)
@@ -54,7 +54,7 @@ def choose(plan: SlicePlan, importance: Importance, sizes: Sizes, *, layers: str
 
 
 def prefix(plan: SlicePlan, sizes: Sizes, *, layers: Sequence[int] | None = None) -> Kept:
-    """The first units of every group: of a model `ordered` by importance, the most important. Layers: even, if None.
+    """Keep the first units of every group, which `reorder_units` makes the most important ones. Layers: even, if None.
 
     Raises PruneError where `sizes` are not within the plan's.
     """
@@ -67,7 +67,7 @@ def prefix(plan: SlicePlan, sizes: Sizes, *, layers: Sequence[int] | None = None
 
 
 def counts(plan: SlicePlan, sizes: Sizes) -> dict[Group, int]:
-    """How many units `sizes` leave of each group; heads and their rows, and tokens, apart."""
+    """Count the units that `sizes` leave of each group, without heads, their rows and tokens."""
     widths = {
         "hidden": sizes.hidden, "embedding": sizes.embedding, "ffn": sizes.ffn, "bottleneck": sizes.bottleneck,
         "shared": sizes.bottleneck,
@@ -76,7 +76,7 @@ def counts(plan: SlicePlan, sizes: Sizes) -> dict[Group, int]:
 
 
 def keep_tokens(kept: Kept, tokens: Tensor) -> Kept:
-    """The same, with only these rows of the vocabulary, in this order."""
+    """Keep only these rows of the vocabulary, in this order, and else the same."""
     return replace(kept, indices={**kept.indices, VOCABULARY: tokens})
 
 
@@ -88,12 +88,12 @@ def _check(plan: SlicePlan, sizes: Sizes) -> None:
 
 
 def top_units(importance: Tensor, count: int) -> Tensor:
-    """The places of the most important units, in their order; of equals the first."""
+    """Return the places of the most important units, in their order; of equals the first."""
     return importance.float().cpu().argsort(descending=True, stable=True)[:count].sort().values
 
 
 def head_importance(plan: SlicePlan, importance: Importance, heads: Group) -> Tensor:
-    """What heads matter: as said, else the sum over their rows of values, over all blocks they are in."""
+    """Return the importance of heads, or where it has none the sum over their rows of values, in all blocks."""
     if heads in importance:
         return importance[heads]
     rows = [importance[group] for group, of in plan.heads.items() if of == heads and group.axis == "value"]
@@ -103,7 +103,7 @@ def head_importance(plan: SlicePlan, importance: Importance, heads: Group) -> Te
 def _rows(
     plan: SlicePlan, sizes: Sizes, indices: Mapping[Group, Tensor], importance: Importance | None
 ) -> dict[Group, Tensor]:
-    """Rows of queries and values: those of the kept heads, the best (or first) where heads get smaller."""
+    """Choose rows of queries and values: those of the kept heads, the best (or first) where heads get smaller."""
     if (sizes.heads, sizes.head_size) == (plan.sizes.heads, plan.sizes.head_size):
         return {}
     K, wanted = plan.sizes.head_size, sizes.head_size
@@ -147,7 +147,7 @@ _READ = {
 
 @torch.no_grad()
 def magnitude(model: PreTrainedModel, plan: SlicePlan | None = None) -> Importance:
-    """Of each unit, the norm of the weights that write it times that of those that read it, over all its layers.
+    """Compute, for each unit, the norm of the weights that write it times that of those that read it, in all layers.
 
     Of an embedding's widths, the norm of the table's columns. Layers have none.
     """
@@ -165,7 +165,7 @@ def magnitude(model: PreTrainedModel, plan: SlicePlan | None = None) -> Importan
 def _squares(
     plan: SlicePlan, weights: dict[str, Tensor], group: Group, roles: tuple[str, ...], *, first: bool
 ) -> Tensor:
-    """The sum of squares of weights of these roles along each unit; of queries and keys in one matrix, one of both."""
+    """Sum up the squares of weights of these roles along each unit; where one matrix holds queries and keys, of one."""
     total = torch.zeros(plan.groups[group])
     for name, cut, each, part in plan.along(group):
         if cut.role not in roles or not name.endswith("weight"):

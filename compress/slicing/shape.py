@@ -14,7 +14,7 @@ _NAMES = {
 }
 
 WITHOUT_LAYERS = ("static-embedding",)
-"""Families that look tokens up and compute nothing between them."""
+"""Families that look tokens up and have no layers."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Shape:
     decoder_layers: int | None = None
 
     def stack(self, signal: str) -> int:
-        """How many layers a signal has: `layers` of an encoder-decoder are the decoder's."""
+        """Count the layers of a signal: `layers` of an encoder-decoder are the decoder's."""
         return self.layers if self.decoder_layers is None or signal == "encoder_layers" else self.decoder_layers
 
     @staticmethod
@@ -69,7 +69,7 @@ class Shape:
 
 
 def positions(model: Any) -> int | None:
-    """The most tokens a transformers model can number; None where positions are relative, or computed."""
+    """Return the most tokens that a model has positions for; None where positions are relative, or computed."""
     for name, module in model.named_modules():
         if name.endswith(("position_embeddings", "wpe")) and hasattr(module, "num_embeddings"):
             # RoBERTa and its kin count positions from behind the padding index
@@ -78,7 +78,7 @@ def positions(model: Any) -> int | None:
 
 
 def setting_name(config: Any, size: str) -> str:
-    """This family's own name of `size`: hidden -> `dim` for DistilBERT. Raises KeyError when it has none."""
+    """Name this family's config setting for `size`, such as DistilBERT's `dim`. Raises KeyError where it has none."""
     for name in _NAMES[size]:
         if getattr(config, name, None) is not None:
             return name

@@ -1,4 +1,4 @@
-"""How large a transformer is along each axis that can be cut, and what a wish for smaller sizes comes to."""
+"""Read how large a transformer is along each axis that can be cut, and resolve requests for smaller sizes."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ class Sizes:
 
     @staticmethod
     def from_config(config: Any) -> "Sizes":
-        """The sizes in a transformers config."""
+        """Read the sizes from a transformers config."""
         shape = Shape.from_config(config)
         return Sizes(
             layers=shape.layers,
@@ -49,7 +49,7 @@ class Sizes:
         embedding: float | None = None,
         bottleneck: float | None = None,
     ) -> "Sizes":
-        """The model's sizes with these instead: counts, or shares below 1 of the model's own.
+        """Replace some of the model's sizes: by counts, or by shares below 1 of the model's own.
 
         Where hidden is given without heads, heads keep their size as far as it divides; a share of hidden is rounded
         to whole heads. Raises PruneError naming the size that cannot be, with the nearest that can.
@@ -84,23 +84,23 @@ class Sizes:
         return self.heads * self.head_size
 
     def plain(self) -> dict[str, int]:
-        """Those that the family has, by name."""
+        """Return the sizes that the family has, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def within(self, other: "Sizes") -> bool:
-        """Whether nothing is larger than in `other`; a head may be."""
+        """Check that nothing is larger than in `other`, but for the size of heads."""
         mine, theirs = self.plain(), other.plain()
         return mine.keys() == theirs.keys() and all(mine[name] <= theirs[name] for name in mine.keys() - {"head_size"})
 
     def __str__(self) -> str:
-        """`4 layers, hidden 312, 12 heads of 26, ffn 1200`"""
+        """Say `4 layers, hidden 312, 12 heads of 26, ffn 1200`."""
         more = [f"{name} {value}" for name in ("embedding", "bottleneck") if (value := getattr(self, name)) is not None]
         parts = [f"{self.layers} layers", f"hidden {self.hidden}", f"{self.heads} heads of {self.head_size}"]
         return ", ".join([*parts, f"ffn {self.ffn}", *more])
 
 
 NAMES = tuple(each.name for each in fields(Sizes) if each.name != "head_size")
-"""The sizes that can be asked for."""
+"""The sizes that can be requested."""
 
 
 _PROJECTS_IF_DIFFERENT = ("electra", "deberta-v2")
@@ -122,7 +122,7 @@ def _count(name: str, wanted: float, theirs: int | None, family: str) -> int:
 
 
 def _fit_heads(found: Sizes, whole: Sizes, stream: str, *, given: bool, shared: bool) -> Sizes:
-    """Heads and their size such that they fill the stream, which a share may round."""
+    """Choose heads and their size such that they fill the stream, whose width a share may round."""
     width, before = getattr(found, stream), whole.head_size
     if given:
         if shared:
@@ -146,7 +146,7 @@ def _fit_heads(found: Sizes, whole: Sizes, stream: str, *, given: bool, shared: 
 
 
 def resize_config(config: Any, sizes: Sizes) -> Any:
-    """The config of a model of these sizes, everything else as it is."""
+    """Make the config of a model of these sizes, with everything else as it is."""
     config = copy.deepcopy(config)
     config._attn_implementation = None  # the fastest there is, whatever the source was opened with
     if getattr(config, "activation_ranges", None):
@@ -171,7 +171,7 @@ def resize_config(config: Any, sizes: Sizes) -> Any:
 
 
 def select_layers(rule: str | Sequence[int], students: int, teachers: int) -> list[int]:
-    """0-based teacher layer for each student layer. Raises StudentError.
+    """Choose the 0-based teacher layer for each student layer. Raises StudentError.
 
     even     first, last and evenly between, halves rounded to even: 6 of 12 are DistilBERT's 0 2 4 7 9 11
     uniform  every N/M-th, ending with the last: what TinyBERT's hidden map compares
@@ -197,6 +197,6 @@ def select_layers(rule: str | Sequence[int], students: int, teachers: int) -> li
 
 
 def inner_weights(sizes: Sizes) -> int:
-    """The weights of the layers' products: queries, keys, values, what attention writes, and the two of the FFN."""
+    """Count the weights of the layers' products: queries, keys, values, attention's output, and the two of the FFN."""
     stream = sizes.bottleneck or sizes.hidden
     return sizes.layers * stream * (4 * sizes.attention + 2 * sizes.ffn)

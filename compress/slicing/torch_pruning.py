@@ -1,4 +1,4 @@
-"""Families without a slice plan: torch-pruning finds by itself what is cut together, and what it gives is checked.
+"""Prune families without a slice plan: torch-pruning finds what is cut together, and its result is checked.
 
 Tried with torch-pruning 1.6.1, transformers 5.23, torch 2.13: two layers with a classifier, half of everything.
 
@@ -37,7 +37,7 @@ _PROJECTIONS = frozenset(
 )  # fmt: skip
 _HEADS = ("num_attention_heads", "n_heads", "num_heads")
 _FAILS = (IndexError, TypeError, AssertionError, KeyError, ValueError, RuntimeError, AttributeError)
-"""What torch-pruning, or a model that it left half cut, stops with."""
+"""The errors that torch-pruning, or a model that it left half cut, stops with."""
 
 
 def prune_generic(
@@ -48,7 +48,7 @@ def prune_generic(
     importance: Literal["magnitude", "taylor"] = "magnitude",
     loss: Callable[[PreTrainedModel], Tensor] | None = None,
 ) -> PreTrainedModel:
-    """A new model of the same class with `share` of its heads, hidden width, embedding and neurons; layers stay.
+    """Make a model of the same class with `share` of its heads, hidden width, embedding and neurons; layers stay.
 
     The share is rounded to whole heads, which keep their size. `model` is not changed. taylor: by the gradients of
     `loss`. Raises PruneError for a model that torch-pruning cannot cut, where nothing would be removed, and where the
@@ -125,7 +125,7 @@ def _cut(
 
 
 def _attention(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[list[nn.Linear], int]]]:
-    """Modules with queries, keys and values of so many heads."""
+    """Yield the modules with queries, keys and values, and their numbers of heads."""
     for module in model.modules():
         count = next((found for name in _HEADS if isinstance(found := getattr(module, name, None), int)), None)
         projections = [
@@ -136,7 +136,7 @@ def _attention(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[list[nn.Line
 
 
 def _neurons(model: PreTrainedModel) -> list[nn.Linear]:
-    """The products that give a feed-forward block's neurons, where the config says how many there are."""
+    """List the products that compute a feed-forward block's neurons, where the config says how many there are."""
     name = _named(model.config, "ffn")
     wanted = None if name is None else getattr(model.config, name)
     hidden = getattr(model.config, setting_name(model.config, "hidden"))
@@ -154,7 +154,7 @@ def _set_heads(module: Any, count: int, width: int) -> None:
 
 
 def _write_config(model: PreTrainedModel, query: nn.Linear, heads: int, neurons: Sequence[nn.Linear]) -> None:
-    """The sizes that the weights have now; what is missed shows when the result is loaded."""
+    """Write the sizes that the weights have now; a size that is missed shows when the result is loaded."""
     config: Any = model.config
     setattr(config, setting_name(config, "hidden"), query.in_features)
     setattr(config, setting_name(config, "heads"), heads)
@@ -173,7 +173,7 @@ def _named(config: Any, size: str) -> str | None:
 
 
 def _last(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[nn.Module]:
-    """The product that gives the logits: its outputs are classes, which stay."""
+    """Find the product that computes the logits: its outputs are classes, which stay."""
     given: list[tuple[nn.Module, Tensor]] = []  # tensors, lest another takes the place of one that is gone
     hooks = [
         module.register_forward_hook(lambda module, _, out: given.append((module, out)))
@@ -188,12 +188,12 @@ def _last(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[nn.Modul
 
 
 def _tensors(out: Any) -> list[Tensor]:
-    """All outputs: a pooler that none of those looked at needs would be left as it was."""
+    """Return all outputs, so that a pooler is cut as well, which no other output needs."""
     return [each for each in out.values() if isinstance(each, Tensor)]
 
 
 def _reloaded(pruned: PreTrainedModel, model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrainedModel:
-    """`pruned` saved and loaded again, if that computes the same; trainable where `model` is, and in its mode."""
+    """Save and load `pruned`, check that it computes the same, and make it trainable where `model` is, in its mode."""
     _check_shapes(pruned)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         pruned.save_pretrained(folder)
@@ -224,7 +224,7 @@ def _check_shapes(pruned: PreTrainedModel) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Neither the library's warnings nor the report of a load that fails: our error says it."""
+    """Silence the library's warnings and the report of a load that fails: our error says it."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
