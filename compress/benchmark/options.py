@@ -66,7 +66,10 @@ def files(paths: Sequence[Path], precision: str = "") -> dict[str, Path]:
         elif path.is_file():
             raise DeviceError(f"{path}: expected a bundle's folder, or a file that ends in {', '.join(LONE)}")
         else:
-            held = Bundle.load(path).files()
+            bundle = Bundle.load(path)
+            if bundle.manifest.kind == "generative":
+                raise DeviceError(f"{path}: writes text token by token; expected a model that reads a text as a whole")
+            held = bundle.files()
             known |= held.keys()
             named = {f"{path}:{which}": file for which, file in held.items() if not wanted or which in wanted}
         if twice := sorted(named.keys() & found.keys()):

@@ -11,12 +11,14 @@ import pytest
 import torch
 from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
+from compress.benchmark import options
 from compress.errors import BundleError, ExportError
 from compress.exporters.artifact import Bundle
 from compress.exporters.checkpoint import Checkpoint, load_source
 from compress.exporters.decoders import tie_matrices
 from compress.exporters.generation import TextGenerator, check, write
 from compress.exporters.session import open_session, read_model
+from compress.records.latency import DeviceError
 from tests import tiny
 
 VOCABULARY, END = len(tiny.SPECIAL) + len(tiny.WORDS), 3
@@ -182,6 +184,8 @@ def test_what_cannot_be_written_or_answered_is_said(tmp_path: Path) -> None:
         written(broken, tmp_path / "broken")
     assert [path.name for path in tmp_path.iterdir() if path.name != "home"] == ["gpt2"]
     folder = written(t5(), tmp_path / "t5").path
+    with pytest.raises(DeviceError, match="writes text token by token"):
+        options.files([folder])
     for name in ("config.json", "generation_config.json"):
         told = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps({key: told[key] for key in told if key != "decoder_start_token_id"}))
