@@ -331,10 +331,10 @@ def choice_table(comparison: Comparison, chosen: Pick) -> Table:
     same = len({each.setting for each in views}) == 1
     for at in views:
         setting = _short(at.setting)
-        group, heading = (f"p50 at {setting}", "") if same else ("p50", f" at {setting}")
+        group, where_at = (f"p50 at {setting}", "") if same else ("p50", f" at {setting}")
         place = at.device if len(at.device) <= 14 else at.device.split(",")[0][:14]
-        alone, rank = f"p50 ms, {place}, {setting}", 1 if at == view else 4
-        columns.append(of(group, f"{at.device}, ms{heading}", partial(time, at), rank, alone=alone))
+        alone, rank = f"p50 ms, {place}{where_at}", 1 if at == view else 4
+        columns.append(of(group, f"{at.device}, ms{where_at}", partial(time, at), rank, alone=alone))
     columns.append(of("Memory", "peak, MB", peak))
     columns.append(of("", "on front", lambda one: "●" if one in front else MISSING, 1, page=False))
     caption = [where(comparison)]
