@@ -14,7 +14,7 @@ from compress.records.latency import DeviceError, Latency, Sustained
 class Result:
     """machine: the device's facts; date: ISO 8601. Names in latencies are `<bundle folder>:<precision>`.
 
-    sha256  name -> the digest of the file that ran; {} in older results
+    sha256  name -> the digest of the file that ran
     """
 
     format: Literal[1] = field(default=1, kw_only=True)

@@ -24,7 +24,7 @@ class Certificate:
                  (p50 of one forward at the setting kept_at, 10^6 bytes); None where that was not measured
     classes      the recall of each class, of the fp32 file and of this one
     sha256       of the whole file that carries this certificate, so '' in that file itself; exact_sha256: of the fp32
-                 file it was compared with. '' in older certificates
+                 file it was compared with
     certified    whether the drop is within max_drop and no class has collapsed; reason says why not, or with what to
                  spare
     date         ISO 8601

@@ -26,7 +26,7 @@ class Row:
     score            metric name -> value; the report's own metric decides
     agreement        with the teacher, over the same rows: share, or Pearson's r
     flops_per_token  of the encoder, in one forward
-    latency          setting (`str` of a bench.protocol.Setting: `1 thread, batch 1, 128 tokens`) -> times
+    latency          setting (`str` of a Setting: `1 thread, batch 1, 128 tokens`) -> times
     file_mb, peak_rss_mb   10^6 bytes
     train_seconds    all that was spent to make this row, its stages together
     classes          of each class apart: a label, or a type of entity

@@ -45,7 +45,7 @@ class TrialRecord:
                        without one); short, final: after those distillations; shipped: of the file that ships
     body_parameters    without the tables of words, positions and segments
     flops_per_token    of the encoder, in one forward
-    measured           setting (`str` of a bench.protocol.Setting) -> ms of one forward
+    measured           setting (`str` of a Setting) -> ms of one forward
     reason             why it was not completed, in words
     bundle             where it was written to, if it was
     started, seconds   since the search began, and what the trial itself took
