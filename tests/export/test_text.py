@@ -1,8 +1,11 @@
 """A text file reads every text as its tokenizer does, answers as the bundle does, and is refused where it would not."""
 
 import json
+import os
 import random
 import string
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -236,3 +239,19 @@ def test_a_tokenizer_of_another_kind_is_refused(change: dict[str, Any], said: st
     with pytest.raises(ExportError) as refusal:
         text_model(write(tmp_path / "bundle", TASKS["classification"], tokenizer))
     assert said in str(refusal.value)
+
+
+def test_strings_that_hash_otherwise_make_the_same_file(tmp_path: Path) -> None:
+    words().save_pretrained(tmp_path)
+    code = (
+        "import json, sys; from pathlib import Path; from tokenizers import Tokenizer; "
+        "from compress.exporters.tokenizer.wordpiece import WordPiece; text = Path(sys.argv[1]).read_text(); "
+        "pieces = WordPiece.of(Tokenizer.from_str(text), json.loads(text)).pieces; "
+        "print(pieces.base.tolist(), pieces.check.tolist(), pieces.value.tolist())"
+    )
+    made = set()
+    for seed in ("1", "2"):
+        command = [sys.executable, "-c", code, str(tmp_path / "tokenizer.json")]
+        ended = subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True)
+        made.add(ended.stdout)
+    assert len(made) == 1

@@ -145,7 +145,7 @@ class WordPiece:
         def spelled(words: Mapping[str, int]) -> dict[trie.Word, int]:
             """Spell the words that can be met: of characters that the normaliser leaves, and that do not stand
             alone."""
-            met = {word for word in words if set(word) <= letters and (len(word) == 1 or not set(word) & single)}
+            met = (word for word in words if set(word) <= letters and (len(word) == 1 or not set(word) & single))
             return {tuple(symbols[letter] for letter in word): words[word] for word in met}
 
         whole = spelled(begin) | {(symbols[token],): number for token, number in special.items()}
