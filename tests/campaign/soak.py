@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from tests import tiny
-from tests.bench.test_browser_chromium import FLAGS
+from tests.benchmark.test_browser_chromium import FLAGS
 from tests.campaign import works
 from tests.campaign.works import DISTILL, PROMPT
 

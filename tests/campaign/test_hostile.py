@@ -21,7 +21,7 @@ from tests.campaign import process
 from tests.campaign.cases import Record, sample
 from tests.campaign.reference import Reference
 from tests.campaign.works import DISTILL
-from tests.export.test_hostile import forged
+from tests.exporters.test_hostile import forged
 from tests.test_bad_teachers import Touches
 
 KEY = "sk-very-secret"

@@ -10,8 +10,8 @@ from pathlib import Path
 import onnx
 
 from tests import children, pruning_given, tiny
+from tests.nas import shelved
 from tests.prompting import speakers
-from tests.search import shelved
 
 TIMED = ("log.jsonl", "tensorboard", ".lock", "report.json", "report.html", "run.json", "training.json", "README.md",
          "manifest.json", "costs.json", "search.json", "search.html", "trainer_state.json", "checksums.json",

@@ -1,4 +1,4 @@
-"""Li et al. 2017: no loss of its own; what it rates is in tests/importance."""
+"""Li et al. 2017: no loss of its own; what it rates is in tests/pruning."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Muralidharan et al. 2024: no loss of its own; what it rates is in tests/importance."""
+"""Muralidharan et al. 2024: no loss of its own; what it rates is in tests/pruning."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Molchanov et al. 2017, 2019: no loss of its own; what it rates is in tests/importance."""
+"""Molchanov et al. 2017, 2019: no loss of its own; what it rates is in tests/pruning."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Sanh et al. 2020: no loss of its own; what it rates is in tests/importance."""
+"""Sanh et al. 2020: no loss of its own; what it rates is in tests/pruning."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Theis et al. 2018: no loss of its own; what it rates is in tests/importance."""
+"""Theis et al. 2018: no loss of its own; what it rates is in tests/pruning."""
 
 from collections.abc import Mapping
 

@@ -24,7 +24,7 @@ from compress.slicing.select import Kept, choose, magnitude
 from compress.slicing.sizes import Sizes
 from compress.slicing.torch_pruning import prune_generic
 from tests import tiny
-from tests.importance import measured
+from tests.pruning import measured
 from tests.slicing import families, their_pruner, unplanned
 
 BATCH = tiny.batch((6, 6))

@@ -1,0 +1,330 @@
+"""How we speak to adb, and what we read of it: against a stand-in for `adb` and its phone, no phone was here.
+
+One test is with the real client, where no phone is connected.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from compress.benchmark import android
+from compress.benchmark.android import adb as open_phone
+from compress.benchmark.devices import Device, open_device
+from compress.benchmark.local import local
+from compress.exporters.onnx import to_onnx
+from compress.records.latency import DeviceError, Setting
+from tests import tiny
+from tests.benchmark import stand_in_adb
+from tests.benchmark.stand_in_adb import PERF_TEST
+
+QUIET = {"say": lambda _: None}
+BENCHMARK_MODEL = """INFO: STARTING!
+INFO: Initialized session in 12.75ms.
+INFO: count=10 curr=30(all same) p5=30 median=30 p95=30
+INFO: count=74 first=14850 curr=13315 min=13105 max=15765 avg=13520.2 std=470 p5=13200 median=13500 p95=14000
+INFO: Inference timings in us: Init: 12750, First inference: 14744, Warmup (avg): 13764.3, Inference (avg): 13520.2
+INFO: Peak memory footprint (MB): init=1.5 overall=12.8672
+"""
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **script: Any) -> Path:
+    """Puts `adb` on PATH; returns the file of its calls, one JSON list a line."""
+    log = folder / "calls.jsonl"
+    log.touch()
+    known = {
+        "devices": {"SERIAL1": "device"},
+        "prints": PERF_TEST,
+        "times": stand_in_adb.TIMES,
+        "log": str(log),
+        **script,
+    }
+    (folder / "script.json").write_text(json.dumps(known))
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "adb"
+    # -S: without site-packages, which are slow to find
+    command = f'#!/bin/sh\nexec {sys.executable} -S {stand_in_adb.__file__} "$@"\n'
+    program.write_text(command)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("STAND_IN_ADB", str(folder / "script.json"))
+    return log
+
+
+def calls(log: Path) -> list[list[str]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "a model.onnx"
+    to_onnx(tiny.bert(layers=1), path)
+    return path
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "libonnxruntime.so").write_bytes(b"library")
+    path = tmp_path / "build" / "onnxruntime_perf_test"
+    path.write_bytes(b"program")
+    return path
+
+
+def test_a_native_program_is_pushed_run_read_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path, program: Path
+) -> None:
+    log = install(tmp_path, monkeypatch)
+    with open_device("adb", native=program, affinity=(4, 5, 6, 7), **QUIET) as device:
+        (found,) = device.race({"m": model}, [Setting(2, 1, 8)], rounds=2, runs=3)
+        facts = device.facts()
+    assert device.name == "adb:SERIAL1"
+    assert found.runs == 6
+    assert (found.min_ms, found.p50_ms, found.init_ms, found.first_ms) == pytest.approx((4.0, 5.0, 41.2, 12.0))
+    assert found.peak_rss_mb == pytest.approx(61.865984)
+    assert (found.affinity, found.celsius, found.noisy) == ("4-7", 47.25, False)
+    assert facts == {
+        "device": "Acme Phone 9",
+        "cpu": "Foundry F900",
+        "abi": "arm64-v8a",
+        "governor": "schedutil",
+        "temperature": "47 C",
+        "system": "Android 15 (API 35)",
+        "fingerprint": "acme/phone9:15/AB1:user/release-keys",
+        "adb": "Android Debug Bridge version 0 (stand-in)",
+        "runtime": "onnxruntime_perf_test",
+    }
+    told = calls(log)
+    folder = next(each[3].split()[1] for each in told if each[-1].startswith("mkdir"))
+    assert folder.startswith("/data/local/tmp/compress-")
+    entries = "optimization.disable_specified_optimizers|SkipLayerNormFusion;BiasSkipLayerNormFusion"
+    call = ["taskset", "f0", f"{folder}/onnxruntime_perf_test", "-e", "cpu", "-m", "times", "-r", "8", "-x", "2"]
+    call += ["-y", "1", "-C", entries, "0-1x8/model.onnx", "times.csv"]
+    script = 'cd "$1" && rm -f times.csv && shift && LD_LIBRARY_PATH=. exec "$@"'
+    on = ["-s", "SERIAL1"]
+    assert told[:2] == [["start-server"], ["devices"]]
+    assert [each[2:] for each in told if each[:2] == on and "compress-" in " ".join(each)] == [
+        ["shell", f"mkdir {folder}"],
+        ["push", str(program), f"{folder}/onnxruntime_perf_test"],
+        ["push", str(program.parent / "libonnxruntime.so"), f"{folder}/libonnxruntime.so"],
+        ["shell", f"chmod 755 {folder}/onnxruntime_perf_test"],
+        ["push", str(model), f"{folder}/0.onnx"],
+        ["shell", f"mkdir -p {folder}/0-1x8/test_data_set_0"],
+        ["shell", f"ln -s ../0.onnx {folder}/0-1x8/model.onnx"],
+        *(
+            ["push", each[3], f"{folder}/0-1x8/test_data_set_0/input_{at}.pb"]
+            for at, each in enumerate(each for each in told if each[-1].endswith(".pb"))
+        ),
+        *(["shell", shlex.join(["sh", "-c", script, "sh", folder, *call])], ["shell", f"cat {folder}/times.csv"]),
+        *(["shell", shlex.join(["sh", "-c", script, "sh", folder, *call])], ["shell", f"cat {folder}/times.csv"]),
+        ["shell", f"rm -rf {folder}"],
+    ]
+
+
+def test_the_inputs_are_those_of_other_devices(model: Path) -> None:
+    made = android.inputs(model, Setting(1, 2, 8))
+    tensors = [onnx.TensorProto.FromString(content) for content in made.values()]
+    found = {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
+    assert list(made) == ["input_0.pb", "input_1.pb", "input_2.pb"]
+    expected = np.random.default_rng(0).integers(0, 45, (2, 8))
+    np.testing.assert_array_equal(found["input_ids"], expected)
+    assert found["attention_mask"].all()
+
+
+def test_a_phone_that_is_unplugged_in_the_middle_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path, program: Path
+) -> None:
+    install(tmp_path, monkeypatch, gone_after=16)
+    said: list[str] = []
+    with (
+        pytest.raises(DeviceError, match=r"^adb:SERIAL1: adb ended with code 1: error: device 'SERIAL1' not found"),
+        open_device("adb", native=program, say=said.append) as device,
+    ):
+        device.race({"m": model}, [Setting(1, 1, 8)], rounds=2, runs=3)
+    assert "could not be removed from the phone" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("devices", "name", "said"),
+    [
+        ({}, "adb", "no phone is connected"),
+        ({"A": "device", "B": "device"}, "adb", "2 phones are connected; name one: adb:A or adb:B"),
+        ({"A": "device"}, "adb:C", "adb:C: no such phone; connected: A"),
+        ({"A": "unauthorized"}, "adb", "adb:A: has not allowed this machine: unlock it"),
+        ({"A": "offline"}, "adb:A", "adb:A: does not answer: unplug it"),
+        ({"A": "no permissions (user in plugdev group)"}, "adb", "udev rules are missing"),
+        ({"A": "host"}, "adb", r"adb:A: is not ready \(adb says: host\)"),
+    ],
+)
+def test_a_phone_that_is_not_ready_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Path, devices: dict[str, str], name: str, said: str
+) -> None:
+    install(tmp_path, monkeypatch, devices=devices)
+    with pytest.raises(DeviceError, match=said), open_device(name, native=program, **QUIET):
+        pass
+
+
+def test_of_two_phones_the_named_one_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Path
+) -> None:
+    log = install(tmp_path, monkeypatch, devices={"A": "device", "host:5555": "device"})
+    with open_device("adb:host:5555", native=program, **QUIET) as device:
+        assert device.name == "adb:host:5555"
+    assert {each[1] for each in calls(log) if each[0] == "-s"} == {"host:5555"}
+
+
+def test_the_page_is_reached_through_the_cable_and_the_way_is_closed_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    """With this machine's own measuring in the place of the page: what is tested is the way to it."""
+    log = install(tmp_path, monkeypatch)
+    link = "http://127.0.0.1:8123/#token-of-the-page"
+
+    @contextmanager
+    def page(visit: object) -> Iterator[Device]:
+        visit(link)  # type: ignore[operator]
+        with local() as device:
+            yield device
+
+    said: list[str] = []
+    with open_phone("", page=page, native=None, affinity=(), timeout=9, say=said.append) as device:
+        (found,) = device.race({"m": model}, [Setting(1, 1, 8)], rounds=2, runs=1)
+        facts = device.facts()
+    assert found.p50_ms > 0
+    assert (device.name, facts["device"], facts["runtime"][:11]) == ("adb:SERIAL1", "Acme Phone 9", "onnxruntime")
+    assert link in said[0]
+    told = [each[2:] for each in calls(log) if each[0] == "-s"]
+    port = "tcp:8123"
+    assert told[-3:] == [
+        ["reverse", port, port],
+        ["shell", f"am start -a android.intent.action.VIEW -d '{link}'"],
+        ["reverse", "--remove", port],
+    ]
+
+
+def test_a_server_that_was_not_there_is_stopped_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Path
+) -> None:
+    log = install(tmp_path, monkeypatch)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(server.getsockname()[1]))
+        with open_device("adb", native=program, **QUIET):  # bound, and nobody listens
+            pass
+        assert calls(log)[-1] == ["kill-server"]
+        log.write_text("")
+        server.listen()
+        with open_device("adb", native=program, **QUIET):
+            pass
+    assert ["kill-server"] not in calls(log)
+
+
+def test_sustained_runs_are_a_call_for_each_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path, program: Path
+) -> None:
+    log = install(tmp_path, monkeypatch)
+    with open_device("adb", native=program, **QUIET) as device:
+        (found,) = device.sustain({"m": model}, Setting(1, 1, 8), seconds=90)
+        with pytest.raises(DeviceError, match="answers no rows"):
+            device.logits(model, [])
+    assert found.minutes == pytest.approx((5.0, 5.0))
+    assert (found.started, found.temperatures) == (47.25, (47.25, 47.25))
+    spans = [each[3].split(" -t ")[1].split()[0] for each in calls(log) if " -t " in each[-1]]
+    assert spans == ["60", "30"]
+
+
+def test_benchmark_model_is_called_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = install(tmp_path, monkeypatch, prints=BENCHMARK_MODEL)
+    program, model = tmp_path / "benchmark_model_plus_flex", tmp_path / "m.tflite"
+    program.write_bytes(b"program")
+    model.write_bytes(b"model")
+    with open_device("adb", native=program, **QUIET) as device:
+        (found,) = device.race({"m": model}, [Setting(4, 1, 128)], rounds=2, runs=50)
+        with pytest.raises(DeviceError, match="has its shape inside"):
+            device.race({"m": model}, [Setting(4, 1, 128), Setting(4, 1, 64)], rounds=2, runs=50)
+        with pytest.raises(DeviceError, match=r"x: benchmark_model runs \.tflite files"):
+            device.race({"x": tmp_path / "x.onnx"}, [Setting()], rounds=2, runs=50)
+        assert "p99" in device.facts()
+    figures = (found.min_ms, found.p50_ms, found.p95_ms, found.p99_ms, found.init_ms, found.first_ms)
+    assert figures == pytest.approx((13.105, 13.5, 14.0, 15.765, 12.75, 14.744))
+    assert (found.runs, found.peak_rss_mb) == (148, 12.8672)
+    call = "--graph=0.tflite --num_threads=4 --warmup_runs=5 --warmup_min_secs=0 --num_runs=50 --min_secs=0 --max_secs="
+    assert sum(call in each[-1] for each in calls(log)) == 2
+
+
+def test_what_programs_print() -> None:
+    """The columns of onnxruntime_perf_test's file became six in 2025."""
+    six = "".join(f"m,0.001,{seconds},7,9,{at}\n" for at, seconds in enumerate(stand_in_adb.SECONDS))
+    calls = [android.read_run("onnxruntime_perf_test", PERF_TEST, times) for times in (six, stand_in_adb.TIMES)]
+    assert calls[0].ms == calls[1].ms
+    with pytest.raises(DeviceError, match=r"not what we can read\. It ended: .* / Aborted"):
+        android.read_run("onnxruntime_perf_test", "a\nb\nc\nAborted\n", "")
+    with pytest.raises(DeviceError, match="prints no median, p95, Init, First inference; expected a newer build"):
+        android.read_run("benchmark_model", "count=15 first=49060 curr=33682 min=32825 max=49060 avg=34825.1 std=3930")
+    same = "INFO: count=9 curr=30(all same) p5=30 median=30 p95=30\nInit: 1, First inference: 2"
+    assert android.read_run("benchmark_model", same).max_ms == 0.03
+
+
+def test_a_program_is_known_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "perf").touch()
+    for name, message in (("benchmark_model", "no such file"), ("perf", "expected a program named")):
+        program = android.phone_program(android.Adb("A", 1), tmp_path / name, (), print)
+        with pytest.raises(DeviceError, match=f"{message}.* onnxruntime_perf_test or benchmark_model"), program:
+            pass
+
+
+def test_temperatures_are_the_processors_or_the_batterys() -> None:
+    assert android.hottest_sensor(stand_in_adb.THERMAL, "") == 47.25
+    assert android.hottest_sensor("Thermal Status: 0", "  temperature: 312\n") == 31.2
+    assert android.hottest_sensor("", "") is None
+
+
+def test_options_that_mean_nothing_to_a_device_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        pytest.raises(DeviceError, match="--native: means nothing to --device local; it is for adb"),
+        open_device("local", native=tmp_path),
+    ):
+        pass
+    install(tmp_path, monkeypatch)
+    with pytest.raises(DeviceError, match="needs --native"), open_device("adb", affinity=(1,), **QUIET):
+        pass
+    for wrong in ("adb:", "ssh", "local:x", "phone", ""):
+        with pytest.raises(DeviceError, match="no such device; expected local, ssh:"), open_device(wrong):
+            pass
+
+
+def test_no_adb_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DeviceError, match="there is no program `adb` here"), open_device("adb", **QUIET):
+        pass
+
+
+@pytest.mark.skipif(shutil.which("adb") is None, reason="needs adb: apt-get install adb")
+def test_the_real_client_without_a_phone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a port of its own, so that a developer's own adb server and phones are left alone."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(port))
+    monkeypatch.setenv("ADB_USB", "0")  # of adb 34 and newer: no phone that happens to be plugged in
+    monkeypatch.setenv("HOME", str(tmp_path))
+    listed = subprocess.run(["adb", "devices"], capture_output=True, text=True, check=True).stdout
+    subprocess.run(["adb", "kill-server"], check=True)
+    if len(listed.strip().splitlines()) > 1:
+        pytest.skip("a phone is connected")
+    with pytest.raises(DeviceError, match="no phone is connected"), open_device("adb", **QUIET):
+        pass
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0, "the server it started is stopped"

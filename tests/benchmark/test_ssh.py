@@ -1,0 +1,253 @@
+"""Over a real sshd: the same figures and answers as here, nothing left there, and words for all that can go wrong."""
+
+import os
+import sys
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from compress.benchmark.devices import open_device
+from compress.benchmark.remote.link import Link
+from compress.benchmark.ssh import Address, far_command
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.onnx import to_onnx
+from compress.records.latency import DeviceError, Setting
+from tests import tiny
+from tests.benchmark.server import Server, client, needs_sshd, serving
+
+ROWS = [{"input_ids": [2, 9, 14, 3], "attention_mask": [1] * 4, "token_type_ids": [0] * 4}] * 70
+HERE: dict[str, Any] = {"python": sys.executable, "say": lambda _: None}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("files")
+    to_onnx(tiny.bert(layers=1), folder / "fp32.onnx")
+    quantize_dynamic(folder / "fp32.onnx", folder / "it's int8.onnx")
+    return {"fp32": folder / "fp32.onnx", "int8": folder / "it's int8.onnx"}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    client(running.folder, key="user", known="known")
+    monkeypatch.setenv("PATH", f"{running.folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    return running
+
+
+def measuring() -> int:
+    """Runners anywhere on this machine, which is both sides: those on the far one are no children of ours."""
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return sum("runner.py" in " ".join(words) and "/far/" in " ".join(words) for words in commands)
+
+
+def ends(server: Server) -> bool:
+    """Nothing runs and nothing lies there."""
+    assert server.left() == []
+    assert measuring() == 0
+    return True
+
+
+@needs_sshd
+def test_what_is_measured_there_comes_back(server: Server, files: dict[str, Path]) -> None:
+    said: list[str] = []
+    settings = [Setting(1, 1, 8), Setting(2, 1, 8)]
+    mine = min(os.sched_getaffinity(0))
+    with open_device(f"ssh:{server.where}", **{**HERE, "say": said.append}, affinity=(mine,)) as device:
+        found = device.race(files, settings, rounds=2, runs=3)
+        facts = device.facts()
+        assert len(list(server.temporary.iterdir())) == 1
+    assert [(each.name, each.setting) for each in found] == [(name, each) for each in settings for name in files]
+    assert all(0 < each.min_ms <= each.p50_ms and each.affinity == str(mine) for each in found)
+    assert {"cpu", "cores", "load", "memory", "system", "python"} <= facts.keys()
+    assert facts["runtime"].startswith("onnxruntime 1.")
+    assert said[0] == f"ssh:{server.where}: pass 1 of 2, 1 thread, batch 1, 8 tokens"
+    assert ends(server)
+
+
+@needs_sshd
+def test_answers_are_the_same_and_files_are_sent_once(
+    server: Server, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    ask = Link.ask
+
+    def watched(link: Link, body: Path | None = None, **request: Any) -> dict[str, Any]:
+        sent.extend([body.name] if body and body.suffix == ".onnx" else [])
+        return ask(link, body, **request)
+
+    monkeypatch.setattr(Link, "ask", watched)
+    with open_device("local") as device:
+        expected = device.logits(files["int8"], ROWS)
+    with open_device(f"ssh:{server.where}", **HERE) as device:
+        found = device.logits(files["int8"], ROWS)
+        device.logits(files["int8"], ROWS[:1])
+        device.sustain({"int8": files["int8"]}, Setting(1, 1, 8), seconds=0.1)
+    np.testing.assert_array_equal(np.stack(found), np.stack(expected))
+    assert sent == ["it's int8.onnx"]
+    assert ends(server)
+
+
+@needs_sshd
+def test_a_connection_that_is_lost_in_the_middle_of_a_run_leaves_nothing(
+    server: Server, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = Link.ask
+
+    def dropped(link: Link, body: Path | None = None, **request: Any) -> dict[str, Any]:
+        if request["do"] == "ask":
+            assert measuring() == 1
+            assert link.process.stdin
+            link.process.stdin.write(b'{"do": "ask", "name": "int8", "line": {"seconds": 600}}\n')
+            link.process.stdin.flush()
+            server.drop()
+        return ask(link, body, **request)
+
+    monkeypatch.setattr(Link, "ask", dropped)
+    with (
+        pytest.raises(DeviceError, match=r"^ssh:.*: the connection was lost \(.*\)\. What ran there ends"),
+        open_device(f"ssh:{server.where}", **HERE) as device,
+    ):
+        device.race({"int8": files["int8"]}, [Setting(1, 1, 8)], rounds=2, runs=1)
+    assert ends(server)
+
+
+@needs_sshd
+def test_an_interrupt_leaves_nothing(server: Server, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), open_device(f"ssh:{server.where}", **HERE) as device:
+        device.logits(files["int8"], ROWS[:1])
+        monkeypatch.setattr(Link, "ask", interrupted)
+        device.race({"int8": files["int8"]}, [Setting(1, 1, 8)], rounds=2, runs=1)
+    assert ends(server)
+
+
+@needs_sshd
+def test_a_runner_that_dies_there_is_told_with_its_last_words(server: Server, files: dict[str, Path]) -> None:
+    with (
+        pytest.raises(DeviceError, match=r"^int8: .* code 1 at 1 thread, batch 1, 65 tokens: .*64 by 65\. Usual"),
+        open_device(f"ssh:{server.where}", **HERE) as device,
+    ):
+        device.race({"int8": files["int8"]}, [Setting(1, 1, 65)], rounds=2, runs=1)
+    assert ends(server)
+
+
+@needs_sshd
+@pytest.mark.parametrize(
+    ("key", "known", "said"),
+    [
+        ("stranger", "known", r"Permission denied.*: it does not let this user in without a password.* ssh-copy-id"),
+        ("user", "nobody", r"Host key verification failed.*Connect once by hand"),
+        ("user", "false", r"its key is another than before"),
+    ],
+)
+def test_who_is_not_let_in_is_told_why(server: Server, key: str, known: str, said: str) -> None:
+    stranger = (server.folder / "stranger.pub").read_text()
+    port = server.where.rpartition(":")[2]
+    (server.folder / "false").write_text(f"[127.0.0.1]:{port} {stranger}")
+    client(server.folder, key=key, known=known)
+    with pytest.raises(DeviceError, match=said), open_device(f"ssh:{server.where}", **HERE):
+        pass
+
+
+@needs_sshd
+def test_a_port_where_nobody_listens(server: Server) -> None:
+    with (
+        pytest.raises(DeviceError, match=r"Connection refused: nothing listens for ssh there"),
+        open_device("ssh:127.0.0.1:1", **HERE),
+    ):
+        pass
+
+
+@needs_sshd
+def test_no_python_there(server: Server) -> None:
+    with (
+        pytest.raises(DeviceError, match=r"no /absent/python there .*--python"),
+        open_device(f"ssh:{server.where}", say=print, python="/absent/python"),
+    ):
+        pass
+    assert ends(server)
+
+
+@needs_sshd
+def test_no_runtime_there(server: Server, files: dict[str, Path], tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    with (
+        pytest.raises(DeviceError, match=r"does not load onnxruntime and numpy \(ModuleNotFoundError.* -m pip install"),
+        open_device(f"ssh:{server.where}", say=print, python=str(tmp_path / "bare" / "bin" / "python")) as device,
+    ):
+        device.race(files, [Setting(1, 1, 8)], rounds=2, runs=1)
+    assert ends(server)
+
+
+@needs_sshd
+def test_a_far_side_that_never_answers_is_given_up(server: Server, tmp_path: Path) -> None:
+    dumb = tmp_path / "python"
+    dumb.write_text("#!/bin/sh\nexec cat > /dev/null\n")
+    dumb.chmod(0o755)
+    with (
+        pytest.raises(DeviceError, match=r"no answer within 1 s .*--timeout"),
+        open_device(f"ssh:{server.where}", say=print, python=str(dumb), timeout=1),
+    ):
+        pass
+    assert ends(server)
+
+
+@needs_sshd
+def test_a_full_disk_there_is_told_and_leaves_nothing(
+    server: Server, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited = server.folder / "limited"
+    limited.write_text(f'#!/bin/sh\nulimit -f 32\ntrap "" XFSZ\nexec {sys.executable} "$@"\n')  # 16 KB a file
+    limited.chmod(0o755)
+    with (
+        pytest.raises(DeviceError, match=r"fp32\.onnx \(.* MB\) cannot be written there: .*File too large.*Make room"),
+        open_device(f"ssh:{server.where}", say=print, python=str(limited)) as device,
+    ):
+        device.race(files, [Setting(1, 1, 8)], rounds=2, runs=1)
+    assert ends(server)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("pi", "pi", ""),
+        ("me@pi.local:2222", "me@pi.local", "2222"),
+        ("[fe80::1%eth0]:22", "fe80::1%eth0", "22"),
+        ("me@[::1]", "me@::1", ""),
+    ],
+)
+def test_addresses(text: str, host: str, port: str) -> None:
+    assert Address.of(text) == Address(host, port)
+
+
+@pytest.mark.parametrize("text", ["-oProxyCommand=x", "me@-x", "pi:port", "a b", "pi:", "::1", "@pi"])
+def test_what_is_no_address_never_comes_near_ssh(text: str) -> None:
+    with pytest.raises(DeviceError, match=r"expected ssh:\[user@\]host\[:port\]"):
+        Address.of(text)
+
+
+def test_the_far_command_quotes_what_it_is_given() -> None:
+    words = Address.of("pi:22").command(far_command("/a b/py'thon", 7), 5)
+    assert words[0] == "ssh"
+    assert words[-4:-1] == ["22", "--", "pi"]
+    assert "BatchMode=yes" in words
+    assert "'/a b/py" in words[-1] or "/a b/py" in words[-1]
+
+
+def test_no_ssh_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DeviceError, match="there is no program `ssh` here"), open_device("ssh:pi", **HERE):
+        pass

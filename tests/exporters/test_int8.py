@@ -1,0 +1,111 @@
+"""Dynamic int8: small, near, silent, and alone in its folder."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from transformers import AutoModelForSequenceClassification
+
+from compress.errors import ExportError
+from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.onnx import to_onnx
+from compress.exporters.session import metadata, open_session, read_model
+from tests import tiny
+from tests.exporters.test_onnx import FAMILIES
+
+
+def logits(path: Path) -> Any:
+    session = open_session(path, threads=1)
+    ids = np.array([[2, 9, 25, 17, 30, 3]])
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    return session.run(["logits"], {node.name: feeds[node.name] for node in session.get_inputs()})[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_quantises_and_stays_near(
+    family: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = AutoModelForSequenceClassification.from_config(FAMILIES[family])
+    to_onnx(model, tmp_path / "model.onnx")
+    handlers = list(logging.getLogger().handlers)
+    quantize_dynamic(tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx")
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+    assert logging.getLogger().handlers == handlers
+    assert not logging.getLogger().filters
+    assert [path.name for path in (tmp_path / "int8").iterdir()] == ["model.onnx"]
+
+    full, small = logits(tmp_path / "model.onnx"), logits(tmp_path / "int8" / "model.onnx")
+    assert 0 < abs(full - small).max() < 0.5 * abs(full).max()  # MobileBERT with random weights is the furthest
+
+
+def test_weights_and_embeddings_take_a_byte_but_products_of_activations_are_not(tmp_path: Path) -> None:
+    to_onnx(tiny.bert(layers=2), tmp_path / "model.onnx")
+    quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx")
+    file = onnx.load_model(tmp_path / "small.onnx")
+    tables = {tensor.name: tensor for tensor in file.graph.initializer if tensor.dims[1:] == [32]}
+    looked_up = [
+        tables[node.input[0]] for node in file.graph.node if node.op_type == "Gather" and node.input[0] in tables
+    ]
+    assert sorted(table.dims[0] for table in looked_up) == [2, 45, 64]  # segments, words, positions
+    assert {table.data_type for table in looked_up} == {onnx.TensorProto.UINT8}
+    operators = [node.op_type for node in file.graph.node]
+    # 6 matrices a layer, the pooler and the classifier; two products a layer remain: queries x keys, x values
+    assert operators.count("MatMulInteger") == 14
+    assert operators.count("MatMul") == 4
+
+
+def test_per_channel_is_the_callers_choice(tmp_path: Path) -> None:
+    to_onnx(tiny.bert(layers=1), tmp_path / "model.onnx")
+    scales = {}
+    for per_channel in (True, False):
+        quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx", per_channel=per_channel)
+        file = onnx.load_model(tmp_path / "small.onnx")
+        found = [
+            tensor.dims
+            for tensor in file.graph.initializer
+            if "MatMul" in tensor.name and tensor.name.endswith("_scale")
+        ]
+        scales[per_channel] = sorted({tuple(dims) for dims in found})
+    assert scales == {True: [(32,), (36,), (64,)], False: [()]}, "queries and keys hold the mask"
+
+
+def test_metadata_is_kept(tmp_path: Path) -> None:
+    to_onnx(tiny.bert(), tmp_path / "model.onnx")
+    quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx")
+    before, after = (metadata(read_model(tmp_path / name)) for name in ("model.onnx", "small.onnx"))
+    assert after == {**before, "compress.precision": "int8"}
+
+
+def test_nothing_to_quantise_or_no_model_is_refused(tmp_path: Path) -> None:
+    to_onnx(tiny.bert(layers=1), tmp_path / "model.onnx")
+    quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx")
+    (tmp_path / "cut.onnx").write_bytes((tmp_path / "model.onnx").read_bytes()[:-100])
+    before = sorted(tmp_path.iterdir())
+    for name, message in {"absent.onnx": "no such file", "cut.onnx": "truncated"}.items():
+        with pytest.raises(ExportError, match=message):
+            quantize_dynamic(tmp_path / name, tmp_path / "out.onnx")
+    with pytest.raises(ExportError, match="no matrix product"):
+        add = onnx.helper.make_node("Add", ["a", "a"], ["b"])
+        values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "ab"]
+        graph = onnx.helper.make_graph([add], "graph", values[:1], values[1:])
+        onnx.save_model(onnx.helper.make_model(graph), tmp_path / "add.onnx")
+        quantize_dynamic(tmp_path / "add.onnx", tmp_path / "out.onnx")
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "add.onnx"])
+
+
+def test_what_layers_share_is_quantised_in_all_of_them_and_stored_once(tmp_path: Path) -> None:
+    """ALBERT: the exporter hides a shared weight behind an Identity."""
+    sizes = {}
+    for layers in (1, 4):
+        to_onnx(tiny.model("albert", layers=layers), tmp_path / "model.onnx")
+        quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx")
+        graph = onnx.load_model(tmp_path / "small.onnx").graph
+        products = [node.op_type for node in graph.node if node.op_type.startswith("MatMul")]
+        assert products.count("MatMulInteger") == 3 + 6 * layers, "the up-projection, pooler and head, six in a layer"
+        assert products.count("MatMul") == 2 * layers, "of two activations"
+        sizes[layers] = sum(np.prod(tensor.dims) for tensor in graph.initializer if len(tensor.dims) == 2)
+    assert sizes[1] == sizes[4]

@@ -1,0 +1,103 @@
+"""Where an export and an int8 file may be written: never over the model itself, and said before any work is done."""
+
+from pathlib import Path
+
+import pytest
+
+from compress.commands import quantize as pipeline
+from compress.commands.quantize import quantize
+from compress.errors import BundleError, ExportError
+from compress.exporters.artifact import Bundle
+from compress.exporters.formats import export
+from compress.reporting import tables
+from tests import command
+from tests.exporters.test_formats import bundle
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Bundle:
+    return bundle(tmp_path / "run" / "bundle")
+
+
+@pytest.mark.parametrize("out", ["run/bundle", "run"])
+def test_a_bundle_is_not_replaced_by_its_own_export(made: Bundle, tmp_path: Path, out: str) -> None:
+    (tmp_path / "run" / "export.json").write_text("{}")
+    for to in ("onnx", "web"):
+        with pytest.raises(ExportError, match="holds the model itself"):
+            export(made, tmp_path / out, to=to)
+    assert Bundle.load(made.path) == made
+
+
+def test_another_bundle_is_replaced_by_a_bundle_only(made: Bundle, tmp_path: Path) -> None:
+    other = made.copy_to(tmp_path / "other")
+    with pytest.raises(ExportError, match="is a bundle, and --for web writes none"):
+        export(made, other.path, to="web")
+    assert Bundle.load(other.path) == other
+    export(made, other.path)
+    assert (other.path / "export.json").is_file()
+
+
+def test_quantize_refuses_an_occupied_folder_before_it_reads_data(made: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(BundleError, match="exists and is no bundle"):
+        quantize(made, str(tmp_path / "no-data"), out=tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--percentile", "300"), ("--percentile", "0.9999"), ("--rows", "0")],
+)
+def test_quantize_refuses_numbers_that_mean_nothing(made: Bundle, words: tuple[str, str]) -> None:
+    told = command.run("quantize", str(made.path), "--data", "absent", *words)
+    assert told.code == 2
+    assert f"Invalid value for '{words[0]}'" in told.err
+
+
+@pytest.mark.parametrize("words", [("--device", "browser"), ("--lan",), ("--threads", "2"), ("--seq", "64")])
+def test_options_of_a_race_are_refused_where_there_is_none(made: Bundle, words: tuple[str, ...]) -> None:
+    told = command.run("export", str(made.path), *words)
+    assert (told.code, told.out) == (2, "")
+    assert f"{words[0]}: is for the race" in told.err
+
+
+def test_the_interpreter_of_a_far_machine_reaches_the_device(made: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, object] = {}
+
+    def opened(name: str, **options: object) -> None:
+        seen.update(options, name=name)
+        raise BundleError("seen")
+
+    monkeypatch.setattr(Bundle, "load_data", lambda *_, **__: None)
+    monkeypatch.setattr(pipeline, "open_device", opened)
+    words = ("--device", "ssh:pi", "--python", "/venv/bin/python", "--timeout", "5")
+    assert command.run("quantize", str(made.path), "--data", "absent", *words).code == 2
+    assert (seen["name"], seen["python"], seen["timeout"]) == ("ssh:pi", "/venv/bin/python", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "advice"),
+    [
+        ("static int8, minmax", " Try --method smoothquant or qat."),
+        ("SmoothQuant static int8, alpha 0.7, minmax", " Try --method qat."),
+        ("static int8, ranges learned in training", ""),
+    ],
+)
+def test_what_was_tried_is_not_advised_again(method: str, advice: str) -> None:
+    assert tables._advice(method) == advice
+
+
+def test_a_disk_that_openvino_finds_full_is_one_message(
+    made: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
+
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("basic_ios::clear: iostream error")
+
+    monkeypatch.setattr(openvino, "save_model", full)
+    told = command.run("export", str(made.path), "--for", "openvino", "--out", str(tmp_path / "ov"))
+    assert (told.code, told.out) == (2, "")
+    assert "openvino_model_fp16.xml: OpenVINO cannot write it (basic_ios::clear: iostream error)" in told.err
+    assert "MB are free" in told.err
+    assert not (tmp_path / "ov").exists()

@@ -1,0 +1,302 @@
+"""Of all variants the fastest that is right is kept; what is slower, wrong or broken never takes a file's place."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from transformers import AutoModelForSequenceClassification
+
+from compress.benchmark.devices import open_device
+from compress.errors import ExportError
+from compress.evaluation.evaluator import Evaluator
+from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.onnx import to_onnx
+from compress.exporters.rewrite import FORM_KEY, SHIPPED
+from compress.exporters.rewrite.graph import products
+from compress.exporters.session import CERTIFICATE_KEY as CERTIFICATE
+from compress.exporters.session import SESSION_KEY, EncodedRow, metadata, open_session, opset_of, read_model
+from compress.records.certificate import Tried
+from compress.records.latency import DeviceError, Latency, Setting, Sustained, summarise
+from compress.records.run_report import Report
+from compress.tuning.race import Tuned, tune
+from compress.tuning.variants import fp32_variants
+from tests.quantization.graphs import exported
+from tests.quantization.test_mixed import bundle
+
+TURNED = "fp32, one token at the end, tokens first"
+TURNED_INT8 = "dynamic int8, one token at the end, tokens first"
+STATIC = "static int8, minmax, one token at the end, tokens first"
+SETTINGS = (Setting(seq=8), Setting(seq=16))
+
+
+class Rule:
+    """A device that answers as this machine does, unless told to spoil a file, and takes as long as it is told."""
+
+    name = "rule"
+
+    def __init__(self, p50: Callable[[str], float], spoils: Callable[[Path], bool] = lambda _: False) -> None:
+        self.p50, self.spoils, self.raced = p50, spoils, list[str]()
+
+    def facts(self) -> dict[str, str]:
+        return {"cpu": "a rule", "runtime": "none"}
+
+    def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
+        self.raced += files
+        rest = {"init_ms": 1.0, "first_ms": 1.0, "peak_rss_mb": 1.0}
+        return [
+            summarise(name, setting, [[self.p50(name)] * runs] * rounds, **rest)
+            for setting in settings
+            for name in files
+        ]
+
+    def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
+        raise NotImplementedError
+
+    def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
+        session = open_session(file, threads=1)
+        names = [node.name for node in session.get_inputs()]
+        found = [session.run(None, {name: np.array([row[name]]) for name in names})[0][0] for row in rows]
+        return [-each for each in found] if self.spoils(file) else found
+
+
+def fastest(*names: str) -> Callable[[str], float]:
+    return lambda name: 1.0 if name in names else 2.0
+
+
+def form(path: Path) -> str:
+    return metadata(read_model(path)).get(FORM_KEY, "as traced")
+
+
+def operators(path: Path) -> set[str]:
+    return {node.op_type for node in read_model(path).graph.node}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Evaluator]:
+    return bundle(tmp_path_factory.mktemp("tuned") / "bundle")
+
+
+@pytest.fixture
+def shipped(written: tuple[Bundle, Evaluator], tmp_path: Path) -> Bundle:
+    return written[0].copy_to(tmp_path / "bundle")
+
+
+@pytest.fixture
+def exam(written: tuple[Bundle, Evaluator]) -> Evaluator:
+    return written[1]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def named(tuned: Tuned, name: str) -> Tried:
+    return next(each for each in tuned.tried if each.variant == name)
+
+
+def test_the_fastest_right_file_takes_the_place_of_the_bundles(shipped: Bundle) -> None:
+    before = contents(shipped.path)
+    tuned = tune(shipped, device=Rule(fastest(TURNED)), settings=SETTINGS)
+    (chosen,) = tuned.chosen
+    assert chosen.variant == TURNED
+    assert chosen.ratio == {str(setting): 0.5 for setting in SETTINGS}
+    assert chosen.difference < 1e-5
+    assert chosen.fused["FusedMatMul"] == 4
+    again = Bundle.load(shipped.path)
+    assert metadata(read_model(again.files()["fp32"]))[FORM_KEY] == "one token at the end, tokens first"
+    assert (shipped.path / FILES["int8"]).read_bytes() == before[FILES["int8"]], "without rows nothing judges int8"
+    report = Report.from_json(shipped.path / "report.json")
+    assert report.tuning == tuned.tried
+    assert again.predict(["good film"], precision="fp32")
+
+
+def test_session_settings_that_won_travel_in_the_file(shipped: Bundle) -> None:
+    tune(shipped, device=Rule(fastest("fp32, fused norms")), settings=SETTINGS)
+    told = metadata(read_model(shipped.path / FILES["fp32"]))
+    assert json.loads(told[SESSION_KEY]) == {}
+    tune(Bundle.load(shipped.path), device=Rule(fastest(TURNED)), settings=SETTINGS)
+    told = metadata(read_model(shipped.path / FILES["fp32"]))
+    assert "SkipLayerNormFusion" in json.loads(told[SESSION_KEY])["optimization.disable_specified_optimizers"]
+
+
+def test_threads_may_sleep_where_there_are_several(shipped: Bundle, exam: Evaluator) -> None:
+    name, small = f"{TURNED}, sleeping threads", f"{TURNED_INT8}, sleeping threads"
+    alone = tune(shipped, device=Rule(fastest()), settings=SETTINGS)
+    assert name not in [each.variant for each in alone.tried]
+    device, several = Rule(fastest(name, small)), [Setting(threads=2, seq=8)]
+    tuned = tune(Bundle.load(shipped.path), device=device, settings=several, exam=exam, max_drop=1.0)
+    assert [each.variant for each in tuned.chosen] == [name, small]
+    for precision in ("fp32", "int8"):
+        told = json.loads(metadata(read_model(shipped.path / FILES[precision]))[SESSION_KEY])
+        assert told["session.intra_op.allow_spinning"] == "0"
+        assert "optimization.disable_specified_optimizers" in told
+    assert Bundle.load(shipped.path).predict(["good film"])
+
+
+def test_what_answers_otherwise_is_neither_raced_nor_kept(shipped: Bundle) -> None:
+    before = contents(shipped.path)
+    device = Rule(lambda name: 1.0 if "tokens first" in name else 2.0, lambda file: "tokens first" in form(file))
+    tuned = tune(shipped, device=device, settings=SETTINGS)
+    wrong = named(tuned, TURNED)
+    assert not wrong.passed
+    assert "logits differ" in wrong.reason
+    assert not wrong.p50_ms
+    assert TURNED not in device.raced
+    assert [each.variant for each in tuned.chosen] == ["fp32 of the bundle"]
+    assert (shipped.path / FILES["fp32"]).read_bytes() == before[FILES["fp32"]]
+
+
+def test_a_little_faster_is_not_worth_a_change(shipped: Bundle) -> None:
+    before = contents(shipped.path)
+    tuned = tune(shipped, device=Rule(lambda name: 0.99 if name == TURNED else 1.0), settings=SETTINGS)
+    assert [each.variant for each in tuned.chosen] == ["fp32 of the bundle"]
+    after = contents(shipped.path)
+    assert {name for name in after if after[name] != before.get(name)} == {"report.json", "manifest.json"}
+
+
+def test_int8_is_judged_on_rows_and_certified(shipped: Bundle, exam: Evaluator) -> None:
+    calibration = list(exam.rows.select(range(24)))
+    device = Rule(fastest(TURNED, STATIC))
+    tuned = tune(shipped, device=device, settings=SETTINGS, exam=exam, calibration=calibration, max_drop=0.1, data="d")
+    assert [each.variant for each in tuned.chosen] == [TURNED, STATIC]
+    chosen = named(tuned, STATIC)
+    assert chosen.ratio == {str(setting): 0.5 for setting in SETTINGS}, "beside the bundle's own fp32"
+    assert chosen.agreement is not None
+    assert chosen.fused["MatMulIntegerToFloat"] > 0
+    small = shipped.path / FILES["int8"]
+    assert "MatMulIntegerToFloat" in operators(small)
+    assert Bundle.load(shipped.path)
+    (proof,) = Report.from_json(shipped.path / "report.json").certificates
+    assert (proof.method, proof.rows, proof.data, proof.artefact) == (STATIC, len(exam), "d", FILES["int8"])
+    assert json.loads(metadata(read_model(small))[CERTIFICATE])["method"] == STATIC
+
+
+def test_other_rows_than_those_that_chose_it_can_certify_int8(shipped: Bundle, exam: Evaluator) -> None:
+    few = exam.spread(5)
+    device = Rule(fastest(TURNED, TURNED_INT8))
+    tune(shipped, device=device, settings=SETTINGS, exam=exam, proof=few, split="test", max_drop=1.0)
+    (proof,) = Report.from_json(shipped.path / "report.json").certificates
+    assert (proof.rows, proof.split) == (5, "test")
+
+
+def test_int8_that_loses_too_much_is_not_kept_however_fast(shipped: Bundle, exam: Evaluator) -> None:
+    def spoils(file: Path) -> bool:
+        return "tokens first" in form(file) and "int8" in metadata(read_model(file)).get("compress.precision", "")
+
+    before = (shipped.path / FILES["int8"]).read_bytes()
+    tuned = tune(shipped, device=Rule(fastest(TURNED_INT8), spoils), settings=SETTINGS, exam=exam)
+    wrong = named(tuned, TURNED_INT8)
+    assert not wrong.passed
+    assert "points and changes" in wrong.reason
+    assert "int8 of the bundle" in [each.variant for each in tuned.chosen]
+    assert (shipped.path / FILES["int8"]).read_bytes() == before
+
+
+def test_products_that_stay_in_float_stay_so(tmp_path: Path) -> None:
+    made, exam = bundle(tmp_path / "bundle", outlier_in=(0,))
+    from compress.exporters.int8 import quantize_dynamic
+
+    name = "/model/bert/encoder/layer.0/output/dense/MatMul"
+    quantize_dynamic(made.files()["fp32"], tmp_path / "kept.onnx", keep=[name])
+    made = made.put("int8", tmp_path / "kept.onnx")
+    tuned = tune(made, device=Rule(fastest(TURNED_INT8)), settings=SETTINGS, exam=exam, max_drop=1.0)
+    assert TURNED_INT8 in [each.variant for each in tuned.chosen]
+    assert [each.name for each in products(read_model(made.path / FILES["int8"]).graph)] == [name]
+    (proof,) = Report.from_json(made.path / "report.json").certificates
+    assert proof.kept == (name,)
+
+
+def test_the_bundles_own_files_are_what_others_are_measured_by(shipped: Bundle, exam: Evaluator) -> None:
+    times = {"fp32 of the bundle": 4.0, "int8 of the bundle": 2.0, "fp32": 8.0}
+    tuned = tune(shipped, device=Rule(lambda name: times.get(name, 3.95)), settings=SETTINGS, exam=exam)
+    assert form(shipped.files()["fp32"]) == form(shipped.files()["int8"]) == str(SHIPPED)
+    assert [each.variant for each in tuned.chosen] == ["fp32 of the bundle", "int8 of the bundle"]
+    ratios = {each.variant: set(each.ratio.values()) for each in tuned.tried if each.variant in times}
+    assert ratios == {"fp32 of the bundle": {1.0}, "int8 of the bundle": {0.5}, "fp32": {2.0}}
+
+
+@pytest.mark.parametrize("opset", [12, 17])
+def test_a_bundle_whose_file_is_as_traced_is_tuned_too(opset: int, shipped: Bundle, tmp_path: Path) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(shipped.path)
+    to_onnx(model, tmp_path / "old.onnx", opset=opset, form=None)
+    old = shipped.put("fp32", tmp_path / "old.onnx")
+    chosen = "fp32, one token at the end, rows first"
+    tuned = tune(old, device=Rule(fastest(chosen)), settings=SETTINGS)
+    assert [each.variant for each in tuned.chosen] == [chosen]
+    assert opset_of(read_model(shipped.path / FILES["fp32"])) == opset
+    left = "attention of 2 of 2 layers is of no known form" if opset == 12 else ""
+    assert named(tuned, chosen).reason == left
+
+
+def test_tuning_again_begins_with_the_weights(shipped: Bundle) -> None:
+    tune(shipped, device=Rule(fastest(TURNED)), settings=SETTINGS)
+    other = "fp32, one token at the end, rows first"
+    again = tune(Bundle.load(shipped.path), device=Rule(fastest(other)), settings=SETTINGS)
+    assert named(again, "fp32 of the bundle").passed
+    assert [each.variant for each in again.chosen] == [other]
+    assert len(Report.from_json(shipped.path / "report.json").tuning) == len(again.tried)
+
+
+def test_a_new_folder_leaves_the_bundle_alone(shipped: Bundle, tmp_path: Path) -> None:
+    before = contents(shipped.path)
+    tuned = tune(shipped, device=Rule(fastest(TURNED)), settings=SETTINGS, out=tmp_path / "new")
+    assert contents(shipped.path) == before
+    assert tuned.bundle.path == tmp_path / "new"
+    assert FORM_KEY in metadata(read_model(Bundle.load(tmp_path / "new").files()["fp32"]))
+
+
+def test_a_device_that_fails_leaves_the_bundle_alone(shipped: Bundle) -> None:
+    before = contents(shipped.path)
+
+    def gone(_: str) -> float:
+        raise DeviceError("rule: unplugged")
+
+    with pytest.raises(DeviceError, match="unplugged"):
+        tune(shipped, device=Rule(gone), settings=SETTINGS)
+    assert contents(shipped.path) == before
+    assert [path.name for path in shipped.path.parent.iterdir()] == ["bundle"]
+    with pytest.raises(ExportError, match="at least one"):
+        tune(shipped, device=Rule(fastest()), settings=[])
+
+
+def test_a_form_that_the_device_cannot_run_is_told_and_passed_over(shipped: Bundle) -> None:
+    class Plain(Rule):
+        def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
+            if "Attention" in operators(file):
+                raise DeviceError("rule: no operator Attention")
+            return super().logits(file, rows)
+
+    tuned = tune(shipped, device=Plain(fastest(TURNED)), settings=SETTINGS)
+    assert "no operator Attention" in named(tuned, "fp32, onnxruntime's fused attention").reason
+    assert [each.variant for each in tuned.chosen] == [TURNED]
+
+
+def test_a_fusion_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "deberta").mkdir()
+    found = {each.name: each for each in fp32_variants(exported(tmp_path / "b.onnx", form=None), tmp_path / "bert")}
+    assert found["fp32, onnxruntime's fused attention"].fused["Attention"] == 2
+    assert not found["fp32, onnxruntime's fused attention"].warning
+    assert not found[TURNED].warning
+    assert not found["fp32"].warning
+    # onnxruntime fuses norms of this exporter's graphs only after its own optimiser rearranged them
+    assert "should run SkipLayerNormalization" in found["fp32, fused norms"].warning
+    assert found["fp32, onnxruntime's fused attention, fused norms"].fused["SkipLayerNormalization"] == 4
+    other = fp32_variants(exported(tmp_path / "d.onnx", "deberta-v2", form=None), tmp_path / "deberta")
+    assert [each.name for each in other] == ["fp32", "fp32, fused norms", "fp32, one token at the end, rows first"]
+    assert "attention of 2 of 2 layers is of no known form" in other[-1].warning
+    for each in found.values():
+        onnx.checker.check_model(each.path)
+
+
+@pytest.mark.slow
+def test_this_machine_races_real_files(shipped: Bundle, exam: Evaluator) -> None:
+    with open_device("local") as device:
+        tuned = tune(shipped, device=device, settings=[Setting(seq=16)], exam=exam, max_drop=0.1, rounds=2, runs=2)
+    assert all(each.p50_ms for each in tuned.tried if each.passed)
+    assert len(tuned.chosen) == 2
+    assert Bundle.load(shipped.path).predict(["good film"])

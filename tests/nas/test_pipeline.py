@@ -1,0 +1,491 @@
+"""Whole searches, as whoever types `compress search` sees them: what they leave, and what they refuse."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from compress.errors import SearchError
+from compress.exporters.artifact import Bundle
+from compress.nas import record
+from compress.nas.config import SearchConfig
+from compress.nas.finalists import shortlist
+from compress.nas.study import close_study, join_study, open_study
+from compress.records.search_report import SearchReport
+from compress.reporting.format import magnitude
+from tests import command, tiny
+from tests.damage import damaged
+from tests.nas.shelved import PLAIN, Searched, weighing
+
+BUDGET = ("--max-params", "15000")
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Searched:
+    return Searched.fill(tmp_path_factory.mktemp("shelf"))
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPRESS_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setattr("compress.benchmark.devices.open_device", weighing)
+        yield patch
+
+
+@pytest.fixture(autouse=True)
+def _quickly(patched: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fine-tuned teachers are kept from test to test."""
+    monkeypatch.setenv("COMPRESS_HOME", os.environ["COMPRESS_HOME"])
+
+
+@pytest.fixture(scope="module")
+def searched(shelf: Searched, patched: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a search of all of its space, 18 shapes, some of them outside the budget."""
+    home = tmp_path_factory.mktemp("home of all")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPRESS_HOME", str(home))
+        out = tmp_path_factory.mktemp("searched") / "study"
+        told = command.run(*shelf.words(out, *BUDGET, "--set", "short.evaluate=1", trials="40"))
+    assert told.code == 0, told.err
+    assert "the space has no more than these 18 shapes" in told.out
+    return out
+
+
+@pytest.fixture(scope="module")
+def found(searched: Path) -> SearchReport:
+    return record.read(searched)
+
+
+def test_every_shape_is_judged_once(found: SearchReport) -> None:
+    keys = [tuple(sorted(point.choice.items())) for point in found.points if point.state != "duplicate"]
+    assert len(keys) == len(set(keys)) == 18
+    assert found.counts()["too slow"] > 0, "some have too many parameters"
+    assert all(point.parameters is None or point.parameters > 15000 for point in found.points if not point.scores)
+
+
+def test_the_front_is_of_points_within_the_budget(found: SearchReport) -> None:
+    assert found.front
+    assert all((found.point(number).parameters or 0) <= 15000 for number in found.front)
+    assert found.budgets == {"parameters": 15000}
+    assert found.objectives == ("score", "latency")
+
+
+def test_the_record_has_what_the_page_and_the_laws_need(found: SearchReport) -> None:
+    assert found.prediction is not None
+    assert len(found.prediction.timings) == 7
+    assert {*found.costs} >= {"measuring", "supernet", "trials", "short distillations", "final", "timing finalists"}
+    climbed = [rung for rung in found.ladder if rung.what == "supernet"]
+    assert len({rung.body_parameters for rung in climbed}) == 4
+    assert len({rung.examples for rung in climbed}) >= 4
+    assert {rung.what for rung in found.ladder} == {"supernet", "short", "final"}
+    assert all(rung.flops > 0 and rung.examples > 0 for rung in found.ladder)
+    assert (found.split, found.split_rows, found.train_rows) == ("validation", 40, 96)
+    assert [anchor.name.rpartition(" ")[2] for anchor in found.anchors] == ["int8", "fp32"]
+    assert found.teacher_ms is not None
+
+
+def test_finalists_are_trained_and_measured_and_the_winner_ships(found: SearchReport) -> None:
+    trained = [point for point in found.points if "short" in point.scores]
+    assert len(trained) == 2
+    assert all(found.measured_ms(point) for point in trained)
+    assert found.winner is not None
+    winner = found.point(found.winner)
+    assert {*winner.scores} == {"subnet", "short", "final", "shipped"}
+    assert winner.bundle is not None
+
+
+def test_the_winner_is_a_plain_checkpoint_of_its_shape(found: SearchReport) -> None:
+    winner = found.point(found.winner or 0)
+    loaded = plainly(Path(str(winner.bundle)))
+    config = loaded.config
+    assert (config.num_hidden_layers, config.hidden_size) == (winner.choice["layers"], winner.choice["hidden"])
+    assert sum(each.numel() for each in loaded.parameters()) == winner.parameters
+
+
+def plainly(folder: Path) -> Any:
+    """What plain transformers reads; it answers as the bundle's fp32 file does."""
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        said = model(**tokenizer(["a good film"], return_tensors="pt")).logits
+    other: Any
+    (other,) = Bundle.load(folder).predict(["a good film"], precision="fp32")
+    assert said.softmax(-1).max().item() == pytest.approx(max(other.scores.values()), abs=1e-4)
+    return model
+
+
+def test_what_was_asked_was_written_down_in_full(searched: Path) -> None:
+    text = (searched / "search.yaml").read_text()
+    again = SearchConfig.read(searched)
+    assert again.to_yaml() == text
+    assert again.budget.max_params == 15000
+    assert yaml.safe_load(text)["space"]["supernet"]["schedule"] == "linear", "defaults too"
+
+
+def test_the_page_and_the_front_are_there(searched: Path, found: SearchReport) -> None:
+    assert (searched / "search.html").read_text().startswith("<!doctype html>")
+    told = command.run("search", "show", str(searched))
+    assert told.code == 0
+    rows = [line.split()[0] for line in told.out.splitlines() if line.split() and line.split()[0].isdigit()]
+    assert {*map(str, found.front), str(found.winner)} <= {*rows}
+    assert f"{found.teacher_score:.3f}" in told.out, "the teacher is in the table"
+    assert f"compress search show {found.study} TRIAL --bundle OUT" in told.out, "in one line, to be copied"
+    assert json.loads(command.run("search", "show", str(searched), "--json").out)["front"] == list(found.front)
+
+
+def test_where_no_trial_keeps_the_budgets_the_nearest_is_named(mine: Path, found: SearchReport) -> None:
+    none = replace(found, budgets={"parameters": 10}, front=())
+    with pytest.raises(SearchError, match=r"no trial keeps the budgets; .* or for more --trials with --resume"):
+        shortlist(none, 2)
+    record.keep(none, mine)
+    told = command.run("search", "show", str(mine)).out
+    least = min(one.parameters for one in found.points if one.parameters)
+    assert "no trial keeps the budgets; the nearest is trial" in told
+    assert f"parameters {magnitude(least)}, asked for 10.0" in told
+
+
+def test_a_family_without_a_plan_has_no_supernet(shelf: Searched, tmp_path: Path) -> None:
+    modern = tiny.checkpoint(tmp_path / "modern", tiny.model("modernbert", labels=2))
+    out = tmp_path / "study"
+    told = command.run(*shelf.words(out, "--gate", "warn", teacher=modern))
+    assert command.refused(told, out, "no slice plan for 'modernbert'")
+    assert command.run(*shelf.words(out, "--gate", "warn", "--trials", "0")).code == 2, "the folder is as good as new"
+    assert not {one.name for one in out.iterdir()} - {".lock", "run.json", "search.yaml", "costs.json"}
+
+
+@pytest.fixture
+def mine(searched: Path, tmp_path: Path) -> Path:
+    """A copy of the search, to change."""
+    return Path(shutil.copytree(searched, tmp_path / "mine"))
+
+
+@pytest.mark.slow
+def test_any_trial_becomes_a_bundle_that_says_what_it_was_trained_by(
+    mine: Path, found: SearchReport, tmp_path: Path
+) -> None:
+    other = next(point for point in found.points if point.state == "too slow")
+    told = command.run("search", "show", str(mine), str(other.number), "--bundle", str(tmp_path / "b"))
+    assert told.code == 0, told.err
+    assert plainly(tmp_path / "b").config.hidden_size == other.choice["hidden"]
+    card = (tmp_path / "b" / "README.md").read_text()
+    assert "Its only training was the supernet's training, stage `supernet`, of which it is a part" in card
+    after = record.read(mine)
+    assert "shipped" in after.point(other.number).scores
+    assert after.costs == found.costs, "what a search cost stays what it was"
+
+
+@pytest.mark.slow
+def test_any_trial_may_be_distilled_fully(mine: Path, found: SearchReport, tmp_path: Path) -> None:
+    other = next(point for point in found.points if "short" in point.scores and point.number != found.winner)
+    told = command.run("search", "show", str(mine), str(other.number), "--bundle", str(tmp_path / "b"), "--train")
+    assert told.code == 0, told.err
+    assert {"short", "final", "shipped"} <= {*record.read(mine).point(other.number).scores}
+    assert "only training" not in (tmp_path / "b" / "README.md").read_text()
+    assert [stage["distill"] for stage in yaml.safe_load((tmp_path / "b" / "recipe.yaml").read_text())["stages"]] == [
+        "supernet", "short", "final",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_damaged_short_distillation_is_made_again(searched: Path, found: SearchReport, tmp_path: Path) -> None:
+    other = next(point for point in found.points if "short" in point.scores and point.number != found.winner)
+    made = []
+    for name in ("whole", "damaged"):
+        study = Path(shutil.copytree(searched, tmp_path / name))
+        file = study / "students" / str(other.number) / "stages" / "short" / "model" / "model.safetensors"
+        if name == "damaged":
+            damaged(file, "bit")
+        words = ("search", "show", str(study), str(other.number), "--train", "--bundle", str(tmp_path / f"{name}-b"))
+        told = command.run(*words)
+        assert told.code == 0, told.err
+        assert (f"warning: {file.parent}" in told.out.replace("\n", "")) == (name == "damaged")
+        made.append((tmp_path / f"{name}-b" / "model.safetensors").read_bytes())
+    assert made[0] == made[1]
+
+
+def test_the_winners_bundle_is_copied_not_made_again(searched: Path, found: SearchReport, tmp_path: Path) -> None:
+    told = command.run("search", "show", str(searched), str(found.winner), "--bundle", str(tmp_path / "b"))
+    assert told.code == 0
+    copied, made = (
+        folder / "model.safetensors" for folder in (tmp_path / "b", Path(str(found.point(found.winner or 0).bundle)))
+    )
+    assert copied.read_bytes() == made.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["99", "--bundle", "B"], "no trial 99"),
+        (["1"], "a trial and --bundle belong together"),
+        (["--bundle", "B"], "a trial and --bundle belong together"),
+    ],
+)
+def test_what_cannot_be_shown(searched: Path, tmp_path: Path, words: list[str], said: str) -> None:
+    words = [str(tmp_path / "b") if word == "B" else word for word in words]
+    told = command.run("search", "show", str(searched), *words)
+    assert (told.code, told.out) == (2, "")
+    assert said in told.err
+
+
+def test_what_is_no_search_is_not_shown(tmp_path: Path) -> None:
+    assert "has no search.json" in command.run("search", "show", str(tmp_path)).err
+    told = command.run("search", "show", str(tmp_path), "1", "--bundle", str(tmp_path / "b"))
+    assert "holds no search" in told.err
+
+
+def interrupting(monkeypatch: pytest.MonkeyPatch, name: str, after: int) -> Callable[[], None]:
+    """A function that is interrupted when it has been called so often; how to mend it."""
+    import importlib
+
+    module, _, function = name.rpartition(":")
+    owner: Any = importlib.import_module(module)
+    *way, function = function.split(".")
+    for part in way:
+        owner = getattr(owner, part)
+    whole, calls = getattr(owner, function), [0]
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > after:
+            raise KeyboardInterrupt
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(owner, function, called)
+    return lambda: monkeypatch.setattr(owner, function, whole)
+
+
+PHASES = (
+    ("compress.nas.costs:race", 0),
+    ("compress.nas.train_supernet:run_stage", 0),
+    ("compress.training.stage:_keep", 0),
+    ("compress.nas.evaluators:SupernetEvaluator.score", 5),
+    ("compress.nas.finalists:trained", 1),
+    ("compress.commands.search:ship", 0),
+)
+"""Measuring, before the supernet, at its end, trials, the second short distillation, shipping."""
+
+
+def test_a_search_interrupted_in_every_phase_goes_on(
+    shelf: Searched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, done = tmp_path / "study", dict[Path, bytes]()
+    for at, (name, after) in enumerate(PHASES):
+        mend = interrupting(monkeypatch, name, after)
+        told = command.run(*shelf.words(out, *(["--resume"] if at and (out / "run.json").is_file() else [])))
+        mend()
+        assert told.code == 130, (name, told.err, told.out)
+        assert f"--out {out} --resume" in told.err
+        assert {path: path.read_bytes() for path in done} == done, "what was done is not done again"
+        done |= {path: path.read_bytes() for path in kept(out)}
+    told = command.run(*shelf.words(out, "--resume"))
+    assert told.code == 0, told.err
+    found = record.read(out)
+    assert sum(point.state in ("complete", "pruned") for point in found.points) == 5
+    assert found.winner is not None
+    assert {path: path.read_bytes() for path in done} == done
+    assert not command.partial(out)
+
+
+def kept(out: Path) -> list[Path]:
+    """What a phase leaves once it is over."""
+    wanted = (
+        "clocks/beside.json",
+        "stages/supernet/model/model.safetensors",
+        "students/*/stages/short/model/model.safetensors",
+    )
+    return [path for pattern in wanted for path in out.glob(pattern)]
+
+
+def test_a_finished_search_resumed_is_the_same(searched: Path, found: SearchReport, shelf: Searched) -> None:
+    told = command.run(*shelf.words(searched, *BUDGET, "--set", "short.evaluate=1", "--resume", trials="40"))
+    assert told.code == 0, told.err
+    after = record.read(searched)
+    assert after.points == found.points
+    assert (after.front, after.winner) == (found.front, found.winner)
+
+
+def test_a_worker_joins_with_the_address_alone(
+    shelf: Searched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "study"
+    mend = interrupting(monkeypatch, "compress.nas.evaluators:SupernetEvaluator.score", 2)
+    assert command.run(*shelf.words(out)).code == 130
+    mend()
+    monkeypatch.chdir(tmp_path)
+    told = command.run("search", "--storage", str(out / "study.db"), "--worker")
+    assert told.code == 0, told.err
+    assert "all trials asked for are done" in told.out
+    moved = (out / "stages" / "supernet").rename(out / "elsewhere")
+    told = command.run("search", "--storage", str(out / "study.db"), "--worker")
+    assert command.refused(told, tmp_path / "nothing", "mount or copy", "--weights")
+    told = command.run("search", "--storage", str(out / "study.db"), "--worker", "--weights", str(moved / "model"))
+    assert told.code == 0, told.err
+    told = command.run("search", "--storage", str(out / "study.db"), "--worker", "--weights", shelf.shelf.teacher)
+    assert "are not the weights of this search" in told.err
+
+
+def test_a_worker_needs_a_search_that_has_begun(tmp_path: Path) -> None:
+    told = command.run("search", "--worker")
+    assert "give --storage" in told.err
+    told = command.run("search", "--storage", str(tmp_path / "study.db"), "--worker")
+    assert (told.code, "there is no such file" in told.err) == (2, True)
+
+
+def test_a_stated_time_ends_workers_too_and_more_of_it_goes_on(
+    searched: Path, found: SearchReport, shelf: Searched, tmp_path: Path
+) -> None:
+    mine = Path(shutil.copytree(searched, tmp_path / searched.name))
+    words = shelf.words(mine, *BUDGET, "--set", "short.evaluate=1", "--resume", "--minutes", "60")
+    words = [word for word in words if word != "--trials"]
+    words.remove("5")
+    told = command.run(*words)
+    assert told.code == 0, told.err
+    study = join_study(mine / "study.db")
+    assert study.user_attrs["over"]
+    close_study(study)
+    assert command.run(*words).code == 0
+
+
+@pytest.mark.slow
+def test_students_that_are_each_trained(shelf: Searched, tmp_path: Path) -> None:
+    (tmp_path / "plain.yaml").write_text(PLAIN)
+    out = tmp_path / "study"
+    words = shelf.words(out, "--objective", "parameters", space=str(tmp_path / "plain.yaml"), trials="4")
+    told = command.run(*words)
+    assert told.code == 0, told.err
+    found = record.read(out)
+    assert found.objectives == ("score", "parameters")
+    assert {one.state for one in found.points} <= {"complete", "pruned", "duplicate"}
+    winner = found.point(found.winner or 0)
+    assert {*winner.scores} == {"subnet", "final", "shipped"}
+    assert plainly(Path(str(winner.bundle))).config.hidden_act == winner.choice["config.hidden_act"]
+    told = command.run("search", "--storage", str(out / "study.db"), "--worker")
+    assert told.code == 0, told.err
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--max-latency-ms", "0.5"], ["impossible budget", "the closest is", "--max-latency-ms of at least"]),
+        (["--max-params", "100"], ["impossible budget", "where 100 are allowed"]),
+        (["--speedup", "1"], ["--speedup 1: the teacher itself has 1"]),
+        (["--max-latency-ms", "-1"], ["expected a number above 0"]),
+        (["--objective", "latncy"], ["no objective 'latncy'. Did you mean 'latency'?"]),
+        (["--shapes", "3"], ["--shapes: Input should be greater than or equal to 5"]),
+        (["--trials", "0"], ["--trials 0: expected a number above 0"]),
+        (["--sampler", "tpee"], ["no sampler 'tpee'. Did you mean 'tpe'?"]),
+        (["--space", "width-deth"], ["Did you mean 'width-depth'?"]),
+        (["--set", "axes.layers={from: 2, to: 1, step: 1}"], ["contradictory bounds: from 2 is more than to 1"]),
+        (["--set", "axes.layers=[3]"], ["axes.layers: 3 is more than the teacher's 2"]),
+        (["--set", "axes.layers=[]"], ["is an empty list"]),
+        (["--set", "axes={hidden: [15], heads: [2]}"], ["the space is empty"]),
+        (["--set", "axes={layers: [1, 2]}"], ["has only 2 shapes"]),
+        (
+            ["--set", "supernet.objective=[{loss: hinton.soft_target}]"],
+            ["supernet.objective[0]", "Did you mean 'hinton.soft_targets'?"],
+        ),
+        (["--set", "final.0.max_length=100"], ["has 64 positions"]),
+        (["--seq", "100"], ["100 tokens to measure at; this shape has 64 positions"]),
+        (["--storage", "postgresql://nobody@localhost:1/none"], ["@localhost:1/none: cannot be"]),
+        (["--anchor", "nowhere"], ["nowhere"]),
+    ],
+)
+def test_what_cannot_be_searched_is_told_before_anything_is_trained(
+    shelf: Searched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], said: list[str]
+) -> None:
+    def begin(*_: object, **__: object) -> NoReturn:
+        pytest.fail("training began")
+
+    monkeypatch.setattr("compress.nas.train_supernet.run_stage", begin)
+    out = tmp_path / "study"
+    assert command.refused(command.run(*shelf.words(out, *more)), out, *said)
+
+
+def test_a_beginning_that_no_student_has_is_told_before_any_trial(shelf: Searched, tmp_path: Path) -> None:
+    (tmp_path / "plain.yaml").write_text(PLAIN, encoding="utf-8")
+    out = tmp_path / "study"
+    told = command.run(*shelf.words(out, "--set", "student.init=rando", space=str(tmp_path / "plain.yaml")))
+    assert command.refused(told, out, "student.init: 'rando' is neither scratch")
+    assert "trial" not in told.out
+
+
+def test_a_storage_of_another_search_is_left_as_it_was(shelf: Searched, tmp_path: Path) -> None:
+    file = tmp_path / "study.db"
+    close_study(open_study(file, "study", {"teacher": "another"}, objectives=("score",)))
+    before = file.read_bytes()
+    out = tmp_path / "study"
+    told = command.run(*shelf.words(out, storage=str(file)))
+    assert command.refused(told, out, "is another search", "teacher: was another")
+    assert file.read_bytes() == before
+
+
+def test_another_search_does_not_go_on_in_the_same_folder(searched: Path, shelf: Searched) -> None:
+    told = command.run(*shelf.words(searched, "--max-params", "9000", "--resume"))
+    assert (told.code, "the search differs (compare its search.yaml)" in told.err) == (2, True)
+    told = command.run(*shelf.words(searched, *BUDGET))
+    assert (told.code, "holds a run already; --resume continues it" in told.err) == (2, True)
+
+
+def test_a_full_disk_leaves_a_search_that_goes_on(
+    shelf: Searched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "study"
+
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out / "study.db"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("compress.nas.record.keep", full)
+        told = command.run(*shelf.words(out))
+    assert told.code == 2
+    assert f"{out / 'study.db'}: No space left on device" in told.err
+    assert not command.partial(out)
+    assert command.run(*shelf.words(out, "--resume")).code == 0
+
+
+ON_A_FAKE_DEVICE = """
+from compress.benchmark import devices
+from compress.cli import main
+from tests.nas.shelved import weighing
+devices.open_device = weighing
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_search_killed_while_its_supernet_trains_goes_on_from_there(shelf: Searched, tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    steps = ("--set", "supernet.steps=48", "--set", "supernet.checkpoint=8")
+    process = subprocess.Popen(
+        [sys.executable, "-c", ON_A_FAKE_DEVICE, *shelf.words(out, *steps)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 120
+        while not list(out.glob("stages/supernet/checkpoints/checkpoint-*")):
+            assert process.poll() is None, process.stderr and process.stderr.read().decode()
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.communicate()
+    assert not (out / "stages" / "supernet" / "model").exists()
+    told = command.run(*shelf.words(out, *steps, "--resume"))
+    assert told.code == 0, told.err
+    trained = json.loads((out / "stages" / "supernet" / "model" / "training.json").read_text())["trained"]
+    assert trained["steps"] == 48, "of all processes"
+    assert "supernet: step 48/48" in told.out
+    assert "supernet: step 5/48" not in told.out, "this one had the rest alone"
+    assert {rung.examples for rung in record.read(out).ladder if rung.what == "supernet"} > {48 * 16}

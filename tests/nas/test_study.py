@@ -1,0 +1,495 @@
+"""A study: what continues it and what is refused, which shapes are judged and which are not, and what is left of it."""
+
+import math
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import BaseStorage, InMemoryStorage
+from optuna.trial import TrialState
+
+from compress.errors import SearchError
+from compress.latency.predictor import Estimate
+from compress.nas import study as studies
+from compress.nas.record import points
+from compress.nas.space import Choice
+from compress.nas.study import SAMPLERS, code_version, join_study, open_study
+from compress.nas.trial import (
+    ALIKE,
+    REDUCTION,
+    Standing,
+    costs_of,
+    count_scored,
+    outcome,
+    pareto_front,
+    reason_to_prune,
+)
+from tests.nas.toy import OF, Toy, ToyEvaluator, begin, milliseconds, run, score
+
+QUIET: Callable[[str], None] = lambda line: None  # noqa: E731
+
+
+@pytest.fixture
+def storage() -> BaseStorage:
+    return InMemoryStorage()
+
+
+# ---- beginning, continuing, refusing
+
+
+def test_directions_follow_the_objectives(storage: BaseStorage) -> None:
+    study = begin(storage, objectives=("score", "latency", "file_mb"))
+    assert [direction.name for direction in study.directions] == ["MAXIMIZE", "MINIMIZE", "MINIMIZE"]
+    assert study.metric_names == ["score", "latency", "file_mb"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"objectives": ("score", "latncy")}, "no objective 'latncy'. Did you mean 'latency'?"),
+        ({"limits": {"latency_ms": 4.0}}, "no objective 'latency_ms'. Did you mean 'latency'?"),
+        ({"objectives": ("latency",)}, "the score must be one"),
+        ({"objectives": ("score", "score")}, "expected one or more, each once"),
+        ({"sampler": "nsga"}, "no sampler 'nsga'. Did you mean 'nsga2'?"),
+    ],
+)
+def test_what_is_asked_for_is_checked_before_anything_is_made(
+    storage: BaseStorage, wrong: dict[str, object], said: str
+) -> None:
+    with pytest.raises(SearchError) as told:
+        begin(storage, **wrong)
+    assert said in str(told.value)
+    assert not optuna.get_all_study_names(storage)
+
+
+def test_a_study_of_something_else_is_refused_and_stays_as_it_was(storage: BaseStorage) -> None:
+    study = begin(storage, limits={"latency": 12.0})
+    run(study, ToyEvaluator(), trials=2)
+    before = study.user_attrs
+    with pytest.raises(SearchError) as told:
+        open_study(
+            storage, "toy", {**OF, "teacher": "bert-base", "device": "ssh:phone"}, objectives=("score",), say=QUIET,
+            limits={"latency": 9.0},
+        )  # fmt: skip
+    for difference in (
+        "teacher: was minilm, now bert-base",
+        "device: was not there, now ssh:phone",
+        "objectives: was score, latency, now score",
+        "limit of latency: was 12, now 9",
+    ):
+        assert difference in str(told.value)
+    assert "data" not in str(told.value)
+    assert study.user_attrs == before
+
+
+def test_other_code_is_refused_and_the_study_stays_as_it_was(
+    storage: BaseStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = begin(storage)
+    before = study.user_attrs
+    monkeypatch.setattr(studies, "code_version", lambda: "9.9.9+0123456789ab")
+    with pytest.raises(SearchError, match=r"begun by compress \S+, this is 9\.9\.9\+0123456789ab.*Install here"):
+        begin(storage)
+    assert study.user_attrs == before
+
+
+def test_the_code_version_is_of_every_file_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "inner" / "a.py").write_text("a = 1\n")
+    monkeypatch.setattr("compress.__file__", str(package / "__init__.py"))
+    versions = []
+    for name, text in [("inner/a.py", "a = 1\n"), ("inner/a.py", "a = 2\n"), ("inner/b.py", "a = 2\n")]:
+        (package / name).write_text(text)
+        versions.append(code_version.__wrapped__())
+    (package / "notes.txt").write_text("no code")
+    assert len(set(versions)) == 3
+    assert code_version.__wrapped__() == versions[-1]
+
+
+def test_a_study_that_is_not_ours_is_refused(storage: BaseStorage) -> None:
+    study = begin(storage)
+    foreign = optuna.create_study(storage=study._storage, study_name="theirs")
+    foreign.add_trial(optuna.create_trial(value=1.0))
+    with pytest.raises(SearchError, match="study 'theirs' was not begun by `compress search`"):
+        begin(study._storage, "theirs")
+
+
+def test_a_study_whose_beginning_was_interrupted_is_begun(storage: BaseStorage) -> None:
+    study = begin(storage)
+    directions = ["maximize", "minimize"]
+    optuna.create_study(storage=study._storage, study_name="early", directions=directions)
+    assert begin(study._storage, "early").user_attrs["identity"]["of"] == OF
+
+
+def test_a_study_goes_on_where_it_was(storage: BaseStorage) -> None:
+    run(begin(storage), ToyEvaluator(), trials=5)
+    judge = ToyEvaluator()
+    study = begin(storage, sampler="random", seed=8)
+    run(study, judge, trials=8)
+    assert count_scored(study.trials) == 8
+    assert len(judge.seen) == 3
+    assert study.user_attrs["sampler"] == "random"
+
+
+# ---- samplers and seeds
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_runs_under_limits_and_several_objectives(storage: BaseStorage, sampler: str) -> None:
+    study = begin(storage, sampler=sampler, limits={"latency": 12.0})
+    run(study, ToyEvaluator(rungs=2, error_ms=0.1), trials=14)
+    assert count_scored(study.trials) == 14
+    assert pareto_front(study)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_the_same_seed_draws_the_same_shapes(tmp_path: Path, sampler: str) -> None:
+    drawn = []
+    for seed in (3, 3, 4):
+        study = begin(None, sampler=sampler, seed=seed)
+        run(study, ToyEvaluator(), trials=20)
+        drawn.append([trial.params for trial in study.trials])
+    assert drawn[0] == drawn[1]
+    assert drawn[0] != drawn[2]
+
+
+def test_a_study_that_goes_on_does_not_draw_its_first_shapes_again(storage: BaseStorage) -> None:
+    run(begin(storage, sampler="random"), ToyEvaluator(), trials=5)
+    study = begin(storage, sampler="random")
+    run(study, ToyEvaluator(), trials=10)
+    params = [trial.params for trial in study.trials]
+    assert params[:5] != params[5:10]
+
+
+# ---- what is judged
+
+
+def test_all_the_page_needs_is_on_record(storage: BaseStorage) -> None:
+    study = begin(storage, limits={"latency": 20.0})
+    run(study, ToyEvaluator(rungs=2, error_ms=0.2), trials=10)
+    point = next(point for point in points(study, "short") if point.state == "complete")
+    choice = dict(point.choice)
+    assert point.scores == {"short": pytest.approx(score(choice) - 0.05)}
+    assert point.predicted_ms == pytest.approx(milliseconds(choice))
+    assert point.predicted_error_ms == 0.2
+    assert point.parameters == choice["layers"] * choice["hidden"] ** 2
+    assert point.file_mb == choice["hidden"]
+    assert point.started is not None and point.started >= 0
+    assert point.seconds is not None
+    assert len(points(study)) == len(study.trials)
+
+
+def test_a_shape_outside_the_latency_is_not_scored(storage: BaseStorage) -> None:
+    study = begin(storage, limits={"latency": 8.0})
+    judge = ToyEvaluator(error_ms=0.5)
+    run(study, judge, trials=20)
+    slow = [trial for trial in study.trials if outcome(trial) == "too slow"]
+    assert slow
+    for trial in study.trials:
+        if outcome(trial) != "duplicate":
+            assert (outcome(trial) == "too slow") == (milliseconds(trial.params) + 2 * 0.5 > 8)  # surely within it
+            assert (trial.constraints["latency"] > 0) == (outcome(trial) == "too slow")
+    assert not {Toy().key(trial.params) for trial in slow} & {shape for shape, _ in judge.seen}
+    assert slow[0].state == TrialState.PRUNED
+    assert "limit 8" in slow[0].user_attrs["reason"]
+
+
+def test_a_shape_outside_any_other_limit_is_not_scored(storage: BaseStorage) -> None:
+    study = begin(storage, limits={"parameters": 300.0, "file_mb": 20.0})
+    judge = ToyEvaluator()
+    run(study, judge, trials=10)
+    assert any("parameters" in trial.user_attrs["reason"] for trial in study.trials if outcome(trial) == "too slow")
+    for shape, _ in judge.seen:
+        layers, hidden = map(int, shape.split("x"))
+        assert layers * hidden**2 <= 300
+        assert hidden <= 20
+
+
+def test_a_known_shape_is_told_what_is_known(storage: BaseStorage) -> None:
+    judge = ToyEvaluator(shapes=Toy(layers=2, hidden=3))
+    study = begin(storage, sampler="random", limits={"latency": 2.6})
+    said = run(study, judge, trials=50)
+    twins = [trial for trial in study.trials if outcome(trial) == "duplicate"]
+    assert twins
+    assert len(judge.seen) == len(set(judge.seen))
+    for trial in twins:
+        first = study.trials[trial.user_attrs["twin"]]
+        assert (trial.params, trial.values, trial.constraints) == (first.params, first.values, first.constraints)
+        assert first.number < trial.number
+    assert {outcome(study.trials[trial.user_attrs["twin"]]) for trial in twins} == {"complete", "too slow"}
+    assert "the space has no more than these 6 shapes" in said[-1]
+    assert not [trial for trial in pareto_front(study) if outcome(trial) == "duplicate"]
+
+
+def test_a_shape_that_another_worker_judges_is_not_judged_beside_it(storage: BaseStorage) -> None:
+    study = begin(storage)
+    study.enqueue_trial({"layers": 2, "hidden": 4})
+    judge = ToyEvaluator()
+
+    def second(choice: Choice) -> None:
+        if not judge.seen and len(study.trials) == 1:
+            study.enqueue_trial({"layers": 2, "hidden": 4})
+            other = threading.Thread(target=lambda: run(join_study(storage), inner, worker=True))
+            other.start()
+            other.join()
+
+    inner = ToyEvaluator()
+    judge.begin = second
+    run(study, judge, trials=1)
+    assert inner.seen == []
+    assert [outcome(trial) for trial in study.trials] == ["complete", "duplicate"]
+    assert study.trials[1].state == TrialState.PRUNED
+
+
+def test_a_space_that_brings_nothing_new_ends_the_search(storage: BaseStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "PATIENCE", 10)
+
+    class Sizeless(Toy):
+        def size(self) -> None:  # type: ignore[override]
+            return None
+
+    study = begin(storage, sampler="random")
+    said = run(study, ToyEvaluator(shapes=Sizeless(layers=1, hidden=3)), trials=50)
+    assert "the last 10 shapes drawn were known already" in said[-1]
+    assert count_scored(study.trials) == 3
+
+
+def test_no_shape_within_the_limits_names_the_closest(storage: BaseStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "PATIENCE", 30)
+    study = begin(storage, limits={"latency": 1.0})
+    judge = ToyEvaluator()
+    with pytest.raises(SearchError) as told:
+        run(study, judge, trials=10)
+    closest = min(study.trials, key=lambda trial: milliseconds(trial.params))
+    assert re.search(r"none of \d+ shapes is within latency 1\.", str(told.value))
+    assert f"The closest is trial {closest.number} (layers " in str(told.value)
+    assert f"latency {milliseconds(closest.params):.4g}, limit 1" in str(told.value)
+    assert judge.seen == []
+
+
+def test_a_score_below_the_least_is_not_on_the_front(storage: BaseStorage) -> None:
+    study = begin(storage, limits={"score": 0.6})
+    run(study, ToyEvaluator(), trials=20)
+    assert all(trial.values[0] >= 0.6 for trial in pareto_front(study))
+    with pytest.raises(SearchError, match=r"is within score 0\.999\. The closest .*: score 0\.\d+, at least 0\.999"):
+        run(begin(None, limits={"score": 0.999}), ToyEvaluator(), trials=5)
+
+
+def test_a_shape_that_cannot_be_judged_does_not_end_the_search(storage: BaseStorage) -> None:
+    study = begin(storage)
+    run(study, ToyEvaluator(fails=lambda choice: int(choice["layers"]) % 3 == 1), trials=20)
+    failed = [trial for trial in study.trials if outcome(trial) == "failed"]
+    assert failed
+    assert {trial.state for trial in failed} == {TrialState.FAIL}
+    assert {trial.user_attrs["reason"] for trial in failed} == {
+        f"layers {trial.params['layers']}: no such slice" for trial in failed
+    }
+    assert count_scored(study.trials) == 20
+
+
+def test_a_search_in_which_everything_fails_ends(storage: BaseStorage) -> None:
+    study = begin(storage)
+    with pytest.raises(SearchError, match=r"5 trials failed one after another; the last: layers \d: no such slice"):
+        run(study, ToyEvaluator(fails=lambda choice: True), trials=20)
+    assert len(study.trials) == 5
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_score_that_is_no_number_is_a_failure(storage: BaseStorage, wrong: float) -> None:
+    class Nan(ToyEvaluator):
+        def score(self, choice: Choice, rung: int) -> float:
+            return wrong
+
+    study = begin(storage)
+    with pytest.raises(SearchError, match=f"its score at rung 0 is {wrong}"):
+        run(study, Nan(), trials=20)
+
+
+def test_an_objective_that_the_judge_does_not_know_is_told(storage: BaseStorage) -> None:
+    class Blind(ToyEvaluator):
+        def latency(self, choice: Choice) -> Estimate | None:
+            return None
+
+    with pytest.raises(SearchError, match="its latency is not known, but an objective"):
+        run(begin(storage), Blind(), trials=20)
+    with pytest.raises(SearchError, match="its latency is not known, but limited to 4"):
+        run(begin(None, objectives=("score",), limits={"latency": 4.0}), Blind(), trials=20)
+
+
+def test_the_front_is_that_of_the_scored_trials(storage: BaseStorage) -> None:
+    study = begin(storage, limits={"latency": 14.0})
+    run(study, ToyEvaluator(), trials=30)
+    complete = [trial for trial in study.trials if outcome(trial) == "complete"]
+    on = [
+        one.number
+        for one in complete
+        if not any(
+            other.values[0] >= one.values[0] and other.values[1] <= one.values[1] and other.values != one.values
+            for other in complete
+        )
+    ]
+    assert sorted(trial.number for trial in pareto_front(study)) == sorted(on)
+    assert [trial.values[1] for trial in pareto_front(study)] == sorted(
+        trial.values[1] for trial in pareto_front(study)
+    )
+
+
+def test_one_objective_is_enough(storage: BaseStorage) -> None:
+    study = begin(storage, objectives=("score",), limits={"latency": 14.0})
+    run(study, ToyEvaluator(rungs=3), trials=20)
+    assert len(pareto_front(study)) == 1
+    assert pareto_front(study)[0].value == max(trial.value for trial in study.trials if trial.value is not None)
+    assert any(outcome(trial) == "pruned" for trial in study.trials)
+
+
+def test_time_ends_a_search(storage: BaseStorage) -> None:
+    began = time.monotonic()
+    said = run(begin(storage), ToyEvaluator(begin=lambda choice: time.sleep(0.05)), seconds=0.3)
+    assert time.monotonic() - began < 2
+    assert said[-1].startswith("the time is over")
+
+
+def test_who_watches_sees_the_study_after_every_trial(storage: BaseStorage) -> None:
+    seen: list[int] = []
+    study = begin(storage)
+    run(study, ToyEvaluator(), trials=4, watch=lambda study: seen.append(count_scored(study.trials)))
+    assert seen == [1, 2, 3, 4]
+
+
+# ---- rungs
+
+
+def standings(*pairs: tuple[float, float]) -> list[Standing]:
+    return [Standing(score, (ms,)) for score, ms in pairs]
+
+
+def test_who_could_be_on_the_front_goes_on() -> None:
+    before = standings((0.9, 10), (0.8, 9), (0.85, 9.5), (0.88, 9.8), (0.5, 3))
+    assert not reason_to_prune(Standing(0.3, (2.0,)), before)  # the smallest, whatever it scores
+    assert not reason_to_prune(Standing(0.6, (3.1,)), before)  # better than all that cost no more
+    assert not reason_to_prune(Standing(0.95, (20.0,)), before)
+
+
+def test_the_worse_of_like_cost_are_cut() -> None:
+    before = standings((0.9, 10), (0.8, 9), (0.85, 9.5), (0.88, 9.8), (0.5, 3))
+    assert (
+        reason_to_prune(Standing(0.7, (10.0,)), before)
+        == "0.7 is place 5 of 5 that cost about the same; the best 2 go on"
+    )
+    assert not reason_to_prune(Standing(0.89, (10.5,)), before)  # beaten, but among the best
+
+
+def test_nobody_is_cut_for_lack_of_rivals() -> None:
+    assert not reason_to_prune(Standing(0.1, (10.0,)), [])
+    assert not reason_to_prune(Standing(0.1, (10.0,)), standings(*[(0.9, 9.9)] * (REDUCTION - 1)))
+    assert reason_to_prune(Standing(0.1, (10.0,)), standings(*[(0.9, 9.9)] * REDUCTION))
+
+
+def test_the_costly_are_held_against_the_cheaper_where_none_cost_the_same() -> None:
+    before = standings((0.6, 1), (0.7, 2), (0.8, 3))
+    assert reason_to_prune(Standing(0.5, (100.0,)), before) == "0.5 is place 4 of 4 that cost no more; the best 2 go on"
+    assert not reason_to_prune(Standing(0.75, (100.0,)), before)
+
+
+def test_likeness_is_in_every_cost() -> None:
+    near = 10 * ALIKE * 0.99
+    before = [Standing(0.9, (10.0, 1.0)), Standing(0.9, (10.0, 1.0)), Standing(0.9, (10.0, 1.0))]
+    assert reason_to_prune(Standing(0.5, (near, 1.1)), before)
+    assert not reason_to_prune(Standing(0.5, (near, 0.5)), before)
+
+
+def test_cut_trials_are_pruned_and_small_ones_survive(storage: BaseStorage) -> None:
+    """A study over score and latency, in which every cut must be one that the rule allows."""
+    study, judge = begin(storage, sampler="random"), ToyEvaluator(rungs=3)
+    run(study, judge, trials=60)
+    cut_off = [trial for trial in study.trials if outcome(trial) == "pruned"]
+    complete = [trial for trial in study.trials if outcome(trial) == "complete"]
+    assert cut_off and complete
+    assert {trial.state for trial in cut_off} == {TrialState.PRUNED}
+    assert sum(rung == 2 for _, rung in judge.seen) == len(complete) < 40
+    for trial in cut_off:
+        scores = trial.user_attrs["scores"]
+        assert len(scores) < 3
+        assert any(
+            other.number < trial.number
+            and len(other.user_attrs.get("scores", ())) >= len(scores)
+            and other.user_attrs["scores"][len(scores) - 1] >= scores[-1]
+            and costs_of(other.user_attrs, ("latency",)) <= costs_of(trial.user_attrs, ("latency",))
+            for other in study.trials
+        )
+    true = {Toy().key(trial.params): (score(trial.params), milliseconds(trial.params)) for trial in study.trials}
+    best = [
+        one for one in true.values() if not any(a >= one[0] and b <= one[1] and (a, b) != one for a, b in true.values())
+    ]
+    found = {true[Toy().key(trial.params)] for trial in complete}
+    assert set(best) <= found  # scores keep their order from rung to rung here: nothing of the front is lost
+
+
+# ---- interrupted, killed
+
+
+def test_an_interruption_queues_its_shape_again(storage: BaseStorage) -> None:
+    def interrupt(choice: Choice) -> None:
+        if len(judge.seen) == 3:
+            raise KeyboardInterrupt
+
+    judge = ToyEvaluator(begin=interrupt)
+    study = begin(storage)
+    for _ in range(4):  # as often as one likes: it is not the shape that is to blame
+        with pytest.raises(KeyboardInterrupt):
+            run(study, judge, trials=6)
+    assert study.trials[-1].state == TrialState.WAITING
+    study = begin(storage)
+    run(study, ToyEvaluator(), trials=6)
+    lost = [trial for trial in study.trials if outcome(trial) is None]
+    assert len(lost) == 4
+    assert {(*trial.params.values(),) for trial in lost} == {(*study.trials[7].params.values(),)}
+    assert outcome(study.trials[7]) == "complete"
+    assert count_scored(study.trials) == 6
+    assert [point.reason for point in points(study) if point.number == lost[0].number] == [
+        "its worker was stopped before it was judged"
+    ]
+
+
+def test_a_bug_of_the_judge_queues_its_shape_again_and_is_not_hidden(storage: BaseStorage) -> None:
+    def bug(choice: Choice) -> None:
+        raise ZeroDivisionError
+
+    study = begin(storage)
+    with pytest.raises(ZeroDivisionError):
+        run(study, ToyEvaluator(begin=bug), trials=3)
+    assert [trial.state for trial in study.trials] == [TrialState.FAIL, TrialState.WAITING]
+
+
+def test_a_worker_given_up_for_dead_does_not_count_twice(storage: BaseStorage) -> None:
+    """It stood still for so long that its trial went to another; then it wakes up."""
+    study = begin(storage)
+
+    def swept(choice: Choice) -> None:
+        if len(study.trials) == 1:
+            study.tell(0, state=TrialState.FAIL)
+            study.enqueue_trial(study.trials[0].params)
+
+    said = run(study, ToyEvaluator(begin=swept), trials=3)
+    assert any("given up for dead" in line for line in said)
+    assert count_scored(study.trials) == 3
+    assert study.trials[1].params == study.trials[0].params
+
+
+def test_a_study_of_the_score_alone_needs_no_latency(storage: BaseStorage) -> None:
+    class Blind(ToyEvaluator):
+        def latency(self, choice: Choice) -> None:
+            return None
+
+        def facts(self, choice: Choice) -> dict[str, float]:
+            return {}
+
+    study = begin(storage, objectives=("score",))
+    run(study, Blind(shapes=Toy(layers=3, hidden=1)), trials=9)
+    assert len(pareto_front(study)) == 1

@@ -1,0 +1,139 @@
+"""Workers: who may join a study, that several lose and repeat nothing, and when they end."""
+
+import time
+from collections import Counter
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import InMemoryStorage
+
+from compress.errors import SearchError
+from compress.nas import study as studies
+from compress.nas.study import close_study, join_study
+from compress.nas.trial import count_scored, outcome
+from tests.nas.toy import ToyEvaluator, begin, hasty, run, start_worker
+
+
+def test_a_worker_needs_the_address_alone() -> None:
+    storage = InMemoryStorage()
+    study = begin(storage, limits={"latency": 12.0})
+    run(study, ToyEvaluator(), trials=2)
+    study.set_user_attr("trials", 8)
+    study.set_user_attr("over", False)
+    run(join_study(storage), ToyEvaluator(), worker=True)
+    assert count_scored(study.trials) == 8
+    assert any(outcome(trial) == "too slow" for trial in study.trials)  # the limits were in the study
+
+
+def test_a_worker_draws_other_shapes_than_the_search_and_other_workers() -> None:
+    storage = InMemoryStorage()
+    drawn = [begin(storage).sampler, join_study(storage).sampler, join_study(storage).sampler]
+    study = begin(storage, sampler="random")
+    shapes = set()
+    for sampler in drawn:
+        study.sampler = sampler
+        trial = study.ask()
+        shapes.add((trial.suggest_int("layers", 1, 800), trial.suggest_int("hidden", 1, 3200)))
+    assert len(shapes) == 3
+
+
+def test_of_several_studies_one_must_be_named() -> None:
+    storage = InMemoryStorage()
+    with pytest.raises(SearchError, match="holds no study yet; begin it first, then start workers"):
+        join_study(storage)
+    begin(storage, "one")
+    begin(storage, "two")
+    with pytest.raises(SearchError, match=r"holds 2 studies; name one of one, two"):
+        join_study(storage)
+    with pytest.raises(SearchError, match=r"holds no study 'three', but one, two"):
+        join_study(storage, "three")
+    assert join_study(storage, "two").study_name == "two"
+
+
+def test_a_worker_with_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = InMemoryStorage()
+    begin(storage)
+    monkeypatch.setattr(studies, "code_version", lambda: "9.9.9+0123456789ab")
+    with pytest.raises(SearchError, match=r"begun by compress .*, this is 9\.9\.9\+0123456789ab.*Install here"):
+        join_study(storage)
+
+
+def test_a_study_of_somebody_else_s_is_refused() -> None:
+    storage = InMemoryStorage()
+    optuna.create_study(storage=storage, study_name="theirs")
+    with pytest.raises(SearchError, match="study 'theirs' was not begun by `compress search`"):
+        join_study(storage, "theirs")
+
+
+def test_a_worker_ends_with_the_search_in_the_middle_of_a_trial() -> None:
+    storage = InMemoryStorage()
+    study = begin(storage)
+    study.set_user_attr("trials", None)
+
+    def end(choice: object) -> None:
+        study.set_user_attr("over", True)
+
+    evaluator = ToyEvaluator(rungs=3, begin=end)
+    said = run(join_study(storage), evaluator, worker=True)
+    assert [rung for _, rung in evaluator.seen] == [0]
+    assert "the search has ended" in said[-1]
+    assert [outcome(trial) for trial in study.trials] == [None]
+
+
+def test_a_worker_that_joins_late_ends_at_once() -> None:
+    storage = InMemoryStorage()
+    run(begin(storage), ToyEvaluator(), seconds=0.1)
+    late = join_study(storage)
+    late.enqueue_trial({"layers": 1, "hidden": 1})
+    evaluator = ToyEvaluator()
+    run(late, evaluator, worker=True)
+    assert evaluator.seen == []
+
+
+def test_a_search_that_goes_on_takes_workers_again() -> None:
+    storage = InMemoryStorage()
+    run(begin(storage), ToyEvaluator(), trials=2)
+
+    def join(study: optuna.Study) -> None:
+        if not evaluator.seen:
+            run(join_study(storage), evaluator, worker=True)
+
+    evaluator = ToyEvaluator()
+    study = begin(storage)
+    run(study, ToyEvaluator(), trials=6, watch=join)
+    assert len(evaluator.seen) == 3
+    assert count_scored(study.trials) == 6
+
+
+@pytest.mark.slow
+def test_processes_share_a_file_and_one_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "study.db"
+    study = begin(hasty(path))
+    study.set_user_attr("trials", 30)
+    with start_worker(path, "stall") as doomed, start_worker(path) as second, start_worker(path) as third:
+        assert doomed.stdout is not None
+        doomed.stdout.readline()
+        doomed.kill()
+        run(study, ToyEvaluator(begin=lambda choice: time.sleep(0.05)), trials=30)
+        for each in (second, third):
+            each.communicate(timeout=30)
+            assert each.returncode == 0
+    close_study(study)
+    check_nothing_lost(path, 30)
+
+
+def check_nothing_lost(storage: Path | str, wanted: int) -> None:
+    """Every trial is over, numbers run without gaps, and the killed worker's was run again with its parameters."""
+    study = begin(storage)
+    trials = study.trials
+    close_study(study)
+    assert [trial.number for trial in trials] == list(range(len(trials)))
+    assert all(trial.state.is_finished() for trial in trials)
+    (lost,) = (trial for trial in trials if trial.state.name == "FAIL")
+    (again,) = (trial for trial in trials if trial.system_attrs.get("failed_trial") == lost.number)
+    assert again.params == lost.params
+    assert outcome(again) == "complete"
+    assert wanted <= count_scored(trials) <= wanted + 2
+    keys = Counter(trial.user_attrs["key"] for trial in trials if outcome(trial) == "complete")
+    assert set(keys.values()) == {1}

@@ -1,0 +1,99 @@
+"""A certificate says what was lost, of which rows, where; the file carries it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compress.benchmark.devices import Device, open_device
+from compress.evaluation.evaluator import Evaluator
+from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.session import CERTIFICATE_KEY as KEY
+from compress.exporters.session import metadata, read_model
+from compress.io import sha256
+from compress.quantization.certify import attach_certificate, certify, verdict
+from compress.quantization.evaluator import ScoreDrop
+from compress.records.certificate import Certificate
+from compress.records.class_scores import ClassChange
+from compress.records.run_report import Report
+from tests.quantization.test_mixed import TASK, bundle
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Device]:
+    with open_device("local") as device:
+        yield device
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Evaluator]:
+    return bundle(tmp_path_factory.mktemp("certified") / "bundle", outlier_in=(0,))
+
+
+def proof(shipped: tuple[Bundle, Evaluator], here: Device, max_drop: float) -> Certificate:
+    return certify(
+        *(shipped[0], "int8", shipped[1]), max_drop=max_drop, device=here, method="dynamic int8", split="test",
+        data="d", kept=("x",),
+    )  # fmt: skip
+
+
+def test_it_says_what_the_files_answer_on_the_rows(shipped: tuple[Bundle, Evaluator], here: Device) -> None:
+    made, exam = shipped
+    found = proof(shipped, here, 1.0)
+    exact, small = (made.logits(exam.rows, precision=each) for each in ("fp32", "int8"))
+    assert found.before == exam.scores(exact)[TASK.metric] == 1.0
+    assert found.after == exam.scores(small)[TASK.metric] < 1.0
+    assert found.agreement == (exact.argmax(1) == small.argmax(1)).mean()
+    assert found.max_logit_difference == pytest.approx(float(np.abs(exact - small).max()))
+    assert (found.rows, found.split, found.artefact, found.kept) == (200, "test", FILES["int8"], ("x",))
+    assert found.device.startswith("local, ")
+    assert found.runtime.startswith("onnxruntime ")
+
+
+def test_the_verdict_is_about_the_drop(shipped: tuple[Bundle, Evaluator], here: Device) -> None:
+    found = proof(shipped, here, 1.0)
+    assert found.certified
+    assert sum(one.support for one in found.classes) == 200
+    missed = proof(shipped, here, found.drop - 0.01)
+    assert not missed.certified
+    assert "1.00 more than" in missed.reason
+
+
+def test_a_gain_is_certified_and_told() -> None:
+    assert verdict(ScoreDrop(0.9, 0.91, 0.99, 0.1), 0.0) == (True, "gains 1.00 points where 0 are allowed")
+    assert verdict(ScoreDrop(0.9, 0.89, 0.99, 0.1), 0.005) == (
+        False,
+        "loses 1.00 points, 0.50 more than the 0.5 allowed",
+    )
+    assert verdict(ScoreDrop(0.9, 0.9 - 0.1, 0.99, 0.1), 0.1)[0], "what is allowed may be used up"
+
+
+def test_a_class_that_collapses_is_no_certificate_though_the_score_is_kept() -> None:
+    outcome = ScoreDrop(
+        0.95, 0.949, 0.99, 0.1, (ClassChange("rare", 6 / 9, 0.0, 9), ClassChange("often", 0.9, 0.9, 500))
+    )
+    kept, reason = verdict(outcome, 0.005)
+    assert not kept
+    assert "rare" in reason and "often" not in reason
+    one_row = replace(outcome, classes=(ClassChange("single", 1.0, 0.0, 1),))
+    kept, reason = verdict(one_row, 0.005)
+    assert kept, "one row may be chance"
+    assert "single" in reason, "and is named"
+
+
+def test_the_file_and_the_report_carry_it(shipped: tuple[Bundle, Evaluator], here: Device, tmp_path: Path) -> None:
+    made, exam = shipped[0].copy_to(tmp_path / "bundle"), shipped[1]
+    before = made.logits(exam.rows)
+    found = proof(shipped, here, 1.0)
+    kept, signed = attach_certificate(made, "int8", found)
+    assert (Bundle.load(kept.path).logits(exam.rows) == before).all()
+    written = metadata(read_model(kept.files()["int8"]))
+    assert Certificate.from_json(written[KEY]) == found
+    assert written["compress.precision"] == "int8"
+    assert signed == replace(found, sha256=sha256(kept.files()["int8"]))
+    assert signed.exact_sha256 == sha256(kept.files()["fp32"])
+    assert Report.from_json(kept.path / "report.json").certificates == (signed,)
+    again, _ = attach_certificate(kept, "int8", proof(shipped, here, 0.5))
+    assert [each.max_drop for each in Report.from_json(again.path / "report.json").certificates] == [0.5]

@@ -1,0 +1,189 @@
+"""The int8 file keeps its score, or says which products had to stay in float32."""
+
+import re
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from datasets import Dataset
+
+from compress.data.task import Task
+from compress.evaluation.evaluator import Evaluator
+from compress.exporters.artifact import Bundle
+from compress.exporters.rewrite.graph import Product, layer, products
+from compress.exporters.session import read_model
+from compress.quantization.evaluator import QuantizationEvaluator, ScoreDrop
+from compress.quantization.select import attempt_as_written, keep_score
+from compress.quantization.sensitivity import by_size, mix, race_products
+from tests import learning, tiny
+from tests.quantization.graphs import Stopwatch
+
+TASK = Task("classification", ("text",), "label", ("a", "b", "c"), "accuracy")
+
+
+def bundle(path: Path, *, outlier_in: tuple[int, ...] = ()) -> tuple[Bundle, Evaluator]:
+    """A bundle and an exam in which the fp32 model's own answers are right, so that fp32 scores 1.
+
+    `outlier_in`: one inner neuron of these layers is huge and read by nobody: it changes nothing but the scale that all
+    of its neighbours are quantised with.
+    """
+    torch.manual_seed(4)
+    model = tiny.model("bert", layers=2, seed=4)
+    with torch.no_grad():
+        for layer in model.bert.encoder.layer:
+            for linear in (layer.intermediate.dense, layer.output.dense):
+                linear.weight.normal_(std=0.5)
+        model.bert.pooler.dense.weight.normal_(std=1.0)
+        model.classifier.weight.normal_(std=1.0)
+        for at in outlier_in:
+            layer = model.bert.encoder.layer[at]
+            layer.intermediate.dense.bias[3] = 2000.0
+            layer.output.dense.weight[:, 3] = 0.0
+    shipped = Bundle.write(
+        path,
+        model=model,
+        tokenizer=tiny.tokenizer(),
+        task=TASK,
+        max_length=24,
+        recipe="stages: []\n",
+        card={"name": "x"},
+    )
+    rows = learning.rows(200)
+    rows = rows.add_column("token_type_ids", [[0] * length for length in rows["length"]])
+    answers = shipped.logits(rows, precision="fp32").argmax(1)
+    return shipped, Evaluator(TASK, Dataset.from_dict({"label": answers}), rows)
+
+
+def parts(shipped: Bundle) -> list[Product]:
+    return products(read_model(shipped.files()["fp32"]).graph)
+
+
+def outputs(shipped: Bundle) -> list[str]:
+    """The products that read a feed-forward's inner layer, by layer."""
+    return [each.name for each in parts(shipped) if layer(each.name).endswith(", output")]
+
+
+@pytest.mark.parametrize("outlier_in", [0, 1])
+def test_the_product_that_hurts_stays_float_and_no_other(outlier_in: int, tmp_path: Path) -> None:
+    shipped, exam = bundle(tmp_path / "bundle", outlier_in=(outlier_in,))
+    lost = 1 - exam.scores(shipped.logits(exam.rows))[TASK.metric]
+    assert lost > 0.05, "the case is no case: int8 is good as it is"
+    kept, mixed, _ = keep_score(shipped, exam, limit=0.05, threads=1)
+    assert mixed.near
+    assert mixed.keep == (outputs(shipped)[outlier_in],)
+    assert 1 - exam.scores(kept.logits(exam.rows))[TASK.metric] == pytest.approx(mixed.outcome.drop)
+    assert mixed.outcome.drop <= 0.05
+    nodes = {node.name: node.op_type for node in onnx.load(kept.files()["int8"]).graph.node}
+    assert nodes[mixed.keep[0]] == "MatMul"
+    assert "MatMulInteger" in nodes.values()
+    Bundle.load(kept.path)
+
+
+def test_smoothing_comes_before_floats_where_there_are_rows_to_smooth_by(tmp_path: Path) -> None:
+    shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0,))
+    kept, mixed, method = keep_score(shipped, exam, limit=0.05, threads=1, rows=lambda: exam.rows)
+    assert method.startswith("SmoothQuant static int8")
+    assert mixed.near
+    assert mixed.keep == ()
+    nodes = [node.op_type for node in onnx.load(kept.files()["int8"]).graph.node]
+    assert "MatMul" not in {
+        node.op_type for node in onnx.load(kept.files()["int8"]).graph.node if "output" in node.name
+    }
+    assert nodes.count("MatMulIntegerToFloat") == len(parts(shipped))
+
+
+def test_what_floats_cost_is_told_with_the_limit_that_would_do_without(tmp_path: Path) -> None:
+    shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0,))
+    whole = size(shipped)
+    kept, mixed, _ = keep_score(shipped, exam, limit=0.05, threads=1)
+    assert mixed.cost is not None
+    assert mixed.cost.max_drop == mixed.whole.least_limit > 0.05
+    assert mixed.cost.mb == pytest.approx((size(kept) - whole) / 1e6)
+    assert "24 tokens" in mixed.cost.setting
+    points = re.findall(r"--max-drop ([0-9.]+)", mixed.price())
+    assert mixed.price().startswith(f"1 of {len(parts(shipped))} ")
+    assert keep_score(shipped, exam, limit=float(points[0]) / 100, threads=1)[1].keep == ()
+
+
+def size(of: Bundle) -> int:
+    return of.files()["int8"].stat().st_size
+
+
+def test_sensitivity_tells_the_error_of_each_product_and_what_goes_without_it(tmp_path: Path) -> None:
+    shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0,))
+    found = keep_score(shipped, exam, limit=0.05, threads=1)[1].sensitivity
+    assert [each.product for each in found] == [each.name for each in parts(shipped)]
+    worst = max(found, key=lambda each: each.error)
+    assert worst == max(found, key=lambda each: each.share)
+    assert (worst.layer, worst.kept) == ("layer 0, output", True)
+    assert worst.share > 0.5
+    assert sum(each.kept for each in found) == 1
+
+
+def test_nothing_is_kept_nor_measured_where_nothing_is_lost(tmp_path: Path) -> None:
+    shipped, exam = bundle(tmp_path / "bundle")
+    same, mixed, _ = keep_score(shipped, exam, limit=1.0, threads=1)
+    assert (mixed.keep, mixed.sensitivity, mixed.near) == ((), (), True)
+    assert (mixed.cost, mixed.price()) == (None, "")
+    assert same == shipped
+
+
+def test_a_limit_that_cannot_be_met_keeps_only_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0,))
+    for name in ("near", "keeps_score"):
+        monkeypatch.setattr(ScoreDrop, name, lambda *_: False)
+    _, mixed, _ = keep_score(shipped, exam, limit=0.0, threads=1)
+    assert mixed.keep == (outputs(shipped)[0],)
+    assert not mixed.near
+
+
+def test_of_two_that_hurt_alike_the_cheaper_is_tried_first(tmp_path: Path) -> None:
+    shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0, 1))
+    evaluator, attempt = QuantizationEvaluator.from_bundle(shipped, exam, threads=1), attempt_as_written(shipped)
+    names = outputs(shipped)
+    for dear in names:
+        costs = {each.name: 1e6 if each.name == dear else 1.0 for each in parts(shipped)}
+        said: list[str] = []
+        mixed = mix(attempt.make, parts(shipped), evaluator, limit=0.6, costs=lambda: costs, say=said.append)  # noqa: B023
+        assert dear not in mixed.keep
+        assert mixed.outcome.near(0.6)
+    both = mix(
+        attempt.make, parts(shipped), evaluator, limit=0.05, costs=lambda: by_size(parts(shipped), graph(shipped))
+    )
+    assert set(both.keep) >= set(names)
+
+
+def graph(shipped: Bundle) -> onnx.GraphProto:
+    return read_model(shipped.files()["fp32"]).graph
+
+
+def test_a_cost_is_what_a_race_of_few_files_shows(tmp_path: Path) -> None:
+    shipped, _ = bundle(tmp_path / "bundle")
+    made: dict[str, tuple[str, ...]] = {}
+
+    def make(target: Path, keep: tuple[str, ...]) -> None:
+        made[target.name] = tuple(keep)
+        target.touch()
+
+    def p50(file: Path) -> float:
+        """A millisecond, and two for each product in float."""
+        return 1.0 + 2.0 * len(made[file.name])
+
+    device = Stopwatch(p50)
+    found = race_products(make, parts(shipped), graph(shipped), device, max_length=24)
+    assert set(found.values()) == {2.0}
+    assert found.keys() == {each.name for each in parts(shipped)}
+    assert device.settings[0].seq == 24
+    # all-int8, four shapes of weight (queries and keys hold the mask), pooler, classifier
+    assert len(made) == 7
+
+
+@pytest.mark.parametrize("which", ["first", "head", "all"])
+def test_dynamic_int8_leaves_what_it_is_told_heads_too(which: str, tmp_path: Path) -> None:
+    shipped, _ = bundle(tmp_path / "bundle")
+    names = [each.name for each in parts(shipped)]
+    keep = {"first": names[:1], "head": names[-1:], "all": names}[which]
+    attempt_as_written(shipped).make(tmp_path / "int8.onnx", keep)
+    found = onnx.load(tmp_path / "int8.onnx").graph
+    assert [node.op_type for node in found.node].count("MatMulInteger") == len(names) - len(keep)

@@ -1,0 +1,69 @@
+"""Quantisation-aware training of a bundle: another bundle, trained for the int8 file it holds; resumable."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from compress.commands.quantize import quantize, trained_for_int8
+from compress.data.task import Task
+from compress.errors import BundleError
+from compress.exporters.artifact import Bundle
+from compress.training.trainer import StepTrainer
+from tests import tiny
+from tests.exporters.test_bundle import write
+
+QUICK = ["stages.0.steps=3", "stages.0.batch=8", "stages.0.checkpoint=1", "stages.0.warmup=0"]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, str]:
+    folder = tmp_path_factory.mktemp("qat")
+    task = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
+    return write(folder / "bundle", task=task), tiny.reviews(folder / "data")
+
+
+def test_the_result_is_another_bundle_with_static_int8(
+    places: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
+    bundle, data = places
+    real, asked = StepTrainer.compute_loss, []
+
+    def interrupted(*args: object, **kwargs: object) -> object:
+        asked.append(1)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StepTrainer, "compute_loss", interrupted)
+    with pytest.raises(KeyboardInterrupt), trained_for_int8(bundle, data, overrides=QUICK):
+        pass
+    with pytest.raises(KeyboardInterrupt), trained_for_int8(bundle, data, overrides=QUICK):
+        raise KeyboardInterrupt
+    with trained_for_int8(bundle, data, overrides=QUICK) as made:
+        assert len(asked) == 4, "two steps were kept, then all of them until somebody had done with them"
+        assert (made.task, made.manifest.max_length) == (bundle.task, bundle.manifest.max_length)
+        assert "MatMulIntegerToFloat" in {node.op_type for node in onnx.load_model(made.files()["int8"]).graph.node}
+        assert made.manifest.parameters == bundle.manifest.parameters, "the whole model"
+        assert made.manifest.files["model.safetensors"] != bundle.manifest.files["model.safetensors"]
+    assert Bundle.load(bundle.path) == bundle
+    assert not list((tmp_path / "home" / "qat").iterdir()), "what was kept for going on is gone"
+
+
+def test_the_bundle_itself_is_not_overwritten(places: tuple[Bundle, str]) -> None:
+    bundle, data = places
+    for out in (None, bundle.path):
+        with pytest.raises(BundleError, match="give --out another folder"):
+            quantize(bundle, data, method="qat", out=out)
+
+
+def test_other_tasks_are_refused(places: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
+    (tmp_path / "stars").mkdir()
+    for split in ("train", "dev"):
+        rows = [f"a film {at}\t{stars}" for at in range(4) for stars in ("one", "two", "three")]
+        (tmp_path / "stars" / f"{split}.tsv").write_text("\n".join(["text\tlabel", *rows]))
+    refused = pytest.raises(BundleError, match=r"3 labels \(one, three, two\) .* 2 labels \(negative, positive\)")
+    with refused, trained_for_int8(places[0], str(tmp_path / "stars")):
+        pass

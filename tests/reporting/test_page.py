@@ -1,0 +1,205 @@
+"""The page: self-contained, escaped, one point per measured row, and whole whatever is missing."""
+
+import math
+import re
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+import pytest
+
+from compress.records.run_report import Report, Row
+from compress.reporting import charts
+from compress.reporting.charts import Axis, Bar, label, run_scatter
+from compress.reporting.html import render_html
+from tests.reporting.pages import HOSTILE, Elements, boxes, check_escaped, check_whole
+from tests.reporting.sample import ROWS, curve, latency, regression, report, with_classes
+
+
+def classes(page: str, tag: str, name: str) -> int:
+    """How many elements of this tag carry this class."""
+    return sum(one == tag and name in (attrs.get("class") or "").split() for one, attrs in Elements(page).found)
+
+
+def points(page: str) -> int:
+    return len(re.findall(r'class="point ', page))
+
+
+def crowd(count: int) -> Report:
+    """Students that all but coincide."""
+    students = [
+        Row(f"student {n}", "student", {"accuracy": 0.88 + 0.001 * (n % 3)}, latency=latency(5 + 0.1 * n))
+        for n in range(count)
+    ]
+    return report(rows=(*ROWS[:3], *students))
+
+
+REPORTS = {
+    "whole": report(),
+    "classes": with_classes(report()),
+    "regression": regression(),
+    "no curves": report(curves={}, stage_seconds={}),
+    "no latency": report(rows=tuple(replace(row, latency=None) for row in ROWS)),
+    "scores only": report(rows=tuple(Row(row.name, row.role, row.score) for row in ROWS), curves={}),
+    "only a student": report(rows=ROWS[4:]),
+    "no student": report(rows=ROWS[:3]),
+    "no rows": report(rows=(), notes=(), versions={}, machine={}, seed=None, seconds=None),
+    "nothing finite": report(
+        rows=(Row("teacher", "teacher", {"accuracy": math.nan}, math.nan, None, math.inf, math.nan, latency(1.0)),),
+        curves={"distill": [{"step": 1, "loss": math.nan}, {"step": 2, "loss": math.inf}]},
+    ),
+    "one point": report(curves={"distill": [{"step": 3, "loss": 0.5, "eval_accuracy": 0.7}]}),
+    "flat": report(curves={"distill": [{"step": n, "loss": 0.0, "eval_accuracy": 0.5} for n in range(3)]}, rows=()),
+    "negative": report(curves={"distill": [{"step": n, "loss": -1.0 * n} for n in range(3)]}),
+    "crowd": crowd(12),
+    "many parts": report(curves={"distill": [{"step": n, **{f"p{k}": k + n for k in range(12)}} for n in range(90)]}),
+}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_any_report_makes_a_whole_page(name: str) -> None:
+    page = render_html(REPORTS[name])
+    check_whole(page)
+    assert "<script" not in page
+
+
+def test_hostile_text_stays_text() -> None:
+    rows = (*ROWS[:4], replace(ROWS[4], name=HOSTILE))
+    found = {HOSTILE: latency(3.0)["1 thread, batch 1, 128 tokens"]}
+    rows = (*rows, replace(ROWS[4], name=HOSTILE + "2", latency=found))
+    told = report(
+        title=HOSTILE,
+        recipe=HOSTILE,
+        teacher=HOSTILE,
+        data=HOSTILE,
+        split=HOSTILE,
+        command=HOSTILE,
+        date=HOSTILE,
+        noise=HOSTILE,
+        rows=rows,
+        notes=(HOSTILE,),
+        versions={HOSTILE: HOSTILE},
+        machine={HOSTILE: HOSTILE},
+        stage_seconds={HOSTILE: 3.0},
+        curves={HOSTILE: [{"step": 1, HOSTILE: 0.5, "eval_accuracy": 0.5}]},
+    )
+    check_escaped(render_html(told), 10)
+
+
+def test_one_point_per_row_with_latency_in_each_of_two_widths() -> None:
+    assert points(render_html(report())) == 2 * 3
+    assert points(render_html(crowd(4))) == 2 * 5
+    assert points(render_html(REPORTS["no latency"])) == 0
+    without_score = replace(ROWS[4], score={"accuracy": None})
+    assert points(render_html(report(rows=(*ROWS[:4], without_score)))) == 2 * 2
+
+
+def test_bars_are_as_long_as_the_values() -> None:
+    drawn = str(charts.draw_bars([Bar("a", 90.0, "teacher"), Bar("b", 22.5, "student")], "File size", "MB", "key", 360))
+    assert re.findall(r'width="([\d.]+)" height="8.0" rx="2" class="bar', drawn) == ["360.0", "90.0"]
+
+
+def test_baselines_are_lines_or_named_off_the_scale() -> None:
+    drawn = str(run_scatter(report()).draw("key", 690))
+    assert drawn.count('class="reference"') == 1
+    assert "bag of words 0.800" in drawn and "↓ majority 0.500, off this scale" in drawn
+
+
+def test_a_better_and_faster_row_is_higher_and_further_left() -> None:
+    rows = (ROWS[2], replace(ROWS[4], score={"accuracy": 0.95}))
+    drawn = str(run_scatter(report(rows=rows)).draw("key", 690))
+    teacher = re.search(r'<path d="M([\d.]+),([\d.]+) l7,7 [^>]*class="point teacher"', drawn)
+    student = re.search(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="6" class="point student"', drawn)
+    assert teacher and student
+    assert float(student[1]) < float(teacher[1]) and float(student[2]) < float(teacher[2])
+
+
+@pytest.mark.parametrize("width", [342, 690])
+@pytest.mark.parametrize("students", [1, 2, 3, 6, 9])
+def test_names_in_the_picture_do_not_overlap(width: float, students: int) -> None:
+    placed = boxes(str(run_scatter(crowd(students)).draw("key", width)))
+    assert len(placed) == students + 1
+    assert all(one.overlap(other) < 1 for one, other in combinations(placed, 2))
+    assert all(box.left >= 0 and box.right <= width for box in placed)
+
+
+def test_every_loss_part_is_drawn_and_named() -> None:
+    page = render_html(report())
+    for name in ("loss", "part.large", "part.small", "accuracy", "agreement"):
+        assert re.search(rf"</svg>{re.escape(name)} <span", page)
+    # two widths and a swatch for each of the three losses and the two scores
+    assert len(re.findall(r'class="curve ', page)) == 5 * 3
+
+
+def test_bookkeeping_is_no_loss() -> None:
+    assert list(charts.loss_lines(curve(10))) == ["loss", "part.large", "part.small"]
+    aside = [{"step": 1, "learning_rate": 1.0, "grad_norm": 2.0, "train_runtime": 3.0, "eval_f1": 0.1}]
+    assert charts.loss_lines(aside) == {}
+
+
+def test_a_loss_of_one_part_is_drawn_once() -> None:
+    assert list(charts.loss_lines([{"step": 1, "loss": 0.5, "hinton.soft_targets": 0.5000001}])) == [
+        "hinton.soft_targets"
+    ]
+    assert list(charts.loss_lines([{"step": 1, "loss": 0.5, "hinton.soft_targets": 1.0}])) == [
+        "loss",
+        "hinton.soft_targets",
+    ]
+
+
+def test_gaps_are_left_out_of_a_curve() -> None:
+    found = charts.loss_lines([{"step": 1, "loss": 1.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 2.0}])
+    assert found == {"loss": [(1, 1.0), (3, 2.0)]}
+
+
+def test_thinning_keeps_the_mean() -> None:
+    line = [(float(step), step % 7 + 0.5) for step in range(5000)]
+    thin = charts.thin_out(line)
+    assert len(thin) <= charts.MOST_POINTS
+    weights = [min(13, 5000 - 13 * index) for index in range(len(thin))]
+    mean = sum(value * weight for (_, value), weight in zip(thin, weights, strict=True)) / 5000
+    assert mean == pytest.approx(sum(value for _, value in line) / 5000)
+
+
+def test_smoothing_is_a_centred_mean_and_leaves_short_lines() -> None:
+    straight = [(float(step), 2.0 * step) for step in range(100)]
+    middle = [value for _, value in charts.smooth_out(straight)[10:90]]
+    assert middle == pytest.approx([value for _, value in straight[10:90]])
+    assert charts.smooth_out(straight[:20]) == straight[:20]
+
+
+@pytest.mark.parametrize(("losses", "said"), [((3.0, 0.01), True), ((1.0, 0.2), False), ((1.0, 0.0), False)])
+def test_log_scale_only_where_values_span_decades(losses: tuple[float, ...], said: bool) -> None:
+    told = report(curves={"distill": [{"step": n, "loss": loss} for n, loss in enumerate(losses)]})
+    (figure,) = charts.stage_figures(told, "distill", "0")
+    assert ("logarithmic" in figure.caption) is said
+
+
+def test_the_teacher_stands_beside_curves_of_its_own_split_only() -> None:
+    assert "Dashed: the teacher." in render_html(report())
+    assert "Dashed: the teacher." not in render_html(report(split="test"))
+
+
+def test_tables_have_headers() -> None:
+    page = render_html(report())
+    elements = Elements(page).found
+    assert sum(tag == "th" and attrs.get("scope") == "row" for tag, attrs in elements) == 5 + 5 + 2 * 3
+    assert sum(tag == "th" and attrs.get("scope") == "colgroup" for tag, attrs in elements) == 4
+    assert classes(page, "tr", "student") == 2
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 16.2), (0.8, 0.915), (0.89, 0.8902), (-2, 3), (0, 1e-6), (0, 123456)])
+def test_ticks_are_few_round_and_told_apart(low: float, high: float) -> None:
+    ticks = Axis(low, high, 0, 100).ticks()
+    assert 2 <= len(ticks) <= 8
+    assert low <= ticks[0] and ticks[-1] <= high + 1e-12
+    step = min(after - before for before, after in pairwise(ticks))
+    written = [label(tick, step) for tick in ticks]
+    assert len(set(written)) == len(ticks)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.01, 5), (1e-6, 1e6), (0.11, 0.19), (3.0, 90.0)])
+def test_log_ticks(low: float, high: float) -> None:
+    axis = Axis(low, high, 0, 100, log=True)
+    ticks = axis.ticks()
+    assert 2 <= len(ticks) <= 8
+    assert axis.at(math.sqrt(low * high)) == pytest.approx(50)

@@ -1,0 +1,74 @@
+"""The terminal table: fits, says what it left out, and takes no name for markup."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from compress.records.run_report import Report
+from compress.reporting.tables import run_table, to_terminal
+from tests.reporting.sample import ROWS, latency, regression, report
+
+
+def printed(whole: Report, width: int) -> str:
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(to_terminal(run_table(whole), width))
+    return console.export_text().replace("\N{NO-BREAK SPACE}", " ")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_fits_without_cutting_a_cell(width: int) -> None:
+    text = printed(report(), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "…" not in text
+    for name in ("majority", "bag of words", "teacher", "student fp32", "student int8"):
+        assert any(line.startswith(name) for line in text.splitlines())
+
+
+def test_all_measures_where_there_is_room() -> None:
+    text = printed(report(), 140)
+    assert "not shown" not in text
+    row = next(line for line in text.splitlines() if line.startswith("student int8"))
+    assert " ".join(row.split()) == "student int8 0.873 97.0 % 95.5 % 14.0 M 9.50 M 14.4 3.00 3.30 180 8 min 34 s 433"
+
+
+def test_says_what_is_left_out() -> None:
+    text = " ".join(printed(report(), 80).split())
+    assert "not shown here: kept, FLOPs / token" in text
+    assert "14.4" in text and "3.00" in text
+
+
+def test_missing_is_a_dash_and_an_unmeasured_column_is_absent() -> None:
+    text = printed(report(rows=tuple(replace(row, peak_rss_mb=None) for row in ROWS)), 140)
+    assert "peak" not in text
+    assert next(line for line in text.splitlines() if line.startswith("majority")).count("—") == 9
+
+
+def test_metric_and_setting_are_named() -> None:
+    text = " ".join(printed(regression(), 100).split())
+    assert "Pearson correlation on validation, 872 rows; latency of one forward: 1 thread, batch 1, 128 tokens" in text
+    assert "0.800" in text
+
+
+def test_noise_is_flagged_with_its_verdict() -> None:
+    rows = (*ROWS[:4], replace(ROWS[4], latency=latency(3.0, noisy=True)))
+    text = printed(report(rows=rows, noise="load average 3.9"), 100)
+    assert "~3.00" in text and "~6.00" not in text
+    assert "~ noisy: load average 3.9" in " ".join(text.split())
+
+
+def test_names_are_not_markup() -> None:
+    rows = (*ROWS[:4], replace(ROWS[4], name="[red]odd[/red]"))
+    text = printed(report(rows=rows, title="[bold]title[/bold]"), 100)
+    assert "[red]odd[/red]" in text and "[bold]title[/bold]" in text
+
+
+def test_a_long_name_is_folded() -> None:
+    text = printed(report(rows=(*ROWS[:4], replace(ROWS[4], name="x" * 200))), 80)
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert text.count("x") >= 200
+
+
+def test_no_rows() -> None:
+    assert "a run" in printed(report(rows=()), 80)
