@@ -55,6 +55,8 @@ from compress.training.step import Distillation, Step
 from compress.training.teacher_cache import TeacherCache, of_logits, teacher_cache
 from compress.training.trainer import Corrupt, Score, StepTrainer
 
+CHECKPOINT_STEPS = 200
+"""Steps between checkpoints at least: to write, flush and hash one costs as much as several steps."""
 MANY_EPOCHS = 40
 """Passes over the same text beyond which nothing is learned: Muennighoff et al. 2023, arXiv:2305.16264, Sec. 6."""
 
@@ -237,7 +239,7 @@ def _arguments(
         metric_for_best_model="score" if scored else None,
         greater_is_better=True if scored else None,
         save_strategy="steps",
-        save_steps=stage.checkpoint or max(1, math.ceil(total / 10)),
+        save_steps=stage.checkpoint or max(CHECKPOINT_STEPS, math.ceil(total / 10)),
         logging_steps=max(1, min(50, total // 100)),
         logging_nan_inf_filter=False,
         report_to=[],
