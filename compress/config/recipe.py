@@ -85,7 +85,8 @@ class Stage(Frozen):
     in place of batch where rows are short and as many as fill them are wanted. epochs may be a fraction; steps stand in
     their place, but are no more than what max_epochs come to.
     evaluate: how often per epoch the student is scored; the best weights are kept (0: never, the last are kept; also
-    so where there is nothing to score). checkpoint: optimiser steps between checkpoints (left out: ten per stage, 200 steps apart at least).
+    so where there is nothing to score). checkpoint: optimiser steps between checkpoints (left out: ten per stage, but
+    200 steps apart at least).
     cache_teacher: keep the teacher's outputs on disk instead of computing them in every epoch.
 
     data     task (labelled examples) or text (the corpus given, else the task's own sentences)
