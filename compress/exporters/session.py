@@ -45,7 +45,7 @@ HARMLESS = frozenset(
 
 
 def check_weights(model: onnx.ModelProto, path: Path) -> list[str]:
-    """The other files in which the file at `path` keeps weights, by their names in its folder.
+    """List the other files in which the file at `path` keeps weights, by their names in its folder.
 
     Raises ExportError for a name that is absolute, above the folder, reached through a link that leads out of it,
     missing, or shorter than the weights it should hold.
@@ -79,7 +79,7 @@ def _checked(tensor: onnx.TensorProto, path: Path) -> str:
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of the file, those of branches, loops and functions too."""
+    """Yield every tensor of the file, those of branches, loops and functions too."""
     yield from _of_graph(model.graph)
     for function in model.functions:
         yield from _of_nodes(function.node)
@@ -128,12 +128,12 @@ UNOPENED = (
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """Of ONNX's own operators."""
+    """Return the version of ONNX's own operators."""
     return next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """The parsed file, with the weights that it keeps in other files of its folder.
+    """Parse the file, with the weights that it keeps in other files of its folder.
 
     Raises ExportError when it is missing or no ONNX file, and when it would have anything outside its folder read.
     """
@@ -147,7 +147,7 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 
 def weights_elsewhere(path: Path) -> list[str]:
-    """The names of the other files of its folder in which an ONNX file keeps weights. Raises as `read_model` does."""
+    """List the other files of its folder in which an ONNX file keeps weights. Raises as `read_model` does."""
     return check_weights(_parsed(path), path)
 
 
@@ -191,7 +191,7 @@ def session_options(threads: int, entries: Mapping[str, str]) -> onnxruntime.Ses
 
 
 def open_session(path: Path, threads: int = 0) -> onnxruntime.InferenceSession:
-    """A CPU session with the options the file asks for; `threads` 0 leaves their number to onnxruntime.
+    """Open a CPU session with the options the file asks for; `threads` 0 leaves their number to onnxruntime.
 
     Raises ExportError as `read_model` and `session_entries` do, and for a file that onnxruntime cannot run.
     """
@@ -294,7 +294,7 @@ MICROSOFT = "com.microsoft"
 
 
 def inherited(model: onnx.ModelProto) -> dict[str, str]:
-    """The metadata that also hold of a file made of this one: all but the certificate."""
+    """Return the metadata that also hold of a file made of this one: all but the certificate."""
     return {key: value for key, value in metadata(model).items() if key != CERTIFICATE_KEY}
 
 
@@ -310,7 +310,7 @@ def certified(source: Path, target: Path, proof: Certificate) -> None:
 
 
 def certificate(path: Path) -> str:
-    """The certificate that an ONNX file carries, as JSON; '' for none."""
+    """Return the certificate that an ONNX file carries, as JSON; '' for none."""
     return metadata(read_model(path)).get(CERTIFICATE_KEY, "")
 
 

@@ -49,7 +49,7 @@ def next_sentence(student_B2: Tensor, labels_B: Tensor, mask_BL: Tensor | None) 
 
 @reads("logits", against="labels", per="example")
 def labels(student_BV: Tensor, labels: Tensor, mask_BL: Tensor | None) -> Tensor:
-    """The task's own loss, mean over examples; what the task is shows in the labels.
+    """Compute the task's own loss, mean over examples; what the task is shows in the labels.
 
     class ids (B,), integer        cross entropy over V classes
     numbers (B,) or (B, 1)         squared error of the one output
@@ -180,7 +180,8 @@ def shortened(first: list[int], second: list[int], room: int, rng: np.random.Gen
 def with_others(
     documents: Iterable[Document], near: int, rng: np.random.Generator
 ) -> Iterator[tuple[Document, Callable[[], Document]]]:
-    """Each document with a draw from the others among the `near` latest; the first ones draw from the first `near`.
+    """Pair each document with a draw from the others among the `near` latest; the first ones draw from the first
+    `near`.
 
     Only these, two at least, are held. DataError where there is one document only.
     """

@@ -59,7 +59,7 @@ def log_buckets(distance: Tensor, *, buckets: int = 256, longest: int = 512) -> 
 
 
 def enhanced_mask_decoder(encoder: Any, hidden_BLD: Tensor, positions_LD: Tensor, mask_BL: Tensor) -> Tensor:
-    """The last layer applied twice: keys and values from H, queries Q0 = H + P, then what the layer gave.
+    """Apply the last layer twice: keys and values from H, queries Q0 = H + P, then what the layer gave.
 
     encoder: a DebertaV2Encoder. hidden_BLD: H, what enters its last layer. positions_LD: P.
     """
@@ -224,7 +224,7 @@ class ScaleInvariantFineTuning(nn.Module):
         return self.minimise.items(batch)
 
     def _towards(self, normal_BLE: Tensor, clean: Tensor, batch: Mapping[str, Any]) -> Tensor:
-        """The perturbation after its one step."""
+        """Return the perturbation after its one step."""
         noise_BLE = self.start * torch.randn_like(normal_BLE, dtype=torch.float32).clamp(-2, 2)
         noise_BLE.requires_grad_()
         distance = self._distance(self._perturbed(normal_BLE + noise_BLE, batch), clean)
@@ -239,7 +239,7 @@ class ScaleInvariantFineTuning(nn.Module):
         return self._answers(shown.logits, batch)
 
     def _answers(self, logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
-        """One distribution (or one number) per row: per example, per token, or per start and end."""
+        """Return one distribution (or one number) per row: per example, per token, or per start and end."""
         kind, mask_BL = self.minimise.objective.kind, batch["attention_mask"]
         if kind == "qa":
             return logits.mT.masked_fill(mask_BL[:, None] == 0, MASKED).flatten(0, 1)
@@ -253,7 +253,7 @@ class ScaleInvariantFineTuning(nn.Module):
 
 
 def direction(gradient_BLE: Tensor) -> Tensor:
-    """Each token's gradient over its largest component, in size."""
+    """Divide each token's gradient by its largest component, in size."""
     return gradient_BLE / (gradient_BLE.abs().amax(-1, keepdim=True) + 1e-6)
 
 

@@ -53,7 +53,7 @@ AXES = ("layers", "hidden", "heads", "ffn", "embedding", "bottleneck")
 
 
 def first(student: PreTrainedModel, batches: Iterable[Any], plan: SlicePlan) -> Importance:
-    """Of each group, the first unit matters most: what is then cut is what the subnets of `Sandwich` are without."""
+    """Rate the first unit of each group highest: what is then cut is what the subnets of `Sandwich` are without."""
     return {group: torch.arange(count, 0, -1).float() for group, count in plan.groups.items() if group.axis != "layers"}
 
 
@@ -129,11 +129,11 @@ class Sandwich(nn.Module):
         return self.distillation.objective
 
     def begin(self, step: int, total: int) -> None:
-        """What is drawn next is drawn for this optimiser step, for all parts of its batch alike."""
+        """Draw what comes next for this optimiser step, for all parts of its batch alike."""
         self.step = step
 
     def subnets(self) -> list[tuple[str, Sizes]]:
-        """What this step trains in this process: its part in the log, and its sizes."""
+        """Return what this step trains in this process: its part in the log, and its sizes."""
         rank, world = PartialState().process_index, PartialState().num_processes
         draw = np.random.default_rng([self.seed, self.step * world + rank])
         chosen = draw.permutation(len(self.drawn))[: self.random]
@@ -173,7 +173,7 @@ class Sandwich(nn.Module):
 def _combined(
     plan: SlicePlan, axes: Mapping[str, Sequence[float]], widths: Sequence[float]
 ) -> Iterable[Mapping[str, float]]:
-    """Every combination of what is given and the student's own sizes, as `Sizes.from_request` takes them."""
+    """Combine what is given and the student's own sizes in every way, as `Sizes.from_request` takes them."""
     together = ("hidden" if plan.sizes.bottleneck is None else "bottleneck", "heads", "ffn")
     if widths and any(axes[axis] for axis in together):
         raise PruneError(f"dynabert.Sandwich: `widths` is {', '.join(together)} together; leave them out beside it")
@@ -188,7 +188,8 @@ def _combined(
 
 
 def _shapes(config: Any, asked: Iterable[Mapping[str, float]], *, strict: bool) -> list[Sizes]:
-    """The sizes that can be, each once. Raises PruneError where none of a size's combinations can, or one if strict."""
+    """List the sizes that can be, each once. Raises PruneError where none of a size's combinations can, or one if
+    strict."""
     found: dict[Sizes, None] = {}
     problems: dict[tuple[str, float], PruneError] = {}
     used: set[tuple[str, float]] = set()

@@ -229,7 +229,7 @@ class FineTuning(nn.Module):
         return self.minimise.items(batch)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
-        """By depth, 0 for the embeddings."""
+        """Group the parameters by depth, 0 for the embeddings."""
         grouped: dict[str, list[nn.Parameter]] = {}
         for name, parameter in self.named_parameters():
             if parameter.requires_grad:

@@ -25,7 +25,7 @@ from compress.errors import DataError
 
 
 def next_tokens(batch: Mapping[str, Tensor], words: Words) -> dict[str, Tensor]:
-    """The batch with `labels` (B, L): labels[t] = input_ids[t + 1], -100 where the next token is no real one.
+    """Return the batch with `labels` (B, L): labels[t] = input_ids[t + 1], -100 where the next token is no real one.
 
     Where the rows have a column `prompt` (B,), so many of their first real tokens are given and not predicted.
     """

@@ -17,7 +17,7 @@ from compress.training.reads import Temperature, reads
 
 
 def mean_over(values: Tensor, mask_BL: Tensor | None) -> Tensor:
-    """Mean over B when `values` is (B,), over real tokens when it is (B, L). 0 when no token is real."""
+    """Average over B when `values` is (B,), over real tokens when it is (B, L). 0 when no token is real."""
     if values.dim() == 1 or mask_BL is None:
         return values.mean()
     real_BL = mask_BL.to(values.dtype)

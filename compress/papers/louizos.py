@@ -29,12 +29,12 @@ def drawn(log_alpha: Tensor, uniform: Tensor | None = None) -> Tensor:
 
 
 def active(log_alpha: Tensor) -> Tensor:
-    """The probability that the gate is not 0."""
+    """Compute the probability that the gate is not 0."""
     return (log_alpha.float() - BETA * math.log(-GAMMA / ZETA)).sigmoid()
 
 
 def settled(log_alpha: Tensor) -> Tensor:
-    """The gate without noise."""
+    """Compute the gate without noise."""
     return _stretched(log_alpha.float().sigmoid())
 
 

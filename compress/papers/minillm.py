@@ -54,7 +54,7 @@ def later_rewards(rewards_BL: Tensor, mask_BL: Tensor, *, normalise: bool = True
 
 
 def whitened(values_R: Tensor) -> Tensor:
-    """Mean 0, variance 1."""
+    """Shift and scale to mean 0, variance 1."""
     return (values_R - values_R.mean()) * (values_R.var(correction=0) + 1e-8).rsqrt()
 
 

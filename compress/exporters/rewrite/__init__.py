@@ -74,7 +74,7 @@ class Rewritten:
 
 
 def rewrite_graph(model: ModelProto, form: Form = PLAIN) -> Rewritten:
-    """A float32 model as it is traced (`to_onnx(form=None)`), in another form; `model` stays as it was.
+    """Rewrite a float32 model as it is traced (`to_onnx(form=None)`) in another form; `model` stays as it was.
 
     Of any attention that is recognised, by its structure, the scale goes into the weights of the queries and the mask
     into the keys. What is not recognised stays as it is. Weights that layers share stay shared. Computes what the model

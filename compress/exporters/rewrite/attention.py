@@ -51,7 +51,7 @@ class Attention:
 
     @staticmethod
     def around(graph: Graph, softmax: NodeProto, writers: Writers, readers: Readers) -> "Attention | None":
-        """The attention this softmax belongs to; None for one of another form."""
+        """Find the attention this softmax belongs to; None for one of another form."""
         context = only_reader(readers, softmax.output[0], "MatMul")
         turned = context and only_reader(readers, context.output[0], "Transpose", BY_HEAD)
         joined = turned and only_reader(readers, turned.output[0], "Reshape")
@@ -106,7 +106,7 @@ def collapse(graph: Graph) -> list[Attention]:
 
 
 def linear(graph: Graph, name: str, writers: Writers, readers: Readers) -> Linear | None:
-    """The product whose sum with a bias is `name`."""
+    """Find the product whose sum with a bias is `name`."""
     total = written_by(writers, name, "Add")
     if total is None or len(readers[name]) != 1:
         return None
@@ -118,7 +118,7 @@ def linear(graph: Graph, name: str, writers: Writers, readers: Readers) -> Linea
 
 
 def write_out(graph: Graph) -> None:
-    """Every attention node in ONNX's own operators."""
+    """Write every attention node in ONNX's own operators."""
     for node in graph.attentions():
         at = node.name
         queries, keys, values, *added = node.input

@@ -75,7 +75,7 @@ def _rename(graph: Graph, node: NodeProto, turned: dict[str, str]) -> None:
 
 
 def _takes_tokens(graph: Graph, node: NodeProto, turned: dict[str, str]) -> bool:
-    """A node that takes some tokens, or drops the axis of the only one: on the other axis."""
+    """Return True for a node that takes some tokens, or drops the axis of the only one: on the other axis."""
     if node.op_type == "Gather" and attribute(node, "axis", 0) == 1 and graph.value(node.input[1]) is not None:
         node.input[0] = turned[node.input[0]]
         set_attribute(node, "axis", 0)
@@ -92,7 +92,7 @@ def _takes_tokens(graph: Graph, node: NodeProto, turned: dict[str, str]) -> bool
 
 
 def _start(graph: Graph, attention: NodeProto) -> str | None:
-    """The last tensor that queries, keys and values all come from, token by token."""
+    """Find the last tensor that queries, keys and values all come from, token by token."""
     writers = graph.writers()
     order = {name: place for place, node in enumerate(graph.nodes) for name in node.output}
     frontier = set(attention.input[:3])
@@ -106,7 +106,7 @@ def _start(graph: Graph, attention: NodeProto) -> str | None:
 
 
 def _takes_one(graph: Graph, node: NodeProto) -> bool:
-    """A node that takes tokens and keeps their axis."""
+    """Return True for a node that takes tokens and keeps their axis."""
     if node.op_type != "Gather" or attribute(node, "axis", 0) != 1:
         return False
     index = graph.value(node.input[1])
@@ -141,7 +141,7 @@ def _pushed_back(graph: Graph, last: NodeProto) -> int:
 
 
 def _narrow(graph: Graph, last: NodeProto) -> list[NodeProto]:
-    """The nodes all of whose results end, token by token, in `last`."""
+    """List the nodes all of whose results end, token by token, in `last`."""
     graph.prune()
     readers = graph.readers()
     narrow: dict[str, NodeProto] = {}
@@ -163,7 +163,7 @@ def _by_row(reader: NodeProto, name: str, last: NodeProto, narrow: dict[str, Nod
 
 
 def fold_scales(graph: Graph, cores: list[Attention]) -> None:
-    """The scale of the scores goes into the weights of the queries."""
+    """Fold the scale of the scores into the weights of the queries."""
     for core, node in _nodes(graph, cores):
         if core.scale != 1.0:
             made = _product(graph, node.input[0])
@@ -233,7 +233,8 @@ def _widened(value: Array, heads: int, bias: float) -> Array:
 
 
 def _spread(graph: Graph, mask: str, heads: int, size: int, first: int) -> str:
-    """The mask (rows, 1, 1, tokens) as (rows, tokens, heads x (size + 1)), 0 but in the last place of every head."""
+    """Spread the mask (rows, 1, 1, tokens) to (rows, tokens, heads x (size + 1)), 0 but in the last place of every
+    head."""
     column = graph.add("Reshape", [mask, graph.integers(0, -1, 1)], f"{mask}/column")
     if first:
         column = graph.add("Transpose", [column], f"{mask}/tokens_first", perm=[1, 0, 2])

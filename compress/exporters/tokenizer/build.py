@@ -199,7 +199,7 @@ def reader(words: WordPiece, frame: RowTemplate, like: onnx.ModelProto) -> onnx.
 
 
 def joined(read: onnx.ModelProto, model: onnx.ModelProto, task: Task) -> onnx.ModelProto:
-    """The model behind its reader: texts in, answers out. What the model does not read of a row is not made.
+    """Put the model behind its reader: texts in, answers out. What the model does not read of a row is not made.
 
     Raises ExportError for a model that reads more than a row, or gives no `logits`.
     """
@@ -221,7 +221,7 @@ def joined(read: onnx.ModelProto, model: onnx.ModelProto, task: Task) -> onnx.Mo
 
 
 def _needed(graph: onnx.GraphProto, outputs: Sequence[str]) -> list[onnx.NodeProto]:
-    """The nodes that these outputs need; a node's subgraph needs what it names, too."""
+    """List the nodes that these outputs need; a node's subgraph needs what it names, too."""
     wanted, kept = set(outputs), []
     for node in reversed(graph.node):
         if wanted & set(node.output):
