@@ -86,14 +86,14 @@ HEAD, POSITIVE, NUMBERS = b"text\tlabel\n", b"a fine film\tpositive\n", b"a film
 @pytest.mark.parametrize(
     ("train", "dev", "said"),
     [
-        (None, "a fine film\tneutral\n", "dev.tsv, line 42: label 'neutral' is no class of the training split"),
+        (None, "a fine film\tneutral\n", "dev.tsv, row 42: label 'neutral' is no class of the training split"),
         (b"", None, "train.tsv is empty"),
         (HEAD, None, "train.tsv has a header and no rows"),
         ("one cell only\n", None, "train.tsv, line 98: 1 cells, not 2 as expected"),
         (HEAD + b"caf\xe9\tpositive\n", None, "train.tsv, line 2, byte 4: 0xe9 is not UTF-8"),
         (HEAD + POSITIVE * 9, HEAD + POSITIVE, "every training row has the class 'positive'"),
-        ("a fine film\tnan\n", None, "train.tsv: 1 of 97 rows have no label (line 98)"),
-        (HEAD + NUMBERS * 3, HEAD + NUMBERS, "3 of 9 rows have no label (lines 4, 7, 10)"),
+        ("a fine film\tnan\n", None, "train.tsv: 1 of 97 rows have no label (row 98)"),
+        (HEAD + NUMBERS * 3, HEAD + NUMBERS, "3 of 9 rows have no label (rows 4, 7, 10)"),
     ],
 )  # fmt: skip
 def test_data(

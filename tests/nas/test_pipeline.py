@@ -271,7 +271,7 @@ PHASES = (
     ("compress.nas.train_supernet:run_stage", 0),
     ("compress.training.stage:_keep", 0),
     ("compress.nas.evaluators:SupernetEvaluator.score", 5),
-    ("compress.nas.finalists:trained", 1),
+    ("compress.nas.finalists:train_student", 1),
     ("compress.commands.search:ship", 0),
 )
 """Measuring, before the supernet, at its end, trials, the second short distillation, shipping."""
