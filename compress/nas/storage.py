@@ -4,7 +4,7 @@ import random
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,8 @@ from urllib.parse import quote
 import optuna
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import text
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, ProgrammingError, SQLAlchemyError
 
 from compress.errors import SearchError
@@ -37,14 +38,25 @@ LOCK_SECONDS, CONNECT_SECONDS = 60, 10
 
 
 class HeartbeatStorage(RDBStorage):
-    """RDBStorage whose heartbeat thread survives a failed write.
-
-    Optuna's thread dies with a traceback instead. The thread that runs the trial meets the same failure and reports it.
-    """
+    """RDBStorage whose heartbeat thread survives a failed write, and in which one process alone takes a trial."""
 
     def record_heartbeat(self, trial_id: int) -> None:
+        """Record a sign of life; the thread that runs the trial meets and reports the failure that ends Optuna's."""
         with suppress(SQLAlchemyError, StorageInternalError):
             super().record_heartbeat(trial_id)
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        """Read and write the state in one transaction.
+
+        SQLite has no row locks such as Optuna asks for: two processes would queue the trial of a killed one twice.
+        """
+        if self.engine.dialect.name == "sqlite":
+            try:
+                self.scoped_session().execute(text("BEGIN IMMEDIATE"))
+            except SQLAlchemyError:
+                self.scoped_session.remove()
+                raise
+        return super().set_trial_state_values(trial_id, state, values)
 
 
 @contextmanager

@@ -4,12 +4,14 @@ import sqlite3
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
-from optuna.storages import BaseStorage
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState
 from sqlalchemy import event
 
@@ -196,6 +198,34 @@ def test_a_live_trial_is_not_taken_from_its_process(path: Path) -> None:
     assert not [each for each in threading.enumerate() if each not in before]
     for each in (study, other):
         close_study(each)
+
+
+def test_a_killed_process_s_trial_is_queued_by_one_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several processes notice at the same time that a trial is stale; each is slow between reading and writing it."""
+    storage = hasty(path)
+    study = begin(storage)
+    trial = storage.create_new_trial(study._study_id)
+    check = RDBStorage.check_trial_is_updatable
+
+    def check_slowly(self: RDBStorage, *state: Any) -> None:
+        check(self, *state)
+        time.sleep(0.2)
+
+    monkeypatch.setattr(RDBStorage, "check_trial_is_updatable", check_slowly)
+
+    def fail() -> bool:
+        other = hasty(path)
+        try:
+            return other.set_trial_state_values(trial, TrialState.FAIL)
+        except UpdateFinishedTrialError:
+            return False
+        finally:
+            storages.close_storage(other)
+
+    with ThreadPoolExecutor(4) as pool:
+        done = [pool.submit(fail) for _ in range(4)]
+        assert sorted(each.result() for each in done) == [False, False, False, True]
+    close_study(study)
 
 
 # ---- databases
