@@ -188,7 +188,7 @@ def test_a_live_trial_is_not_taken_from_its_process(path: Path) -> None:
     study, other = begin(hasty(path)), begin(hasty(path))
 
     def look(choice: object) -> None:
-        for _ in range(7):
+        for _ in range(10):
             time.sleep(0.5)
             with storages.quiet():
                 optuna.storages.fail_stale_trials(other)

@@ -100,8 +100,8 @@ def begin(storage: Path | str | BaseStorage | None = None, name: str = "toy", **
 
 
 def hasty(where: Path | str, create: bool = True) -> BaseStorage:
-    """Open a storage in which a process is dead after two seconds."""
-    return open_storage(where, create=create, heartbeat=1, grace=2, say=lambda line: None)
+    """Open a storage in which a process is dead after four seconds."""
+    return open_storage(where, create=create, heartbeat=1, grace=4, say=lambda line: None)
 
 
 def run(study: optuna.Study, evaluator: ToyEvaluator, **options: object) -> list[str]:
