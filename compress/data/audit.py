@@ -72,7 +72,7 @@ def audit(data: TaskData) -> TaskData:
 
 
 def _keys(split: Dataset) -> Keys:
-    """Number the rows so that equal texts have equal numbers, and others as good as never."""
+    """Compute a number for each row: the same for equal texts, and hardly ever for different ones."""
     names = [name for name in ("text", "text_pair", "question", "context", "words") if name in split.column_names]
     keys = np.empty(len(split), np.int64)
     start = 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count, islice, takewhile
+from itertools import chain, count, groupby, islice, takewhile
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compress.data import cache, documents, pydoc, sentences, sources
-from compress.data.sentences import Frame, Template, tokenised
+from compress.data import cache, documents, pydoc, sources
+from compress.data.masking import Frame, Template
 from compress.data.text_files import reading
 from compress.data.tokenize import Row, fingerprint, row_batches, source_files
 from compress.errors import DataError, did_you_mean
@@ -38,6 +40,14 @@ WRITES_PER_PART: Final = 50
 
 HUB_SECONDS: Final = 10.0
 """How long the hub may take to answer at all."""
+
+
+SENTENCES_PER_CALL: Final = 2000
+
+LONGEST_SENTENCE: Final = 10_000
+"""Characters; text without an end of sentence for so long is cut at a space, or anywhere where there is none."""
+
+_SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]”’]))\s+(?![a-z])|(?<=[。！？])")
 
 
 @dataclass(frozen=True)
@@ -153,6 +163,64 @@ def _streamed(name: str, configuration: str | None, revision: str) -> Iterator[s
         raise DataError(f"{name}: cannot be streamed from the hub: {error}") from error
 
 
+@dataclass(frozen=True)
+class Document:
+    """One document of a corpus: its number there, and the token ids of each sentence, without special tokens.
+
+    There is at least one sentence, and no sentence is empty. A `parallel` document has two: a text and its translation.
+    """
+
+    number: int
+    sentences: list[list[int]]
+    parallel: bool = False
+
+
+def tokenised_documents(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
+    """Yield the documents that have tokens, in order, one at a time; the call before the last is all that is held.
+
+    A sentence that follows another is tokenised with the space between them, as in running text: it matters to
+    tokenizers that keep spaces (GPT-2, RoBERTa) and to no other.
+    """
+    for number, group in groupby(tokenised(corpus, tokenizer, spaced=True), key=itemgetter(0)):
+        sentences = [ids for _, ids in group if ids]
+        if len(sentences) > corpus.parallel:  # of a parallel document, both
+            yield Document(number, sentences, corpus.parallel)
+
+
+def tokenised(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, spaced: bool = False, start: int = 0
+) -> Iterator[tuple[int, list[int]]]:
+    """Yield (document number, token ids) of each sentence of a corpus, tokenised many at a time; ids may be empty.
+
+    `spaced`: whether a sentence is tokenised with the space between it and the one before; `start`: the first document.
+    """
+    before = " " if spaced and not corpus.parallel else ""
+    sentences = (
+        (number, text if at == 0 else before + text)
+        for number, document in islice(enumerate(corpus.documents()), start, None)
+        for at, text in enumerate(document.split("\n") if corpus.parallel else split_sentences(document))
+    )
+    no = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+    while batch := list(islice(sentences, SENTENCES_PER_CALL)):
+        tokens = tokenizer([text for _, text in batch], **no)["input_ids"]
+        for (number, _), ids in zip(batch, tokens, strict=True):
+            yield number, ids
+
+
+def split_sentences(document: str) -> Iterator[str]:
+    """Yield the sentences of a document; none goes over a line end."""
+    for line in document.splitlines():
+        for sentence in _SENTENCE_END.split(line):
+            rest = sentence.strip()
+            while len(rest) > LONGEST_SENTENCE:
+                cut = rest.rfind(" ", 1, LONGEST_SENTENCE)
+                cut = cut if cut > 0 else LONGEST_SENTENCE
+                yield rest[:cut]
+                rest = rest[cut:].lstrip()
+            if rest:
+                yield rest
+
+
 def encode_corpus(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, *, limit_tokens: int | None = None
 ) -> Dataset:
@@ -234,7 +302,7 @@ def build_rows(
     what = f"{name} of {corpus.name}"
 
     def rows() -> Iterator[Row]:
-        rng, texts = np.random.default_rng(seed), sentences.documents(corpus, tokenizer)
+        rng, texts = np.random.default_rng(seed), tokenised_documents(corpus, tokenizer)
         several: Mapping[str, bool] = {}
         for number, row in enumerate(
             builder(texts, Frame.from_tokenizer(tokenizer), max_length=max_length, rng=rng, **options)

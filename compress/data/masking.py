@@ -1,15 +1,16 @@
-"""The vocabulary of a tokenizer as corruptions of text need it. V: token ids."""
+"""A tokenizer as corruptions of text need it: its vocabulary, and how it frames texts as input. V: token ids."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from torch import BoolTensor, LongTensor
 
-from compress.data.sentences import Template
 from compress.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,6 +21,60 @@ ROWS_PER_CALL: Final = 10_000
 
 _INSIDE: Final = "##"
 _BEGINS: Final = ("▁", "Ġ")
+
+
+@dataclass(frozen=True)
+class Template:
+    """The special tokens before, between and after `len(ids) - 1` texts; the token types of these and of the texts.
+
+    `types` and `text_types` are None where the tokenizer makes no token types.
+    """
+
+    ids: tuple[list[int], ...]
+    types: tuple[list[int], ...] | None
+    text_types: tuple[int, ...] | None
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, texts: int) -> Template:
+        """Read off what the tokenizer makes of one word, given once or as a pair. Raises DataError."""
+        bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+        whole = tokenizer(*["a"] * texts)
+        ids, types = whole["input_ids"], whole.get("token_type_ids")
+        cuts, kinds, end = [], [], 0
+        for _ in range(texts):
+            start = next((at for at in range(end, len(ids)) if ids[at : at + len(bare)] == bare), None)
+            if start is None or not bare:
+                raise DataError(
+                    f"{type(tokenizer).__name__}: cannot see how it frames {texts} text(s): 'a' is {bare} alone "
+                    f"and {ids} framed. Choose a tokenizer that knows the letter a."
+                )
+            cuts.append((end, start))
+            kinds.append(start)
+            end = start + len(bare)
+        cuts.append((end, len(ids)))
+        if types is None:
+            return cls(tuple(ids[i:j] for i, j in cuts), None, None)
+        return cls(
+            tuple(ids[i:j] for i, j in cuts), tuple(types[i:j] for i, j in cuts), tuple(types[at] for at in kinds)
+        )
+
+    def fill(self, *texts: Sequence[int]) -> dict[str, list[int]]:
+        """Make a row of texts: {input_ids, token_type_ids (where the tokenizer makes them)}."""
+        row = {"input_ids": _woven(self.ids, texts)}
+        if self.types is not None and self.text_types is not None:
+            kinds = [[kind] * len(text) for kind, text in zip(self.text_types, texts, strict=True)]
+            row["token_type_ids"] = _woven(self.types, kinds)
+        return row
+
+    @property
+    def size(self) -> int:
+        """How many special tokens it has."""
+        return sum(map(len, self.ids))
+
+
+def _woven(around: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> list[int]:
+    parts = chain.from_iterable(zip(around[:-1], texts, strict=True))
+    return list(chain(chain.from_iterable(parts), around[-1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,3 +170,34 @@ def counts(rows: Dataset, vocabulary: int) -> LongTensor:
                 )
             total += found
     return torch.from_numpy(total)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """How a tokenizer frames one text and a pair of texts: `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]` for BERT.
+
+    `end` is the token that ends a text for a generative model; None where the tokenizer has none. `words` is the
+    vocabulary, for rows that are corrupted once and for all.
+    """
+
+    alone: Template
+    paired: Template
+    end: int | None
+    words: Words
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> Frame:
+        templates = Template.from_tokenizer(tokenizer, 1), Template.from_tokenizer(tokenizer, 2)
+        return cls(*templates, tokenizer.eos_token_id, Words.from_tokenizer(tokenizer))
+
+    def single(self, ids: Sequence[int]) -> dict[str, list[int]]:
+        """Make a row of one text: {input_ids, token_type_ids (where the tokenizer makes them)}."""
+        return self.alone.fill(ids)
+
+    def pair(self, first: Sequence[int], second: Sequence[int]) -> dict[str, list[int]]:
+        """Make a row of a pair of texts."""
+        return self.paired.fill(first, second)
+
+    def room(self, pair: bool = False) -> int:
+        """Count the special tokens that a row needs besides its text."""
+        return (self.paired if pair else self.alone).size

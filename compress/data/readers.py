@@ -394,7 +394,7 @@ def _parquet(path: Path) -> RawSplit:
 
         try:
             classes = _classes(Features.from_arrow_schema(file.schema_arrow))
-        except Exception as error:
+        except Exception as error:  # damaged JSON there raises whatever `datasets` happens to do with it
             raise DataError(f"{path}: its metadata is damaged: {type(error).__name__}: {error}") from error
     return _typed(str(path), file.schema_arrow, stream, classes)
 

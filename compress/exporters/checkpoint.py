@@ -256,8 +256,7 @@ def _unused(why: str, **options: object) -> None:
 
 
 def _sentences() -> list[str]:
-    from compress.data.corpus import load_corpus
-    from compress.data.sentences import split_sentences
+    from compress.data.corpus import load_corpus, split_sentences
 
     documents = load_corpus("pydoc").documents()
     found = (text for document in documents for text in split_sentences(document) if 20 < len(text) < 200)

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from compress.data.masking import Words
-from compress.data.sentences import Document, Frame
+from compress.data.corpus import Document
+from compress.data.masking import Frame, Words
 from compress.models.to_albert import from_bert  # noqa: F401 recipes call it albert.from_bert
 from compress.papers import bert
 from compress.training.reads import reads

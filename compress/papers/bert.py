@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from compress.data.constants import IGNORE_INDEX
-from compress.data.masking import Words
-from compress.data.sentences import Document, Frame
+from compress.data.corpus import Document
+from compress.data.masking import Frame, Words
 from compress.errors import DataError
 from compress.training.reads import reads
 

@@ -19,8 +19,8 @@ import numpy as np
 from torch import Tensor
 
 from compress.data.constants import IGNORE_INDEX
-from compress.data.masking import Words
-from compress.data.sentences import Document, Frame
+from compress.data.corpus import Document
+from compress.data.masking import Frame, Words
 from compress.errors import DataError
 
 

@@ -25,7 +25,8 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 
-from compress.data.sentences import Document, Frame
+from compress.data.corpus import Document
+from compress.data.masking import Frame
 from compress.errors import DataError
 from compress.papers.bert import mask, segment_pairs, shortened, with_others
 

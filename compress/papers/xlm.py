@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.data.sentences import Document, Frame
+from compress.data.corpus import Document
+from compress.data.masking import Frame
 from compress.errors import DataError
 from compress.papers.roberta import full_sentences
 

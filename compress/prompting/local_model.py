@@ -26,7 +26,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from compress.data.sentences import Template
+from compress.data.masking import Template
 from compress.errors import TeacherError
 from compress.models.checkpoints import resolve
 from compress.models.teacher import check_vocabulary, explain_load_errors, identify, load_config

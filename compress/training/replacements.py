@@ -25,8 +25,7 @@ from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 
 from compress.data import cache, tokenize
-from compress.data.masking import Words
-from compress.data.sentences import Frame
+from compress.data.masking import Frame, Words
 from compress.errors import DataError
 from compress.models import precision
 from compress.models.signals import has_lm_head, read

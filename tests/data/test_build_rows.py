@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from compress.data import tokenize as module
-from compress.data.corpus import Corpus, build_rows
-from compress.data.sentences import Document, Frame
+from compress.data.corpus import Corpus, Document, build_rows
+from compress.data.masking import Frame
 from compress.errors import DataError
 from tests import tiny
 
@@ -113,7 +113,7 @@ def test_the_row_that_reaches_the_limit_is_the_last(limit: int, expected: int) -
 
 
 def test_a_limit_reads_no_more_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.data.sentences.SENTENCES_PER_CALL", 10)
+    monkeypatch.setattr("compress.data.corpus.SENTENCES_PER_CALL", 10)
     monkeypatch.setattr(module, "ROWS_PER_WRITE", 5)
     read = []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from compress.data import cache, load_task, sentences, tokenize
+from compress.data import cache, load_task, tokenize
 from compress.data import corpus as corpora
 from compress.data.corpus import Corpus, encode_corpus
 from compress.data.tokenize import encode
@@ -65,7 +65,7 @@ def test_a_damaged_entry_is_made_anew_and_named(
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentences, "SENTENCES_PER_CALL", 4)
+    monkeypatch.setattr("compress.data.corpus.SENTENCES_PER_CALL", 4)
     monkeypatch.setattr(tokenize, "ROWS_PER_WRITE", 3)
     monkeypatch.setattr(corpora, "WRITES_PER_PART", 2)
 

@@ -24,7 +24,7 @@ from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from compress.data import corpus as corpora
-from compress.data import documents, sentences, tokenize
+from compress.data import documents, tokenize
 from compress.data.corpus import Corpus, encode_corpus, load_corpus
 from compress.errors import DataError
 from tests import tiny
@@ -306,7 +306,7 @@ def test_no_token_is_lost_or_made() -> None:
 def test_many_calls_and_writes_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["the film was good. so fun. " * (n % 7) + "a plot" for n in range(50)]
     whole = encode_corpus(corpus(*texts), tiny.tokenizer(), 16)
-    monkeypatch.setattr(sentences, "SENTENCES_PER_CALL", 3)
+    monkeypatch.setattr("compress.data.corpus.SENTENCES_PER_CALL", 3)
     monkeypatch.setattr(tokenize, "ROWS_PER_WRITE", 2)
     again = encode_corpus(Corpus("other", "other", lambda: iter(texts)), tiny.tokenizer(), 16)
     assert again.to_list() == whole.to_list()
@@ -335,7 +335,7 @@ def test_blocks_are_written_once_and_mapped_from_disk(cache_home: Path) -> None:
 
 
 def test_a_corpus_that_breaks_off_leaves_nothing_behind(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentences, "SENTENCES_PER_CALL", 1)
+    monkeypatch.setattr("compress.data.corpus.SENTENCES_PER_CALL", 1)
     monkeypatch.setattr(tokenize, "ROWS_PER_WRITE", 1)
 
     def texts() -> Iterator[str]:

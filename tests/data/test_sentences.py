@@ -8,9 +8,8 @@ from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from compress.data import sentences
-from compress.data.corpus import Corpus
-from compress.data.sentences import Document, Frame, documents
+from compress.data.corpus import Corpus, Document, tokenised_documents
+from compress.data.masking import Frame
 from compress.errors import DataError
 from tests import tiny
 
@@ -75,13 +74,13 @@ def test_a_tokenizer_that_hides_its_frame_is_refused() -> None:
 
 def test_documents_are_their_sentences_and_keep_their_numbers() -> None:
     tokenizer = tiny.tokenizer()
-    found = list(documents(corpus("The film. A plot!\nSo fun", "\u200b", "Never."), tokenizer))
+    found = list(tokenised_documents(corpus("The film. A plot!\nSo fun", "\u200b", "Never."), tokenizer))
     ids = tokenizer(["the film.", "a plot!", "so fun", "never."], add_special_tokens=False)["input_ids"]
     assert found == [Document(0, ids[:3]), Document(2, ids[3:])]
 
 
 def test_documents_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentences, "SENTENCES_PER_CALL", 4)
+    monkeypatch.setattr("compress.data.corpus.SENTENCES_PER_CALL", 4)
     read = []
 
     def texts() -> Iterator[str]:
@@ -89,7 +88,7 @@ def test_documents_stream(monkeypatch: pytest.MonkeyPatch) -> None:
             read.append(number)
             yield "The film. A plot."
 
-    stream = documents(Corpus("long", "long", texts), tiny.tokenizer())
+    stream = tokenised_documents(Corpus("long", "long", texts), tiny.tokenizer())
     for number, document in zip(range(100), stream, strict=False):
         assert document.number == number
         assert len(document.sentences) == 2
@@ -101,13 +100,13 @@ def test_a_sentence_keeps_the_space_before_it_where_the_tokenizer_keeps_spaces()
     model = Tokenizer(WordLevel(words, unk_token="<pad>"))
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>")
-    (found,) = documents(corpus("a.\na."), tokenizer)
+    (found,) = tokenised_documents(corpus("a.\na."), tokenizer)
     assert found.sentences == [[1, 3], [2, 3]]
 
 
 def test_a_parallel_document_is_two_sentences_whatever_is_in_them() -> None:
     texts = ("The film. A plot!\nSo fun. So good", "\u200b\nnever")
     tokenizer = tiny.tokenizer()
-    (found,) = documents(Corpus("pairs", "pairs", lambda: iter(texts), parallel=True), tokenizer)
+    (found,) = tokenised_documents(Corpus("pairs", "pairs", lambda: iter(texts), parallel=True), tokenizer)
     ids = tokenizer(["the film. a plot!", "so fun. so good"], add_special_tokens=False)["input_ids"]
     assert found == Document(0, ids, parallel=True)

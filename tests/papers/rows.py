@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compress.data.masking import Words
-from compress.data.sentences import Document, Frame, Template
+from compress.data.corpus import Document
+from compress.data.masking import Frame, Template, Words
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 FIRST = 5

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from compress.data.constants import IGNORE_INDEX
-from compress.data.sentences import Document
+from compress.data.corpus import Document
 from compress.errors import DataError
 from compress.papers.bert import mask, segment_pairs, shortened, with_others
 from tests.papers import rows

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from compress.config.term import Term
-from compress.data.sentences import Document, Frame
+from compress.data.corpus import Document
+from compress.data.masking import Frame
 from compress.errors import DataError
 from compress.papers import gpt2
 from compress.slicing.shape import Shape

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from compress.data.constants import IGNORE_INDEX
-from compress.data.sentences import Document, Frame, Template
+from compress.data.corpus import Document
+from compress.data.masking import Frame, Template
 from compress.errors import DataError
 from compress.papers import bert, roberta
 from tests.papers import rows

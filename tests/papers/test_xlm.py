@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from compress.data.corpus import Corpus, build_rows
-from compress.data.sentences import Document
+from compress.data.corpus import Corpus, Document, build_rows
 from compress.errors import DataError
 from compress.papers import roberta, xlm
 from tests import tiny
