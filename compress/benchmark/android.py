@@ -1,4 +1,4 @@
-"""An Android phone over adb: its browser, by a link that needs no network, or a native program that is pushed to it
+"""Measure on an Android phone over adb: in its browser, by a link that needs no network, or by a native program
 (onnxruntime_perf_test, or LiteRT's benchmark_model).
 
 Tested against a stand-in for `adb`, and against the real client where no phone is. No phone was measured here.

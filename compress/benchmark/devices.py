@@ -1,4 +1,4 @@
-"""Where files are measured: this machine, a machine reached over ssh, a browser, an Android phone. One protocol."""
+"""Open the device that files are measured on: this machine, one over ssh, a browser, an Android phone."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """`local`, `ssh:pi`, `browser`, `adb:SERIAL`."""
+        """Name the device: `local`, `ssh:pi`, `browser`, `adb:SERIAL`."""
 
     def facts(self) -> dict[str, str]:
         """Return what the figures are measured on: processor, cores, instructions, governor, temperature, system,
@@ -127,7 +127,7 @@ def measure(
 
 
 def _fitting(kind: str, **given: bool) -> None:
-    """Raises DeviceError for an option that was given and that this kind of device does not have."""
+    """Raise DeviceError for an option that was given and that this kind of device does not have."""
     fits = {
         "affinity": ("local", "ssh", "adb"),
         "lan": ("browser",),

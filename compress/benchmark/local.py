@@ -1,4 +1,4 @@
-"""This machine as a device."""
+"""Measure on this machine, or on any other that runs the agent."""
 
 import base64
 import sys
@@ -46,7 +46,7 @@ class Stationed:
     loaded: dict[str, str] = field(default_factory=dict)
 
     def facts(self) -> dict[str, str]:
-        """Load and temperature are from before anything was measured."""
+        """Describe the machine; load and temperature are from before anything was measured."""
         if not self.loaded:
             self._needs("onnxruntime")
         runtimes = ", ".join(f"{name} {version}" for name, version in self.loaded.items())

@@ -1,4 +1,4 @@
-"""What the words of `compress bench` mean: settings, CPUs, spans of time, files."""
+"""Parse the words of `compress bench`: settings, CPUs, spans of time, files."""
 
 import re
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def cpu_list(chosen: Sequence[int]) -> str:
 
 
 def files(paths: Sequence[Path], precision: str = "") -> dict[str, Path]:
-    """Name -> file: every bundle's files, as `runs/sst2/bundle:int8`, and lone ones, by their path.
+    """Name the files to race: every bundle's files, as `runs/sst2/bundle:int8`, and lone ones, by their path.
 
     `precision`: those to keep, comma-separated; '' keeps all. Raises BundleError for what is no bundle, DeviceError for
     a precision that none has, or a path given twice.

@@ -1,4 +1,4 @@
-"""A machine reached over ssh: one connection of the system's own ssh, over which all goes, files too.
+"""Measure on a machine over ssh: one connection of the system's own ssh, over which all goes, files too.
 
 The far side needs a POSIX shell, Python 3.8, numpy and onnxruntime; no sftp, no pip, no root. A shell makes a folder
 and removes it when the station in it ends, which is when the connection does: by our hand, by Ctrl-C, or by accident.
@@ -57,11 +57,11 @@ class Address:
 
     @property
     def by_hand(self) -> str:
-        """What follows `ssh` when a user types it."""
+        """Write what follows `ssh` when a user types it."""
         return f"-p {self.port} {self.host}" if self.port else self.host
 
     def command(self, far: str, timeout: float) -> list[str]:
-        """ssh that asks nothing, opens nothing but this one connection, and notices within 45 s that it is lost."""
+        """Call ssh so that it asks nothing, opens this connection alone, and notices within 45 s that it is lost."""
         options = {
             "BatchMode": "yes",
             "ConnectTimeout": str(max(1, round(timeout))),
@@ -76,8 +76,8 @@ class Address:
 
 
 def far_command(python: str, length: int) -> str:
-    """What the far login shell runs, whichever it is: a POSIX shell that makes a folder, removes it at the end, and
-    in between runs the station, whose `length` bytes of source come first on standard input."""
+    """Write what the far login shell runs, whichever it is: a POSIX shell that makes a folder, removes it at the end,
+    and in between runs the agent, whose `length` bytes of source come first on standard input."""
     boot = f"import sys; exec(compile(sys.stdin.buffer.read({length}), 'station.py', 'exec'))"
     script = (
         f"d=$(mktemp -d) || exit {NO_FOLDER}; trap 'rm -rf \"$d\"' EXIT; trap 'exit 1' HUP INT TERM; "
@@ -123,7 +123,7 @@ class Folder:
     sent: dict[tuple[Path, int, int], str] = field(default_factory=dict)
 
     def place_model(self, path: Path) -> str:
-        """Sends a model and what belongs to it, unless they are there. Returns its path there."""
+        """Send a model and what belongs to it, unless they are there. Return its path there."""
         state = path.stat()
         key = (path.resolve(), state.st_size, state.st_mtime_ns)
         if key not in self.sent:

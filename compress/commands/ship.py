@@ -33,7 +33,7 @@ from compress.provenance import command_line, versions
 from compress.quantization.certify import certify, sign_file
 from compress.quantization.select import CALIBRATION_ROWS, keep_score
 from compress.records.latency import Latency, Setting
-from compress.records.run_report import Report, Row
+from compress.records.run_report import Report, ReportRow
 from compress.reporting.html import render_html
 from compress.reporting.remarks import run_warnings
 from compress.reporting.tables import run_table, to_terminal
@@ -112,7 +112,7 @@ def measure(
         times = race(files, [Setting(threads=1, batch=1, seq=each) for each in lengths], say=status.update)
     spent = {stage.name: taken(run, stage.name, context.console) for stage in (recipe.teacher, *recipe.stages)}
     rows = [
-        *(Row(each, "baseline", found) for each, found in baselines.baselines(data, split).items()),
+        *(ReportRow(each, "baseline", found) for each, found in baselines.baselines(data, split).items()),
         _row(teacher, room.evaluator, times, [spent[recipe.teacher.name]]),
         *(
             _row(each, room.evaluator, times, [spent[stage.name] for stage in recipe.stages], teacher)
@@ -191,7 +191,7 @@ def _row(
     times: Sequence[Latency],
     spent: Sequence[Trained | None],
     teacher: Examined | None = None,
-) -> Row:
+) -> ReportRow:
     """Make a line of the report; that of a student if `teacher` is given."""
     agreement = None
     if teacher is not None:
@@ -206,7 +206,7 @@ def _row(
             "peak_rss_mb": max(time.peak_rss_mb or 0.0 for time in times if time.name == one.name),
             **_training(spent),
         }
-    return Row(
+    return ReportRow(
         name=one.name,
         role="student" if teacher else "teacher",
         score=evaluator.scores(one.logits, threshold=one.threshold),
@@ -290,7 +290,7 @@ def _training(spent: Sequence[Trained | None]) -> dict[str, Any]:
     return {"train_seconds": seconds, "samples_per_second": examples / seconds}
 
 
-def _noticed(task: Task, fp32: Row, int8: Row) -> list[str]:
+def _noticed(task: Task, fp32: ReportRow, int8: ReportRow) -> list[str]:
     before, after = fp32.score[task.metric] or 0.0, int8.score[task.metric] or 0.0
     if before - after > INT8_DROP:
         return [f"int8 loses {100 * (before - after):.1f} points of {task.metric}; ship the fp32 file if that matters."]

@@ -158,7 +158,7 @@ class Predictor:
         jackknife = math.sqrt((len(others_S) - 1) / len(others_S) * float(np.square(others_S - others_S.mean()).sum()))
         return Estimate(ms, math.hypot(ms * self.errors.deviation, jackknife))
 
-    def record(self) -> search_report.Prediction:
+    def record(self) -> search_report.LatencyPrediction:
         """Make the record for a search's report: every measured shape beside what the others predict of it."""
         predicted = dict(zip((each.name for each in self.fitted), self._left_out, strict=True))
         by_flops = dict(zip((each.name for each in self.fitted), self._by_flops, strict=True))
@@ -175,7 +175,7 @@ class Predictor:
             if not each.noisy or each.terms.counts.keys() <= self.costs.keys()
         ]
         finite = tuple(each for each in timings if math.isfinite(each.predicted_ms))
-        return search_report.Prediction(self.about(), self.errors.mean, self.flops_errors.mean, finite)
+        return search_report.LatencyPrediction(self.about(), self.errors.mean, self.flops_errors.mean, finite)
 
     def about(self) -> str:
         """Say `14 shapes on local, int8, 1 thread, batch 1, 128 tokens: each predicted from the others to 1.4 % ...`"""

@@ -45,7 +45,7 @@ def sentence_order(
     short: float = 0.1,
     near: int = 200,
 ) -> Iterator[dict[str, Any]]:
-    """Sec. 3.1: rows of two segments; `sentence_order`: 0 in order, 1 swapped (or random, see above: bert.pairs)."""
+    """Build rows of two segments (Sec. 3.1); `sentence_order`: 0 in order, 1 swapped or random, see bert.pairs."""
     found = bert.pairs(documents, frame, max_length=max_length, rng=rng, short=short, near=near, rule=_half_swapped)
     return (row | {"sentence_order": int(relation != "follows")} for row, relation in found)
 
@@ -62,8 +62,9 @@ def mask(
     longest: int = 3,
     max_predictions: int | None = None,
 ) -> dict[str, Tensor]:
-    """Sec. 4.1: n-grams of whole words, p(n) = (1/n) / sum_k (1/k), until `rate` of each row's tokens are chosen; then
-    80/10/10 for each token.
+    """Mask n-grams of whole words (Sec. 4.1), p(n) = (1/n) / sum_k (1/k), until `rate` of each row's tokens are chosen.
+
+    Each token then becomes the mask, another or stays as it is, 80/10/10.
 
     In random order words begin n-grams. One that meets a chosen word is passed over, one that would exceed the rate
     loses its last words. The rate counts special tokens, as in bert.mask; at least one token may be chosen, so a row of
@@ -80,7 +81,7 @@ def mask(
 
 
 def _words(open_L: list[bool], inside_L: list[bool]) -> list[list[list[int]]]:
-    """Runs of words between special tokens; a word is its positions."""
+    """Split a row into runs of words between special tokens; a word is a list of its positions."""
     runs: list[list[list[int]]] = [[]]
     for position, (opened, inside) in enumerate(zip(open_L, inside_L, strict=True)):
         if not opened:

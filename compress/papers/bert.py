@@ -65,7 +65,7 @@ def labels(student_BV: Tensor, labels: Tensor, mask_BL: Tensor | None) -> Tensor
 def mask(
     batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, max_predictions: int | None = None
 ) -> dict[str, Tensor]:
-    """Sec. 3.1: `rate` of each row's tokens, special ones counted but never chosen, at least one; then `conceal`.
+    """Mask `rate` of each row's tokens (Sec. 3.1), special ones counted but never chosen, at least one.
 
     `max_predictions` bounds them (authors' code: 20 of 128 tokens, 76 or 77 of 512).
     """
@@ -77,15 +77,17 @@ def mask(
 
 
 def predictable(batch: Mapping[str, Tensor], words: Words) -> Tensor:
-    """(B, L) true at real tokens that are not special."""
+    """Mark the real tokens that are not special, (B, L)."""
     return batch["attention_mask"].bool() & ~words.special_V[batch["input_ids"]]
 
 
 def conceal(
     batch: Mapping[str, Tensor], chosen_BL: Tensor, words: Words, *, masked: float = 0.8, random: float = 0.1
 ) -> dict[str, Tensor]:
-    """The batch with `labels` at the chosen positions: `masked` of these become the mask token, `random` of them any
-    token of the vocabulary, the rest stay as they are. DataError for a tokenizer without mask token."""
+    """Hide the chosen positions, and add `labels` there: `masked` of them become the mask token, `random` any token.
+
+    The rest stay as they are. Raises DataError for a tokenizer without a mask token.
+    """
     ids_BL = batch["input_ids"]
     fate_BL = torch.rand(ids_BL.shape, device=ids_BL.device)
     any_BL = torch.randint_like(ids_BL, words.size)
@@ -103,7 +105,7 @@ def segment_pairs(
     short: float = 0.1,
     near: int = 200,
 ) -> Iterator[dict[str, Any]]:
-    """Sec. 3.1, A.2: rows of two segments; `next_sentence`: 0 B follows A, 1 B is random. See `pairs`."""
+    """Build rows of two segments (Sec. 3.1, A.2); `next_sentence`: 0 B follows A, 1 B is random. See `pairs`."""
     found = pairs(documents, frame, max_length=max_length, rng=rng, short=short, near=near, rule=_half_random)
     return (row | {"next_sentence": int(relation == "random")} for row, relation in found)
 
@@ -122,7 +124,7 @@ def pairs(
     near: int,
     rule: Callable[[np.random.Generator], str],
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    """(row, relation of its second segment: follows, swapped or random), with `document` of the first one read.
+    """Yield (row with its first `document`, relation of its second segment: follows, swapped or random).
 
     As in the authors' code: each document has one target length, the room of a row or, in a share `short` of them, any
     length from 2 to that. Its sentences are chunked until a chunk reaches the target; a chunk is cut after a random
@@ -169,7 +171,7 @@ def _random_segment(document: Document, target: int, rng: np.random.Generator) -
 
 
 def shortened(first: list[int], second: list[int], room: int, rng: np.random.Generator) -> tuple[list[int], list[int]]:
-    """Both without what is too much for `room` tokens: one by one, of the longer, from its front or its back."""
+    """Shorten both to `room` tokens in all: one token at a time, of the longer, from its front or its back."""
     a, b = [0, len(first)], [0, len(second)]
     for back in rng.random(max(0, a[1] + b[1] - room)) < 0.5:
         longer = a if a[1] - a[0] > b[1] - b[0] else b

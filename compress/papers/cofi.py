@@ -57,7 +57,7 @@ def distances(student_NBLD: Sequence[Tensor], teacher_TBLD: Sequence[Tensor], ma
 
 
 def matched(distance_TN: Tensor, alive_N: Tensor, *, ordered: bool = False) -> list[int]:
-    """Eq. 5: for each teacher layer the nearest student layer that is alive; the last where none is.
+    """Find for each teacher layer the nearest student layer that is alive (Eq. 5); the last where none is.
 
     ordered: from the top down, each below the one above it, as far as there are any (authors' code, version 4).
     """
@@ -233,7 +233,7 @@ class Gated(nn.Module):
         return {"model": model, "gates": gates, "multipliers": list(self.multipliers.parameters())}
 
     def factors(self, step: int, total: int) -> dict[str, float]:
-        """Gates and multipliers stay as they are until the masks begin."""
+        """Hold gates and multipliers as they are until the masks begin."""
         rate = self.gate_rate if step >= self.wait * total else 0.0
         return {"model": 1.0, "gates": rate, "multipliers": rate}
 

@@ -46,7 +46,7 @@ NORM_EPS = 1e-7
 
 
 def log_buckets(distance: Tensor, *, buckets: int = 256, longest: int = 512) -> Tensor:
-    """Signed bucket of each relative distance.
+    """Compute the signed bucket of each relative distance.
 
     |r| < buckets / 2 is its own bucket; beyond, ceil(ln(|r| / mid) / ln((longest - 1) / mid) (mid - 1)) + mid with
     mid = buckets / 2, in the direction of r.

@@ -1,7 +1,7 @@
 """He, Gao & Chen 2023, "DeBERTaV3: Improving DeBERTa using ELECTRA-Style Pre-Training with Gradient-Disentangled
 Embedding Sharing", arXiv:2111.09543.
 
-Sec. 3.1  ReplacedTokens  step: L_MLM + 50 L_RTD
+Sec. 3.1  ReplacedTokenDetection  step: L_MLM + 50 L_RTD
 Sec. 3.2  `sharing`       nes: no table shared; es: one for both models, as in ELECTRA
 Sec. 3.3  Disentangled    gdes: E_D = sg(E_G) + E_Delta, with E_Delta = 0 at first
 (code)    Detector        LayerNorm(h + h_[CLS]) -> dense -> activation -> 1
@@ -110,7 +110,7 @@ class Disentangled(nn.Module):
         table.weight.copy_(generator.weight + self.delta)
 
 
-class ReplacedTokens(nn.Module):
+class ReplacedTokenDetection(nn.Module):
     """step(**batch) -> L_MLM + weight * L_RTD (+ the terms of `objective`), of a batch that electra.mask has corrupted.
 
     The student is the encoder of the discriminator; its head is the step's. The generator has the student's width and
@@ -135,8 +135,8 @@ class ReplacedTokens(nn.Module):
         super().__init__()
         if not isinstance(student, DebertaV2Model):
             raise StudentError(
-                f"deberta_v3.ReplacedTokens trains an encoder of the family deberta-v2, not {type(student).__name__}: "
-                "give the stage `head: encoder` and the student `family: deberta-v2`"
+                "deberta_v3.ReplacedTokenDetection trains an encoder of the family deberta-v2, not "
+                f"{type(student).__name__}: give the stage `head: encoder` and the student `family: deberta-v2`"
             )
         config: Any = copy.deepcopy(student.config)
         config.num_hidden_layers = max(1, round(layers * config.num_hidden_layers))

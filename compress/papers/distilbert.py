@@ -50,8 +50,10 @@ def cosine(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:
 
 
 def mask(batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, smoothing: float = 0.7) -> dict[str, Tensor]:
-    """ceil(`rate` * tokens of the batch) positions, drawn without replacement with weight max(count, 1)^-`smoothing` of
-    their token, special tokens never (authors' code, after XLM and word2vec); then 80/10/10. Needs words.counts_V.
+    """Mask ceil(`rate` * tokens of the batch) positions, 80/10/10, rare tokens more often. Needs words.counts_V.
+
+    Drawn without replacement with weight max(count, 1)^-`smoothing` of their token, special tokens never (authors'
+    code, after XLM and word2vec).
     """
     if words.counts_V is None:
         raise DataError("distilbert.mask weighs tokens by how often they occur, and nobody counted these rows")

@@ -213,7 +213,7 @@ def _shapes(config: Any, asked: Iterable[Mapping[str, float]], *, strict: bool) 
 def _check_all_fit(
     objective: Objective, student: PreTrainedModel, teacher: nn.Module | None, shapes: Iterable[Sizes]
 ) -> None:
-    """Whatever a term compares must be alike in all of them."""
+    """Check that whatever a term compares is alike in all of them."""
     if teacher is None:
         return
     theirs = Shape.from_config(teacher.config)

@@ -45,7 +45,7 @@ from compress.training.step import Distillation
 
 
 def mask(batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, masked: float = 0.85) -> dict[str, Tensor]:
-    """`rate` of each row's tokens drawn with replacement; `masked` of these become [MASK], the others stay.
+    """Draw `rate` of each row's tokens with replacement; `masked` of these become [MASK], the others stay.
 
     Labels are the original tokens at the drawn positions. At least one token of a row is drawn, no special token ever.
     """
@@ -68,7 +68,7 @@ def mask(batch: Mapping[str, Tensor], words: Words, *, rate: float = 0.15, maske
 def replace(
     ids_BL: Tensor, labels_BL: Tensor, logits_RV: Tensor, temperature: Temperature = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """x^corrupt of Sec. 2, and 1 where it differs from the original text, else 0.
+    """Sample x^corrupt (Sec. 2); return it, and 1 where it differs from the original text, else 0.
 
     Each labelled position gets one token of softmax(z / temperature); a sample that is the original is no replacement.
     """
@@ -110,7 +110,7 @@ def detection(
 
 
 def labelled(batch: Mapping[str, Any]) -> Tensor:
-    """(B, L) true where the generator predicts. Raises ObjectiveError when the batch was not corrupted."""
+    """Mark where the generator predicts, (B, L). Raises ObjectiveError when the batch was not corrupted."""
     if "labels" not in batch:
         raise ObjectiveError("replaced token detection needs masked text: give the stage `corrupt: electra.mask`")
     chosen_BL: Tensor = batch["labels"] != IGNORE_INDEX

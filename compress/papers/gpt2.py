@@ -42,7 +42,7 @@ def next_tokens(batch: Mapping[str, Tensor], words: Words) -> dict[str, Tensor]:
 def blocks(
     documents: Iterable[Document], frame: Frame, *, max_length: int, rng: np.random.Generator
 ) -> Iterator[dict[str, Any]]:
-    """Blocks of `max_length` tokens of the running text, the end token after each document; no other framing.
+    """Cut the running text into blocks of `max_length` tokens, the end token after each document; no other framing.
 
     Raises DataError for a tokenizer without an end token.
     """

@@ -18,6 +18,6 @@ from compress.slicing.select import magnitude as of_weights
 
 
 def magnitude(student: PreTrainedModel, batches: Batches, plan: SlicePlan) -> Importance:
-    """Of each unit, the norm of the weights that write it times that of those that read it, an equal share of it from
+    """Multiply the norms of the weights that write each unit and of those that read it; an equal share comes from
     each process."""
     return {group: of_unit / PartialState().num_processes for group, of_unit in of_weights(student, plan).items()}

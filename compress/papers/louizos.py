@@ -23,7 +23,7 @@ _END = 1e-6
 
 
 def drawn(log_alpha: Tensor, uniform: Tensor | None = None) -> Tensor:
-    """Gates in [0, 1], float32, differentiable by log alpha; `uniform`: the noise u, else drawn from torch."""
+    """Draw gates in [0, 1], float32, differentiable by log alpha; `uniform`: the noise u, else drawn from torch."""
     u = (torch.rand_like(log_alpha) if uniform is None else uniform).float().clamp(_END, 1 - _END)
     return _stretched(((u.log() - (-u).log1p() + log_alpha.float()) / BETA).sigmoid())
 

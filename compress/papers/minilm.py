@@ -40,7 +40,7 @@ def relation_heads(x_BHLK: Tensor, heads: int) -> Tensor:
 
 
 def relation(x_BRLK: Tensor) -> Tensor:
-    """X X^T / sqrt d_r, before the softmax."""
+    """Compute X X^T / sqrt d_r, before the softmax."""
     x_BRLK = x_BRLK.float()
     return x_BRLK @ x_BRLK.mT / math.sqrt(x_BRLK.shape[-1])
 

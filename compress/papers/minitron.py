@@ -36,7 +36,7 @@ def activation(
     depth: Literal["influence", "loss"] = "influence",
     targets: Targets = "labels",
 ) -> Importance:
-    """Mean absolute activation of every unit (length of a head's), summed over these batches' real tokens.
+    """Sum the mean absolute activation of every unit (length of a head's) over these batches' real tokens.
 
     depth: layers by block influence, or by how much the loss of `targets` grows when one is passed over, for which
     every batch runs once for each layer.
@@ -54,7 +54,7 @@ def activation(
 
 
 def _seen(student: PreTrainedModel, batch: dict[str, Tensor], plan: SlicePlan) -> dict[Group, Tensor]:
-    """(U,) of each group: the sums over one batch."""
+    """Sum over one batch, (U,) of each group."""
     mask_BL, sums_BU = batch["attention_mask"], dict[Group, Tensor]()
 
     def add(group: Group, of_BU: Tensor) -> None:
@@ -87,7 +87,7 @@ def _seen(student: PreTrainedModel, batch: dict[str, Tensor], plan: SlicePlan) -
 def _without(
     student: PreTrainedModel, batch: dict[str, Tensor], plan: SlicePlan, batches: Batches, targets: Targets
 ) -> Tensor:
-    """(N,) by how much the loss of this batch grows without each layer."""
+    """Compute by how much the loss of this batch grows without each layer, (N,)."""
     whole = batches.loss(student, batch, targets)
     found = []
     for number in range(plan.groups[LAYERS]):

@@ -88,12 +88,12 @@ def masked_lm(student_BLV: Tensor, teacher_BLV: Tensor, mask_BL: Tensor) -> Tens
 
 
 def active_layer(step: int, total: int, layers: int) -> int:
-    """The layer (from 0) that is learned in optimiser step `step` (from 0): `total` / `layers` steps for each."""
+    """Return the layer (from 0) that is learned in optimiser step `step` (from 0): `total` / `layers` steps each."""
     return ((step + 1) * layers - 1) // total
 
 
 def base_factor(step: int, total: int, layers: int) -> float:
-    """min(0.9 + 0.1 sqrt(1 - t), 10 t), where t in (0, 1] is the part of the active layer's steps done with this one.
+    """Compute min(0.9 + 0.1 sqrt(1 - t), 10 t), t in (0, 1] the part of the active layer's steps done.
 
     A warm-up over the first tenth, then 0.9-1. The authors' step s is our step + 1: their layer l is active while
     S l < s <= S (l + 1), but t = (s mod S) / S is 0 at the last of these S steps, which trains nothing.
@@ -169,20 +169,20 @@ class Progressive(nn.Module):
         return self.distillation.items(batch)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
-        """Each layer; and the objective's projections, where it has any."""
+        """Group the parameters: each layer, and the objective's projections where it has any."""
         named = {f"layer.{n}": list(layer.parameters()) for n, layer in enumerate(self.layers)}
         projections = list(self.distillation.objective.parameters())
         return named | ({"projections": projections} if projections else {})
 
     def factors(self, step: int, total: int) -> dict[str, float]:
-        """Each group's multiplier of the learning rate at this step."""
+        """Compute each group's multiplier of the learning rate at this step."""
         now, base = active_layer(step, total, len(self.layers)), base_factor(step, total, len(self.layers))
         active, lower = self.factor["active"] * base, self.factor["lower"] * base
         named = {f"layer.{n}": lower if n < now else active if n == now else 0.0 for n in range(len(self.layers))}
         return named | dict.fromkeys(self.groups().keys() - named.keys(), active)
 
     def finish(self) -> None:
-        """What was frozen for the transfer is trained again by later stages."""
+        """Unfreeze what was frozen for the transfer: later stages train it again."""
         for parameter, trained in zip(self.student.parameters(), self.trained_before, strict=True):
             parameter.requires_grad_(trained)
 
@@ -204,7 +204,7 @@ def _layers(model: Any) -> nn.ModuleList:
 
 @contextmanager
 def _only(layers: nn.ModuleList, count: int) -> Iterator[None]:
-    """While open, layers from the `count`-th on pass their input through.
+    """Let the layers from the `count`-th on pass their input through while this is open.
 
     They stay where they are: transformers puts its hooks on the modules that it finds at the first forward pass.
     """

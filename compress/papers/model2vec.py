@@ -65,7 +65,7 @@ def from_teacher(
 
 
 def _states(teacher: PreTrainedModel, words: Words, tokens: int, batch: int) -> Tensor:
-    """(V, D): the mean last hidden state of each token as a text of its own."""
+    """Average the last hidden state of each token as a text of its own, (V, D)."""
     encoder: Any = teacher.get_encoder() if teacher.config.is_encoder_decoder else teacher.base_model
     device, training = encoder.device, encoder.training
     encoder.eval()
@@ -81,7 +81,7 @@ def _states(teacher: PreTrainedModel, words: Words, tokens: int, batch: int) -> 
 
 
 def _components(states_VD: Tensor, width: int) -> Tensor:
-    """(V, E): centred, in their leading directions, the one with the largest variance first."""
+    """Centre the vectors and rotate them into their leading directions, the largest variance first, (V, E)."""
     centred_VD = (states_VD - states_VD.mean(0)).double()
     _, directions_DD = torch.linalg.eigh(centred_VD.T @ centred_VD)
     kept_DE = directions_DD.flip(1)[:, :width]
@@ -91,7 +91,7 @@ def _components(states_VD: Tensor, width: int) -> Tensor:
 
 
 def _weights(tokens: int, sif: float) -> Tensor:
-    """(V,) a / (a + p)"""
+    """Compute a / (a + p) of each token, (V,)."""
     if sif == 0:
         return torch.ones(tokens)
     shares_V = 1 / torch.arange(2, tokens + 2, dtype=torch.float64)

@@ -24,7 +24,7 @@ from compress.slicing.select import Importance
 
 
 def taylor(student: PreTrainedModel, batches: Batches, plan: SlicePlan, *, targets: Targets = "labels") -> Importance:
-    """|dL/dg_u| of the gate g_u of every unit, layers too, summed over these batches' examples."""
+    """Sum |dL/dg_u| of the gate g_u of every unit, layers too, over these batches' examples."""
     found: dict[Group, Tensor] = {}
     for of_batch in gradients(student, batches, plan, targets=targets):
         for group, gradient_BU in of_batch.items():

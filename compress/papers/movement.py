@@ -60,7 +60,7 @@ def movement(
 
 
 def _together(model: nn.Module) -> None:
-    """Gradients of the whole batch on every process."""
+    """Sum the gradients so that every process has those of the whole batch."""
     if PartialState().num_processes > 1:
         for parameter in model.parameters():
             given = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -68,7 +68,7 @@ def _together(model: nn.Module) -> None:
 
 
 def _scores(weights: Mapping[str, Tensor], plan: SlicePlan) -> dict[Group, Tensor]:
-    """(U,) of each group: -W * dL/dW of one step; tied weights count once."""
+    """Compute -W * dL/dW of one step, (U,) of each group; tied weights count once."""
     found: dict[Group, Tensor] = {}
 
     def add(group: Group, of_U: Tensor) -> None:

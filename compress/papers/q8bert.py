@@ -36,14 +36,14 @@ TINY = 1e-12
 
 
 def weights(W_OD: Tensor) -> Tensor:
-    """round(W S) / S with S = M / max|W| of each output's row: what int8 holds of W, in float32."""
+    """Compute what int8 holds of W, in float32: round(W S) / S with S = M / max|W| of each output's row."""
     W_OD = W_OD.float()
     scale_O = W_OD.detach().abs().amax(1).clamp(min=TINY) / M
     return torch.fake_quantize_per_channel_affine(W_OD, scale_O, torch.zeros_like(scale_O).int(), 0, -M, M)
 
 
 def activations(x_BLD: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """What uint8 holds of x between low <= 0 and high >= 0, in float32; what lies outside is clamped."""
+    """Compute what uint8 holds of x between low <= 0 and high >= 0, in float32; what lies outside is clamped."""
     scale = (high - low).clamp(min=TINY) / LEVELS
     return torch.fake_quantize_per_tensor_affine(x_BLD.float(), scale, (-low / scale).round().int(), 0, LEVELS)
 
@@ -119,11 +119,11 @@ class Int8Linear(nn.Module):
 
     @property
     def seen(self) -> bool:
-        """Whether it has read tokens while training."""
+        """Say whether it has read tokens while training."""
         return not bool(self.range_2.isnan().any())
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, L, D) -> (B, L, O); other shapes are not tokens and stay exact."""
+        """Compute (B, L, O) of x (B, L, D); other shapes are not tokens and stay exact."""
         if self.training and x.dim() == 3:
             self._observe(x.detach().float())
         elif x.dim() != 3 or not self.seen:

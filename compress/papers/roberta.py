@@ -36,7 +36,7 @@ Format = Literal["segment_pairs", "sentence_pairs", "full_sentences", "doc_sente
 def sentence_pairs(
     documents: Iterable[Document], frame: Frame, *, max_length: int, rng: np.random.Generator, near: int = 200
 ) -> Iterator[dict[str, Any]]:
-    """SENTENCE-PAIR+NSP: `next_sentence` 0: B is the sentence after A; 1: B is a sentence of another document.
+    """Build SENTENCE-PAIR+NSP rows; `next_sentence` 0: B is the sentence after A; 1: one of another document.
 
     Half are random, and always at the last sentence of a document. DataError where there is one document.
     """
@@ -60,7 +60,7 @@ def _any_sentence(document: Document, rng: np.random.Generator) -> list[int]:
 def full_sentences(
     documents: Iterable[Document], frame: Frame, *, max_length: int, rng: np.random.Generator
 ) -> Iterator[dict[str, Any]]:
-    """FULL-SENTENCES: whole sentences of one or more documents, a separator where a document ends."""
+    """Build FULL-SENTENCES rows: whole sentences of one or more documents, a separator where a document ends."""
     separator = frame.alone.ids[-1][:1]
     if not separator:
         raise DataError("roberta.full_sentences: this tokenizer ends a text with no special token to separate by.")
@@ -70,7 +70,7 @@ def full_sentences(
 def doc_sentences(
     documents: Iterable[Document], frame: Frame, *, max_length: int, rng: np.random.Generator
 ) -> Iterator[dict[str, Any]]:
-    """DOC-SENTENCES: whole sentences of one document."""
+    """Build DOC-SENTENCES rows: whole sentences of one document."""
     room = _room(frame, max_length)
     for document in documents:
         for ids in _packed([document], room, []):
@@ -87,7 +87,7 @@ def static_mask(
     copies: int = 10,
     rate: float = 0.15,
 ) -> Iterator[dict[str, Any]]:
-    """Sec. 4.1: rows of one of the four formats, each `copies` times in a row with another masking, fixed for good.
+    """Build rows of one of the four formats, each `copies` times in a row with another masking, fixed (Sec. 4.1).
 
     They bring `labels` (-100 where nothing is predicted), so that the stage needs no `corrupt`.
     """
@@ -113,7 +113,7 @@ def _room(frame: Frame, max_length: int) -> int:
 
 
 def _packed(documents: Iterable[Document], room: int, separator: list[int]) -> Iterator[list[int]]:
-    """Sentences in a row, as many as fit; `separator` between those of different documents, never at an end."""
+    """Join as many sentences as fit into each row; `separator` between different documents, never at an end."""
     row: list[int] = []
     for document in documents:
         between = separator

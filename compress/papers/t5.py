@@ -41,7 +41,7 @@ NO_NUMBER = -1.0
 def relative_bucket(
     distance_LM: Tensor, *, bidirectional: bool = True, buckets: int = 32, max_distance: int = 128
 ) -> Tensor:
-    """The bucket of memory position - query position. Half of the buckets (of each direction) are single distances.
+    """Compute the bucket of memory position - query position. Half of each direction are single distances.
 
     Without `bidirectional`, as in a decoder, all later positions share bucket 0.
     """
@@ -59,12 +59,12 @@ def relative_bucket(
 
 
 def number_text(value: float) -> str:
-    """3.84 -> "3.8": to the nearest 0.2, one decimal."""
+    """Write a number to the nearest 0.2 with one decimal: 3.84 -> "3.8"."""
     return f"{round(value / STEP) * STEP + 0.0:.1f}"  # + 0.0: no "-0.0"
 
 
 def text_number(text: str) -> float:
-    """ "3.8" -> 3.8; -1 for what is no number."""
+    """Read "3.8" as 3.8; -1 for what is no number."""
     try:
         return float(text)
     except ValueError:
@@ -72,20 +72,20 @@ def text_number(text: str) -> float:
 
 
 def prompt(task: Task, texts: Sequence[str], *, name: str = "") -> str:
-    """ "mrpc sentence1: ... sentence2: ...": the task's name, then each text behind the name of its column."""
+    """Write the prompt: the task's name, then each text behind its column: "mrpc sentence1: ... sentence2: ..."."""
     parts = [f"{column}: {text}" for column, text in zip(task.text, texts, strict=True)]
     return " ".join([name, *parts] if name else parts)
 
 
 def target(task: Task, label: Any) -> str:
-    """The word or number that answers an example."""
+    """Write the word or number that answers an example."""
     return number_text(label) if task.kind == "regression" else task.labels[label]
 
 
 def text_to_text(
     split: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, *, max_length: int, name: str = ""
 ) -> Iterator[dict[str, Any]]:
-    """Rows of a task for an encoder-decoder: input_ids of the prompt, cut at `max_length`, and labels of the answer.
+    """Build rows for an encoder-decoder: input_ids of the prompt, cut at `max_length`, and labels of the answer.
 
     `name` is what the prompt calls the task, `sst2` for the paper's checkpoints. Raises DataError for kinds of tasks
     whose answer is not one word or number.
@@ -109,7 +109,7 @@ def answers(
     batch: int = 32,
     bf16: bool = False,
 ) -> NDArray[np.float32]:
-    """(rows, C) log-likelihood of each class's word, or (rows, 1) the number that is decoded; in the split's order.
+    """Compute each class's log-likelihood (rows, C), or decode the number (rows, 1); in the split's order.
 
     What `metrics.scores` takes, and soft labels for students of any family: `hinton.soft_targets` at temperature 1
     then compares with the classes' likelihoods, made to add up to 1. Runs on the model's device, in eval mode.
@@ -138,7 +138,7 @@ def answers(
 
 
 def log_likelihoods(model: PreTrainedModel, inputs: Mapping[str, Tensor], words: Sequence[Tensor]) -> Tensor:
-    """(B, C): log p(word | source), summed over the word's tokens, its end token included. The source is read once."""
+    """Sum log p(word | source) over the tokens of each word, the end included, (B, C). The source is read once."""
     encoded = model.get_encoder()(**inputs)
     columns = []
     for word_M in words:
@@ -159,7 +159,7 @@ def corrupt_spans(
     sentinel: int = 32_099,
     end: int = 1,
 ) -> dict[str, Tensor]:
-    """Spans of a row become sentinels; labels are the sentinels, each with its span, and one more: Sec. 3.1.4, Fig. 2.
+    """Replace spans of a row by sentinels; labels are these, each with its span, and one more (Sec. 3.1.4, Fig. 2).
 
     `span` is the mean length; `sentinel` the id of <extra_id_0>, the next ones are counted down from it; `end` the
     token that ends source and target. Comes with decoder_input_ids, begun with the padding token, as T5 does. Special
@@ -183,7 +183,7 @@ def corrupt_spans(
 
 
 def _spans(tokens: list[int], rate: float, span: float, sentinel: int) -> tuple[list[int], list[int]]:
-    """Source and target of one row, which begins with text that is kept, and ends with a span."""
+    """Split a row into source and target; it begins with text that is kept, and ends with a span."""
     noise = min(max(round(len(tokens) * rate), 1), len(tokens) - 1)
     if noise < 1:
         return tokens, [sentinel]
@@ -199,7 +199,7 @@ def _spans(tokens: list[int], rate: float, span: float, sentinel: int) -> tuple[
 
 
 def _cut(length: int, parts: int) -> list[int]:
-    """Lengths of `parts` parts, none of them empty, uniformly among all ways to cut."""
+    """Draw the lengths of `parts` parts, none of them empty, uniformly among all ways to cut."""
     cuts = (torch.randperm(length - 1)[: parts - 1] + 1).sort().values.tolist()
     return [after - before for before, after in zip([0, *cuts], [*cuts, length], strict=True)]
 
@@ -215,7 +215,7 @@ def _check(task: Task) -> None:
 
 
 def _texts(rows: Any) -> list[list[str]]:
-    """The one or two columns of texts."""
+    """Return the one or two columns of texts."""
     columns = rows.column_names if isinstance(rows, Dataset) else rows
     return [list(rows[name]) for name in ("text", "text_pair") if name in columns]
 

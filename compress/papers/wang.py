@@ -19,7 +19,7 @@ def lagrangian(excess_C: Tensor, lambda_2C: Tensor) -> Tensor:
 
 
 def wanted(step: float, begin: float, steps: float) -> float:
-    """The share of the target that is asked for: 0 until `begin`, 1 from `steps` later on."""
+    """Compute the share of the target that is asked for: 0 until `begin`, 1 from `steps` later on."""
     return min(1.0, max(0.0, (step - begin) / steps)) if steps > 0 else float(step >= begin)
 
 

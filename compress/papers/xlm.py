@@ -36,7 +36,7 @@ def translation_pairs(
     rng: np.random.Generator,
     languages: tuple[int, int] = (0, 1),
 ) -> Iterator[dict[str, Any]]:
-    """Rows of a sentence and its translation, with `position_ids` and `langs`, the id of each token's language.
+    """Build rows of a sentence and its translation, with `position_ids` and `langs`, the id of each token's language.
 
     The special tokens before and between belong to the first, those at the end to the second. There are no token
     types: languages take their place. DataError for text that is not parallel.
@@ -69,7 +69,7 @@ def streams(
     rng: np.random.Generator,
     languages: tuple[int, int] = (0, 1),
 ) -> Iterator[dict[str, Any]]:
-    """Of parallel text the rows of `translation_pairs` (TLM), of other text those of roberta.full_sentences (MLM)."""
+    """Build rows of `translation_pairs` from parallel text (TLM), of roberta.full_sentences from other text (MLM)."""
     stream = iter(documents)
     first = next(stream, None)
     whole = chain([] if first is None else [first], stream)

@@ -29,8 +29,10 @@ from compress.papers.bert import predictable
 
 
 def permute(batch: Mapping[str, Tensor], words: Words, *, context: int = 6, longest: int = 5) -> dict[str, Tensor]:
-    """Sec. 2.3, 3.1: one span of 1 to `longest` targets at a random place of each stretch of `context` times its
-    length, so 1/`context` of the tokens (K = 6); and a random order of the targets. A row has at least one target.
+    """Draw spans of targets and a random order of them (Sec. 2.3, 3.1); a row has at least one target.
+
+    A span has 1 to `longest` tokens, at a random place of each stretch of `context` times its length, so 1/`context` of
+    the tokens are targets (K = 6).
     """
     open_BL = predictable(batch, words)
     target_BL = torch.stack([_spans(open_L, context, longest) for open_L in open_BL.cpu()]).to(open_BL.device)
@@ -50,7 +52,7 @@ def permute(batch: Mapping[str, Tensor], words: Words, *, context: int = 6, long
 
 
 def _spans(open_L: Tensor, context: int, longest: int) -> Tensor:
-    """(L,) true at the targets: of the predictable positions, counted without the others between them."""
+    """Mark the targets, (L,): of the predictable positions, counted without the others between them."""
     places = open_L.nonzero().flatten()
     target_L = torch.zeros_like(open_L)
     begin = 0

@@ -27,7 +27,7 @@ class Result:
     sha256: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Indented JSON, `format` first."""
+        """Write indented JSON, `format` first."""
         return to_json(self)
 
     @staticmethod

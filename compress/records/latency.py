@@ -99,7 +99,7 @@ class Sustained:
 
 
 def check_turns(rounds: int, runs: int) -> None:
-    """Raises DeviceError for a race whose two passes could not be compared."""
+    """Raise DeviceError for a race whose two passes could not be compared."""
     if rounds < 2 or runs < 1:
         raise DeviceError(f"race: {rounds} rounds of {runs} runs; expected at least 2 rounds, to compare, of 1 run")
 

@@ -20,7 +20,7 @@ Point = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """One line of the comparison. None (or a missing or NaN score): not measured, or without meaning here.
 
     score            metric name -> value; the report's own metric decides
@@ -76,7 +76,7 @@ class Report:
     labels: int
     split: str
     split_rows: int
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
     command: str
     date: str
     seconds: float | None = None
@@ -91,31 +91,31 @@ class Report:
     sensitivity: tuple[Sensitivity, ...] = ()
     tuning: tuple[Tried, ...] = ()
 
-    def score(self, row: Row) -> float | None:
+    def score(self, row: ReportRow) -> float | None:
         """Return the row's value of the report's metric; None where there is no finite one."""
         return finite(row.score.get(self.metric))
 
-    def macro_f1(self, row: Row) -> float | None:
+    def macro_f1(self, row: ReportRow) -> float | None:
         """Average the F1 of the row's classes; None where the report's metric is that already, or there are none."""
         same = self.metric == "f1_macro" or (self.metric == "f1" and self.kind == "classification" and self.labels > 2)
         return None if same else macro_f1(row.classes)
 
     @property
-    def teacher_row(self) -> Row | None:
+    def teacher_row(self) -> ReportRow | None:
         """The first teacher, which students are held against."""
         return next(iter(self.of_role("teacher")), None)
 
     @property
-    def shipped(self) -> Row | None:
+    def shipped(self) -> ReportRow | None:
         """The row the headline speaks of: the last student."""
         return next(reversed(self.of_role("student")), None)
 
-    def fallen(self, row: Row) -> tuple[ClassChange, ...]:
+    def fallen(self, row: ReportRow) -> tuple[ClassChange, ...]:
         """Choose the classes of which a student finds nothing, or far less than the first teacher."""
         teacher = self.teacher_row
         return fallen(changes(teacher.classes, row.classes)) if teacher and row.role == "student" else ()
 
-    def of_role(self, role: Literal["baseline", "teacher", "student"]) -> tuple[Row, ...]:
+    def of_role(self, role: Literal["baseline", "teacher", "student"]) -> tuple[ReportRow, ...]:
         """List the rows of one role."""
         return tuple(row for row in self.rows if row.role == role)
 
@@ -125,13 +125,13 @@ class Report:
         names = [name for row in self.rows for name in row.latency or {}]
         return tuple(sorted(dict.fromkeys(names), key=lambda name: -names.count(name)))
 
-    def latency(self, row: Row, setting: str | None = None) -> Latency | None:
+    def latency(self, row: ReportRow, setting: str | None = None) -> Latency | None:
         """Return the row's times at a setting, by default at the first of `settings`; None where not measured."""
         chosen = setting or next(iter(self.settings), None)
         return (row.latency or {}).get(chosen) if chosen else None
 
     def to_json(self) -> str:
-        """Indented JSON; what is not a finite number becomes null."""
+        """Write indented JSON; what is not a finite number becomes null."""
         return to_json(self)
 
     @staticmethod
@@ -146,7 +146,7 @@ def finite(value: float | None) -> float | None:
 
 
 def series(points: Sequence[Point]) -> Iterator[tuple[str, list[tuple[float, float]]]]:
-    """Name -> (step, value) of every finite value, names in order of appearance."""
+    """Yield name, [(step, value)] of every finite value, names in order of appearance."""
     names = dict.fromkeys(name for point in points for name in point if name != "step")
     for name in names:
         pairs = ((finite(point.get("step")), finite(point.get(name))) for point in points)

@@ -102,7 +102,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class LatencyPrediction:
     """How latency was predicted, and how well: errors are means of |predicted - measured| / measured, left out.
 
     about   the predictor in words: its terms, rounds and runs of each measurement
@@ -189,7 +189,7 @@ class SearchReport:
     teacher_ms: float | None = None
     teacher_parameters: int | None = None
     teacher_mb: float | None = None
-    prediction: Prediction | None = None
+    prediction: LatencyPrediction | None = None
     importances: tuple[Importance, ...] = ()
     costs: Mapping[str, float] = field(default_factory=dict)
     ladder: tuple[Rung, ...] = ()
@@ -281,7 +281,7 @@ class SearchReport:
         return dict(Counter(point.state for point in self.points))
 
     def to_json(self) -> str:
-        """Indented JSON without defaults; what is not a finite number becomes null."""
+        """Write indented JSON without defaults; what is not a finite number becomes null."""
         return to_json(self, compact=True)
 
     @staticmethod

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from compress.records.run_report import Point, Report, finite, series
 from compress.records.search_report import Objective, SearchReport
 from compress.reporting import format as units
-from compress.reporting.compare import Candidate, Comparison, MeasuredDevice, View
+from compress.reporting.compare import ComparedModel, Comparison, MeasuredDevice, View
 from compress.reporting.remarks import COSTS, answer, cost_text, known_beside, shape, short_shape
 
 MAIN, SIDE, WHOLE, PHONE = 690, 350, 1088, 342
@@ -241,7 +241,7 @@ def least_on_scale(scores: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Mark:
+class ScatterPoint:
     """A point of a scatter chart, at a cost and a score.
 
     name    beside the point, where there is room; keep: wherever there is none; short: instead of it elsewhere
@@ -291,7 +291,7 @@ class Scatter:
     field     the cost by which a script finds the points; '' for none
     """
 
-    marks: tuple[Mark, ...]
+    marks: tuple[ScatterPoint, ...]
     axes: tuple[str, str]
     levels: Sequence[tuple[str, float]] = ()
     front: Sequence[Pixel] = ()
@@ -454,7 +454,7 @@ def run_scatter(report: Report) -> Scatter | None:
             levels += [(row.name, score)] if row.role == "baseline" else []
             continue
         marks.append(
-            Mark(
+            ScatterPoint(
                 row.name, time.p50_ms, score, row.role, row.name, units.measure(time.p50_ms, "ms"),
                 keep=True, reach=time.p95_ms,
             )
@@ -463,10 +463,10 @@ def run_scatter(report: Report) -> Scatter | None:
     return Scatter(tuple(marks), axes, levels, most=(99, 99), stretch=True) if marks else None
 
 
-def choice_scatter(comparison: Comparison, view: View | None, picked: Candidate | None) -> Scatter | None:
+def choice_scatter(comparison: Comparison, view: View | None, picked: ComparedModel | None) -> Scatter | None:
     """Prepare score against the median at `view` or (None) the size of the file; None where no candidate has both."""
 
-    def cost(one: Candidate) -> float | None:
+    def cost(one: ComparedModel) -> float | None:
         return one.median_ms(view) if view else one.size_mb
 
     front, marks = comparison.front(cost), []
@@ -479,7 +479,7 @@ def choice_scatter(comparison: Comparison, view: View | None, picked: Candidate 
         number = "" if teacher else str(comparison.number(one))
         noisy = "~" if time and time.noisy else ""
         marks.append(
-            Mark(
+            ScatterPoint(
                 one.name, value, score, f"{style} picked" if one is picked else style, one.name,
                 noisy + units.measure(value, "ms" if view else "MB"), short=number, keep=first or teacher,
                 reach=time.p95_ms if time else 0.0, number=number,
@@ -512,7 +512,7 @@ def trial_scatter(report: SearchReport, cost: Objective) -> Scatter | None:
             continue
         style = f"{'front' if ahead else 'behind'} {'subnet' if subnet else 'student'}{' picked' if picked else ''}"
         marks.append(
-            Mark(
+            ScatterPoint(
                 short_shape(one.choice) if ahead or picked else "", value, one.score, style,
                 f"trial {one.number}, {shape(one.choice)}", cost_text(cost, value),
                 keep=picked, before=None if subnet or one.first == one.score else one.first,
@@ -525,7 +525,7 @@ def trial_scatter(report: SearchReport, cost: Objective) -> Scatter | None:
         value = finite({"latency": known.ms, "parameters": known.parameters, "file_mb": known.file_mb}.get(cost))
         name, style = (known.name, "anchor") if index else ("teacher", "teacher")
         if (score := finite(known.score)) is not None and value:
-            marks.append(Mark(name, value, score, style, name, cost_text(cost, value), keep=True))
+            marks.append(ScatterPoint(name, value, score, style, name, cost_text(cost, value), keep=True))
         elif score is not None:
             levels.append((name, score))
     limit = report.budgets.get(cost)

@@ -20,7 +20,7 @@ from compress.records.bench_result import Result
 from compress.records.certificate import Certificate
 from compress.records.class_scores import ClassChange, ClassScore, fallen, macro_f1
 from compress.records.latency import NOISE_FACTOR, DeviceError, Latency, Setting, Sustained
-from compress.records.run_report import NAME, Report, Row, finite
+from compress.records.run_report import NAME, Report, ReportRow, finite
 
 MOST_PROBLEMS = 5
 """Problems of one file that an error lists."""
@@ -65,7 +65,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ComparedModel:
     """One file that can be shipped, or (`teacher`) what it was made from.
 
     name          `<bundle> <precision>`, or the teacher's
@@ -151,9 +151,9 @@ class Pick:
     """candidate: the pick, None where nothing is within the limits; level: those within them whose score these rows
     cannot tell from its, the best first; thrifty: the fastest of them, where it is clearly faster."""
 
-    candidate: Candidate | None
-    level: tuple[Candidate, ...] = ()
-    thrifty: Candidate | None = None
+    candidate: ComparedModel | None
+    level: tuple[ComparedModel, ...] = ()
+    thrifty: ComparedModel | None = None
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,8 @@ class Comparison:
 
     task: Task
     basis: Basis | None
-    candidates: tuple[Candidate, ...]
-    teachers: tuple[Candidate, ...]
+    candidates: tuple[ComparedModel, ...]
+    teachers: tuple[ComparedModel, ...]
     baselines: tuple[tuple[str, float], ...]
     devices: tuple[MeasuredDevice, ...]
     view: View | None
@@ -183,19 +183,19 @@ class Comparison:
         """List the reports of the bundles that have one."""
         return [bundle.report for bundle in self.bundles if bundle.report]
 
-    def score(self, one: Candidate) -> float | None:
+    def score(self, one: ComparedModel) -> float | None:
         """Look up the score on the rows of `basis`."""
         return one.scores.get(self.basis) if self.basis else None
 
-    def classes(self, one: Candidate) -> tuple[ClassScore, ...]:
+    def classes(self, one: ComparedModel) -> tuple[ClassScore, ...]:
         """Look up the scores of each class on the rows of `basis`; () where there are none."""
         return one.classes.get(self.basis, ()) if self.basis else ()
 
-    def macro_f1(self, one: Candidate) -> float | None:
+    def macro_f1(self, one: ComparedModel) -> float | None:
         """Average the F1 of the classes on the rows of `basis`."""
         return macro_f1(self.classes(one))
 
-    def drop(self, one: Candidate) -> float | None:
+    def drop(self, one: ComparedModel) -> float | None:
         """Compute how much of the score of the same bundle's fp32 file is lost; None for that file."""
         exact = next((each for each in self.candidates if (each.bundle, each.precision) == (one.bundle, "fp32")), None)
         if exact is None or exact is one:
@@ -220,18 +220,18 @@ class Comparison:
         here = {view.device: view for view in views if view.setting == wanted}
         return [here.get(name, by_device[name]) for name in dict.fromkeys(view.device for view in views)]
 
-    def number(self, one: Candidate) -> int:
-        """Number a candidate by its place in the list, from 1."""
+    def number(self, one: ComparedModel) -> int:
+        """Return a candidate's place in the list, from 1."""
         return self.candidates.index(one) + 1
 
-    def front(self, cost: Callable[[Candidate], float | None]) -> list[Candidate]:
+    def front(self, cost: Callable[[ComparedModel], float | None]) -> list[ComparedModel]:
         """List the candidates that no other one beats in score without costing more, the cheapest first."""
         placed = [
             (price, -score, one)
             for one in self.candidates
             if (price := cost(one)) is not None and (score := self.score(one)) is not None
         ]
-        found: list[tuple[float, float, Candidate]] = []
+        found: list[tuple[float, float, ComparedModel]] = []
         for price, lost, one in sorted(placed, key=lambda each: each[:2]):
             if not found or lost < found[-1][1] or (price, lost) == found[-1][:2]:
                 found.append((price, lost, one))
@@ -266,7 +266,7 @@ def compare(paths: Sequence[Path], at: str | None = None) -> Comparison:
         for row in report.of_role("baseline") if (score := report.score(row)) is not None
     }  # fmt: skip
 
-    def rank(one: Candidate) -> tuple[float, float, str]:
+    def rank(one: ComparedModel) -> tuple[float, float, str]:
         score = one.scores.get(basis) if basis else None
         return -score if score is not None else 1e9, _or_last(one.size_mb), one.name
 
@@ -307,10 +307,10 @@ def pick(comparison: Comparison, limits: Limits) -> Pick:
     if not within:
         return Pick(None)
 
-    def cost(one: Candidate) -> tuple[float, float]:
+    def cost(one: ComparedModel) -> tuple[float, float]:
         return _or_last(one.median_ms(view)), _or_last(one.size_mb)
 
-    def order(one: Candidate) -> tuple[float, ...]:
+    def order(one: ComparedModel) -> tuple[float, ...]:
         return (*cost(one), -scores[id(one)]) if limits.cheapest else (-scores[id(one)], *cost(one))
 
     best = min(within, key=order)
@@ -426,7 +426,7 @@ def _result(path: Path) -> Result:
     return found
 
 
-def _files_of(bundle: ComparedBundle) -> Iterator[Candidate]:
+def _files_of(bundle: ComparedBundle) -> Iterator[ComparedModel]:
     """List the files of one bundle, with what its report says of them."""
     report = bundle.report
     certificates = report.certificates if report else ()
@@ -444,7 +444,7 @@ def _files_of(bundle: ComparedBundle) -> Iterator[Candidate]:
         changes = [change for one in own for change in fallen(one.classes)]
         changes += report.fallen(row) if report and row else ()
         changes.sort(key=lambda one: one.after - one.before)
-        yield Candidate(
+        yield ComparedModel(
             name=f"{bundle.name} {precision}",
             bundle=bundle.name,
             precision=precision,
@@ -460,15 +460,15 @@ def _files_of(bundle: ComparedBundle) -> Iterator[Candidate]:
         )
 
 
-def _teachers(bundles: Sequence[ComparedBundle]) -> list[Candidate]:
+def _teachers(bundles: Sequence[ComparedBundle]) -> list[ComparedModel]:
     """List every teacher once: two are one when name and scores agree; of its times the first quiet ones."""
-    found: dict[tuple[str, Basis], Candidate] = {}
+    found: dict[tuple[str, Basis], ComparedModel] = {}
     for report in (bundle.report for bundle in bundles if bundle.report):
         for row in report.of_role("teacher"):
             name = PurePath(row.name).name
             name = name if "teacher" in name else f"{name} (teacher)"
             scores, times = _row_score(report, row), _own_times(row)
-            one = Candidate(name, "", "", "teacher", row.file_mb, row.parameters, scores, times=times)
+            one = ComparedModel(name, "", "", "teacher", row.file_mb, row.parameters, scores, times=times)
             for basis in scores:
                 old = found.setdefault((name, basis), one)
                 if _noisy(old) and not _noisy(one):
@@ -476,7 +476,7 @@ def _teachers(bundles: Sequence[ComparedBundle]) -> list[Candidate]:
     return list(found.values())
 
 
-def _row_score(report: Report | None, row: Row | None) -> dict[Basis, float]:
+def _row_score(report: Report | None, row: ReportRow | None) -> dict[Basis, float]:
     """Return the score of a row by the rows it is of; {} where there is none."""
     score = report.score(row) if report and row else None
     return {Basis(report.data, report.split, report.split_rows): score} if report and score is not None else {}
@@ -492,17 +492,17 @@ def _proved(
             yield Basis(one.data, one.split, one.rows), value
 
 
-def _own_times(row: Row | None) -> dict[str, dict[Setting, Latency]]:
+def _own_times(row: ReportRow | None) -> dict[str, dict[Setting, Latency]]:
     return {OWN: {one.setting: one for one in row.latency.values()}} if row and row.latency else {}
 
 
-def _noisy(candidate: Candidate) -> bool:
+def _noisy(candidate: ComparedModel) -> bool:
     return any(one.noisy for there in candidate.times.values() for one in there.values())
 
 
 def _join(
-    results: Sequence[tuple[Path, Result]], candidates: Sequence[Candidate]
-) -> tuple[list[MeasuredDevice], list[Candidate], list[str]]:
+    results: Sequence[tuple[Path, Result]], candidates: Sequence[ComparedModel]
+) -> tuple[list[MeasuredDevice], list[ComparedModel], list[str]]:
     """Join results to the files whose digest they name: devices, candidates with times, names of no file here.
 
     Results of the same device and processor are of one device; of the same file and setting, the later ones count.

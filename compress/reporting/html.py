@@ -20,7 +20,7 @@ from compress.reporting.charts import MAIN, WHOLE, WITH_FACTS, Bar, Figure, Scat
 from compress.reporting.compare import Comparison, Limits, Pick, View
 from compress.reporting.format import capitalised
 from compress.reporting.scaling import growth
-from compress.reporting.tables import Table
+from compress.reporting.tables import ResultTable
 
 FOLDER = Path(__file__).parent / "templates"
 AXES: tuple[Objective, ...] = ("latency", "file_mb", "parameters")
@@ -109,7 +109,7 @@ def _stage_facts(report: Report, name: str) -> str:
     return ", ".join(facts)
 
 
-def _races(tried: Sequence[Tried], key: str, of: str = "") -> list[tuple[str, Figure | None, Table]]:
+def _races(tried: Sequence[Tried], key: str, of: str = "") -> list[tuple[str, Figure | None, ResultTable]]:
     """Show the variants raced on each device: a heading, bars of their times, and all that was measured.
 
     `key` is unique on the page, `of` the bundle where there are several.

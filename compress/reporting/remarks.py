@@ -7,10 +7,10 @@ from dataclasses import replace
 from compress.evaluation.statistics import SHARES, wilson_interval
 from compress.records.class_scores import describe, fallen
 from compress.records.latency import NOISE_FACTOR
-from compress.records.run_report import Report, Row, finite
+from compress.records.run_report import Report, ReportRow, finite
 from compress.records.search_report import Anchor, Objective, SearchReport, TrialRecord
 from compress.reporting import format as units
-from compress.reporting.compare import OWN, Candidate, Comparison, Limits, Pick
+from compress.reporting.compare import OWN, ComparedModel, Comparison, Limits, Pick
 from compress.reporting.format import GAP, capitalised, listed
 
 MACRO = 0.05
@@ -43,7 +43,7 @@ def remark(kind: str, **facts: object) -> str:
     return REMARKS[kind].format(**facts)
 
 
-def over_teacher(report: Report, row: Row, what: str) -> float | None:
+def over_teacher(report: Report, row: ReportRow, what: str) -> float | None:
     """Divide a student's value by the first teacher's: `score`, `p50_ms`, or a field of its row.
 
     None for other rows, and where one of the values is missing.
@@ -239,7 +239,7 @@ def _left_out(comparison: Comparison) -> list[str]:
     """Say which candidates are scored on other rows, or not at all, were not timed, and what is of no file here."""
     view = comparison.view
 
-    def several(chosen: list[Candidate], said: str) -> list[str]:
+    def several(chosen: list[ComparedModel], said: str) -> list[str]:
         return [said.format(listed([one.name for one in chosen]))] if chosen else []
 
     other = [one for one in comparison.candidates if one.scores and comparison.score(one) is None]

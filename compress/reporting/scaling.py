@@ -37,7 +37,7 @@ from compress.reporting.charts import (
 )
 from compress.reporting.format import MISSING, capitalised
 from compress.reporting.remarks import answer
-from compress.reporting.tables import Line, Table, column
+from compress.reporting.tables import Line, ResultTable, column
 
 Floats = NDArray[np.float64]
 
@@ -83,32 +83,32 @@ class Law:
     level: float = LEVEL
 
     def error(self, at: Mapping[str, float]) -> Interval:
-        """The curve's error where each cause has this value. Raises SearchError where one is not given."""
+        """Compute the curve's error where each cause has this value. Raises SearchError where one is not given."""
         return self._interval(self._values(at))
 
     def change(self, before: Mapping[str, float], after: Mapping[str, float]) -> Interval:
-        """How much the error falls from one place to the other: both are of the same curve in every resample."""
+        """Compute how much the error falls between two places, both of the same curve in every resample."""
         return self._interval(self._values(before) - self._values(after))
 
     def exponent(self, cause: str) -> Interval:
-        """alpha of a cause."""
+        """Return alpha of a cause."""
         return self._interval(
             np.append(self.fitted_P, self.draws_BP).reshape(-1, len(self.fitted_P))[:, self._at(cause)]
         )
 
     def floor(self) -> Interval:
-        """E: the error that no more of any cause would lower."""
+        """Return E, the error that no more of any cause would lower."""
         return self._interval(np.exp(np.append(self.fitted_P[0], self.draws_BP[:, 0])))
 
     def within(self, at: Mapping[str, float], factor: float = FAR) -> bool:
-        """Whether every cause is at most `factor` times beyond what was measured."""
+        """Say whether every cause is at most `factor` times beyond what was measured."""
         return all(low / factor <= at[cause] <= high * factor for cause, (low, high) in self.measured.items())
 
     def _at(self, cause: str) -> int:
         return 2 + 2 * list(self.measured).index(cause)
 
     def _values(self, at: Mapping[str, float]) -> Floats:
-        """The error by the fit, then by each resample."""
+        """Compute the error by the fit, then by each resample."""
         if missing := [cause for cause in self.measured if cause not in at]:
             raise SearchError(f"scaling: no value of {', '.join(missing)}; the law is of {', '.join(self.measured)}")
         logs_C = np.log([at[cause] for cause in self.measured]) - np.log(self.centres_C)
@@ -130,7 +130,7 @@ class Fit:
 
 
 def fit(causes: Mapping[str, Sequence[float]], errors: Sequence[float], *, level: float = LEVEL, seed: int = 0) -> Fit:
-    """The law by which each cause lowers the error; bands by resampling residuals, the same for the same seed.
+    """Fit the law by which each cause lowers the error; bands by resampling residuals, the same for the same seed.
 
     A cause that was not varied, or that shows no trend, is left out and named in the warnings. Values and errors must
     be positive: an error of nothing (a score of 1) fits no power law and is left out, which is said too.
@@ -161,7 +161,7 @@ def fit(causes: Mapping[str, Sequence[float]], errors: Sequence[float], *, level
 
 
 def _varied(values: Mapping[str, Floats]) -> tuple[list[str], list[str]]:
-    """The causes that were varied enough to show a curve, and what is to be said of the others."""
+    """Choose the causes varied enough to show a curve, and say what the others lack."""
     shown, why = [], []
     for name, found_N in values.items():
         different = len(np.unique(found_N))
@@ -179,7 +179,7 @@ def _varied(values: Mapping[str, Floats]) -> tuple[list[str], list[str]]:
 
 
 def floor_shown(law: Law, error: float) -> bool:
-    """Whether the floor is known to a quarter of the error it is held against."""
+    """Say whether the floor is known to a quarter of the error it is held against."""
     return (floor := law.floor()).high - floor.low < 0.25 * error
 
 
@@ -203,7 +203,7 @@ class _Points:
         self.fitted_P, self.cost = _best(self.logs_CN, logs_N, self.threshold)
 
     def chance(self, cause: str) -> float:
-        """How likely noise alone lowers the cost as much as this cause does: an F-test of the law without it."""
+        """Compute how likely noise alone lowers the cost as much as this cause does (F-test)."""
         from scipy.stats import f
 
         rest_CN = self.logs_CN[[index for index, name in enumerate(self.values) if name != cause]]
@@ -215,7 +215,7 @@ class _Points:
         return float(f.sf(gain / max(self.cost / left, 1e-15), 2, left))
 
     def law(self, level: float, seed: int) -> Law:
-        """The fit with the resamples of its residuals, widened by what fitting took from them and by Student's t."""
+        """Resample the residuals of the fit, widened by what fitting took from them and by Student's t."""
         from scipy.stats import norm, t
 
         residuals_N = self.logs_N - (curve_N := _curve(self.fitted_P[None], self.logs_CN)[0])
@@ -236,12 +236,12 @@ class _Points:
 
 
 def _curve(parameters_BP: Floats, logs_CN: Floats) -> Floats:
-    """log error (B, N)."""
+    """Compute the log error (B, N)."""
     return np.logaddexp.reduce(_parts(parameters_BP, logs_CN), axis=0)
 
 
 def _parts(parameters_BP: Floats, logs_CN: Floats) -> Floats:
-    """The logarithm of the floor and of each cause's part (1 + C, B, N)."""
+    """Compute the logarithm of the floor and of each cause's part (1 + C, B, N)."""
     floor_BN = np.repeat(parameters_BP[:, :1], logs_CN.shape[1], axis=1)
     causes = range(len(logs_CN))
     return np.stack(
@@ -253,7 +253,7 @@ def _parts(parameters_BP: Floats, logs_CN: Floats) -> Floats:
 
 
 def _best(logs_CN: Floats, targets_N: Floats, threshold: float) -> tuple[Floats, float]:
-    """The parameters of the least cost from a grid of starts, and that cost."""
+    """Find the parameters of the least cost from a grid of starts, and that cost."""
     least, span = targets_N.min(), targets_N.max() - targets_N.min()
     starts = []
     for floor in (-4.0, -0.7, -0.1):
@@ -268,7 +268,7 @@ def _best(logs_CN: Floats, targets_N: Floats, threshold: float) -> tuple[Floats,
 def _minimised(
     starts_BP: Floats, logs_CN: Floats, targets_BN: Floats, threshold: float, steps: int = 80
 ) -> tuple[Floats, Floats]:
-    """Levenberg-Marquardt of every fit at once, each with a damping of its own: parameters and Huber's cost."""
+    """Minimise every fit at once by Levenberg-Marquardt, each with its own damping: parameters and Huber's cost."""
     lows_BP, highs_BP = _borders(targets_BN, len(logs_CN))
     found_BP = np.clip(starts_BP, lows_BP, highs_BP)
     damping_B = np.full(len(found_BP), 1e-2)
@@ -287,7 +287,7 @@ def _minimised(
 
 
 def _borders(targets_BN: Floats, causes: int) -> tuple[Floats, Floats]:
-    """The least and the most each parameter may be: no floor above the least error, slopes from 0 to STEEPEST."""
+    """Bound each parameter: no floor above the least error, slopes from 0 to STEEPEST."""
     least_B = targets_BN.min(axis=1)
     lows = [least_B - 8, *[least_B - 12, np.zeros_like(least_B)] * causes]
     highs = [least_B if causes else targets_BN.max(axis=1), *[least_B + 12, np.full_like(least_B, STEEPEST)] * causes]
@@ -295,7 +295,7 @@ def _borders(targets_BN: Floats, causes: int) -> tuple[Floats, Floats]:
 
 
 def _step(found_BP: Floats, logs_CN: Floats, targets_BN: Floats, threshold: float, damping_B: Floats) -> Floats:
-    """The damped Gauss-Newton step of every fit, points beyond the threshold weighted down."""
+    """Compute the damped Gauss-Newton step of every fit, points beyond the threshold weighted down."""
     parts = _parts(found_BP, logs_CN)
     curve_BN = np.logaddexp.reduce(parts, axis=0)
     shares = np.exp(parts - curve_BN)
@@ -311,7 +311,7 @@ def _step(found_BP: Floats, logs_CN: Floats, targets_BN: Floats, threshold: floa
 
 
 def _costs(parameters_BP: Floats, logs_CN: Floats, targets_BN: Floats, threshold: float) -> Floats:
-    """Huber's loss of every fit, (B): squares within the threshold, straight lines beyond it."""
+    """Compute Huber's loss of every fit, (B): squares within the threshold, straight lines beyond it."""
     far_BN = np.abs(targets_BN - _curve(parameters_BP, logs_CN))
     if np.isinf(threshold):
         return np.square(far_BN).sum(axis=1)
@@ -339,7 +339,7 @@ class Growth:
     """What a search's page says of size, data and compute: sentences, a table, pictures, and what is not known."""
 
     about: str
-    expected: Table | None
+    expected: ResultTable | None
     answers: tuple[str, ...]
     figures: tuple[Figure, ...]
     warnings: tuple[str, ...]
@@ -415,7 +415,7 @@ def _reference(found: SearchReport, points: Points, law: Law) -> dict[str, float
     return reference
 
 
-def _expected(metric: str, law: Law, here: Mapping[str, float]) -> Table:
+def _expected(metric: str, law: Law, here: Mapping[str, float]) -> ResultTable:
     """Lay out the score to expect here, of half and twice the size, and of half and twice the data."""
     places = [("here", here)] + [
         (f"{times} the {cause}", {**here, cause: here[cause] * factor})
@@ -437,7 +437,7 @@ def _expected(metric: str, law: Law, here: Mapping[str, float]) -> Table:
         column(ats, "", "change, points", change),
         column(ats, "", "", lambda at: "" if law.within(at, 1.0) else "beyond what was measured"),
     )
-    return Table(tuple(Line(name) for name, _ in places), columns, f"{capitalised(metric)} to expect")
+    return ResultTable(tuple(Line(name) for name, _ in places), columns, f"{capitalised(metric)} to expect")
 
 
 def _score(error: Interval) -> str:

@@ -16,10 +16,10 @@ from rich.text import Text
 from compress.records.bench_result import Result
 from compress.records.certificate import Certificate, Sensitivity, Tried
 from compress.records.latency import NOISE_FACTOR, Latency, Setting, Sustained
-from compress.records.run_report import Report, Row
+from compress.records.run_report import Report, ReportRow
 from compress.records.search_report import STAGES, Anchor, SearchReport, TrialRecord
 from compress.reporting import format as units
-from compress.reporting.compare import Candidate, Comparison, Limits, MeasuredDevice, Pick, View
+from compress.reporting.compare import ComparedModel, Comparison, Limits, MeasuredDevice, Pick, View
 from compress.reporting.format import MISSING, capitalised
 from compress.reporting.remarks import (
     answer,
@@ -95,7 +95,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """Rows under columns; `caption` says of a terminal's table what a page says around its own."""
 
     rows: tuple[Line, ...]
@@ -104,10 +104,12 @@ class Table:
     caption: tuple[str, ...] = ()
 
     @staticmethod
-    def build(rows: Iterable[Line], columns: Iterable[Column], title: str = "", caption: Iterable[str] = ()) -> "Table":
+    def build(
+        rows: Iterable[Line], columns: Iterable[Column], title: str = "", caption: Iterable[str] = ()
+    ) -> "ResultTable":
         """Leave out the columns in which no row has anything."""
         shown = tuple(column for column in columns if not all(cell.missing for cell in column.cells))
-        return Table(tuple(rows), shown, title, tuple(caption))
+        return ResultTable(tuple(rows), shown, title, tuple(caption))
 
     @property
     def on_page(self) -> tuple[Column, ...]:
@@ -129,7 +131,7 @@ def column(
     return Column(heading, tuple(one if isinstance(one, Cell) else Cell(one) for one in found), group, rank, **more)
 
 
-def to_terminal(table: Table, width: int | None = None) -> RichTable:
+def to_terminal(table: ResultTable, width: int | None = None) -> RichTable:
     """Lay a table out for a terminal: where it is narrow, columns of high rank go, and the caption says which."""
     measured = [one for one in table.columns if one.rank < LAST]
     shown = [
@@ -162,7 +164,7 @@ def to_terminal(table: Table, width: int | None = None) -> RichTable:
     return laid
 
 
-def key_figures(table: Table) -> list[tuple[str, str, str]]:
+def key_figures(table: ResultTable) -> list[tuple[str, str, str]]:
     """List (what, value, beside the teacher's) of the row that stands out: its figures of the lowest ranks."""
     roles = [line.role for line in table.rows]
     if "student" not in roles:
@@ -180,24 +182,24 @@ def key_figures(table: Table) -> list[tuple[str, str, str]]:
     return found
 
 
-def run_table(report: Report) -> Table:
+def run_table(report: Report) -> ResultTable:
     """Compare the rows of a run: quality, size, speed and training, beside the teacher's."""
     of = partial(column, report.rows)
 
-    def part(what: str, form: Callable[[float | None], str], row: Row) -> Cell:
+    def part(what: str, form: Callable[[float | None], str], row: ReportRow) -> Cell:
         ratio = over_teacher(report, row, what)
         return Cell(form(getattr(row, what)), "" if ratio is None else units.percent(ratio))
 
-    def kept(row: Row) -> str:
+    def kept(row: ReportRow) -> str:
         return units.share(over_teacher(report, row, "score"))
 
-    def score(row: Row) -> Cell:
+    def score(row: ReportRow) -> Cell:
         return Cell(units.score(report.score(row)), f"{kept(row)} kept" if kept(row) != MISSING else "")
 
-    def agreement(row: Row) -> str:
+    def agreement(row: ReportRow) -> str:
         return units.score(row.agreement) if report.kind == "regression" else units.share(row.agreement)
 
-    def median(row: Row) -> Cell:
+    def median(row: ReportRow) -> Cell:
         time, said = report.latency(row), []
         if ratio := over_teacher(report, row, "p50_ms"):
             said.append(f"{units.times(1 / ratio)} faster" if ratio <= 1 else f"{units.times(ratio)} slower")
@@ -224,7 +226,7 @@ def run_table(report: Report) -> Table:
     if noisy or report.noise:
         noise = report.noise or "the machine was disturbed while timing"
         caption.append(f"~ noisy: {noise}" if noisy else f"timing: {noise}")
-    return Table.build((Line(row.name, row.role) for row in report.rows), columns, report.title, caption)
+    return ResultTable.build((Line(row.name, row.role) for row in report.rows), columns, report.title, caption)
 
 
 def _ms(time: Latency | None, key: str = "p50_ms") -> str:
@@ -232,7 +234,7 @@ def _ms(time: Latency | None, key: str = "p50_ms") -> str:
     return MISSING if time is None else f"{'~' if time.noisy else ''}{units.three_digits(getattr(time, key))}"
 
 
-def class_table(report: Report) -> Table:
+def class_table(report: Report) -> ResultTable:
     """Compare recall, precision and F1 of every class; those that a student lost come first."""
     rows = [row for row in report.rows if row.classes]
     scores = {row.name: {one.label: one for one in row.classes} for row in rows}
@@ -241,7 +243,7 @@ def class_table(report: Report) -> Table:
     counts = {one.label: one.support for row in rows for one in row.classes}
     labels = sorted(counts, key=lambda label: label not in first)
 
-    def cell(row: Row, measure: str, label: str) -> Cell:
+    def cell(row: ReportRow, measure: str, label: str) -> Cell:
         value = getattr(scores[row.name].get(label), measure, None)
         return Cell(units.score(value), tone="bad" if measure == "recall" and label in hurt[row.name] else "")
 
@@ -251,21 +253,23 @@ def class_table(report: Report) -> Table:
             heading, name = row.name.removeprefix("student "), units.metric(measure)
             heading = "teacher" if row.role == "teacher" else heading
             columns.append(column(labels, name, heading, partial(cell, row, measure), alone=f"{name}, {heading}"))
-    return Table.build(map(Line, labels), columns)
+    return ResultTable.build(map(Line, labels), columns)
 
 
-def score_tables(report: Report) -> list[Table]:
+def score_tables(report: Report) -> list[ResultTable]:
     """List all metrics where there are several."""
     metrics = list(dict.fromkeys(name for row in report.rows for name in row.score))
 
-    def score(name: str, row: Row) -> str:
+    def score(name: str, row: ReportRow) -> str:
         return units.score(row.score.get(name))
 
     columns = tuple(column(report.rows, "", units.metric(name), partial(score, name)) for name in metrics)
-    return [Table(tuple(Line(row.name) for row in report.rows), columns, "All scores")] if len(metrics) > 1 else []
+    return (
+        [ResultTable(tuple(Line(row.name) for row in report.rows), columns, "All scores")] if len(metrics) > 1 else []
+    )
 
 
-def latency_tables(times: Iterable[tuple[str, Latency]]) -> list[Table]:
+def latency_tables(times: Iterable[tuple[str, Latency]]) -> list[ResultTable]:
     """Lay out (name of the file, its times): a table per setting, a line per file; the ratio is to the first one."""
     by_setting: dict[Setting, list[tuple[str, Latency]]] = {}
     for name, one in times:
@@ -284,7 +288,7 @@ def latency_tables(times: Iterable[tuple[str, Latency]]) -> list[Table]:
             column(timed, "", heading, partial(_figure, key, there[0][1]), 0) for heading, key in FIGURES.items()
         ]
         lines = (Line(name + " (noisy)" * one.noisy + " (busy)" * bool(one.busy)) for name, one in there)
-        found.append(Table.build(lines, columns, str(setting), notes))
+        found.append(ResultTable.build(lines, columns, str(setting), notes))
     return found
 
 
@@ -297,25 +301,25 @@ def certified_cell(certified: bool | None, reason: str) -> Cell:
     return Cell(MISSING) if certified is None else Cell("yes", reason) if certified else Cell("no", reason, "bad")
 
 
-def choice_table(comparison: Comparison, chosen: Pick) -> Table:
+def choice_table(comparison: Comparison, chosen: Pick) -> ResultTable:
     """Compare every candidate after the teachers: score, proof, size, and times on each device."""
     rows, view = (*comparison.teachers, *comparison.candidates), comparison.view
     of = partial(column, rows)
     front = comparison.front(lambda one: one.median_ms(view))
 
-    def score(one: Candidate) -> Cell:
+    def score(one: ComparedModel) -> Cell:
         found = comparison.score(one)
         other = next(iter(one.scores.items()), None) if found is None else None
         return Cell(units.score(found), f"{units.score(other[1])} on other rows: {other[0]}" if other else "")
 
-    def time(at: View, one: Candidate) -> Cell:
+    def time(at: View, one: ComparedModel) -> Cell:
         found = one.latency(at)
         if found is None:
             return Cell(MISSING)
         marks = (", noisy" if found.noisy else "") + (", busy" if found.busy else "")
         return Cell(_ms(found), f"p95{units.GAP}{units.three_digits(found.p95_ms)}{marks}")
 
-    def peak(one: Candidate) -> str:
+    def peak(one: ComparedModel) -> str:
         found = one.latency(view)
         return units.three_digits(found.peak_rss_mb if found else None)
 
@@ -345,7 +349,7 @@ def choice_table(comparison: Comparison, chosen: Pick) -> Table:
         Line(one.name, roles.get(id(one), "plain"), None if one.role == "teacher" else comparison.number(one))
         for one in rows
     ]
-    return Table.build(lines, columns, "Which model to ship", caption)
+    return ResultTable.build(lines, columns, "Which model to ship", caption)
 
 
 def where(comparison: Comparison) -> str:
@@ -362,7 +366,7 @@ def _short(setting: Setting) -> str:
     return f"{setting.seq} tokens{batch}{threads}"
 
 
-def device_tables(comparison: Comparison) -> list[tuple[MeasuredDevice, list[Table]]]:
+def device_tables(comparison: Comparison) -> list[tuple[MeasuredDevice, list[ResultTable]]]:
     """List each device with the times of every file at every setting."""
     rows = (*comparison.teachers, *comparison.candidates)
     found = []
@@ -413,7 +417,7 @@ def choice_values(comparison: Comparison, limits: Limits, chosen: Pick) -> dict[
     }
 
 
-def certificate_table(certificates: Sequence[tuple[str, Certificate]]) -> Table:
+def certificate_table(certificates: Sequence[tuple[str, Certificate]]) -> ResultTable:
     """Lay out (name of the file, its certificate)."""
 
     def device(one: Certificate) -> Cell:
@@ -439,10 +443,10 @@ def certificate_table(certificates: Sequence[tuple[str, Certificate]]) -> Table:
         of("Measured", "device", device),
         of("Measured", "made by", made),
     ]
-    return Table.build((Line(name) for name, _ in certificates), columns)
+    return ResultTable.build((Line(name) for name, _ in certificates), columns)
 
 
-def race_table(tried: Sequence[Tried]) -> Table:
+def race_table(tried: Sequence[Tried]) -> ResultTable:
     """Lay out the variants of one race, in their order."""
     of = partial(column, tried)
 
@@ -473,7 +477,7 @@ def race_table(tried: Sequence[Tried]) -> Table:
         of("Parity", "logits differ by", lambda one: units.small(one.difference)),
         of("Parity", "agreement", lambda one: units.share(one.agreement)),
     ]
-    return Table.build((Line(one.variant, "student" if one.chosen else "baseline") for one in tried), columns)
+    return ResultTable.build((Line(one.variant, "student" if one.chosen else "baseline") for one in tried), columns)
 
 
 def export_lines(exported: "ExportResult", width: int | None = None) -> Iterator[RichTable | str]:
@@ -495,7 +499,7 @@ def export_lines(exported: "ExportResult", width: int | None = None) -> Iterator
         of("", "differs by", apart, 3),
         of("", "what", lambda made: made.note or MISSING, 4),
     ]
-    yield to_terminal(Table.build((Line(made.file) for made in exported.files), columns), width)
+    yield to_terminal(ResultTable.build((Line(made.file) for made in exported.files), columns), width)
     yield from exported.verdicts
     yield from (f"warning: {warning}" for warning in exported.warnings)
     yield f"{exported.path}: export.json says what is in it"
@@ -569,7 +573,7 @@ def predicted_text(point: TrialRecord) -> str:
     return f"{shown} ± {point.predicted_error_ms:.{decimals}f}" if point.predicted_error_ms else shown
 
 
-def front_table(found: SearchReport) -> Table:
+def front_table(found: SearchReport) -> ResultTable:
     """Lay out the teacher, the anchors, and the front from the best score down; the answer stands out."""
     chosen = answer(found)
     front = [found.point(number) for number in found.front or found.compute_front()]
@@ -612,7 +616,7 @@ def front_table(found: SearchReport) -> Table:
         else Line(one.name, "baseline" if index else "teacher")
         for index, one in enumerate(rows)
     ]
-    return Table.build(lines, columns)
+    return ResultTable.build(lines, columns)
 
 
 def search_facts(found: SearchReport) -> list[tuple[str, str]]:
@@ -629,7 +633,7 @@ def search_facts(found: SearchReport) -> list[tuple[str, str]]:
     return numbers
 
 
-def rejected_tables(found: SearchReport) -> list[Table]:
+def rejected_tables(found: SearchReport) -> list[ResultTable]:
     """Count the trials that were not completed by state and reason; reasons with other numbers are one reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for point in found.points:
@@ -641,7 +645,7 @@ def rejected_tables(found: SearchReport) -> list[Table]:
         rows[MOST_REASONS:] = [("other", f"{more:,}", f"{len(ordered) - MOST_REASONS} reasons more")]
     columns = (column(rows, "", "trials", itemgetter(1)), column(rows, "", "reason (of one)", itemgetter(2)))
     title = "Not completed, and why"
-    return [Table(tuple(Line(state) for state, _, _ in rows), columns, title)] if rows else []
+    return [ResultTable(tuple(Line(state) for state, _, _ in rows), columns, title)] if rows else []
 
 
 def bench_tables(result: Result) -> Iterator[RichTable]:
@@ -655,7 +659,7 @@ def bench_tables(result: Result) -> Iterator[RichTable]:
         yield to_terminal(_curves(result))
 
 
-def _curves(result: Result) -> Table:
+def _curves(result: Result) -> ResultTable:
     """Lay out p50 of each minute, and the temperature at its end; files in the order in which they ran."""
     curves = result.sustained
 
@@ -679,7 +683,7 @@ def _curves(result: Result) -> Table:
         if (beside := raced.get((one.name, one.setting))) and one.minutes[0] > NOISE_FACTOR * beside
     ]
     title = f"without pause, one file after another: {curves[0].setting}"
-    return Table.build((Line(one.name) for one in curves), columns, title, notes)
+    return ResultTable.build((Line(one.name) for one in curves), columns, title, notes)
 
 
 def quantized_text(done: "Quantized") -> str:

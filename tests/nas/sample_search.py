@@ -7,7 +7,7 @@ from typing import Any
 from compress.records.search_report import (
     Anchor,
     Importance,
-    Prediction,
+    LatencyPrediction,
     Rung,
     SearchReport,
     State,
@@ -117,7 +117,9 @@ def search(count: int = 120, **changes: Any) -> SearchReport:
         points=taken,
         command="compress search --teacher minilm --data sst2 --max-latency-ms 4 --device local --out runs/sst2-4ms",
         date="2026-11-28T10:20:00+00:00",
-        prediction=Prediction("8 terms, non-negative least squares, 16 shapes in 3 rounds", 0.021, 0.083, timings),
+        prediction=LatencyPrediction(
+            "8 terms, non-negative least squares, 16 shapes in 3 rounds", 0.021, 0.083, timings
+        ),
         importances=(
             Importance("score", "PED-ANOVA", 88, {"layers": 0.2, "hidden": 0.5, "ffn": 0.25, "heads": 0.05}),
             Importance("latency", "PED-ANOVA", 88, {"layers": 0.3, "hidden": 0.4, "ffn": 0.29, "heads": 0.01}),

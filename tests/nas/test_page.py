@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 
-from compress.records.search_report import Anchor, Importance, Prediction, Rung, SearchReport, Timing, TrialRecord
+from compress.records.search_report import (
+    Anchor,
+    Importance,
+    LatencyPrediction,
+    Rung,
+    SearchReport,
+    Timing,
+    TrialRecord,
+)
 from compress.reporting import format as units
 from compress.reporting.charts import trial_scatter
 from compress.reporting.html import render_search
@@ -51,7 +59,7 @@ CASES: dict[str, Callable[[], SearchReport]] = {
     "zero": lambda: only(
         *(bare(n, scores={"subnet": 0.0}, predicted_ms=1.0 + n) for n in range(3)),
         costs={"trials": 0.0},
-        prediction=Prediction("none", None, None, (Timing("a", 1.0, 1.0),)),
+        prediction=LatencyPrediction("none", None, None, (Timing("a", 1.0, 1.0),)),
     ),
 }
 
@@ -73,7 +81,8 @@ def test_hostile_text_stays_text() -> None:
     told = replace(
         whole, title=HOSTILE, study=HOSTILE, teacher=HOSTILE, data=HOSTILE, metric=HOSTILE, device=HOSTILE,
         setting=HOSTILE, command=HOSTILE, date=HOSTILE, split=HOSTILE, sampler=HOSTILE, points=points,
-        prediction=Prediction(HOSTILE, 0.1, 0.2, timings), costs={HOSTILE: 1.0}, anchors=(Anchor(HOSTILE, 0.8, 1.0),),
+        prediction=LatencyPrediction(HOSTILE, 0.1, 0.2, timings), costs={HOSTILE: 1.0},
+        anchors=(Anchor(HOSTILE, 0.8, 1.0),),
         importances=(Importance("score", HOSTILE, 1, {HOSTILE: 1.0}),), versions={HOSTILE: HOSTILE},
         ladder=tuple(replace(one, what=HOSTILE) for one in whole.ladder), machine={HOSTILE: HOSTILE}, notes=(HOSTILE,),
     )  # fmt: skip

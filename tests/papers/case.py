@@ -1,4 +1,4 @@
-"""What every loss of every paper is tested on: `tests/papers/<paper>.py` has the cases of `compress/papers/<paper>.py`.
+"""What every loss of every paper is tested on: `tests/papers/<paper>.py`, if there is one, has the cases of a paper.
 
 A case key is the loss's name, with a variant after a space where one case is not enough: `labels`, `labels numbers`.
 Formulas get nested lists, never tensors, and are written as the paper writes them: sums over indices.
@@ -8,7 +8,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -61,6 +63,12 @@ class Case:
 
 def papers() -> list[str]:
     return [module.name for module in iter_modules(compress.papers.__path__) if module.name != "reading"]
+
+
+def case_modules() -> dict[str, ModuleType]:
+    """`tests/papers/<paper>.py` of each paper that has one."""
+    named = {paper: f"tests.papers.{paper}" for paper in papers()}
+    return {paper: import_module(name) for paper, name in named.items() if find_spec(name)}
 
 
 def losses(paper: str) -> dict[str, Loss]:

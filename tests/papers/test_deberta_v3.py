@@ -33,11 +33,11 @@ def encoder(seed: int = 0, **changes: Any) -> Any:
     return tiny.model("deberta-v2", seed=seed, head=AutoModel, layers=4, **changes)
 
 
-def replaced(student: Any, **options: Any) -> deberta_v3.ReplacedTokens:
-    return deberta_v3.ReplacedTokens(student, None, None, words=WORDS, **options).eval()
+def replaced(student: Any, **options: Any) -> deberta_v3.ReplacedTokenDetection:
+    return deberta_v3.ReplacedTokenDetection(student, None, None, words=WORDS, **options).eval()
 
 
-def generator(step: deberta_v3.ReplacedTokens) -> Any:
+def generator(step: deberta_v3.ReplacedTokenDetection) -> Any:
     return step.generator.model if isinstance(step.generator, deberta.MaskDecoder) else step.generator
 
 
@@ -49,7 +49,7 @@ def trained(step: Any, batch: dict[str, Tensor], steps: int = 3) -> None:
         optimiser.step()
 
 
-def detection(step: deberta_v3.ReplacedTokens, batch: dict[str, Tensor]) -> Tensor:
+def detection(step: deberta_v3.ReplacedTokenDetection, batch: dict[str, Tensor]) -> Tensor:
     """L_RTD alone, on a text where every masked token became token 9."""
     ids = torch.where(batch["labels"] != IGNORE_INDEX, 9, batch["input_ids"])
     labels = ((batch["labels"] != IGNORE_INDEX) & (batch["labels"] != 9)).long()

@@ -6,7 +6,6 @@ COMPRESS_GOLDEN names another folder of the same keys, with inputs of other shap
 import json
 import os
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from compress.config.term import Term
 from compress.models.signals import Signals
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
-from tests.papers.case import papers
+from tests.papers.case import case_modules
 
 FOLDER = Path(os.environ.get("COMPRESS_GOLDEN") or Path(__file__).parent.parent / "golden")
 EXPECTED: Mapping[str, Any] = json.loads((FOLDER / "losses.json").read_text(encoding="utf-8"))
@@ -38,8 +37,7 @@ def arrays() -> dict[str, Tensor]:
 
 
 OURS: dict[str, Any] = {}
-for paper in papers():
-    cases = import_module(f"tests.papers.{paper}")
+for cases in case_modules().values():
     if hasattr(cases, "golden"):
         OURS |= cases.golden(arrays())
 

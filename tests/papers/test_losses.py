@@ -1,18 +1,16 @@
 """What every loss promises: its formula, its minimum, blindness to padding, its gradients and its precision."""
 
-from importlib import import_module
-
 import pytest
 import torch
 from torch import Tensor
 
 from compress.training.objective import Loss
 from compress.training.reads import Item, Reading
-from tests.papers.case import Case, losses, papers
+from tests.papers.case import Case, case_modules, losses, papers
 
 FOUND = {f"{paper}.{name}": loss for paper in papers() for name, loss in losses(paper).items()}
 CASES: dict[str, Case] = {
-    f"{paper}.{name}": case for paper in papers() for name, case in import_module(f"tests.papers.{paper}").CASES.items()
+    f"{paper}.{name}": case for paper, module in case_modules().items() for name, case in module.CASES.items()
 }
 PADDED = [name for name, case in CASES.items() if case.token_axes(FOUND[name.partition(" ")[0]].reading)]
 GARBAGE = 1e4

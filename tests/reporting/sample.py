@@ -6,7 +6,7 @@ from typing import Any
 
 from compress.records.class_scores import ClassScore
 from compress.records.latency import Latency, Setting
-from compress.records.run_report import Report, Row
+from compress.records.run_report import Report, ReportRow
 
 
 def latency(p50: float, *, noisy: bool = False) -> dict[str, Latency]:
@@ -32,14 +32,16 @@ def curve(points: int) -> list[dict[str, float]]:
 
 
 ROWS = (
-    Row("majority", "baseline", {"accuracy": 0.5, "f1": 0.0}),
-    Row("bag of words", "baseline", {"accuracy": 0.8, "f1": 0.79}, train_seconds=0.8),
-    Row("teacher", "teacher", {"accuracy": 0.9, "f1": 0.91}, None, 20_000_000, 21e6, 90.0, latency(15.0), 400.0, 252.0),
-    Row(
+    ReportRow("majority", "baseline", {"accuracy": 0.5, "f1": 0.0}),
+    ReportRow("bag of words", "baseline", {"accuracy": 0.8, "f1": 0.79}, train_seconds=0.8),
+    ReportRow(
+        "teacher", "teacher", {"accuracy": 0.9, "f1": 0.91}, None, 20_000_000, 21e6, 90.0, latency(15.0), 400.0, 252.0
+    ),
+    ReportRow(
         "student fp32", "student", {"accuracy": 0.882, "f1": 0.88}, 0.962, 14_000_000, 9.5e6, 57.0, latency(6.0), 300.0,
         514.0, 433.0,
     ),
-    Row(
+    ReportRow(
         "student int8", "student", {"accuracy": 0.873, "f1": 0.87}, 0.955, 14_000_000, 9.5e6, 14.4, latency(3.0), 180.0,
         514.0, 433.0,
     ),
@@ -92,9 +94,9 @@ def with_classes(told: Report, recall: float = 0.0) -> Report:
 def regression() -> Report:
     """A student slower, larger and worse than a bag of words, and a metric that is not finite."""
     rows = (
-        Row("mean", "baseline", {"pearson": 0.0, "mse": 2.3}),
-        Row("bag of words", "baseline", {"pearson": 0.72, "mse": 1.2}),
-        Row("teacher", "teacher", {"pearson": 0.86, "mse": 0.6}, None, 20_000_000, None, 90.0, latency(3.0)),
-        Row("student", "student", {"pearson": 0.7, "mse": math.nan}, 0.8, 30_000_000, None, 120.0, latency(90.0)),
+        ReportRow("mean", "baseline", {"pearson": 0.0, "mse": 2.3}),
+        ReportRow("bag of words", "baseline", {"pearson": 0.72, "mse": 1.2}),
+        ReportRow("teacher", "teacher", {"pearson": 0.86, "mse": 0.6}, None, 20_000_000, None, 90.0, latency(3.0)),
+        ReportRow("student", "student", {"pearson": 0.7, "mse": math.nan}, 0.8, 30_000_000, None, 120.0, latency(90.0)),
     )
     return report(kind="regression", metric="pearson", labels=0, rows=rows, curves={}, stage_seconds={})

@@ -46,7 +46,7 @@ def picked(choice: Comparison, **limits: float) -> str | None:
     return found.name if found else None
 
 
-def timed(choice: Comparison) -> list[compare.Candidate]:
+def timed(choice: Comparison) -> list[compare.ComparedModel]:
     return [one for one in choice.candidates if one.latency(choice.view)]
 
 

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from compress.records.run_report import Report, Row
+from compress.records.run_report import Report, ReportRow
 from compress.reporting import charts
 from compress.reporting.charts import Axis, Bar, label, run_scatter
 from compress.reporting.html import render_html
@@ -27,7 +27,7 @@ def points(page: str) -> int:
 def crowd(count: int) -> Report:
     """Students that all but coincide."""
     students = [
-        Row(f"student {n}", "student", {"accuracy": 0.88 + 0.001 * (n % 3)}, latency=latency(5 + 0.1 * n))
+        ReportRow(f"student {n}", "student", {"accuracy": 0.88 + 0.001 * (n % 3)}, latency=latency(5 + 0.1 * n))
         for n in range(count)
     ]
     return report(rows=(*ROWS[:3], *students))
@@ -39,12 +39,14 @@ REPORTS = {
     "regression": regression(),
     "no curves": report(curves={}, stage_seconds={}),
     "no latency": report(rows=tuple(replace(row, latency=None) for row in ROWS)),
-    "scores only": report(rows=tuple(Row(row.name, row.role, row.score) for row in ROWS), curves={}),
+    "scores only": report(rows=tuple(ReportRow(row.name, row.role, row.score) for row in ROWS), curves={}),
     "only a student": report(rows=ROWS[4:]),
     "no student": report(rows=ROWS[:3]),
     "no rows": report(rows=(), notes=(), versions={}, machine={}, seed=None, seconds=None),
     "nothing finite": report(
-        rows=(Row("teacher", "teacher", {"accuracy": math.nan}, math.nan, None, math.inf, math.nan, latency(1.0)),),
+        rows=(
+            ReportRow("teacher", "teacher", {"accuracy": math.nan}, math.nan, None, math.inf, math.nan, latency(1.0)),
+        ),
         curves={"distill": [{"step": 1, "loss": math.nan}, {"step": 2, "loss": math.inf}]},
     ),
     "one point": report(curves={"distill": [{"step": 3, "loss": 0.5, "eval_accuracy": 0.7}]}),

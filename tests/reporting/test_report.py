@@ -9,7 +9,7 @@ import pytest
 from compress.errors import BundleError
 from compress.evaluation.statistics import wilson_interval
 from compress.records.latency import Setting
-from compress.records.run_report import Report, Row
+from compress.records.run_report import Report, ReportRow
 from compress.reporting import format as units
 from compress.reporting.remarks import run_headline, run_remarks, run_warnings
 from tests.reporting.sample import ROWS, latency, regression, report, with_classes
@@ -32,7 +32,7 @@ def test_json_file(tmp_path) -> None:
 
 def test_json_has_no_nan_and_reads_back_as_not_measured() -> None:
     before = report(
-        rows=(Row("student", "student", {"accuracy": math.nan, "f1": 0.5}, agreement=math.inf),),
+        rows=(ReportRow("student", "student", {"accuracy": math.nan, "f1": 0.5}, agreement=math.inf),),
         curves={"distill": [{"step": 1, "loss": math.nan}]},
     )
     text = before.to_json()
@@ -66,7 +66,7 @@ def test_settings_put_first_what_most_rows_have() -> None:
 
 def test_impossible_times_are_refused() -> None:
     with pytest.raises(AssertionError, match="clock"):
-        Row("student", "student", {}, latency=latency(math.nan))
+        ReportRow("student", "student", {}, latency=latency(math.nan))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_classes_round_trip_and_give_macro_f1() -> None:
 
 @pytest.mark.parametrize(("score", "said"), [(0.217, True), (0.5, False)])
 def test_a_teacher_that_is_barely_above_a_baseline_is_pointed_out(score: float, said: bool) -> None:
-    rows = (Row("majority", "baseline", {"accuracy": 0.19}), replace(ROWS[2], score={"accuracy": score}), ROWS[4])
+    rows = (ReportRow("majority", "baseline", {"accuracy": 0.19}), replace(ROWS[2], score={"accuracy": score}), ROWS[4])
     assert ("barely" in " ".join(run_remarks(report(rows=rows)))) is said
 
 

@@ -1,4 +1,4 @@
-"""onnxruntime-web, of one version and these very bytes, from where the user's own npm gets packages, or from disk."""
+"""Get onnxruntime-web, of one version and these very bytes, by the user's own npm or from disk."""
 
 import base64
 import hashlib
@@ -67,7 +67,7 @@ def _place(needed: Mapping[str, str]) -> Path:
 
 
 def packed(folder: Path) -> Path:
-    """Has npm fetch the tarball into `folder`; its path."""
+    """Let npm fetch the tarball into `folder`, and return its path."""
     npm = shutil.which("npm")
     if npm is None:
         raise DeviceError(
@@ -85,7 +85,7 @@ def packed(folder: Path) -> Path:
 
 
 def _kept(tarball: Path, needed: Mapping[str, str]) -> list[Path]:
-    """Unpacks the needed files of the tarball, once it is known to be the right one, to where they are kept."""
+    """Unpack the needed files of the tarball, once it is known to be the right one, to where they are kept."""
     if not tarball.is_file():
         raise DeviceError(f"--assets {tarball}: no such file or folder; expected {TARBALL}. {BY_HAND}")
     with tarball.open("rb") as file:

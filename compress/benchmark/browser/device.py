@@ -49,7 +49,7 @@ class Fed:
 
     @staticmethod
     def of(path: Path) -> "Fed":
-        """Raises DeviceError or ExportError for what is no text encoder in one ONNX file."""
+        """Read an ONNX file. Raises DeviceError or ExportError for what is no text encoder in one file."""
         if jobs.runtime_of(path) != "onnxruntime":
             raise DeviceError(f"{path}: a browser runs ONNX files only")
         (whole,) = jobs.parts(path)
@@ -202,8 +202,7 @@ class Browser:
         return found
 
     def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
-        """Each file without pause for `seconds`, one after another. Raises DeviceError when the page was hidden: the
-        curve would show how the browser saves power."""
+        """Run each file without pause for `seconds`. Raises DeviceError when the page was hidden, and so slowed."""
         self._check([setting])
         fed = {name: Fed.of(path) for name, path in files.items()}
         return [self._sustained(name, file, setting, seconds) for name, file in fed.items()]
@@ -265,7 +264,7 @@ class Browser:
         return Sustained(name, setting, medians, (None,) * len(medians))
 
     def _clear(self, *coming: Fed) -> None:
-        """Ends all workers, and has the page forget the files it will not need next: a phone's memory is small."""
+        """End all workers, and have the page forget the files it will not need next: a phone's memory is small."""
         self._ask({"do": "clear", "keep": [self.site.offer(fed.path) for fed in coming]}, Done)
 
     def _open(self, name: str, fed: Fed, setting: Setting | None) -> Opened:

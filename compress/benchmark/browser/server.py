@@ -1,4 +1,4 @@
-"""Serves one job to one page: the page itself to anyone who knows the address, all else under a secret path.
+"""Serve one job to one page: the page itself to anyone who knows the address, all else under a secret path.
 
 No file name comes from a request: what is asked for is looked up among the names offered, or it is not there. Headers
 isolate the page (which is what lets WebAssembly have threads) and let it load nothing from elsewhere; a Host that is
@@ -89,7 +89,7 @@ class Visitor:
             return self._command if self._waiting(after) else None
 
     def answered(self, answer: Mapping[str, Any]) -> None:
-        """Takes the page's answer, unless it is to another question than the one asked now."""
+        """Take the page's answer, unless it is to another question than the one asked now."""
         with self._changed:
             self._seen = time.monotonic()
             if answer.get("id") == self._number and self._command is not None and not self._ended:
@@ -102,12 +102,12 @@ class Visitor:
             self._changed.notify_all()
 
     def arrives(self, timeout: float) -> bool:
-        """Waits for a browser to claim the link, at most `timeout` seconds."""
+        """Wait for a browser to claim the link, at most `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._claimed, timeout)
 
     def ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Has the page do something; its answer. Raises DeviceError when the page is gone or takes for ever."""
+        """Let the page do something; return its answer. Raises DeviceError when the page is gone or takes for ever."""
         with self._changed:
             self._number += 1
             self._command, self._answer = {"id": self._number, **command}, None
@@ -119,7 +119,7 @@ class Visitor:
             return self._answer
 
     def end(self, words: str, patience: float = 2.0) -> None:
-        """Tells the page that it is over, and waits a moment for it to hear that."""
+        """Tell the page that it is over, and wait a moment for it to hear that."""
         with self._changed:
             self._number += 1
             self._command = {"id": self._number, "do": "end", "say": words}
@@ -425,8 +425,10 @@ class Known:
 
 @dataclass(frozen=True)
 class Opened:
-    """init_ms: reading and opening the file; first_ms: the first forward; forwards: how many one sample is the mean
-    of, so that the clock's step is at most 1 % of what it times."""
+    """What opening a file took: init_ms; first_ms of the first forward; forwards: one sample is the mean of so many.
+
+    With these the clock's step is at most 1 % of what it times.
+    """
 
     init_ms: Milliseconds
     first_ms: Milliseconds
@@ -435,7 +437,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Timed:
-    """ms: per forward, of each sample; heap_mb: what WebAssembly's memory has grown to, 10^6 bytes."""
+    """What a round took. ms: of one forward, per sample; heap_mb: what WebAssembly's memory grew to, 10^6 bytes."""
 
     ms: Annotated[list[Annotated[FiniteFloat, Field(gt=0)]], Field(min_length=1)]
     heap_mb: Annotated[FiniteFloat, Field(ge=0)]
@@ -480,8 +482,8 @@ Answer = TypeVar("Answer", Known, Opened, Timed, Computed, Done)
 
 
 def read(answer: Mapping[str, Any], kind: type[Answer], *, about: str = "") -> Answer:
-    """The page's answer as `kind`; `about`: what was asked. Raises DeviceError for an error, in the page's own words,
-    and for nonsense."""
+    """Read the page's answer as `kind`; `about`: what was asked. Raises DeviceError for an error, in the page's own
+    words, and for nonsense."""
     device = f"browser: {about}" if about else "browser"
     if "error" in answer:
         raise DeviceError(f"{device}: {one_line(str(answer['error'])) or 'the page failed without a word'}")

@@ -1,4 +1,4 @@
-"""Keeps the measuring processes of one machine, at the far end of a pipe. Needs Python 3.8 and nothing else.
+"""Keep the measuring processes of one machine, at the far end of a pipe. Needs Python 3.8 and nothing else.
 
     python station.py [FOLDER]
 
@@ -55,7 +55,7 @@ class Running(NamedTuple):
 
 
 def main(folder: str = "") -> None:
-    """Serves until the input ends. `folder`: where `put` files go."""
+    """Serve until the input ends. `folder`: where `put` files go."""
     requests: queue.Queue[dict[str, Any] | None] = queue.Queue(1)
     runners: Runners = {}
     threading.Thread(target=listen, args=(folder, requests, runners), daemon=True).start()
@@ -83,7 +83,7 @@ def say(value: dict[str, Any]) -> None:
 
 
 def listen(folder: str, requests: queue.Queue[dict[str, Any] | None], runners: Runners) -> None:
-    """Requests, with the files that follow them already written; None at the end."""
+    """Queue requests, with the files that follow them already written; None at the end."""
     source = sys.stdin.buffer
     for line in source:
         request = json.loads(line)
@@ -96,7 +96,7 @@ def listen(folder: str, requests: queue.Queue[dict[str, Any] | None], runners: R
 
 
 def receive(source: IO[bytes], target: Path, size: int) -> dict[str, Any]:
-    """Writes what follows. Where that fails the rest is read all the same, for the next request to be found."""
+    """Write what follows. Where that fails the rest is read all the same, for the next request to be found."""
     left = size
     try:
         with target.open("wb") as file:
@@ -203,8 +203,10 @@ def versions(packages: list[str]) -> dict[str, Any]:
 
 
 def facts() -> dict[str, str]:
-    """Processor, cores, instruction sets, governor, temperature and load now, memory, system; what cannot be read is
-    left out."""
+    """Describe processor, cores, instruction sets, governor, temperature and load now, memory, system.
+
+    What cannot be read is left out.
+    """
     flags = f"{_cpuinfo('flags')} {_cpuinfo('Features')}".split()
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     celsius = temperature()
@@ -226,7 +228,7 @@ def facts() -> dict[str, str]:
 
 
 def temperature(sensors: Path = SENSORS) -> float | None:
-    """Degrees Celsius of the hottest sensor of the processor; of the hottest of all where none says it is one."""
+    """Read the hottest sensor of the processor in degrees Celsius; of all sensors where none says it is one."""
     found = []
     for pattern, label in (("thermal/thermal_zone*/temp", "type"), ("hwmon/hwmon*/temp*_input", "name")):
         for path in sensors.glob(pattern):
@@ -237,7 +239,7 @@ def temperature(sensors: Path = SENSORS) -> float | None:
 
 
 def clocks(cpus: Path = CPUS) -> str:
-    """`cpu 0-3 1.80 GHz, cpu 4-7 2.40 GHz`: which CPUs are the fast ones; '' where the system does not tell."""
+    """Say which CPUs are the fast ones: `cpu 0-3 1.80 GHz, cpu 4-7 2.40 GHz`; '' where the system does not tell."""
     found = {int(path.parent.parent.name[3:]): _text(path) for path in cpus.glob("cpu*/cpufreq/cpuinfo_max_freq")}
     by_clock: dict[str, list[int]] = {}
     for cpu in sorted(found):

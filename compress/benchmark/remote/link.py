@@ -1,4 +1,4 @@
-"""A station, wherever it runs, as this side of its pipe: a request, an answer."""
+"""Talk to an agent, wherever it runs, through its pipe: a request, an answer."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Runs one file in a process of its own, on any machine. Needs Python 3.8, numpy and the file's runtime, no more.
+"""Run one file in a process of its own, on any machine. Needs Python 3.8, numpy and the file's runtime, no more.
 
     python runner.py '{"path": "model.onnx", "runtime": "onnxruntime", "options": {}, "entries": {}, "threads": 1,
                        "affinity": [], "batch": 1, "seq": 128, "vocabulary": 30522, "warm_up": 5}'
@@ -49,7 +49,7 @@ def refuse(why: str) -> NoReturn:
 
 
 def pin(cpus: list[int]) -> None:
-    """Keeps this process, with all threads it will start, on these CPUs; none given: wherever the system likes."""
+    """Keep this process, with all threads it will start, on these CPUs; none given: wherever the system likes."""
     if not cpus:
         return
     if not hasattr(os, "sched_setaffinity"):
@@ -97,7 +97,7 @@ RUNTIMES: Mapping[str, Callable[[Mapping[str, Any]], Opened]] = {
 
 
 def feeds(types: Mapping[str, Any], batch: int, seq: int, vocabulary: int) -> Feeds:
-    """Random token ids, the same in every process; full attention; one segment. In the types the file declares."""
+    """Draw token ids, the same in every process, with full attention and one segment, of the types declared."""
     ids = np.random.default_rng(0).integers(0, vocabulary, (batch, seq))
     known = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     if unknown := sorted(types.keys() - known.keys()):
@@ -122,14 +122,14 @@ def peak_rss_mb() -> float:
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Milliseconds of one run."""
+    """Time one run in milliseconds."""
     start = time.perf_counter()
     run()
     return (time.perf_counter() - start) * 1e3
 
 
 def logits(opened: Opened, rows: list[dict[str, list[int]]], at_a_time: int) -> list[Any]:
-    """[shape, base64 of float32 in row order] of each row."""
+    """Compute [shape, base64 of float32 in row order] of each row."""
     types, run = opened
 
     def answer(row: dict[str, list[int]]) -> list[Any]:

@@ -1,7 +1,0 @@
-"""Radford et al. 2019: no loss of its own; what it does is in test_gpt2.py."""
-
-from collections.abc import Mapping
-
-from tests.papers.case import Case
-
-CASES: Mapping[str, Case] = {}

@@ -1,7 +1,0 @@
-"""Muralidharan et al. 2024: no loss of its own; what it rates is in tests/pruning."""
-
-from collections.abc import Mapping
-
-from tests.papers.case import Case
-
-CASES: Mapping[str, Case] = {}
