@@ -1,33 +1,25 @@
-"""Measure on an Android phone over adb: in its browser, by a link that needs no network, or by a native program
-(onnxruntime_perf_test, or LiteRT's benchmark_model).
+"""Reach an Android phone over adb, and measure in its browser, by a link that needs no network.
 
 Tested against a stand-in for `adb`, and against the real client where no phone is. No phone was measured here.
 """
 
 import re
-import secrets
 import shlex
 import shutil
 import socket
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from os import environ
-from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import numpy as np
-from numpy.typing import NDArray
+from compress.records.latency import DeviceError
 
-from compress.benchmark.devices import Device
-from compress.benchmark.jobs import input_types, logits_job, timing_job
-from compress.benchmark.options import cpu_list
-from compress.errors import did_you_mean
-from compress.exporters.session import EncodedRow
-from compress.records.latency import WARM_UP, DeviceError, Latency, Setting, Sustained, check_turns, summarise
+if TYPE_CHECKING:
+    from compress.benchmark.devices import Device
 
 CPU_SENSOR = 0
 """mType of a processor's sensor in `dumpsys thermalservice`."""
@@ -78,6 +70,10 @@ STATES = {
 }
 
 
+OpenPage = Callable[..., AbstractContextManager["Device"]]
+"""`compress.benchmark.browser.device.browser` with all options but `visit`, `name` and `more` filled in."""
+
+
 @dataclass(frozen=True)
 class Adb:
     """The client, for one phone. `timeout`: seconds for one command that only moves or asks something."""
@@ -107,78 +103,33 @@ class Adb:
         return hottest_sensor(thermal, self.run("shell", "dumpsys battery 2>/dev/null || true"))
 
 
-OpenBrowser = Callable[..., AbstractContextManager[Device]]
-"""`compress.benchmark.browser.browser` with all options but `visit` filled in."""
-
-
 @contextmanager
-def adb(
-    serial: str,
-    *,
-    page: OpenBrowser,
-    native: Path | None,
-    affinity: tuple[int, ...],
-    timeout: float,
-    say: Callable[[str], None],
-) -> Iterator[Device]:
-    """Open the phone, by its native program where one is given, else by its browser. `serial` '': the only one there
-    is.
+def connect_phone(serial: str, timeout: float) -> Iterator[Adb]:
+    """Find the phone; `serial` '': the only one there is. An adb server that this started is stopped at the end.
 
-    Raises DeviceError when there is no such phone, or it is not ready. An adb server that this started is stopped.
+    Raises DeviceError when there is no such phone, or it is not ready.
     """
     if shutil.which("adb") is None:
         raise DeviceError("adb: there is no program `adb` here; install Android's platform-tools (Debian: adb)")
-    if affinity and native is None:
-        raise DeviceError("--affinity: a browser chooses its CPUs itself; with --device adb it needs --native")
     with _server(timeout):
-        phone = Adb(_chosen(serial, _adb(["devices"], "adb", timeout)), timeout)
-        if native is None:
-            with _opened(phone, page, say) as device:
-                yield device
-        else:
-            with phone_program(phone, native, affinity, say) as device:
-                yield device
+        yield Adb(_chosen(serial, _adb(["devices"], "adb", timeout)), timeout)
 
 
 @contextmanager
-def _opened(phone: Adb, page: OpenBrowser, say: Callable[[str], None]) -> Iterator[Device]:
-    ports: list[str] = []
+def phone_browser(phone: Adb, page: OpenPage, say: Callable[[str], None]) -> Iterator["Device"]:
+    """Open the page in the phone's browser, through the cable: the phone needs no network."""
+    with ExitStack() as stack:
 
-    def visit(link: str) -> None:
-        port = f"tcp:{urlsplit(link).port}"
-        phone.run("reverse", port, port)
-        ports.append(port)
-        say(f"{phone.name}: opening {link} on the phone; unlock it, and keep the page in front")
-        phone.shell("am", "start", "-a", "android.intent.action.VIEW", "-d", link)
+        def visit(link: str) -> None:
+            port = f"tcp:{urlsplit(link).port}"
+            phone.run("reverse", port, port)
+            stack.callback(attempt, partial(phone.run, "reverse", "--remove", port))
+            say(f"{phone.name}: opening {link} on the phone; unlock it, and keep the page in front")
+            phone.shell("am", "start", "-a", "android.intent.action.VIEW", "-d", link)
 
-    try:
         facts = phone.facts()
-        with page(visit=visit) as there:
-            yield PhoneBrowser(phone.name, there, facts)
-    finally:
-        for port in ports:
-            attempt(partial(phone.run, "reverse", "--remove", port))
-
-
-@dataclass(frozen=True)
-class PhoneBrowser:
-    """The page in the phone's browser, with what adb knows of the phone."""
-
-    name: str
-    page: Device
-    phone: Mapping[str, str]
-
-    def facts(self) -> dict[str, str]:
-        return {**self.page.facts(), **self.phone}
-
-    def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
-        return self.page.race(files, settings, rounds=rounds, runs=runs)
-
-    def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
-        return self.page.sustain(files, setting, seconds=seconds)
-
-    def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
-        return self.page.logits(file, rows)
+        with page(visit=visit, name=phone.name, more=facts) as device:
+            yield device
 
 
 def attempt(clean: Callable[[], object]) -> bool:
@@ -237,229 +188,3 @@ def _server(timeout: float) -> Iterator[None]:
     finally:
         if not there:
             attempt(lambda: _adb(["kill-server"], "adb", timeout))
-
-
-SUFFIX = {"onnxruntime_perf_test": ".onnx", "benchmark_model": ".tflite"}
-NUMBER = r"([\d.eE+-]+)"
-PLACE = "/data/local/tmp"
-"""The one folder of Android from which the shell's user may run programs."""
-LONGEST = 1800.0
-"""Seconds after which a native program that has not ended is given up."""
-SCRIPT = 'cd "$1" && rm -f times.csv && shift && LD_LIBRARY_PATH=. exec "$@"'
-
-
-@dataclass(frozen=True)
-class ProgramRun:
-    """What one call of a program measured, in milliseconds. ms: of every run; benchmark_model tells the median alone,
-    and runs, min_ms, p95_ms and max_ms of all."""
-
-    ms: tuple[float, ...]
-    init_ms: float
-    first_ms: float
-    peak_rss_mb: float | None
-    runs: int = 0
-    min_ms: float = 0.0
-    p95_ms: float = 0.0
-    max_ms: float = 0.0
-
-
-def read_run(program: str, printed: str, times: str = "") -> ProgramRun:
-    """Read what a program printed, and the file of its runs, of which the first few are warming up."""
-    end = " / ".join(line.strip() for line in printed.strip().splitlines()[-3:]) or "it said nothing"
-
-    def number(pattern: str) -> float | None:
-        match = re.search(pattern, printed)
-        return float(match[1].rstrip(",")) if match else None
-
-    if program == "onnxruntime_perf_test":
-        # columns: name, seconds, [seconds in all, since 2025-11,] memory, processor, number
-        rows = [line.split(",") for line in times.splitlines() if line.count(",") in (4, 5)]
-        ms = [float(row[len(row) - 4]) * 1e3 for row in rows][WARM_UP:]
-        init, first = (
-            number(rf"Session creation time cost:\s*{NUMBER} s"),
-            number(rf"First inference time cost:\s*{NUMBER} ms"),
-        )
-        peak = number(rf"Peak working set size:\s*{NUMBER}")
-        if not ms or init is None or first is None:
-            raise DeviceError(f"{program}: its output is not what we can read. It ended: {end}")
-        return ProgramRun(tuple(ms), 1e3 * init, first, None if peak is None else peak / 1e6)
-    line = next((line for line in reversed(printed.splitlines()) if "count=" in line), "")  # those before: warming up
-    known = {name: float(value) for name, value in re.findall(rf"(\w+)={NUMBER}", line)}
-    if "avg" not in known and "curr" in known:  # "curr=30(all same)"
-        known |= dict.fromkeys(("min", "max"), known["curr"])
-    more = {"Init": number(rf"Init: {NUMBER}"), "First inference": number(rf"First inference: {NUMBER}")}
-    known |= {name: value for name, value in more.items() if value is not None}
-    if missing := [name for name in ("count", "min", "max", "median", "p95", *more) if name not in known]:
-        raise DeviceError(f"{program}: prints no {', '.join(missing)}; expected a newer build. It ended: {end}")
-    low, median, p95, high, init, first = (
-        known[name] / 1e3 for name in ("min", "median", "p95", "max", "Init", "First inference")
-    )
-    peak = number(rf"Peak memory footprint \(MB\):.*overall={NUMBER}")
-    return ProgramRun((median,), init, first, peak, int(known["count"]), low, p95, high)
-
-
-@contextmanager
-def phone_program(
-    phone: Adb, binary: Path, affinity: tuple[int, ...], say: Callable[[str], None]
-) -> Iterator["NativeProgram"]:
-    """Push the program, and the libraries beside it, into a folder on the phone that is removed at the end."""
-    program = next((name for name in SUFFIX if binary.name.startswith(name)), "")
-    if not binary.is_file():
-        raise DeviceError(f"--native {binary}: no such file; expected {' or '.join(SUFFIX)}, built for Android")
-    if not program:
-        raise DeviceError(
-            f"--native {binary}: expected a program named {' or '.join(SUFFIX)}.{did_you_mean(binary.name, SUFFIX)}"
-        )
-    folder = f"{PLACE}/compress-{secrets.token_hex(4)}"
-    try:
-        phone.shell("mkdir", folder)
-        for part in (binary, *sorted(binary.parent.glob("*.so"))):
-            phone.run("push", str(part), f"{folder}/{part.name}", seconds=LONGEST)
-        phone.shell("chmod", "755", f"{folder}/{binary.name}")
-        yield NativeProgram(phone, program, binary.name, folder, affinity, say, phone.facts())
-    finally:
-        if not attempt(lambda: phone.shell("rm", "-rf", folder)):
-            say(f"{phone.name}: {folder} could not be removed from the phone")
-
-
-@dataclass(frozen=True)
-class NativeProgram:
-    """A phone with a program. Each call of it is a process that opens the file anew: rounds interleave as elsewhere.
-
-    pushed  file, or file and shape -> its name there
-    """
-
-    phone: Adb
-    program: str
-    binary: str
-    folder: str
-    affinity: tuple[int, ...]
-    say: Callable[[str], None]
-    known: Mapping[str, str]
-    pushed: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.phone.name
-
-    def facts(self) -> dict[str, str]:
-        limits = {"p99": "the largest run: benchmark_model tells no more"} if self.program == "benchmark_model" else {}
-        return {**self.known, "runtime": self.program, **limits}
-
-    def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
-        """Race the files: half of the rounds make the first pass over all settings, the rest the second, in the
-        opposite order."""
-        check_turns(rounds, runs)
-        self._check(files, settings)
-        found: dict[tuple[str, Setting], list[ProgramRun]] = {(name, at): [] for at in settings for name in files}
-        for turn in range(rounds):
-            for setting in settings:
-                self.say(f"{self.name}: round {turn + 1} of {rounds}, {setting}")
-                for name in files if turn % 2 == 0 else reversed(list(files)):
-                    found[name, setting].append(self._call(files[name], setting, runs=runs))
-        warm = self.phone.temperature()
-        return [self._latency(name, setting, calls, warm) for (name, setting), calls in found.items()]
-
-    def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
-        """Run each file alone; each minute is a call of its own: the phone rests for as long as the file takes to
-        open."""
-        self._check(files, [setting])
-        made = []
-        for name, path in files.items():
-            minutes: list[float] = []
-            temperatures: list[float | None] = []
-            started = self.phone.temperature()
-            for begun in range(0, int(np.ceil(seconds)), 60):
-                minutes.append(float(np.median(self._call(path, setting, seconds=min(60.0, seconds - begun)).ms)))
-                temperatures.append(self.phone.temperature())
-                self.say(f"{self.name}: {name}, {setting}: minute {len(minutes)}: p50 {minutes[-1]:.2f} ms")
-            made.append(Sustained(name, setting, tuple(minutes), tuple(temperatures), started))
-        return made
-
-    def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
-        raise DeviceError(f"{self.name}: {self.program} answers no rows; without --native the phone's browser does")
-
-    def _check(self, files: Mapping[str, Path], settings: Sequence[Setting]) -> None:
-        if wrong := [name for name, path in files.items() if path.suffix != SUFFIX[self.program]]:
-            raise DeviceError(f"{wrong[0]}: {self.program} runs {SUFFIX[self.program]} files")
-        if self.program == "benchmark_model" and len({(setting.batch, setting.seq) for setting in settings}) > 1:
-            raise DeviceError(
-                "a .tflite file has its shape inside: give the one --batch and --seq that it was made for"
-            )
-
-    def _latency(self, name: str, setting: Setting, calls: Sequence[ProgramRun], warm: float | None) -> Latency:
-        latency = summarise(
-            name,
-            setting,
-            [each.ms for each in calls],
-            init_ms=calls[0].init_ms,
-            first_ms=calls[0].first_ms,
-            peak_rss_mb=max((each.peak_rss_mb for each in calls if each.peak_rss_mb is not None), default=None),
-            affinity=cpu_list(self.affinity),
-            celsius=warm,
-        )
-        if self.program == "onnxruntime_perf_test":
-            return latency
-        half = len(calls) // 2
-        faster = calls[:half] if latency.passes[0] <= latency.passes[1] else calls[half:]
-        kept = faster if latency.noisy else calls
-        return replace(
-            latency,
-            runs=sum(each.runs for each in kept),
-            min_ms=min(each.min_ms for each in kept),
-            p95_ms=float(np.median([each.p95_ms for each in kept])),
-            p99_ms=max(each.max_ms for each in kept),
-        )
-
-    def _call(self, path: Path, setting: Setting, *, runs: int = 1, seconds: float | None = None) -> ProgramRun:
-        """Call the program once for `runs` timed runs, or for `seconds` of them."""
-        model = self._push(path, setting)
-        if self.program == "benchmark_model":
-            few, least = (runs, 0.0) if seconds is None else (1, seconds)
-            words = [f"--graph={model}", f"--num_threads={setting.threads}", f"--warmup_runs={WARM_UP}"]
-            words += ["--warmup_min_secs=0", f"--num_runs={few}", f"--min_secs={least:g}", "--max_secs=3600"]
-        else:
-            entries = " ".join(f"{key}|{value}" for key, value in logits_job(path)["entries"].items())
-            words = (
-                ["times", "-r", str(WARM_UP + runs)]
-                if seconds is None
-                else ["duration", "-t", f"{max(1, round(seconds))}"]
-            )
-            words = ["-e", "cpu", "-m", *words, "-x", str(setting.threads), "-y", "1"]
-            words += [*(["-C", entries] if entries else []), model, "times.csv"]
-        pinned = ["taskset", f"{sum(1 << cpu for cpu in self.affinity):x}"] if self.affinity else []
-        words = ["sh", "-c", SCRIPT, "sh", self.folder, *pinned, f"{self.folder}/{self.binary}", *words]
-        printed = self.phone.shell(*words, seconds=LONGEST)
-        times = "" if self.program == "benchmark_model" else self.phone.shell("cat", f"{self.folder}/times.csv")
-        return read_run(self.program, printed, times)
-
-    def _push(self, path: Path, setting: Setting) -> str:
-        """Push the model, and for onnxruntime_perf_test inputs of the shape; return its name in our folder."""
-        if str(path) not in self.pushed:
-            model = self.pushed[str(path)] = f"{len(self.pushed)}{path.suffix}"
-            self.phone.run("push", str(path), f"{self.folder}/{model}", seconds=LONGEST)
-        model = self.pushed[str(path)]
-        case = f"{Path(model).stem}-{setting.batch}x{setting.seq}"
-        if self.program == "benchmark_model":
-            return model
-        if case not in self.pushed:
-            there = f"{self.folder}/{case}"
-            self.phone.shell("mkdir", "-p", f"{there}/test_data_set_0")
-            self.phone.shell("ln", "-s", f"../{model}", f"{there}/model.onnx")
-            with tempfile.TemporaryDirectory() as here:
-                for name, content in inputs(path, setting).items():
-                    (Path(here) / name).write_bytes(content)
-                    self.phone.run("push", f"{here}/{name}", f"{there}/test_data_set_0/{name}")
-            self.pushed[case] = f"{case}/model.onnx"
-        return self.pushed[case]
-
-
-def inputs(path: Path, setting: Setting) -> dict[str, bytes]:
-    """Make the files that onnxruntime_perf_test reads: the ids are those of the runner of other devices."""
-    from onnx import numpy_helper
-
-    from compress.benchmark.remote.runner import feeds
-
-    made = feeds(input_types(path), setting.batch, setting.seq, timing_job(path)["vocabulary"])
-    tensors = (numpy_helper.from_array(value, name) for name, value in made.items())
-    return {f"input_{at}.pb": tensor.SerializeToString() for at, tensor in enumerate(tensors)}

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.benchmark.jobs import check as check_job
+from compress.benchmark.jobs import check
 from compress.errors import did_you_mean
 from compress.exporters.session import EncodedRow
 from compress.io import sha256
@@ -88,12 +88,22 @@ def open_device(
         with browser(lan=lan, timeout=timeout, say=say, assets=assets, webgpu=webgpu) as page:
             yield page
     elif kind == "adb" and bool(where) == bool(colon):
-        from compress.benchmark.android import adb
-        from compress.benchmark.browser.device import browser
+        from compress.benchmark.android import connect_phone, phone_browser
 
-        visit = partial(browser, timeout=timeout, say=say, assets=assets, webgpu=webgpu)
-        with adb(where, page=visit, native=native, affinity=affinity, timeout=timeout, say=say) as phone:
-            yield phone
+        if affinity and native is None:
+            raise DeviceError("--affinity: a browser chooses its CPUs itself; with --device adb it needs --native")
+        with connect_phone(where, timeout) as phone:
+            if native is not None:
+                from compress.benchmark.native import phone_program
+
+                with phone_program(phone, native, affinity, say) as program:
+                    yield program
+            else:
+                from compress.benchmark.browser.device import browser
+
+                visiting = partial(browser, timeout=timeout, say=say, assets=assets, webgpu=webgpu)
+                with phone_browser(phone, visiting, say) as there:
+                    yield there
     else:
         raise DeviceError(
             f"--device {name}: no such device; expected local, ssh:[user@]host[:port], browser, adb or adb:SERIAL."
@@ -111,7 +121,7 @@ def measure(
     seconds: float | None,
 ) -> Result:
     """Race the files at every setting; then, where `seconds` is given, run each alone for so long at the first."""
-    check_job(device.name, device.facts().get("cores", ""), files, settings)
+    check(device.name, device.facts().get("cores", ""), files, settings)
     digests = {name: sha256(path) for name, path in files.items()}
     latencies = device.race(files, settings, rounds=rounds, runs=runs)
     sustained = device.sustain(files, settings[0], seconds=seconds) if seconds is not None else []

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +16,20 @@ from numpy.typing import NDArray
 
 from compress.benchmark import jobs
 from compress.benchmark.options import cpu_list
+from compress.benchmark.race import Pass, Sample, race_files, sustain_file
 from compress.benchmark.remote import agent, runner
 from compress.benchmark.remote.link import Link, connect
 from compress.benchmark.remote.runner import REFUSED
-from compress.records.latency import DeviceError, Latency, Setting, Sustained, check_turns, contention, summarise
+from compress.records.latency import DeviceError, Latency, Setting, Sustained
 
-MINUTE = 60.0
+Ask = Callable[[dict[str, Any]], dict[str, Any]]
 ROWS_AT_ONCE = 64
 """Rows sent in one line."""
 
 
 @dataclass(frozen=True)
-class Stationed:
-    """A machine with a station, as a Device.
+class AgentDevice:
+    """A machine with an agent, as a Device.
 
     place     brings a file to the machine, and says where it is there
     runner    the path of runner.py there
@@ -55,27 +58,24 @@ class Stationed:
     def race(
         self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int = 8, runs: int = 15
     ) -> list[Latency]:
-        """Per setting every file is timed for `rounds` x `runs` forwards, the files taking turns round by round, half
-        of the rounds in each of two passes over all settings. Inputs are random ids of the file's own vocabulary with
-        nothing masked."""
-        check_turns(rounds, runs)
-        told = {name: self._sent(jobs.timing_job(path), path) for name, path in files.items()}
-        passes = []
-        for number, part in enumerate((rounds - rounds // 2, rounds // 2), start=1):
-            found = {}
-            for setting in settings:
-                self.say(f"{self.name}: pass {number} of 2, {setting}")
-                found[setting] = self._pass(told, setting, rounds=part, runs=runs, backwards=number == 2)
-            passes.append(found)
-        return [
-            self._latency(name, setting, *(found[setting] for found in passes))
-            for setting in settings
-            for name in files
-        ]
+        """Race the files, see `race_files`; inputs are random ids of each file's own vocabulary with nothing masked."""
+        jobs_of = {name: self._sent(jobs.timing_job(path), path) for name, path in files.items()}
+        done = race_files(
+            files, settings, rounds, runs, partial(self._pass, jobs_of),
+            say=self._say, affinity=cpu_list(self.affinity),
+        )  # fmt: skip
+        return [latency for of_setting in done for latency in of_setting]
 
     def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
-        told = {name: self._sent(jobs.timing_job(path), path) for name, path in files.items()}
-        return [self._sustained(name, job, setting, seconds) for name, job in told.items()]
+        curves = []
+        for name, path in files.items():
+            with self._runner(name, self._sent(jobs.timing_job(path), path), setting) as (ask, _):
+
+                def run(span: float, ask: Ask = ask) -> float:
+                    return float(ask({"seconds": span})["p50_ms"])
+
+                curves.append(sustain_file(name, setting, seconds, run, temperature=self._temperature, say=self._say))
+        return curves
 
     def logits(self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[NDArray[np.float32]]:
         found: list[NDArray[np.float32]] = []
@@ -98,55 +98,25 @@ class Stationed:
         self._needs(job["runtime"])
         return {**job, "path": self.place(path), "affinity": list(self.affinity)}
 
-    def _pass(
-        self, told: dict[str, dict[str, Any]], setting: Setting, *, rounds: int, runs: int, backwards: bool
-    ) -> dict[str, dict[str, Any]]:
-        """Time every file: its init_ms, first_ms, ms of all runs, peak_rss_mb, celsius at the end, and other load."""
-        order = list(reversed(told)) if backwards else list(told)
+    def _pass(self, jobs_of: Mapping[str, dict[str, Any]], one: Pass) -> dict[str, Sample]:
         before = self._usage()
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, Sample] = {}
         with ExitStack() as stack:
             asks = {}
-            for name in order:
-                asks[name], ready = stack.enter_context(self._runner(name, told[name], setting))
-                found[name] = {**ready, "ms": []}  # before the next one starts: loading is timed too
-            for turn in range(rounds):
-                for name in order if turn % 2 == 0 else reversed(order):
-                    said = asks[name]({"runs": runs})
-                    found[name]["ms"] += said["ms"]
-                    found[name]["peak_rss_mb"] = said["peak_rss_mb"]
-            shared = {"celsius": self._temperature(), "load": _other_load(before, self._usage())}
-        return {name: {**each, **shared} for name, each in found.items()}
+            for name in one.turns[0]:
+                asks[name], ready = stack.enter_context(self._runner(name, jobs_of[name], one.setting))
+                found[name] = Sample(
+                    ready["init_ms"], ready["first_ms"]
+                )  # before the next starts: loading is timed too
+            for name in chain(*one.turns):
+                said = asks[name]({"runs": one.runs})
+                found[name].ms += said["ms"]
+                found[name].peak_rss_mb = said["peak_rss_mb"]
+            celsius, load = self._temperature(), _other_load(before, self._usage())
+        return {name: replace(sample, celsius=celsius, load=load) for name, sample in found.items()}
 
-    def _latency(self, name: str, setting: Setting, first: Mapping[str, Any], second: Mapping[str, Any]) -> Latency:
-        one, two = first[name], second[name]
-        other, cpus = max(one["load"], two["load"])
-        latency = summarise(
-            name,
-            setting,
-            (one["ms"], two["ms"]),
-            init_ms=one["init_ms"],
-            first_ms=one["first_ms"],
-            peak_rss_mb=max(one["peak_rss_mb"], two["peak_rss_mb"]),
-            affinity=cpu_list(self.affinity),
-            celsius=two["celsius"],
-        )
-        known = other if cpus else None
-        return replace(latency, other_load=known, busy=contention(known, cpus, setting.threads))
-
-    def _sustained(self, name: str, job: dict[str, Any], setting: Setting, seconds: float) -> Sustained:
-        minutes: list[float] = []
-        temperatures: list[float | None] = []
-        started = self._temperature()
-        with self._runner(name, job, setting) as (ask, _):
-            left = seconds
-            while left > 0:
-                minutes.append(ask({"seconds": min(MINUTE, left)})["p50_ms"])
-                temperatures.append(self._temperature())
-                left -= MINUTE
-                warm = "" if temperatures[-1] is None else f", {temperatures[-1]:.0f} C"
-                self.say(f"{self.name}: {name}, {setting}: minute {len(minutes)}: p50 {minutes[-1]:.2f} ms{warm}")
-        return Sustained(name, setting, tuple(minutes), tuple(temperatures), started)
+    def _say(self, words: str) -> None:
+        self.say(f"{self.name}: {words}")
 
     def _usage(self) -> dict[str, Any]:
         return self.link.ask(do="usage", cpus=list(self.affinity))
@@ -156,9 +126,7 @@ class Stationed:
         return celsius
 
     @contextmanager
-    def _runner(
-        self, name: str, job: dict[str, Any], setting: Setting | None
-    ) -> Iterator[tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[str, Any]]]:
+    def _runner(self, name: str, job: dict[str, Any], setting: Setting | None) -> Iterator[tuple[Ask, dict[str, Any]]]:
         """Start a runner; return what asks it, and the line it starts with."""
 
         def alive(answer: dict[str, Any]) -> dict[str, Any]:
@@ -170,8 +138,8 @@ class Stationed:
         ready = self.link.ask(do="start", name=name, runner=self.runner, job=full)
         try:
             yield lambda line: alive(self.link.ask(do="ask", name=name, line=line)), alive(ready)
-        except Exception:
-            with suppress(DeviceError):  # where the station itself is lost, that has been said
+        except Exception:  # of whatever kind, it came between two answers: the next request finds the agent listening
+            with suppress(DeviceError):  # where the agent itself is lost, that has been said
                 self.link.ask(do="stop", name=name)
             raise
         # not when interrupted: an answer may be due, and the end of the link stops all
@@ -197,7 +165,7 @@ def _death(name: str, setting: Setting | None, code: int, words: str) -> DeviceE
 
 
 START = 60.0
-"""Seconds a station on this machine has to start: it takes a tenth of one."""
+"""Seconds an agent on this machine has to start: it takes a tenth of one."""
 
 
 def race(
@@ -223,12 +191,12 @@ def machine() -> dict[str, str]:
 
 
 @contextmanager
-def local(*, affinity: tuple[int, ...] = (), say: Callable[[str], None] = lambda _: None) -> Iterator[Stationed]:
-    # -P: the station's neighbours in its folder must not pass for installed modules
+def local(*, affinity: tuple[int, ...] = (), say: Callable[[str], None] = lambda _: None) -> Iterator[AgentDevice]:
+    # -P: the agent's neighbours in its folder must not pass for installed modules
     command = [sys.executable, "-P", str(agent.__file__)]
     loaded = {"onnxruntime": onnxruntime.__version__}
     with connect(command, loss=_lost, timeout=START) as link:
-        yield Stationed(
+        yield AgentDevice(
             "local", link, lambda path: str(path.resolve()), str(runner.__file__), affinity, say, _missing, loaded
         )
 

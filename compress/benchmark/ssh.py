@@ -1,7 +1,7 @@
 """Measure on a machine over ssh: one connection of the system's own ssh, over which all goes, files too.
 
 The far side needs a POSIX shell, Python 3.8, numpy and onnxruntime; no sftp, no pip, no root. A shell makes a folder
-and removes it when the station in it ends, which is when the connection does: by our hand, by Ctrl-C, or by accident.
+and removes it when the agent in it ends, which is when the connection does: by our hand, by Ctrl-C, or by accident.
 """
 
 import re
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compress.benchmark import jobs
-from compress.benchmark.local import Stationed
+from compress.benchmark.local import AgentDevice
 from compress.benchmark.remote import agent, runner
 from compress.benchmark.remote.link import Link, connect
 from compress.records.latency import DeviceError
@@ -78,7 +78,7 @@ class Address:
 def far_command(python: str, length: int) -> str:
     """Write what the far login shell runs, whichever it is: a POSIX shell that makes a folder, removes it at the end,
     and in between runs the agent, whose `length` bytes of source come first on standard input."""
-    boot = f"import sys; exec(compile(sys.stdin.buffer.read({length}), 'station.py', 'exec'))"
+    boot = f"import sys; exec(compile(sys.stdin.buffer.read({length}), 'agent.py', 'exec'))"
     script = (
         f"d=$(mktemp -d) || exit {NO_FOLDER}; trap 'rm -rf \"$d\"' EXIT; trap 'exit 1' HUP INT TERM; "
         f'{shlex.quote(python)} -c {shlex.quote(boot)} "$d"'
@@ -89,7 +89,7 @@ def far_command(python: str, length: int) -> str:
 @contextmanager
 def ssh(
     where: str, *, python: str, affinity: tuple[int, ...], timeout: float, say: Callable[[str], None]
-) -> Iterator[Stationed]:
+) -> Iterator[AgentDevice]:
     """Open the machine at `where`. `python`: its interpreter that has onnxruntime. Raises DeviceError."""
     address = Address.of(where)
     name = f"ssh:{where}"
@@ -111,7 +111,7 @@ def ssh(
     with connect(command, loss=lost, timeout=timeout, preamble=source) as link:
         folder = Folder(name, link)
         far_runner = folder.place(Path(str(runner.__file__)), "runner.py")
-        yield Stationed(name, link, folder.place_model, far_runner, affinity, say, missing)
+        yield AgentDevice(name, link, folder.place_model, far_runner, affinity, say, missing)
 
 
 @dataclass(frozen=True)

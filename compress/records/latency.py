@@ -98,12 +98,6 @@ class Sustained:
     started: float | None = None
 
 
-def check_turns(rounds: int, runs: int) -> None:
-    """Raise DeviceError for a race whose two passes could not be compared."""
-    if rounds < 2 or runs < 1:
-        raise DeviceError(f"race: {rounds} rounds of {runs} runs; expected at least 2 rounds, to compare, of 1 run")
-
-
 def contention(other_load: float | None, cpus: int, threads: int) -> str:
     """Say what other processes took of the CPUs that `threads` threads need; '' for little, or where it is unknown.
 

@@ -221,7 +221,7 @@ def test_logits_of_many_outputs_are_joined_and_rows_without_an_input_refused(tmp
 
 
 def test_a_sustained_run_has_a_median_for_each_minute(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.benchmark.local.MINUTE", 0.1)
+    monkeypatch.setattr("compress.benchmark.race.MINUTE", 0.1)
     files = {name: folder / f"{name}.onnx" for name in ("deep", "shallow")}
     said: list[str] = []
     with local(say=said.append) as device:

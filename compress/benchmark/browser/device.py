@@ -1,15 +1,14 @@
-"""A page as a Device: the protocol of `compress.benchmark.local`, done in a browser, driven from here.
+"""Measure in a browser: a page is driven from here, step by step.
 
-Each file has a worker with a runtime and threads of its own, as each has a process elsewhere; the page is told what to
-do step by step, so that rounds interleave, and passes are two, as they do and are everywhere.
+Each file has a worker with a runtime and threads of its own, as each has a process elsewhere.
 """
 
 import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,11 @@ from compress.benchmark.browser.server import (
     read,
     serving,
 )
+from compress.benchmark.race import Pass, Sample, race_files
 from compress.benchmark.remote.runner import WARM_UP_PER_ROUND, feeds
 from compress.exporters.session import read_model, vocabulary_size
 from compress.provenance import install_command
-from compress.records.latency import WARM_UP, DeviceError, Latency, Setting, Sustained, check_turns, summarise
+from compress.records.latency import WARM_UP, DeviceError, Latency, Setting, Sustained
 
 
 @dataclass(frozen=True)
@@ -91,21 +91,23 @@ HEAD = ("file", "p50 ms", "p95 ms", "to first")
 
 def tables(latencies: Sequence[Latency]) -> list[dict[str, Any]]:
     """Lay out one table per setting, in the order measured, each with the ratio of every p50 to the first file's."""
-    return [_table(setting, latencies) for setting in dict.fromkeys(latency.setting for latency in latencies)]
-
-
-def _table(setting: Setting, latencies: Sequence[Latency]) -> dict[str, Any]:
-    here = [latency for latency in latencies if latency.setting == setting]
-    rows = [
-        (
-            latency.name + (" (noisy)" if latency.noisy else ""),
-            f"{latency.p50_ms:.2f}",
-            f"{latency.p95_ms:.2f}",
-            f"{latency.p50_ms / here[0].p50_ms:.2f}",
-        )
-        for latency in here
+    by_setting: dict[Setting, list[Latency]] = {}
+    for one in latencies:
+        by_setting.setdefault(one.setting, []).append(one)
+    return [
+        {
+            "title": str(setting),
+            "head": HEAD,
+            "rows": [
+                (
+                    one.name + (" (noisy)" if one.noisy else ""),
+                    *(f"{value:.2f}" for value in (one.p50_ms, one.p95_ms, one.p50_ms / here[0].p50_ms)),
+                )
+                for one in here
+            ],
+        }
+        for setting, here in by_setting.items()
     ]
-    return {"title": str(setting), "head": HEAD, "rows": rows}
 
 
 BURST = 5.0
@@ -117,39 +119,12 @@ HIDDEN = "the page was hidden meanwhile, and browsers slow hidden pages down"
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One file in one pass. hidden: whether the page was, for some of it."""
-
-    opened: Opened
-    ms: list[float]
-    heap_mb: float
-    hidden: bool
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One of the two passes over the files at one setting.
-
-    start, share  of all that is measured, how much is done before, and how much this is
-    """
-
-    number: int
-    setting: Setting
-    rounds: int
-    runs: int
-    start: float
-    share: float
-
-    def __str__(self) -> str:
-        return f"pass {self.number} of 2, {self.setting}"
-
-
-@dataclass(frozen=True)
 class Browser:
     """A page that has claimed the link.
 
     entry  the file of onnxruntime-web that its workers import
     say    is told how far the measuring is
+    more   facts from elsewhere, as adb's of a phone
     """
 
     site: Site
@@ -158,6 +133,7 @@ class Browser:
     webgpu: bool
     say: Callable[[str], None]
     name: str = "browser"
+    more: Mapping[str, str] = field(default_factory=dict)
 
     def facts(self) -> dict[str, str]:
         """Return what the browser tells of what it runs on, and what is special about figures from there."""
@@ -176,7 +152,7 @@ class Browser:
             "clock": f"steps of {known.timer_ms:.2g} ms",
             "MB": "of WebAssembly memory",
         }
-        return {name: value for name, value in told.items() if value}
+        return {name: value for name, value in {**told, **self.more}.items() if value}
 
     def race(
         self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int = 8, runs: int = 15
@@ -186,19 +162,12 @@ class Browser:
         A sample that would be shorter than 100 steps of the browser's clock is the mean of several forwards. What was
         measured while the page was hidden is flagged as noisy.
         """
-        check_turns(rounds, runs)
         self._check(settings)
         fed = {name: Fed.of(path) for name, path in files.items()}
-        first: dict[Setting, dict[str, Measured]] = {}
         found: list[Latency] = []
-        for each in _passes(settings, rounds, runs):
-            self.say(f"{self.name}: {each}")
-            measured = self._pass(fed, each)
-            if each.number == 1:
-                first[each.setting] = measured
-            else:
-                found += [_latency(name, each.setting, first[each.setting][name], measured[name]) for name in files]
-                self._ask({"do": "show", "tables": tables(found)}, Done)
+        for done in race_files(files, settings, rounds, runs, partial(self._pass, fed), say=self._say):
+            found += done
+            self._ask({"do": "show", "tables": tables(found)}, Done)
         return found
 
     def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
@@ -230,24 +199,23 @@ class Browser:
                 "machine. Measure with --threads 1, or from the same machine: 127.0.0.1, or --device adb."
             )
 
-    def _pass(self, fed: Mapping[str, Fed], one: Pass) -> dict[str, Measured]:
-        order = list(fed) if one.number == 1 else list(fed)[::-1]
+    def _say(self, words: str) -> None:
+        self.say(f"{self.name}: {words}")
+
+    def _pass(self, fed: Mapping[str, Fed], one: Pass) -> dict[str, Sample]:
         self._clear(*fed.values())
-        opened = {name: self._open(name, fed[name], one.setting) for name in order}
-        timed: dict[str, list[tuple[Timed, bool]]] = {name: [] for name in order}
-        for turn in range(one.rounds):
-            words = {"say": f"Measuring: {one}", "done": one.start + one.share * turn / one.rounds}
-            for name in order if turn % 2 == 0 else reversed(order):
-                timed[name].append(self._time(name, one.setting, {"runs": one.runs, **words}))
-        return {
-            name: Measured(
-                opened[name],
-                [ms for each, _ in timed[name] for ms in each.ms],
-                timed[name][-1][0].heap_mb,
-                any(hidden for _, hidden in timed[name]),
-            )
-            for name in fed
-        }
+        found = {}
+        for name in one.turns[0]:
+            opened = self._open(name, fed[name], one.setting)
+            found[name] = Sample(opened.init_ms, opened.first_ms)
+        for at, turn in enumerate(one.turns):
+            words = {"say": f"Measuring: {one}", "done": one.done + one.share * at / len(one.turns)}
+            for name in turn:
+                timed, hidden = self._time(name, one.setting, {"runs": one.runs, **words})
+                found[name].ms += timed.ms
+                found[name].peak_rss_mb = timed.heap_mb
+                found[name].disturbed = HIDDEN if hidden else found[name].disturbed
+        return found
 
     def _sustained(self, name: str, fed: Fed, setting: Setting, seconds: float) -> Sustained:
         self._clear(fed)
@@ -294,30 +262,8 @@ class Browser:
         return read(answer, kind, about=about), answer.get("hidden") is True
 
 
-def _passes(settings: Sequence[Setting], rounds: int, runs: int) -> list[Pass]:
-    """Run all settings once, then all again."""
-    share = 1 / (2 * max(1, len(settings)))
-    planned = [(1, rounds - rounds // 2, setting) for setting in settings]
-    planned += [(2, rounds // 2, setting) for setting in settings]
-    return [Pass(number, setting, part, runs, at * share, share) for at, (number, part, setting) in enumerate(planned)]
-
-
 def _about(name: str, setting: Setting | None) -> str:
     return f"{name} at {setting}" if setting else name
-
-
-def _latency(name: str, setting: Setting, first: Measured, second: Measured) -> Latency:
-    latency = summarise(
-        name,
-        setting,
-        (first.ms, second.ms),
-        init_ms=first.opened.init_ms,
-        first_ms=first.opened.first_ms,
-        peak_rss_mb=max(first.heap_mb, second.heap_mb),
-    )
-    if not (first.hidden or second.hidden):
-        return latency
-    return replace(latency, noisy=True, noise=f"{latency.noise}; {HIDDEN}" if latency.noise else HIDDEN)
 
 
 def code(link: str) -> str:
@@ -340,6 +286,8 @@ def browser(
     visit: Callable[[str], None] | None = None,
     assets: Path | None = None,
     webgpu: bool = False,
+    name: str = "browser",
+    more: Mapping[str, str] | None = None,
 ) -> Iterator[Browser]:
     """Open a browser by the link this prints, as a Device. The page is told when it is over, whatever happens.
 
@@ -349,6 +297,7 @@ def browser(
     visit    opens or shows the link, instead of printing it
     assets   onnxruntime-web's tarball or folder, where npm cannot get it
     webgpu   run on the GPU what WebGPU has kernels for, the rest in WebAssembly
+    name     of the device; more: what is known of it beside what the browser tells
     Raises DeviceError when onnxruntime-web cannot be had, nobody comes, or the browser lacks what is asked for.
     """
     files = runtime(assets, webgpu=webgpu)
@@ -364,7 +313,7 @@ def browser(
             raise DeviceError(_nobody(lan, timeout))
         last_words = "Stopped: the command ended early. Nothing runs here any more."
         try:
-            yield _met(site, files[0].name, webgpu, say)
+            yield replace(_met(site, files[0].name, webgpu, say), name=name, more=more or {})
             last_words = "Done. You can close this page."
         finally:
             site.visitor.end(last_words)

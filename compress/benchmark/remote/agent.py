@@ -1,6 +1,6 @@
 """Keep the measuring processes of one machine, at the far end of a pipe. Needs Python 3.8 and nothing else.
 
-    python station.py [FOLDER]
+    python agent.py [FOLDER]
 
 Prints one JSON line when ready, with what the machine is, then answers each JSON line read by one line:
 
@@ -12,7 +12,7 @@ Prints one JSON line when ready, with what the machine is, then answers each JSO
     {"do": "stop", "name": ...}               {}
 
 A runner that ends answers {"died": code, "words": its last line}. When the input ends, even in the middle of a run,
-every runner is killed and the station ends: a lost connection leaves nothing running.
+every runner is killed and the agent ends: a lost connection leaves nothing running.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     Runners = dict[str, "Running"]
 
-READY = '{"station": '
+READY = '{"agent": '
 """How the first line of ours begins: what a login shell prints before it is passed over."""
 
 FAST_SETS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm", "sve")
@@ -63,7 +63,7 @@ def main(folder: str = "") -> None:
     if folder:  # onnxruntime 1.31 leaves a file there when it is imported
         os.environ["TMPDIR"] = tempfile.tempdir = folder
     try:
-        say({"station": 1, "folder": folder, "free": free, "facts": facts()})
+        say({"agent": 1, "folder": folder, "free": free, "facts": facts()})
         while True:
             request = requests.get()
             if request is None:

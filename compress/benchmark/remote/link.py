@@ -15,15 +15,15 @@ from compress.benchmark.remote import agent
 from compress.records.latency import DeviceError
 
 PATIENCE = 15.0
-"""Seconds a station has to end after its input did: it kills its runners, and removes its folder where it has one."""
+"""Seconds an agent has to end after its input did: it kills its runners, and removes its folder where it has one."""
 
 Loss = Callable[[int | None, str], DeviceError]
-"""What a lost station means: its process's exit code, None where it was given up; and its words on standard error."""
+"""What a lost agent means: its process's exit code, None where it was given up; and its words on standard error."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A running station. `hello` is its first line."""
+    """A running agent. `hello` is its first line."""
 
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
@@ -48,7 +48,7 @@ class Link:
 def connect(command: Sequence[str], *, loss: Loss, timeout: float, preamble: bytes = b"") -> Iterator[Link]:
     """Start the agent by `command`; `preamble` is written before the first request.
 
-    In a session of its own: Ctrl-C is for us alone, and the station ends when its input does, which is here, whatever
+    In a session of its own: Ctrl-C is for us alone, and the agent ends when its input does, which is here, whatever
     happens. Raises DeviceError when it says nothing for `timeout` seconds.
     """
     pipe = subprocess.PIPE

@@ -1,0 +1,117 @@
+"""Race files in turns: the same two passes over all settings on every device, however it runs a file."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from compress.records.latency import DeviceError, Latency, Setting, Sustained, contention, summarise
+
+MINUTE = 60.0
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One of the two passes over the files at one setting.
+
+    runs   so many in each turn of a file
+    turns  the names of the files in the order in which each round runs them; the first round is also that of opening
+    done   how much of all that is measured is done before; share: how much this pass is of it
+    """
+
+    number: int
+    setting: Setting
+    runs: int
+    turns: tuple[tuple[str, ...], ...]
+    done: float
+    share: float
+
+    def __str__(self) -> str:
+        return f"pass {self.number} of 2, {self.setting}"
+
+
+@dataclass
+class Sample:
+    """What one file took in one pass.
+
+    ms         of every run; init_ms: opening the file; first_ms: the first forward
+    celsius    at the end of the pass; None where the device shows none
+    load       (CPUs that others kept busy, CPUs); (0.0, 0): not known
+    disturbed  why the times are not to be quoted; ''
+    """
+
+    init_ms: float
+    first_ms: float
+    ms: list[float] = field(default_factory=list)
+    peak_rss_mb: float | None = None
+    celsius: float | None = None
+    load: tuple[float, int] = (0.0, 0)
+    disturbed: str = ""
+
+
+def race_files(
+    files: Mapping[str, object],
+    settings: Sequence[Setting],
+    rounds: int,
+    runs: int,
+    measure: Callable[[Pass], Mapping[str, Sample]],
+    *,
+    say: Callable[[str], None],
+    affinity: str = "",
+) -> Iterator[list[Latency]]:
+    """Yield the latencies of all files, setting by setting: half of the rounds in each of two passes over the settings.
+
+    The files take turns round by round, and the second pass begins with the last of them. `measure` runs one pass.
+    Raises DeviceError for rounds that do not make two passes to compare.
+    """
+    if rounds < 2 or runs < 1:
+        raise DeviceError(f"race: {rounds} rounds of {runs} runs; expected at least 2 rounds, to compare, of 1 run")
+    names, share = tuple(files), 1 / (2 * max(1, len(settings)))
+    first: list[Mapping[str, Sample]] = []
+    for number, order, part in ((1, names, rounds - rounds // 2), (2, names[::-1], rounds // 2)):
+        turns = tuple(order if turn % 2 == 0 else order[::-1] for turn in range(part))
+        for at, setting in enumerate(settings):
+            one = Pass(number, setting, runs, turns, (at + (number - 1) * len(settings)) * share, share)
+            say(str(one))
+            found = measure(one)
+            if number == 1:
+                first.append(found)
+            else:
+                yield [_latency(name, setting, first[at][name], found[name], affinity) for name in names]
+
+
+def _latency(name: str, setting: Setting, first: Sample, second: Sample, affinity: str) -> Latency:
+    latency = summarise(
+        name,
+        setting,
+        (first.ms, second.ms),
+        init_ms=first.init_ms,
+        first_ms=first.first_ms,
+        peak_rss_mb=max((one.peak_rss_mb for one in (first, second) if one.peak_rss_mb is not None), default=None),
+        affinity=affinity,
+        celsius=second.celsius,
+    )
+    if disturbed := first.disturbed or second.disturbed:
+        latency = replace(latency, noisy=True, noise="; ".join(filter(None, (latency.noise, disturbed))))
+    other, cpus = max(first.load, second.load)
+    return replace(latency, other_load=other, busy=contention(other, cpus, setting.threads)) if cpus else latency
+
+
+def sustain_file(
+    name: str,
+    setting: Setting,
+    seconds: float,
+    run: Callable[[float], float],
+    *,
+    temperature: Callable[[], float | None],
+    say: Callable[[str], None],
+) -> Sustained:
+    """Run one file for `seconds`: `run` goes on for at most a minute, and returns its median in milliseconds."""
+    minutes: list[float] = []
+    temperatures: list[float | None] = []
+    started, left = temperature(), seconds
+    while left > 0:
+        minutes.append(run(min(MINUTE, left)))
+        temperatures.append(temperature())
+        left -= MINUTE
+        warm = "" if temperatures[-1] is None else f", {temperatures[-1]:.0f} C"
+        say(f"{name}, {setting}: minute {len(minutes)}: p50 {minutes[-1]:.2f} ms{warm}")
+    return Sustained(name, setting, tuple(minutes), tuple(temperatures), started)
