@@ -81,7 +81,7 @@ def fills(disk: Path, function: str, leave: int, patch: pytest.MonkeyPatch) -> N
         ("compress.training.stage.train", 0),
         ("compress.training.trainer.StepTrainer._save_checkpoint", 0),  # the weights: safetensors
         ("compress.training.trainer.StepTrainer._save_checkpoint", 100_000),  # the optimiser: torch
-        ("compress.training.trainer.StepTrainer._determine_best_metric", 0),
+        ("compress.training.trainer.StepTrainer.evaluate", 0),
         ("compress.training.stage._keep", 20_000),
         ("compress.exporters.artifact._write_model", 20_000),
         ("compress.exporters.artifact._write_model", 60_000),  # fp32

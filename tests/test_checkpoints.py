@@ -13,9 +13,9 @@ from rich.console import Console
 
 from compress.errors import DamagedError
 from compress.io import CHECKSUMS, seal, verify
-from compress.training.resume import Spent, checkpoints
 from compress.training.stage import Trained, train
 from compress.training.step import Distillation
+from compress.training.trainer import Spent, checkpoints
 from tests import learning
 from tests.damage import KINDS, damaged
 from tests.test_train import ByStep, Interrupting, assert_same, logged

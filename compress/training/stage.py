@@ -19,14 +19,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
-from transformers import (
-    PreTrainedModel,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import PreTrainedModel, TrainingArguments, set_seed
 
 from compress import io
 from compress.config.recipe import Stage
@@ -49,11 +42,10 @@ from compress.training.context import TrainingContext
 from compress.training.embedding_rows import only_tokens_in_use
 from compress.training.logging import Journal, forget_after
 from compress.training.objective import Objective
-from compress.training.resume import newest_checkpoint, steps_of
 from compress.training.run import Run, from_first
 from compress.training.step import Distillation, Step
 from compress.training.teacher_cache import TeacherCache, of_logits, teacher_cache
-from compress.training.trainer import Corrupt, Score, StepTrainer
+from compress.training.trainer import Corrupt, Score, StepTrainer, newest_checkpoint, steps_of
 
 CHECKPOINT_STEPS = 200
 """Steps between checkpoints at least: to write, flush and hash one costs as much as several steps."""
@@ -138,7 +130,7 @@ def _train(
         forget_after(run.path / "log.jsonl", stage.name, steps_of(checkpoint), partial(warn, console))
         journal = Journal(stage.name, run.path / "log.jsonl", run.path / "tensorboard", console, stage.batch)
         trainer.add_callback(journal)
-        trainer.add_callback(_KeepsSeconds(run))
+        trainer.on_saved = run.keep_seconds
     try:
         trainer.train_from(checkpoint)
     finally:
@@ -153,16 +145,6 @@ def _train(
     examples = round(steps * len(rows) / _steps_per_epoch(stage, order)) if stage.tokens else steps * stage.batch
     best_score = trainer.state.best_metric if best else None
     return Trained(steps, examples, spent.seconds, best_score, best, spent.peak_rss_mb)
-
-
-class _KeepsSeconds(TrainerCallback):
-    """What the run has taken is kept when a checkpoint is."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.run.keep_seconds()
 
 
 def _order(stage: Stage, rows: Dataset, seed: int) -> LengthGrouped | TokenBudget:

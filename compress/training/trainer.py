@@ -2,31 +2,40 @@
 
 Batches of like lengths in an order that depends on seed and epoch only, means that stay exact over processes and
 accumulation, every loss part in the log, and checkpoints that are renamed into place.
+
+checkpoints/checkpoint-<step>/   weights, optimizer, scheduler, random states and costs, sealed; the newest two. An
+                                 interrupted stage continues from the newest that is as it was written.
 """
 
+import json
 import math
+import pickle
+import resource
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
+from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from compress import io
 from compress.config.recipe import Stage
 from compress.data.collate import Batching, LengthGrouped, TokenBudget
-from compress.errors import CompressError
-from compress.io import naming, written
-from compress.training.resume import Spent, keep, loading, peak_rss_mb
+from compress.errors import CompressError, DamagedError
+from compress.io import load_json, make, naming, put, seal, verify, written
 from compress.training.step import Step
 
 Factors = Callable[[int, int], Mapping[str, float]]
@@ -63,18 +72,6 @@ def per_group(scheduler: LambdaLR, factors: Factors, total: int) -> None:
         group["lr"] = group["initial_lr"] * schedule(0)
 
 
-class Started(TrainerCallback):
-    """Tells a step the number of the optimiser step that begins, and how many there will be."""
-
-    def __init__(self, begin: Callable[[int, int], None]) -> None:
-        self.begin = begin
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.begin(state.global_step, state.max_steps)
-
-
 Score = Callable[[PreTrainedModel], Mapping[str, float]]
 """student -> {"score": higher is better, ...} on the validation split."""
 Corrupt = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -82,23 +79,116 @@ Corrupt = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 BEST = "best.safetensors"
 
 
-class _Epochs(TrainerCallback):
-    """accelerate does not reach the order of rows in an epoch that several processes resume."""
+class _Hooks(TrainerCallback):
+    """Tell the order of rows and the step where the loop is, and log before each checkpoint.
 
-    def __init__(self, order: LengthGrouped | TokenBudget) -> None:
-        self.order = order
+    accelerate does not reach the order of rows in an epoch that several processes resume. A resumed process has no sum
+    of the losses since the last line of the log: none is left when it is saved.
+    """
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def __init__(self, order: LengthGrouped | TokenBudget, step: Any) -> None:
+        self.order, self.step = order, step
+
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.order.set_epoch(int(state.epoch or 0))
 
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if hasattr(self.step, "begin"):
+            self.step.begin(state.global_step, state.max_steps)
 
-class _LogsBeforeSaving(TrainerCallback):
-    """A resumed process has no sum of the losses since the last line of the log: none is left when it is saved."""
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         control.should_log = control.should_log or control.should_save
+
+
+COSTS = "costs.json"
+KEPT = 2
+"""Checkpoints that stay: the newest, and the one before it, should the newest be damaged."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a stage has taken until a checkpoint, in all processes that worked on it one after another.
+
+    loss   the sum over its steps; peak_rss_mb: the most that one process held
+    """
+
+    seconds: float = 0.0
+    peak_rss_mb: float = 0.0
+    loss: float = 0.0
+
+    @staticmethod
+    def load(checkpoint: Path | None) -> "Spent":
+        """Load what a checkpoint has recorded; nothing was spent where there is none."""
+        if checkpoint is None:
+            return Spent()
+        with loading(checkpoint):
+            return Spent(**load_json(checkpoint / COSTS, _remedy(checkpoint)))
+
+    def save(self, checkpoint: Path) -> None:
+        """Write it into a checkpoint that is not sealed yet."""
+        (checkpoint / COSTS).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+
+
+def peak_rss_mb() -> float:
+    """Ask the system for the most memory this process has held, in megabytes (10^6 bytes)."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def steps_of(checkpoint: Path | None) -> int:
+    """Read the optimiser steps of a checkpoint from its name; 0 where there is none."""
+    return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
+
+
+def checkpoints(stage: Path) -> list[Path]:
+    """List the checkpoints in a stage's folder, the newest first."""
+    found = (stage / "checkpoints").glob("checkpoint-*")
+    return sorted((each for each in found if each.name.rpartition("-")[2].isdigit()), key=steps_of, reverse=True)
+
+
+def keep(partial: Path, stage: Path) -> None:
+    """Seal a finished checkpoint, flush it, give it its place in the stage's folder, and drop all but the newest."""
+    seal(partial)
+    make(stage / "checkpoints")
+    put(partial, stage / "checkpoints" / partial.name)
+    for older in checkpoints(stage)[KEPT:]:
+        shutil.rmtree(older)
+
+
+def newest_checkpoint(stage: Path, warn: Callable[[str], None]) -> Path | None:
+    """Find the newest checkpoint in a stage's folder that is whole; damaged ones are removed, with a warning."""
+    damaged: list[DamagedError] = []
+    whole: Path | None = None
+    for checkpoint in checkpoints(stage):
+        try:
+            verify(checkpoint)
+        except DamagedError as error:
+            damaged.append(error)
+        else:
+            whole = checkpoint
+            break
+    for each in damaged:
+        where = f"goes on from the checkpoint of step {steps_of(whole)}" if whole else "starts from its beginning"
+        lost = steps_of(each.path) - steps_of(whole)
+        warn(f"{each} The stage {where}: {lost} steps are trained again.")
+        shutil.rmtree(each.path)
+    return whole
+
+
+@contextmanager
+def loading(checkpoint: Path) -> Iterator[None]:
+    """Turn what libraries raise on a checkpoint that was made or changed by others into a DamagedError."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, DamagedError):
+        raise
+    except (pickle.UnpicklingError, SafetensorError, RuntimeError, ValueError, TypeError, KeyError, EOFError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise DamagedError(checkpoint, [f"it cannot be loaded ({why})"], _remedy(checkpoint)) from error
+
+
+def _remedy(checkpoint: Path) -> str:
+    return f"Remove {checkpoint}: the stage then goes on from the checkpoint before it, or from its beginning"
 
 
 class StepTrainer(Trainer):
@@ -119,6 +209,7 @@ class StepTrainer(Trainer):
         self.step: Any = step
         self.score: Score | None = None
         self.corrupt: Corrupt | None = None
+        self.on_saved: Callable[[], None] = lambda: None
         self.parts: dict[str, Tensor] = {}
         self.passes = 0
         self.order = order
@@ -134,10 +225,7 @@ class StepTrainer(Trainer):
         self.model_accepts_loss_kwargs = False  # a step's loss is a mean, to be divided by accumulation
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
-        self.add_callback(_Epochs(self.order))
-        self.add_callback(_LogsBeforeSaving())
-        if hasattr(step, "begin"):
-            self.add_callback(Started(step.begin))
+        self.add_callback(_Hooks(order, step))
 
     @property
     def student(self) -> PreTrainedModel:
@@ -168,13 +256,12 @@ class StepTrainer(Trainer):
 
     def get_train_dataloader(self) -> Any:
         """Make whole batches by a budget of tokens; else take rows in order, so many at a time."""
+        how: dict[str, Any] = {"batch_sampler": self.order}
         if isinstance(self.order, LengthGrouped):
-            return super().get_train_dataloader()
-        loader = DataLoader(self.train_dataset, batch_sampler=self.order, collate_fn=self.data_collator)  # type: ignore[arg-type]
+            how = {"sampler": self.order, "batch_size": self.args.train_batch_size}
+        pinned = self.args.dataloader_pin_memory
+        loader = DataLoader(self.train_dataset, collate_fn=self.data_collator, pin_memory=pinned, **how)  # type: ignore[arg-type]
         return self.accelerator.prepare(loader)
-
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
-        return self.order
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Give a step that names groups of parameters these as the optimiser's groups."""
@@ -247,25 +334,24 @@ class StepTrainer(Trainer):
         super().log(logs, start_time)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Score the student, and write down its weights where they are the best until now."""
         if self.score is None:
             return {}
         metrics = {f"eval_{name}": float(value) for name, value in self.score(self.student).items()}
+        best = self.state.best_metric
+        if self.args.should_save and metrics["eval_score"] > (-math.inf if best is None else best):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with written(self.folder / BEST) as partial:
+                save_model(self.student, str(partial))
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        better = super()._determine_best_metric(metrics, trial)
-        if better and self.args.should_save:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with written(self.folder / BEST) as partial:
-                save_model(self.student, str(partial))
-        return better
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Let the library write into .partial; seal, flush and rename the whole checkpoint into place.
 
-        It has its own copy of the best weights: of one that is shared, damage would reach every checkpoint.
+        It has its own copy of the best weights: of one that is shared, damage would reach every checkpoint. No public
+        hook is around the library's own writing, whose errors on a full disk name no file.
         """
         with naming(Path(str(self.args.output_dir))):
             super()._save_checkpoint(model, trial)
@@ -282,12 +368,16 @@ class StepTrainer(Trainer):
             if best.is_file():
                 shutil.copyfile(best, partial / BEST)
             keep(partial, self.folder)
+        self.on_saved()
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Student and projections, in safetensors, tied weights once; none of the library's pickled arguments."""
-        folder = Path(output_dir or str(self.args.output_dir))
-        folder.mkdir(parents=True, exist_ok=True)  # another process may have begun with its random state
-        save_model(self.model, str(folder / "model.safetensors"))  # type: ignore[arg-type]
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save student and projections in safetensors, tied weights once; none of the library's pickled arguments."""
+        if self.args.should_save:
+            folder = Path(output_dir or str(self.args.output_dir))
+            folder.mkdir(parents=True, exist_ok=True)  # another process may have begun with its random state
+            save_model(self.model, str(folder / "model.safetensors"))  # type: ignore[arg-type]
+
+    # No public hook stands between the library and a checkpoint's files: these three tell a damaged one from a fault.
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
