@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from compress.config.term import Term
 from compress.errors import ObjectiveError
-from compress.models.signals import Attention, Signals
+from compress.models.signals import LayerAttention, Signals
 from compress.papers import hinton, tinybert
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective, check_terms, find_loss, layer_pairs
@@ -27,7 +27,7 @@ def signals(shape: Shape, seed: int = 0, *, lengths: Sequence[int] = (5, 3)) -> 
     B, L = mask.shape
     hidden = tuple(torch.randn(B, L, shape.hidden) for _ in range(shape.layers + 1))
     heads = [[torch.randn(B, shape.heads, L, shape.head_size) for _ in range(3)] for _ in range(shape.layers)]
-    return Signals(mask, torch.randn(B, shape.classes), hidden, tuple(Attention(*qkv) for qkv in heads))
+    return Signals(mask, torch.randn(B, shape.classes), hidden, tuple(LayerAttention(*qkv) for qkv in heads))
 
 
 # Layer maps

@@ -23,11 +23,10 @@ from compress.data.tokenize import encode
 from compress.errors import TeacherError
 from compress.models.checkpoints import resolve
 from compress.models.teacher import Teacher, load
-from compress.training import finetune, teacher_check
+from compress.training import finetune
 from compress.training.context import TrainingContext
-from compress.training.finetune import with_head
+from compress.training.finetune import TeacherCheck, check_logits, with_head
 from compress.training.run import Run
-from compress.training.teacher_check import TeacherCheck, check_logits
 from tests import tiny
 
 TASK = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
@@ -75,7 +74,7 @@ def copied(trained: Path, tmp_path: Path) -> Path:
 def gated(folder: Path, data: TaskData, *, strict: bool = True) -> TeacherCheck:
     teacher = load("tiny", folder, data.task)
     rows = encode(data.validation, teacher.tokenizer, 32)
-    return teacher_check.check_teacher(teacher, data, rows, Collate(teacher.tokenizer), bf16=False, strict=strict)
+    return finetune.check_teacher(teacher, data, rows, Collate(teacher.tokenizer), bf16=False, strict=strict)
 
 
 def change_config(folder: Path, **values: Any) -> None:

@@ -16,7 +16,7 @@ from compress.data import cache, conll, schema, sources, squad
 from compress.data.audit import audit
 from compress.data.objects import DataLike, data_path
 from compress.data.readers import RawSplit
-from compress.data.schema import Coding, Columns, LabelColumn
+from compress.data.schema import ChosenColumns, Coding, LabelColumn
 from compress.data.sources import Role, Source
 from compress.data.task import METRICS, Examples, Kind, Task, TaskData
 from compress.errors import DataError, did_you_mean
@@ -125,7 +125,7 @@ class _Split:
     labels: LabelColumn | None
 
 
-def _read(split: RawSplit, columns: Columns, folder: Path, notes: list[str]) -> _Split:
+def _read(split: RawSplit, columns: ChosenColumns, folder: Path, notes: list[str]) -> _Split:
     """Copy the chosen columns of a split to disk, and note what is odd about its rows."""
     names = (*columns.text, *columns.label)
     schema.refuse_unknown(split, names)
@@ -158,7 +158,7 @@ def _refuse_constant(place: str, encoded: Labels, coding: Coding) -> None:
     raise DataError(f"{place}: every training row has {only}: there is nothing to learn.")
 
 
-def _read_test(found: Source, columns: Columns, coding: Coding, folder: Path, notes: list[str]) -> _Split | None:
+def _read_test(found: Source, columns: ChosenColumns, coding: Coding, folder: Path, notes: list[str]) -> _Split | None:
     """Read the first test split that has labels, or else the second validation split; note what is passed over."""
     chosen: _Split | None = None
     for raw in (*found.test, *found.validation[1:]):

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     TeacherLike = str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
-class Table(Protocol):
+class TableLike(Protocol):
     """A pandas DataFrame, or a datasets.Dataset."""
 
     to_parquet: Any
 
 
-DataLike = str | Path | Table | Mapping[str, Table]
+DataLike = str | Path | TableLike | Mapping[str, TableLike]
 
 
 def teacher_path(teacher: "TeacherLike") -> str:

@@ -294,7 +294,7 @@ def _vectors(labels: LabelColumn, coding: Coding) -> NDArray[np.float32]:
     return vectors
 
 
-class Columns(NamedTuple):
+class ChosenColumns(NamedTuple):
     """The columns of a task: one or two of text; that of the label, or several of 0 and 1; guesses that were taken."""
 
     text: tuple[str, ...]
@@ -302,7 +302,7 @@ class Columns(NamedTuple):
     notes: tuple[str, ...]
 
 
-def choose(split: RawSplit, text: Sequence[str] | None, label: str | None) -> Columns:
+def choose(split: RawSplit, text: Sequence[str] | None, label: str | None) -> ChosenColumns:
     """Choose the text and label columns of the training split, as asked or detected. DataError when in doubt."""
     labels: tuple[str, ...] = ()
     if label is not None:  # one column, or several joined by commas
@@ -325,7 +325,7 @@ def choose(split: RawSplit, text: Sequence[str] | None, label: str | None) -> Co
     shared = set(texts) & set(labels)
     if shared:
         raise DataError(f"{split.place}: column {shared.pop()!r} cannot be both text and label.")
-    return Columns(texts, labels, notes)
+    return ChosenColumns(texts, labels, notes)
 
 
 def choose_text(

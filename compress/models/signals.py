@@ -30,7 +30,7 @@ ATTENTION = frozenset({"scores", "queries", "keys", "values"})
 
 
 @dataclass(frozen=True)
-class Attention:
+class LayerAttention:
     """One layer: queries, keys, values (B, H, L, K); `scores` where they are more than q k^T / sqrt d."""
 
     query_BHLK: Tensor
@@ -54,7 +54,7 @@ class Signals:
     mask_BL: Tensor
     logits: Tensor | None = None
     hidden: tuple[Tensor, ...] = ()
-    attention: tuple[Attention, ...] = ()
+    attention: tuple[LayerAttention, ...] = ()
     pair: Tensor | None = None
     encoder_hidden: tuple[Tensor, ...] = ()
 
@@ -103,12 +103,12 @@ def _tap(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    tap: list[Attention] | None = None,
+    tap: list[LayerAttention] | None = None,
     **kwargs: Any,
 ) -> Any:
     """Compute SDPA, and append its inputs to `tap`, a list passed down by the caller of the model."""
     if tap is not None:
-        tap.append(Attention(query, key, value))
+        tap.append(LayerAttention(query, key, value))
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
@@ -231,13 +231,13 @@ def _disentangled(model: nn.Module) -> bool:
 
 
 @contextmanager
-def _hooked(model: nn.Module) -> Iterator[list[Attention]]:
+def _hooked(model: nn.Module) -> Iterator[list[LayerAttention]]:
     """Note the inputs of each DisentangledSelfAttention, and read them when the forward pass is over.
 
     They are not read while it runs: under gradient checkpointing the layer runs again in the backward pass, and must do
     the same.
     """
-    layers: list[Attention] = []
+    layers: list[LayerAttention] = []
     calls: list[tuple[Any, ...]] = []
     hooks = [
         module.register_forward_hook(lambda *call: calls.append(call[:3]), with_kwargs=True)
@@ -252,7 +252,7 @@ def _hooked(model: nn.Module) -> Iterator[list[Attention]]:
             hook.remove()
 
 
-def _disentangled_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention:
+def _disentangled_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayerAttention:
     """Compute queries, keys and values again by the layer's own projections, and scores with its position terms.
 
     Position terms are taken without their dropout.
@@ -278,4 +278,4 @@ def _disentangled_attention(module: Any, args: tuple[Any, ...], kwargs: dict[str
     scores_BHLL = split[0] @ split[1].mT / math.sqrt(split[0].shape[-1] * terms)
     if bias is not None:
         scores_BHLL = scores_BHLL + bias(query, key, relative, table, terms).view_as(scores_BHLL)
-    return Attention(split[0], split[1], split[2], scores_BHLL)
+    return LayerAttention(split[0], split[1], split[2], scores_BHLL)

@@ -24,8 +24,8 @@ from compress.nas.schedule import TimeBudget
 from compress.nas.space import Choice
 from compress.records.search_report import Stage
 from compress.training.context import TrainingContext
+from compress.training.finetune import TeacherCheck
 from compress.training.run import Run
-from compress.training.teacher_check import TeacherCheck
 
 FACTS, WINNERS = "student.json", "winners.json"
 

@@ -47,7 +47,8 @@ from compress.slicing.select import Importance
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, inner_weights, resize_config
 from compress.training.objective import Objective, pairs_of_subnet
-from compress.training.step import Distillation, Shows
+from compress.training.step import Distillation
+from compress.training.teacher_cache import TeacherCache
 
 AXES = ("layers", "hidden", "heads", "ffn", "embedding", "bottleneck")
 
@@ -85,7 +86,7 @@ class Sandwich(nn.Module):
         objective: Objective | None,
         *,
         words: object = None,
-        shown: Shows | None = None,
+        shown: TeacherCache | None = None,
         widths: Sequence[float] = (),
         layers: Sequence[float] = (),
         hidden: Sequence[float] = (),

@@ -17,8 +17,8 @@ from compress.prompting.labels import (
     refuse_unusable,
 )
 from compress.prompting.prompt import Prompt
+from compress.training.finetune import TeacherCheck, check_logits
 from compress.training.objective import find_loss
-from compress.training.teacher_check import TeacherCheck, check_logits
 
 REMEDY = (
     "Try other words for the labels, more examples, calibration or a larger model; --gate warn goes on all the same"

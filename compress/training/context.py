@@ -58,7 +58,7 @@ class TrainingContext:
         return self.corpus or task_text(self.data, self.data.train)
 
     def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
-        """Encoded rows to train on, or with `measure_perplexity` those kept apart to score a language model on."""
+        """Encode the rows to train on, or with `held_out` those kept apart to score a language model on."""
         lm = None if held_out or stage.augment is None else self._augmenter(stage.augment)
         with PartialState().main_process_first():  # the others find what the first has cached
             if stage.data == "text":

@@ -18,20 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
+from compress.data.masking import counts
+
 WORTH_IT = 0.7
 """With a larger share of the vocabulary in use nothing is gained."""
-CHUNK = 100_000
-
-
-def tokens_in_use(rows: Dataset, vocabulary: int) -> NDArray[np.int64] | None:
-    """Return the ids that occur in `input_ids`, ascending; None as soon as most of the vocabulary does."""
-    seen = np.zeros(vocabulary, dtype=bool)
-    for table in rows.select_columns(["input_ids"]).with_format("arrow").iter(CHUNK):
-        for chunk in table["input_ids"].chunks:
-            seen[chunk.flatten().to_numpy(zero_copy_only=False)] = True
-        if seen.mean() > WORTH_IT:
-            return None
-    return np.flatnonzero(seen)
 
 
 class _InUse(nn.Module):
@@ -84,8 +74,8 @@ def only_tokens_in_use(student: PreTrainedModel, rows: Dataset) -> Iterator[None
     if not isinstance(whole, nn.Embedding) or shared or not whole.weight.requires_grad:
         yield
         return
-    used = tokens_in_use(rows, whole.num_embeddings)
-    if used is None:
+    used = np.flatnonzero(counts(rows, whole.num_embeddings))
+    if len(used) > WORTH_IT * whole.num_embeddings:
         yield
         return
     in_use = _InUse(whole, used)

@@ -62,7 +62,7 @@ def continued(
 
 
 def prompts(batch: Mapping[str, Tensor], prompt: int, pad: int) -> dict[str, Tensor]:
-    """input_ids and attention_mask of the prompts of `continued`, padded on the left, as generation needs them."""
+    """Return input_ids and attention_mask of the prompts of `continued`, padded on the left for generation."""
     real_BL = batch["attention_mask"].bool()
     position_BL = real_BL.long().cumsum(1) - 1
     length_B1 = torch.full_like(position_BL[:, :1], prompt)
@@ -76,7 +76,7 @@ def prompts(batch: Mapping[str, Tensor], prompt: int, pad: int) -> dict[str, Ten
 
 
 def packed(tokens_BL: Tensor, keep_BL: Tensor, pad: int, *, left: bool) -> tuple[Tensor, Tensor]:
-    """(tokens, mask) of the tokens to keep, in their order, with the padding on the left or on the right."""
+    """Return (tokens, mask) of the tokens to keep, in their order, with the padding on the left or on the right."""
     kept_BL = keep_BL.long()
     order_BL = kept_BL.argsort(dim=1, descending=not left, stable=True)
     longest = int(kept_BL.sum(1).max())
@@ -86,7 +86,7 @@ def packed(tokens_BL: Tensor, keep_BL: Tensor, pad: int, *, left: bool) -> tuple
 
 
 def until(tokens_BL: Tensor, ends: Sequence[int]) -> Tensor:
-    """True up to and including the first end token of each row; a pad that ends rows too counts once."""
+    """Mark the tokens up to and including the first end token of each row; a pad that ends rows too counts once."""
     ended_BL = torch.isin(tokens_BL, torch.tensor(ends, dtype=tokens_BL.dtype, device=tokens_BL.device))
     return (ended_BL.long().cumsum(1) - ended_BL.long()) == 0
 

@@ -12,6 +12,7 @@ from compress.data.constants import IGNORE_INDEX
 from compress.models.signals import ATTENTION, Signals, has_lm_head, open_attention, read
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
+from compress.training.teacher_cache import TeacherCache
 
 
 class Step(Protocol):
@@ -32,12 +33,6 @@ class Step(Protocol):
     def __call__(self, **batch: Any) -> dict[str, Tensor]: ...
 
 
-class Shows(Protocol):
-    """Anything that can play the teacher: a model is read as it is, a cache of its outputs answers for it."""
-
-    def signals(self, batch: Mapping[str, Tensor], wants: frozenset[str]) -> Signals: ...
-
-
 class Distillation(nn.Module):
     """step(**batch) -> {"loss": what to minimise, term name: its weighted part, detached, ...}.
 
@@ -54,7 +49,7 @@ class Distillation(nn.Module):
     only_rows = True
 
     def __init__(
-        self, student: PreTrainedModel, teacher: nn.Module | Shows | None, objective: Objective | Sequence[Term]
+        self, student: PreTrainedModel, teacher: nn.Module | TeacherCache | None, objective: Objective | Sequence[Term]
     ) -> None:
         super().__init__()
         if not isinstance(objective, Objective):
@@ -70,7 +65,7 @@ class Distillation(nn.Module):
         self._teacher = [teacher]  # in a list: not a submodule, so not saved, not trained, not wrapped
 
     @property
-    def teacher(self) -> nn.Module | Shows | None:
+    def teacher(self) -> nn.Module | TeacherCache | None:
         return self._teacher[0]
 
     def forward(
