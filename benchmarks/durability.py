@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compress import distill, io
+from compress import RunOptions, distill, io
 from compress.cli import settle_libraries
 
 
@@ -43,7 +43,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         overrides = [f"stages.triple.epochs={epochs}", "stages.triple.lr=1e-4", "teacher.lr=1.2e-4"]
-        distill(teacher="minilm", recipe="distilbert", data="intents", out=Path(folder) / "run", overrides=overrides)
+        options = RunOptions(overrides=overrides)
+        distill(teacher="minilm", recipe="distilbert", data="intents", out=Path(folder) / "run", options=options)
         whole = time.perf_counter() - began
     shares = {name: f"{taken:.2f} s, {taken / whole:.2%}" for name, taken in seconds.items()}
     print(

@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     from compress.commands.quantize import quantize
     from compress.commands.search import search
     from compress.commands.trim import trim
+    from compress.config.options import (
+        CheckpointOptions,
+        DataOptions,
+        DeviceOptions,
+        Int8Options,
+        MeasureOptions,
+        PruneOptions,
+        RunOptions,
+        SettingOptions,
+        StudyOptions,
+    )
     from compress.config.recipe import Recipe, StudentSpec
     from compress.config.term import Term
     from compress.data import Task, TaskData, load_task
@@ -27,6 +38,7 @@ if TYPE_CHECKING:
     from compress.exporters.artifact import Bundle
     from compress.models.signals import Signals
     from compress.models.student import build
+    from compress.nas.budget import Budget
     from compress.records.run_report import Report
     from compress.slicing.shape import Shape
     from compress.training.objective import Objective
@@ -35,15 +47,25 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _HOMES = {
+    "Budget": "compress.nas.budget",
     "Bundle": "compress.exporters.artifact",
+    "CheckpointOptions": "compress.config.options",
     "CompressError": "compress.errors",
+    "DataOptions": "compress.config.options",
+    "DeviceOptions": "compress.config.options",
     "Distillation": "compress.training.step",
+    "Int8Options": "compress.config.options",
+    "MeasureOptions": "compress.config.options",
     "Objective": "compress.training.objective",
+    "PruneOptions": "compress.config.options",
     "Recipe": "compress.config.recipe",
     "Report": "compress.records.run_report",
+    "RunOptions": "compress.config.options",
+    "SettingOptions": "compress.config.options",
     "Shape": "compress.slicing.shape",
     "Signals": "compress.models.signals",
     "StudentSpec": "compress.config.recipe",
+    "StudyOptions": "compress.config.options",
     "Task": "compress.data",
     "TaskData": "compress.data",
     "Term": "compress.config.term",
@@ -62,15 +84,25 @@ _HOMES = {
 }
 
 __all__ = [
+    "Budget",
     "Bundle",
+    "CheckpointOptions",
     "CompressError",
+    "DataOptions",
+    "DeviceOptions",
     "Distillation",
+    "Int8Options",
+    "MeasureOptions",
     "Objective",
+    "PruneOptions",
     "Recipe",
     "Report",
+    "RunOptions",
+    "SettingOptions",
     "Shape",
     "Signals",
     "StudentSpec",
+    "StudyOptions",
     "Task",
     "TaskData",
     "Term",

@@ -57,5 +57,5 @@ def pruned(given: Mapping[str, Any], out: Path, **changes: Any) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("compress.commands.ship.Bundle", NoBundle)
         with pytest.raises(Trained):
-            compress.prune(**{**given, **changes}, out=out)
+            tiny.call(compress.prune, **{**given, **changes}, out=out)
     return out

@@ -89,7 +89,7 @@ def test_the_recipes_that_run_in_tests_are_all_there_are() -> None:
 def test_a_recipe_ends_in_a_bundle_that_predicts(name: str, places: dict[str, str], tmp_path: Path) -> None:
     family, head = OTHER_TEACHERS.get(name, ("bert", AutoModel))
     teacher = tiny.checkpoint(tmp_path / "teacher", tiny.model(family, head=head, layers=4, heads=2))
-    bundle = compress.distill(
+    bundle = tiny.call(compress.distill,
         teacher=teacher, recipe=shrunk(name), data=places["data"], corpus=places["corpus"], out=tmp_path / "run",
         gate="warn",
     )  # fmt: skip
@@ -116,7 +116,7 @@ def test_a_mechanism_that_was_interrupted_ends_with_the_same_weights(
         update={"stages": tuple(each.model_copy(update={"steps": 4, "checkpoint": 1}) for each in recipe.stages)}
     )
     given: dict[str, Any] = {"teacher": teacher, "recipe": recipe, "corpus": places["corpus"], "precision": "fp32"}
-    whole = compress.pretrain(**given, out=tmp_path / "whole")
+    whole = tiny.call(compress.pretrain, **given, out=tmp_path / "whole")
     compute, asked = StepTrainer.compute_loss, []
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
@@ -127,9 +127,9 @@ def test_a_mechanism_that_was_interrupted_ends_with_the_same_weights(
 
     monkeypatch.setattr(StepTrainer, "compute_loss", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        compress.pretrain(**given, out=tmp_path / "halved")
+        tiny.call(compress.pretrain, **given, out=tmp_path / "halved")
     monkeypatch.setattr(StepTrainer, "compute_loss", compute)
-    again = compress.pretrain(**given, out=tmp_path / "halved", resume=True)
+    again = tiny.call(compress.pretrain, **given, out=tmp_path / "halved", resume=True)
     one, other = (load_file(folder / "model.safetensors") for folder in (whole, again))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[key], other[key]) for key in one)
@@ -142,10 +142,10 @@ def test_a_teacher_gets_its_language_model_once(train: str, places: dict[str, st
     recipe = shrunk("distilbert-general")
     recipe = recipe.model_copy(update={"teacher_lm": recipe.teacher_lm.model_copy(update={"train": train})})
     given: dict[str, Any] = {"teacher": teacher, "recipe": recipe, "corpus": places["corpus"], "precision": "fp32"}
-    compress.pretrain(**given, out=tmp_path / "one")
+    tiny.call(compress.pretrain, **given, out=tmp_path / "one")
     kept = tmp_path / "one" / "stages" / "teacher-lm" / "model" / "model.safetensors"
     before, after = load_file(Path(teacher) / "model.safetensors"), load_file(kept)
     same = [torch.equal(tensor, after[f"bert.{name}"]) for name, tensor in before.items() if "pooler" not in name]
     assert all(same) == (train == "head")
-    compress.pretrain(**given, out=tmp_path / "two")
+    tiny.call(compress.pretrain, **given, out=tmp_path / "two")
     assert not (tmp_path / "two" / "stages" / "teacher-lm").exists()

@@ -220,7 +220,7 @@ BERT = "{family: bert, layers: 1, hidden: 16, ffn: 32, heads: 2}"
 def shipped(family: str, student: str, data: str, path: Path) -> tuple[Any, dict[str, Any]]:
     recipe = tiny.recipe(path / "recipe", RECIPE.replace("STUDENT", student))
     teacher = saved(path / "teacher", family)
-    bundle = compress.distill(teacher=teacher, recipe=recipe, data=data, out=path / "run", gate="warn")
+    bundle = tiny.call(compress.distill, teacher=teacher, recipe=recipe, data=data, out=path / "run", gate="warn")
     return bundle, json.loads((bundle.path / "report.json").read_text(encoding="utf-8"))
 
 

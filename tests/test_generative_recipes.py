@@ -35,7 +35,7 @@ def test_a_language_model_is_made_that_goes_on_writing(recipe: str, stages: int,
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n\n".join([f"{STORY}\n{STORY}"] * 30), encoding="utf-8")
     lines = overrides(stages, *([ON_POLICY[recipe]] if recipe in ON_POLICY else []))
-    folder = pretrain(
+    folder = tiny.call(pretrain,
         teacher=teacher(tmp_path / "teacher", "gpt2"), recipe=recipe, out=tmp_path / "run", corpus=str(corpus),
         overrides=lines, precision="fp32",
     )  # fmt: skip
@@ -47,7 +47,7 @@ def test_a_language_model_is_made_that_goes_on_writing(recipe: str, stages: int,
 
 
 def test_a_text_to_text_model_is_made_that_answers(tmp_path: Path) -> None:
-    folder = pretrain(
+    folder = tiny.call(pretrain,
         teacher=teacher(tmp_path / "teacher", "t5"), recipe="t5", out=tmp_path / "run",
         data=tiny.reviews(tmp_path / "data"), overrides=overrides(1, "stages.0.rows.name=sst2"), precision="fp32",
     )  # fmt: skip

@@ -32,7 +32,8 @@ def data(kind: Kind, folder: Path) -> str:
 
 
 def distilled(kind: Kind, recipe: str, tmp_path: Path) -> Any:
-    return compress.distill(
+    return tiny.call(
+        compress.distill,
         teacher=tiny.checkpoint(tmp_path / "teacher"),
         recipe=recipe,
         data=data(kind, tmp_path / "data"),

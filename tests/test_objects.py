@@ -104,7 +104,7 @@ def test_a_run_begins_with_objects_and_is_continued_with_the_same(tmp_path: Path
         """Training would begin now."""
 
     def begin(seed: int, *, resume: bool) -> None:
-        distill(
+        tiny.call(distill,
             teacher=(tiny.bert(seed=seed), tiny.tokenizer()), recipe=Path(tiny.recipe(tmp_path / "recipes")),
             data=frame(), out=str(tmp_path / "run"), resume=resume,
         )  # fmt: skip

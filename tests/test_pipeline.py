@@ -58,7 +58,7 @@ def shipped(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPRESS_HOME", str(folder / "home"))
         with (folder / "printed.txt").open("w", encoding="utf-8") as printed:
-            bundle = compress.distill(**given, out=folder / "run", console=Console(file=printed, width=200))
+            bundle = tiny.call(compress.distill, **given, out=folder / "run", console=Console(file=printed, width=200))
     assert bundle.path == folder / "run" / "bundle"
     return folder / "run"
 
@@ -90,7 +90,7 @@ class Trained(Exception):  # noqa: N818
 
 def trained(given: dict[str, Any], out: Path, **changes: Any) -> Path:
     with pytest.raises(Trained):
-        compress.distill(**given | changes, out=out)
+        tiny.call(compress.distill, **given | changes, out=out)
     return out
 
 
@@ -222,7 +222,7 @@ def test_a_run_whose_teacher_has_changed_is_not_resumed(
     run = trained(given, tmp_path / "run", teacher=str(teacher))
     tiny.checkpoint(teacher, tiny.bert(initializer_range=0.1, seed=1, **learning.NO_DROPOUT).bert)
     with pytest.raises(RunError, match="has changed since the run began") as caught:
-        compress.distill(**given | {"teacher": str(teacher)}, out=run, resume=True)
+        tiny.call(compress.distill, **given | {"teacher": str(teacher)}, out=run, resume=True)
     assert str(teacher) in str(caught.value)
     assert teachers.identify(teacher) in str(caught.value)
 
@@ -282,7 +282,7 @@ def test_a_stage_on_text_takes_the_corpus(
 
 def test_a_teacher_the_gate_refuses_costs_no_student_step(given: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(TeacherError, match="is no teacher for this task"):
-        compress.distill(**given, out=tmp_path / "run", overrides=["teacher.steps=1"])
+        tiny.call(compress.distill, **given, out=tmp_path / "run", overrides=["teacher.steps=1"])
     assert {entry["stage"] for entry in logged(tmp_path / "run")} == {"teacher"}
 
 
@@ -290,7 +290,7 @@ def test_a_refused_teacher_is_not_locked_and_may_teach_with_a_warning(
     given: dict[str, Any], tmp_path: Path, unmeasured: None
 ) -> None:
     with pytest.raises(TeacherError):
-        compress.distill(**given, out=tmp_path / "run", overrides=["teacher.steps=1"])
+        tiny.call(compress.distill, **given, out=tmp_path / "run", overrides=["teacher.steps=1"])
     trained(given, tmp_path / "run", overrides=["teacher.steps=1"], resume=True, gate="warn")
 
 
@@ -385,6 +385,6 @@ def test_a_bundle_gets_its_name_when_it_is_certified_and_measured(
 
     monkeypatch.setattr("compress.commands.ship.measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        compress.distill(**given, out=run, resume=True)
+        tiny.call(compress.distill, **given, out=run, resume=True)
     assert Bundle.load(run / "bundle") == before
     assert [path.name for path in run.iterdir() if "bundle" in path.name] == ["bundle"]

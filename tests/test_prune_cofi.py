@@ -39,7 +39,7 @@ def texts(bundle: Bundle) -> Any:
 
 
 def test_sizes_leave_a_plain_model(given: dict[str, Any], tmp_path: Path) -> None:
-    bundle = prune(**given, recipe=short(), out=tmp_path / "run", heads=0.5, hidden=16, ffn=0.5, layers=2)
+    bundle = tiny.call(prune, **given, recipe=short(), out=tmp_path / "run", heads=0.5, hidden=16, ffn=0.5, layers=2)
     student = AutoModelForSequenceClassification.from_pretrained(bundle.path)
     assert type(student) is BertForSequenceClassification
     assert Sizes.from_config(student.config) == Sizes(layers=2, hidden=16, heads=2, head_size=8, ffn=32)
@@ -64,12 +64,12 @@ def test_what_was_interrupted_ends_with_the_same_gates_and_weights(
             raise KeyboardInterrupt
         return compute(self, *args, **kwargs)
 
-    compress.distill(**asked, recipe=short(), out=tmp_path / "whole")
+    tiny.call(compress.distill, **asked, recipe=short(), out=tmp_path / "whole")
     monkeypatch.setattr(StepTrainer, "compute_loss", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        compress.distill(**asked, recipe=short(), out=tmp_path / "again")
+        tiny.call(compress.distill, **asked, recipe=short(), out=tmp_path / "again")
     monkeypatch.undo()
-    compress.distill(**asked, recipe=short(), out=tmp_path / "again", resume=True)
+    tiny.call(compress.distill, **asked, recipe=short(), out=tmp_path / "again", resume=True)
     for stage in ("gates", "recover"):
         one, other = (
             load_file(tmp_path / run / "stages" / stage / "model" / "model.safetensors") for run in ("whole", "again")

@@ -1,7 +1,9 @@
 """Tiny random models and a tiny tokenizer: what tests use instead of anything downloaded."""
 
+import inspect
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -100,6 +102,15 @@ def model(
     torch.manual_seed(seed)
     implementation = {"attn_implementation": "eager"} if eager else {}
     return head.from_config(config(family, **changes), **implementation).eval()
+
+
+def call(function: Callable[..., Any], **flat: Any) -> Any:
+    """Call a command's function; settings that belong to one of its groups of options are gathered into it."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        if is_dataclass(group := parameter.default):
+            own = {each.name: flat.pop(each.name) for each in fields(group) if each.name in flat}
+            flat[name] = flat.get(name, replace(group, **own))
+    return function(**flat)
 
 
 def batch(lengths: Sequence[int] = (7, 5, 1), *, seed: int = 0) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """Open the device that files are measured on: this machine, one over ssh, a browser, an Android phone."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.benchmark.jobs import check
+from compress.benchmark.options import cpus
+from compress.config.options import DeviceOptions
 from compress.errors import did_you_mean
 from compress.exporters.session import EncodedRow
 from compress.io import sha256
@@ -109,6 +112,13 @@ def open_device(
             f"--device {name}: no such device; expected local, ssh:[user@]host[:port], browser, adb or adb:SERIAL."
             + (did_you_mean(kind, KINDS) if kind not in KINDS else "")
         )
+
+
+def open_chosen(options: DeviceOptions, *, say: Callable[[str], None] = print) -> AbstractContextManager[Device]:
+    """Open the device that the options name: see `open_device`."""
+    given = asdict(options)
+    given |= {"affinity": cpus(options.affinity)}
+    return open_device(given.pop("device"), say=say, **given)
 
 
 def measure(

@@ -5,29 +5,25 @@ from typing import Annotated
 
 import typer
 
-from compress.cli.options import (
+from compress.cli.options import console, grouped, print_result, told
+from compress.config.options import (
     BatchSizes,
-    DeviceName,
-    DevicePython,
-    DeviceTimeout,
+    DeviceOptions,
     Json,
-    Lan,
     Lengths,
     ThreadCounts,
     budget,
-    console,
     device_option,
     output,
-    print_result,
-    told,
 )
 
 
+@grouped()
 def bench(
     bundles: Annotated[
         list[Path], typer.Argument(help="Bundles, or .onnx, .xml or .tflite files; they are raced together.")
     ],
-    device: DeviceName = "local",
+    device: DeviceOptions = DeviceOptions(),
     precision: Annotated[
         str, device_option(help="Measure these files of the bundles, such as int8,fp32; default: all.")
     ] = "",
@@ -39,20 +35,6 @@ def bench(
     ] = 8,
     runs: Annotated[int, device_option(min=1, help="Time so many runs in each round.")] = 15,
     sustain: Annotated[str, device_option(help="Then run each file without a pause for this long, such as 5m.")] = "",
-    affinity: Annotated[str, device_option(help="Keep to these CPUs, such as 0-3; not in a browser.")] = "",
-    lan: Lan = False,
-    timeout: DeviceTimeout = 60.0,
-    python: DevicePython = "python3",
-    native: Annotated[
-        Path | None, device_option(help="adb: run this onnxruntime_perf_test or benchmark_model on the phone.")
-    ] = None,
-    assets: Annotated[
-        Path | None,
-        device_option(help="browser, adb: take onnxruntime-web from this tarball or folder instead of npm."),
-    ] = None,
-    webgpu: Annotated[
-        bool, device_option("--webgpu", help="browser, adb: run on the GPU what it has kernels for.")
-    ] = False,
     out: Annotated[Path | None, output(help="Write the result to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -71,8 +53,7 @@ def bench(
         result = run(
             bundles, device=device, precision=precision, threads=options.numbers("threads", threads),
             batch=options.numbers("batch", batch), seq=options.numbers("seq", seq), rounds=rounds, runs=runs,
-            sustain=options.span(sustain) if sustain else None, affinity=options.cpus(affinity), lan=lan,
-            timeout=timeout, python=python, native=native, assets=assets, webgpu=webgpu,
+            sustain=options.span(sustain) if sustain else None,
             say=lambda line: talk.print(line, markup=False, highlight=False, soft_wrap=True),
         )  # fmt: skip
         if out is not None:

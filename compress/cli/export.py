@@ -5,33 +5,28 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from compress.cli.options import (
-    UNCERTIFIED,
-    AllowPickle,
+from compress.cli.options import UNCERTIFIED, console, grouped, print_result, told
+from compress.config.options import (
     BatchSizes,
-    DeviceName,
-    DevicePython,
-    DeviceTimeout,
+    CheckpointOptions,
+    DeviceOptions,
+    Int8Options,
     Json,
     LabelColumn,
-    Lan,
     Lengths,
     MaxDrop,
     TextColumns,
     ThreadCounts,
-    console,
     data_option,
     device_option,
     output,
-    print_result,
-    told,
     training,
 )
 from compress.terminal import printable
@@ -40,6 +35,19 @@ if TYPE_CHECKING:
     from compress.exporters.predictor import Answered
 
 
+@dataclass(frozen=True, kw_only=True)
+class RaceOptions(DeviceOptions):
+    """The device and the settings that forms of the graph are raced on."""
+
+    tune: Annotated[bool, device_option("--tune", help="Race all forms of the graph first, and keep the fastest.")] = (
+        False
+    )
+    threads: ThreadCounts = "1"
+    batch: BatchSizes = "1"
+    seq: Lengths = "32"
+
+
+@grouped(without=("affinity", "native", "webgpu"))
 def export(
     model: Annotated[
         str, typer.Argument(help="The folder of a bundle or a run; or a checkpoint: alias, folder, hub id.")
@@ -51,27 +59,12 @@ def export(
     ] = "onnx",
     precision: Annotated[str, output(help="Write fp32,int8,fp16,w8,q4; default: the format's.")] = "",
     opset: Annotated[int | None, output(help="Write ONNX anew from the weights, at this opset.")] = None,
-    tune: Annotated[
-        bool, device_option("--tune", help="Race all forms of the graph first, and keep the fastest.")
-    ] = False,
-    device: DeviceName = "local",
-    lan: Lan = False,
-    timeout: DeviceTimeout = 60.0,
-    python: DevicePython = "python3",
-    threads: ThreadCounts = "1",
-    batch: BatchSizes = "1",
-    seq: Lengths = "32",
+    race: RaceOptions = RaceOptions(),
     max_drop: MaxDrop = 0.5,
     data: Annotated[str | None, data_option(help="Judge and calibrate int8 on this data; as for distill.")] = None,
     text: TextColumns = None,
     label: LabelColumn = None,
-    pair: Annotated[bool, data_option("--pair", help="Say that a checkpoint's classifier reads two texts.")] = False,
-    pool: Annotated[
-        Literal["mean", "cls", "max"] | None, output(help="Make one vector of an encoder's tokens in this way.")
-    ] = None,
-    normalise: Annotated[bool, output("--normalise", help="Give such vectors length 1.")] = False,
-    max_length: Annotated[int | None, output(min=1, help="Cut the texts of a checkpoint to so many tokens.")] = None,
-    allow_pickle: AllowPickle = False,
+    checkpoint: CheckpointOptions = CheckpointOptions(),
     as_json: Json = False,
 ) -> None:
     """Write a model for another runtime, compare its answers there with ours, and say where it will run well.
@@ -80,34 +73,23 @@ def export(
     """
     with told():
         from compress.benchmark import options
-        from compress.commands.export import RaceOptions
-        from compress.commands.export import export as run
+        from compress.commands import export as command
         from compress.exporters.formats import NAME
         from compress.provenance import command_line
         from compress.reporting.tables import export_lines
 
-        if not tune:
-            _raced_only(device != "local", lan, threads != "1", batch != "1", seq != "32")
-        made = run(
-            model,
-            out,
-            to=to,
-            precisions=[each.strip() for each in precision.split(",")] if precision else [],
-            opset=opset,
-            race=RaceOptions(device, options.settings(threads, batch, seq), max_drop / 100, lan, timeout, python)
-            if tune
-            else None,
-            data=data,
-            text=text,
-            label=label,
-            pair=pair,
-            pool=pool,
-            normalise=normalise,
-            max_length=max_length,
-            allow_pickle=allow_pickle,
-            command=command_line(),
+        device = DeviceOptions(**{each.name: getattr(race, each.name) for each in fields(DeviceOptions)})
+        raced = None
+        if race.tune:
+            settings = options.settings(race.threads, race.batch, race.seq)
+            raced = command.RaceOptions(settings, device, max_drop / 100)
+        elif race != RaceOptions():
+            _refuse_unraced(race)
+        made = command.export(
+            model, out, to=to, precisions=[each.strip() for each in precision.split(",")] if precision else [],
+            opset=opset, race=raced, data=data, text=text, label=label, checkpoint=checkpoint, command=command_line(),
             say=lambda line: console(as_json).print(line, markup=False, highlight=False, soft_wrap=True),
-        )
+        )  # fmt: skip
         if as_json:
             print_result((made.path / NAME).read_text(encoding="utf-8"))
         else:
@@ -116,15 +98,15 @@ def export(
                 shown.print(part, markup=False, highlight=False)
 
 
-def _raced_only(*given: bool) -> None:
-    """Raises ExportError for an option of the race where there is none."""
+def _refuse_unraced(race: RaceOptions) -> None:
+    """Raise ExportError for an option of the race where nothing is raced."""
     from compress.errors import ExportError
 
-    names = ("device", "lan", "threads", "batch", "seq")
-    if unused := [name for name, is_given in zip(names, given, strict=True) if is_given]:
-        raise ExportError(f"--{unused[0]}: is for the race, and nothing is raced; expected --tune with it")
+    unused = next(each.name for each in fields(race) if getattr(race, each.name) != each.default)
+    raise ExportError(f"--{unused}: is for the race, and nothing is raced; expected --tune with it")
 
 
+@grouped(without=("affinity", "native", "webgpu"))
 def quantize(
     bundle: Annotated[Path, typer.Argument(help="The folder of a bundle.")],
     data: Annotated[str, data_option(help="The data that the bundle was made from; as for distill.")],
@@ -135,23 +117,9 @@ def quantize(
         Literal["auto", "dynamic", "static", "smoothquant", "qat"],
         training(help="Make int8 in this way; auto: static, or smoothquant if nearer; qat trains again."),
     ] = "auto",
-    calibration: Annotated[
-        Literal["minmax", "percentile", "entropy"] | None,
-        training(help="Calibrate in this way; default: what comes nearest to fp32."),
-    ] = None,
-    percentile: Annotated[float, training(min=50, max=100, help="The percentile of --calibration percentile.")] = 99.99,
-    rows: Annotated[int, training(min=1, help="Calibrate on so many rows of the train split.")] = 512,
+    int8: Int8Options = Int8Options(),
     max_drop: MaxDrop = 0.5,
-    form: Annotated[
-        Literal["fused", "qdq"], output(help="Write the form for onnxruntime on CPUs, or for other runtimes.")
-    ] = "fused",
-    reduce_range: Annotated[
-        bool, output("--reduce-range", help="Use 7-bit weights, for x86 processors without VNNI.")
-    ] = False,
-    device: DeviceName = "local",
-    lan: Lan = False,
-    timeout: DeviceTimeout = 60.0,
-    python: DevicePython = "python3",
+    device: DeviceOptions = DeviceOptions(),
     text: TextColumns = None,
     label: LabelColumn = None,
     overrides: Annotated[
@@ -171,9 +139,8 @@ def quantize(
 
         shown = console(as_json)
         done = pipeline.quantize(
-            Bundle.load(bundle), data, method=method, out=out, calibration=calibration, percentile=percentile,
-            rows=rows, max_drop=max_drop / 100, form=form, reduce_range=reduce_range, device=device, lan=lan,
-            timeout=timeout, python=python, text=text, label=label, seed=seed, overrides=overrides or [],
+            Bundle.load(bundle), data, method=method, out=out, int8=int8, max_drop=max_drop / 100, device=device,
+            text=text, label=label, seed=seed, overrides=overrides or [],
             say=partial(shown.print, highlight=False, markup=False, soft_wrap=True),
         )  # fmt: skip
         if as_json:

@@ -3,77 +3,22 @@
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from compress.config.options import PANELS
 from compress.terminal import printable
 
 if TYPE_CHECKING:
     from compress.console import Screen
 
-PANELS = ("Data", "Training", "Budget", "Device", "Search", "Output")
-"""The groups that options are listed in."""
-data_option, training, budget, device_option, search_option, output = (
-    partial(typer.Option, rich_help_panel=panel) for panel in PANELS
-)
-
-Teacher = Annotated[str, training(help="The teacher: an alias (minilm, bert-base, ...), a folder or a hub id.")]
-Recipe = Annotated[str, training(help="The recipe: a name (see `compress recipes`) or the path of a .yaml file.")]
-Overrides = Annotated[
-    list[str] | None, training("--set", help="Change a number, such as stages.0.lr=3e-5. Repeatable.")
-]
-Seed = Annotated[int, training(help="Seed every random number of the run.")]
-Precision = Annotated[Literal["auto", "bf16", "fp32"], training(help="Compute in this number format.")]
-Resume = Annotated[bool, training("--resume", help="Continue the interrupted run in --out.")]
-AllowPickle = Annotated[bool, training("--allow-pickle", help="Accept pickled weights that you trust.")]
-AllowCode = Annotated[
-    Path | None, training(help="Allow the recipe to run your own functions from this folder: it is a program then.")
-]
-OnWeakTeacher = Annotated[
-    Literal["refuse", "warn"], training(help="Choose what a teacher no better than the majority leads to.")
-]
-DataName = Annotated[
-    str, data_option(help="The data: intents, a folder with train and dev files, or a hub id such as glue/sst2.")
-]
-CorpusName = Annotated[str | None, data_option(help="Add unlabelled text: pydoc, a file, a folder or a hub id.")]
-TextColumns = Annotated[list[str] | None, data_option(help="Name the text column; give it twice for pairs.")]
-LabelColumn = Annotated[str | None, data_option(help="Name the label column.")]
-Kind = Annotated[
-    Literal["classification", "multilabel", "regression", "tagging", "qa"] | None,
-    data_option(help="Name the kind of task where it is not detected."),
-]
-Metric = Annotated[str | None, data_option(help="Choose the best checkpoint by this score.")]
-Out = Annotated[Path, output(help="The folder of the run.")]
-Int8MaxDrop = Annotated[
-    float | None,
-    output("--max-drop", min=0, max=100,
-           help="Points of the score that int8 may lose; default: 0.2, or 0.5 under a latency budget."),
-]  # fmt: skip
-MaxDrop = Annotated[float, output("--max-drop", min=0, max=100, help="Points of the score that int8 may lose.")]
-Json = Annotated[bool, output("--json", help="Print the result as JSON.")]
-DeviceName = Annotated[
-    str, device_option(help="Measure on this device: local, ssh:[user@]host[:port], browser, adb or adb:SERIAL.")
-]
-Lan = Annotated[bool, device_option("--lan", help="Allow a browser on another machine, such as a phone, to connect.")]
-DeviceTimeout = Annotated[
-    float, device_option("--timeout", min=0.1, help="Give up a silent device after so many seconds.")
-]
-DevicePython = Annotated[
-    str, device_option("--python", help="Use this interpreter on an ssh host; it has onnxruntime.")
-]
-ThreadCounts = Annotated[
-    str, device_option("--threads", help="Measure with these numbers of threads, comma-separated.")
-]
-BatchSizes = Annotated[str, device_option("--batch", help="Measure with these batch sizes, comma-separated.")]
-Lengths = Annotated[str, device_option("--seq", help="Measure at these lengths in tokens, comma-separated.")]
-Threads = Annotated[int, device_option(min=1, help="Measure with so many threads.")]
-Batch = Annotated[int, device_option(min=1, help="Measure with batches of so many texts.")]
 USER_ERROR, INTERRUPTED = 2, 130
 UNCERTIFIED = 3
 """Exit code of a file that was made, and loses more than it may."""
@@ -106,6 +51,38 @@ def _write_groups(command: Any, ctx: Any, formatter: Any) -> None:
         if records:
             with formatter.section(title):
                 formatter.write_dl(records)
+
+
+def grouped(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the fields of its groups of options as options of its own.
+
+    A parameter whose type is a dataclass is such a group: its fields take its place on the command line, but those in
+    `without`, which keep their defaults.
+    """
+
+    def expand(command: Callable[..., None]) -> Callable[..., None]:
+        groups, flat = dict[str, Callable[..., Any]](), list[Parameter]()
+        for parameter in signature(command, eval_str=True).parameters.values():
+            group = parameter.annotation
+            if not is_dataclass(group):
+                flat.append(parameter)
+                continue
+            assert isinstance(group, type)
+            groups[parameter.name] = group
+            flat += [each for each in signature(group, eval_str=True).parameters.values() if each.name not in without]
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            for name, group in groups.items():
+                own = {each: given.pop(each) for each in signature(group).parameters if each in given}
+                given[name] = group(**own)
+            command(**given)
+
+        run.__signature__ = Signature([each.replace(kind=Parameter.KEYWORD_ONLY) for each in flat])  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in flat}
+        return run
+
+    return expand
 
 
 def console(as_json: bool = False) -> "Screen":

@@ -1,39 +1,27 @@
 """`compress prune`: a smaller model out of one that is there."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compress.cli.options import (
-    UNCERTIFIED,
-    AllowCode,
-    AllowPickle,
-    Batch,
+from compress.cli.options import UNCERTIFIED, console, grouped, print_result, told
+from compress.config.options import (
     CorpusName,
     DataName,
-    DeviceName,
+    DataOptions,
     Int8MaxDrop,
     Json,
-    Kind,
     LabelColumn,
     MaxDrop,
-    Metric,
-    OnWeakTeacher,
     Out,
-    Overrides,
-    Precision,
-    Resume,
-    Seed,
+    PruneOptions,
+    RunOptions,
+    SettingOptions,
     TextColumns,
-    Threads,
-    budget,
-    console,
     data_option,
-    device_option,
     output,
-    print_result,
-    told,
     training,
 )
 
@@ -43,6 +31,7 @@ if TYPE_CHECKING:
     from compress.commands.trim import Measured
 
 
+@grouped()
 def prune(
     model: Annotated[str, typer.Argument(help="Alias (minilm, bert-base, ...), folder, hub id, or a bundle's folder.")],
     data: DataName,
@@ -51,43 +40,11 @@ def prune(
         str,
         training(help="The recipe: prune-taylor, -minitron, -cofi, -dynabert, or a .yaml file."),
     ] = "prune-taylor",
-    layers: Annotated[
-        float | None, budget(help="Keep so many layers; below 1, a share of the model's, as for all sizes.")
-    ] = None,
-    hidden: Annotated[float | None, budget(help="Keep this width.")] = None,
-    heads: Annotated[float | None, budget(help="Keep so many attention heads in each layer.")] = None,
-    ffn: Annotated[float | None, budget(help="Keep so many neurons in each feed-forward block.")] = None,
-    embedding: Annotated[
-        float | None, budget(help="Keep this embedding width, where it is not the model's width.")
-    ] = None,
-    bottleneck: Annotated[float | None, budget(help="Keep this inner width (MobileBERT).")] = None,
-    max_latency_ms: Annotated[
-        float | None, budget(help="Instead of sizes: prune until the int8 file takes so many ms on --device.")
-    ] = None,
-    speedup: Annotated[
-        float | None, budget(help="Instead of sizes: prune until it is so many times faster than the model there.")
-    ] = None,
-    max_params: Annotated[
-        float | None, budget(help="Instead of sizes, or with a latency: keep at most so many parameters, such as 5e6.")
-    ] = None,
-    device: DeviceName = "local",
-    threads: Threads = 1,
-    batch: Batch = 1,
-    seq: Annotated[
-        int | None, device_option(min=1, help="Measure at so many tokens; default: the recipe's max_length.")
-    ] = None,
-    overrides: Overrides = None,
-    text: TextColumns = None,
-    label: LabelColumn = None,
-    kind: Kind = None,
-    metric: Metric = None,
-    seed: Seed = 0,
-    precision: Precision = "auto",
-    resume: Resume = False,
-    gate: OnWeakTeacher = "refuse",
+    target: PruneOptions = PruneOptions(),
+    setting: SettingOptions = SettingOptions(),
+    columns: DataOptions = DataOptions(),
     max_drop: Int8MaxDrop = None,
-    allow_pickle: AllowPickle = False,
-    allow_code: AllowCode = None,
+    options: RunOptions = RunOptions(),
     as_json: Json = False,
 ) -> None:
     """Cut from a model what matters least, to given sizes or a budget; let it recover, ship and measure it.
@@ -97,20 +54,14 @@ def prune(
     with told(hint=f"Continue with: compress prune ... --out {out} --resume"):
         from compress.commands import preflight
 
-        ready = preflight.load_recipe(recipe, overrides or [])
-        preflight.check(
-            ready, teacher=model, out=out, data=data, seed=seed, resume=resume, allow_pickle=allow_pickle,
-            allow_code=allow_code,
-        )  # fmt: skip
+        ready = preflight.load_recipe(recipe, options.overrides)
+        preflight.check(ready, teacher=model, out=out, data=data, options=options)
         from compress.commands.prune import prune as run  # seconds: torch
 
         shown = console(as_json)
         bundle = run(
-            model=model, recipe=ready, data=data, out=out, layers=layers, hidden=hidden, heads=heads, ffn=ffn,
-            embedding=embedding, bottleneck=bottleneck, max_latency_ms=max_latency_ms, speedup=speedup,
-            max_params=max_params, device=device, threads=threads, batch=batch, seq=seq,
-            text=text, label=label, kind=kind, metric=metric, seed=seed, precision=precision, resume=resume, gate=gate,
-            max_drop=None if max_drop is None else max_drop / 100, allow_pickle=allow_pickle, allow_code=allow_code,
+            model=model, recipe=ready, data=data, out=out, target=target, setting=setting, columns=columns,
+            max_drop=None if max_drop is None else max_drop / 100, options=replace(options, overrides=None),
             console=shown,
         )  # fmt: skip
         if as_json and not shown.quiet:

@@ -1,48 +1,58 @@
 """`compress search`: the students that are best under a budget, and any of them as a bundle."""
 
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from compress.cli.options import (
+from compress.cli.options import Command, Group, console, grouped, print_result, told
+from compress.config.options import (
     AllowCode,
-    AllowPickle,
-    Batch,
-    Command,
-    DeviceName,
-    DevicePython,
-    DeviceTimeout,
-    Group,
+    DataOptions,
     Json,
-    Kind,
-    LabelColumn,
-    Lan,
     MaxDrop,
-    Metric,
-    OnWeakTeacher,
-    Overrides,
-    Precision,
-    Resume,
-    Seed,
-    TextColumns,
-    Threads,
+    MeasureOptions,
+    RunOptions,
+    StudyOptions,
     budget,
-    console,
     data_option,
-    device_option,
     output,
-    print_result,
     search_option,
-    told,
     training,
 )
 
 app = typer.Typer(cls=Group, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions:
+    """The limits of one student: those of `compress.nas.budget.Budget`, and the points that int8 may lose."""
+
+    max_latency_ms: Annotated[float | None, budget(help="Limit the latency of its file on --device.")] = None
+    speedup: Annotated[
+        float | None, budget(help="Ask for so many times the speed of the teacher's file of that precision.")
+    ] = None
+    max_params: Annotated[float | None, budget(help="Limit its parameters, such as 5e6.")] = None
+    max_file_mb: Annotated[float | None, budget(help="Limit the size of its file.")] = None
+    min_score: Annotated[float | None, budget(help="Ask for this score on the validation split.")] = None
+    max_drop: MaxDrop = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """Another process that evaluates shapes for a search."""
+
+    worker: Annotated[
+        bool, search_option("--worker", help="Join the search in --storage and evaluate shapes for it.")
+    ] = False
+    weights: Annotated[
+        Path | None, search_option(help="With --worker: the folder of the search's weights on this machine.")
+    ] = None
+
+
 @app.callback(invoke_without_command=True)
+@grouped(without=("affinity", "native", "assets", "webgpu"))
 def search(
     context: typer.Context,
     teacher: Annotated[str | None, training(help="The teacher: an alias, a folder or a hub id.")] = None,
@@ -52,63 +62,12 @@ def search(
         str,
         training(help="The space: width-depth, dynabert, autotinybert, mobilebert, albert or a .yaml."),
     ] = "width-depth",
-    overrides: Overrides = None,
-    max_latency_ms: Annotated[float | None, budget(help="Limit the latency of its file on --device.")] = None,
-    speedup: Annotated[
-        float | None, budget(help="Ask for so many times the speed of the teacher's file of that precision.")
-    ] = None,
-    max_params: Annotated[float | None, budget(help="Limit its parameters, such as 5e6.")] = None,
-    max_file_mb: Annotated[float | None, budget(help="Limit the size of its file.")] = None,
-    min_score: Annotated[float | None, budget(help="Ask for this score on the validation split.")] = None,
-    objective: Annotated[
-        list[str] | None,
-        budget(help="Optimise latency, parameters, flops_per_token or file_mb. Repeatable."),
-    ] = None,
-    device: DeviceName = "local",
-    lan: Lan = False,
-    timeout: DeviceTimeout = 60.0,
-    python: DevicePython = "python3",
-    threads: Threads = 1,
-    batch: Batch = 1,
-    seq: Annotated[
-        int | None, device_option(min=1, help="Measure at so many tokens; default: 128, or the space's max_length.")
-    ] = None,
-    file: Annotated[Literal["int8", "fp32"], device_option(help="Measure and ship this file.")] = "int8",
-    max_drop: MaxDrop = 0.5,
-    shapes: Annotated[int, device_option(help="Measure so many shapes, 5 to 64, to predict the others.")] = 16,
-    rounds: Annotated[int, device_option(min=2, help="Measure in so many interleaved rounds.")] = 4,
-    runs: Annotated[int, device_option(min=1, help="Time so many runs in each round.")] = 10,
-    anchor: Annotated[list[str] | None, output(help="Compare with this bundle of the same task. Repeatable.")] = None,
-    sampler: Annotated[str, search_option(help="Draw shapes by tpe, nsga2, gp or random.")] = "tpe",
-    trials: Annotated[int | None, search_option(help="Score so many shapes; default: 200, plain 24.")] = None,
-    minutes: Annotated[
-        float | None, search_option(help="Take so many minutes for everything, instead of what the stages say.")
-    ] = None,
-    finalists: Annotated[int, search_option(help="Rank so many again after a short distillation.")] = 8,
-    winners: Annotated[int, search_option(help="Distil so many fully.")] = 1,
-    storage: Annotated[
-        str | None,
-        search_option(help="The study's database: an SQLite file or postgresql://...; default: in --out."),
-    ] = None,
-    name: Annotated[
-        str | None, search_option(help="The name of the study in its storage; default: the folder's name.")
-    ] = None,
-    worker: Annotated[
-        bool, search_option("--worker", help="Join the search in --storage and evaluate shapes for it.")
-    ] = False,
-    weights: Annotated[
-        Path | None, search_option(help="With --worker: the folder of the search's weights on this machine.")
-    ] = None,
-    text: TextColumns = None,
-    label: LabelColumn = None,
-    kind: Kind = None,
-    metric: Metric = None,
-    seed: Seed = 0,
-    precision: Precision = "auto",
-    resume: Resume = False,
-    gate: OnWeakTeacher = "refuse",
-    allow_pickle: AllowPickle = False,
-    allow_code: AllowCode = None,
+    limits: BudgetOptions = BudgetOptions(),
+    device: MeasureOptions = MeasureOptions(),
+    study: StudyOptions = StudyOptions(),
+    join: WorkerOptions = WorkerOptions(),
+    columns: DataOptions = DataOptions(),
+    options: RunOptions = RunOptions(),
     as_json: Json = False,
 ) -> None:
     """Find the students that are best under a budget on your device; the best one is distilled and shipped.
@@ -118,16 +77,19 @@ def search(
     if context.invoked_subcommand is not None:
         return
     shown = console(as_json)
-    hint = "" if worker else f"Continue with: compress search ... --out {out} --resume"
+    hint = "" if join.worker else f"Continue with: compress search ... --out {out} --resume"
     with told(hint=hint):
         from compress.errors import SearchError
 
-        if worker:
+        if join.worker:
             from compress.commands.search import work
 
-            if storage is None:
+            if study.storage is None:
                 raise SearchError("--worker: joins a search in its storage; give --storage, as that search was given")
-            work(storage, name=name, weights=weights, minutes=minutes, allow_code=allow_code, console=shown)
+            work(
+                study.storage, name=study.name, weights=join.weights, minutes=study.minutes,
+                allow_code=options.allow_code, console=shown,
+            )  # fmt: skip
             return
         missing = [
             f"--{each}" for each, given in {"teacher": teacher, "data": data, "out": out}.items() if given is None
@@ -137,26 +99,16 @@ def search(
         from compress.commands import preflight
         from compress.nas import space_file
 
-        chosen = space_file.load(space, overrides or [])
-        preflight.check(
-            chosen, teacher=teacher, out=out, data=data, seed=seed, resume=resume, allow_pickle=allow_pickle,
-            allow_code=allow_code,
-        )  # fmt: skip
-        from compress.benchmark.devices import open_device  # seconds: torch
-        from compress.commands.search import search as run
-        from compress.pruning.budget import device_messages
+        chosen = space_file.load(space, options.overrides or [])
+        preflight.check(chosen, teacher=teacher, out=out, data=data, options=options)
+        from compress.commands.search import search as run  # seconds: torch
+        from compress.nas.budget import Budget
 
-        say = device_messages(device, shown)
+        most = asdict(limits)
+        max_drop = most.pop("max_drop") / 100
         found = run(
-            teacher=teacher, data=data, out=out, space=chosen, max_latency_ms=max_latency_ms, speedup=speedup,
-            max_params=max_params, max_file_mb=max_file_mb, min_score=min_score,
-            objectives=list(dict.fromkeys(["score", *(objective or ["latency"])])), device=device,
-            open_as=partial(open_device, lan=lan, timeout=timeout, python=python, say=say), threads=threads,
-            batch=batch, seq=seq, file=file, max_drop=max_drop / 100, shapes=shapes, rounds=rounds, runs=runs,
-            anchors=anchor or [], sampler=sampler, trials=trials, minutes=minutes, finalists=finalists,
-            winners=winners, storage=storage, name=name, text=text, label=label, kind=kind, metric=metric, seed=seed,
-            precision=precision, resume=resume, gate=gate, allow_pickle=allow_pickle, allow_code=allow_code,
-            console=shown,
+            teacher=teacher, data=data, out=out, space=chosen, budget=Budget(**most), device=device, study=study,
+            max_drop=max_drop, columns=columns, options=options, console=shown,
         )  # fmt: skip
         if as_json:
             print_result(found.to_json())

@@ -1,38 +1,33 @@
 """`compress distill`, `pretrain` and `label`: whatever learns, or teaches."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from compress.cli.options import (
-    AllowCode,
+from compress.cli.options import console, grouped, print_result, told
+from compress.config.options import (
     AllowPickle,
     CorpusName,
     DataName,
+    DataOptions,
     Int8MaxDrop,
     Json,
-    Kind,
-    LabelColumn,
-    Metric,
     OnWeakTeacher,
     Out,
-    Overrides,
     Precision,
     Recipe,
-    Resume,
-    Seed,
+    RunOptions,
     Teacher,
     TextColumns,
-    console,
     data_option,
     output,
-    print_result,
-    told,
     training,
 )
 
 
+@grouped()
 def distill(
     teacher: Teacher,
     recipe: Recipe,
@@ -42,18 +37,9 @@ def distill(
     prompt: Annotated[
         str | None, training(help="Ask a language model by this prompt, which teaches without labels.")
     ] = None,
-    overrides: Overrides = None,
-    text: TextColumns = None,
-    label: LabelColumn = None,
-    kind: Kind = None,
-    metric: Metric = None,
-    seed: Seed = 0,
-    precision: Precision = "auto",
-    resume: Resume = False,
-    gate: OnWeakTeacher = "refuse",
+    columns: DataOptions = DataOptions(),
     max_drop: Int8MaxDrop = None,
-    allow_pickle: AllowPickle = False,
-    allow_code: AllowCode = None,
+    options: RunOptions = RunOptions(),
     as_json: Json = False,
 ) -> None:
     """Distil a teacher into a student, export and quantise it, and measure it beside its teacher.
@@ -64,38 +50,32 @@ def distill(
         from compress.commands import preflight
         from compress.prompting.prompt import Prompt
 
-        ready = preflight.load_recipe(recipe, overrides or [])
+        ready = preflight.load_recipe(recipe, options.overrides)
         preflight.check_task(ready)
         asked = None if prompt is None else Prompt.load(prompt)
         preflight.check(
-            ready, teacher=teacher, out=out, data=data, corpus=corpus, prompted=asked is not None, seed=seed,
-            resume=resume, allow_pickle=allow_pickle, allow_code=allow_code,
-        )  # fmt: skip
+            ready, teacher=teacher, out=out, data=data, corpus=corpus, prompted=asked is not None, options=options
+        )
         from compress.commands.distill import distill as run  # seconds: torch
 
         shown = console(as_json)
         bundle = run(
-            teacher=teacher, recipe=ready, data=data, out=out, corpus=corpus, prompt=asked, text=text, label=label,
-            kind=kind, metric=metric, seed=seed, precision=precision, resume=resume, gate=gate,
-            max_drop=None if max_drop is None else max_drop / 100, allow_pickle=allow_pickle, allow_code=allow_code,
+            teacher=teacher, recipe=ready, data=data, out=out, corpus=corpus, prompt=asked, columns=columns,
+            max_drop=None if max_drop is None else max_drop / 100, options=replace(options, overrides=None),
             console=shown,
         )  # fmt: skip
         if as_json and not shown.quiet:
             print_result((bundle.path / "report.json").read_text(encoding="utf-8"))
 
 
+@grouped(without=("gate",))
 def pretrain(
     teacher: Annotated[str, training(help="The teacher, or the model whose vocabulary and sizes are taken.")],
     recipe: Recipe,
     out: Out,
     corpus: CorpusName = None,
     data: Annotated[str | None, data_option(help="A labelled set, for stages that answer with text (T5).")] = None,
-    overrides: Overrides = None,
-    seed: Seed = 0,
-    precision: Precision = "auto",
-    resume: Resume = False,
-    allow_pickle: AllowPickle = False,
-    allow_code: AllowCode = None,
+    options: RunOptions = RunOptions(),
 ) -> None:
     """Run a recipe's stages on text alone; the result is a checkpoint: a general student, a language model, a teacher.
 
@@ -104,17 +84,14 @@ def pretrain(
     with told(hint=f"Continue with: compress pretrain ... --out {out} --resume"):
         from compress.commands import preflight
 
-        ready = preflight.load_recipe(recipe, overrides or [])
+        ready = preflight.load_recipe(recipe, options.overrides)
         preflight.without_task(ready, corpus, data)
-        preflight.check(
-            ready, teacher=teacher, out=out, data=data, corpus=corpus, seed=seed, resume=resume,
-            allow_pickle=allow_pickle, allow_code=allow_code,
-        )  # fmt: skip
+        preflight.check(ready, teacher=teacher, out=out, data=data, corpus=corpus, options=options)
         from compress.commands.pretrain import pretrain as run  # seconds: torch
 
         run(
-            teacher=teacher, recipe=ready, out=out, corpus=corpus, data=data, seed=seed, precision=precision,
-            resume=resume, allow_pickle=allow_pickle, allow_code=allow_code, console=console(),
+            teacher=teacher, recipe=ready, out=out, corpus=corpus, data=data,
+            options=replace(options, overrides=None), console=console(),
         )  # fmt: skip
 
 

@@ -5,7 +5,8 @@ from itertools import product
 from pathlib import Path
 
 from compress.benchmark import options
-from compress.benchmark.devices import measure, open_device
+from compress.benchmark.devices import measure, open_chosen
+from compress.config.options import DeviceOptions
 from compress.records.bench_result import Result
 from compress.records.latency import Setting
 
@@ -13,7 +14,7 @@ from compress.records.latency import Setting
 def bench(
     files: Sequence[str | Path],
     *,
-    device: str = "local",
+    device: DeviceOptions = DeviceOptions(),
     precision: str = "",
     threads: Sequence[int] = (1,),
     batch: Sequence[int] = (1,),
@@ -21,20 +22,12 @@ def bench(
     rounds: int = 8,
     runs: int = 15,
     sustain: float | None = None,
-    affinity: Sequence[int] = (),
-    lan: bool = False,
-    timeout: float = 60.0,
-    python: str = "python3",
-    native: Path | None = None,
-    assets: Path | None = None,
-    webgpu: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
     """Measure the latency of files on a device: interleaved, warmed up, in two passes, with a verdict on noise.
 
     files      folders of bundles, or .onnx, .xml or .tflite files; they are raced together
-    device     `local`, `ssh:[user@]host[:port]`, `browser`, `adb` or `adb:SERIAL`; affinity, lan, timeout (seconds),
-               python, native, assets and webgpu are of the device, as in `open_device`
+    device     where, and how it is reached: see `DeviceOptions`
     precision  the files of the bundles to measure, such as "int8,fp32"; left out: all of them
     threads, batch, seq    the settings: every combination of numbers of threads, texts, and tokens a text
     rounds, runs           interleaved rounds for each setting, half of them in each pass; timed runs in a round
@@ -44,8 +37,5 @@ def bench(
     """
     chosen = options.files([Path(file) for file in files], precision)
     settings = [Setting(*values) for values in product(threads, batch, seq)]
-    with open_device(
-        device, lan=lan, timeout=timeout, say=say, affinity=tuple(affinity), python=python, native=native,
-        assets=assets, webgpu=webgpu,
-    ) as opened:  # fmt: skip
+    with open_chosen(device, say=say) as opened:
         return measure(opened, chosen, settings, rounds=rounds, runs=runs, seconds=sustain)

@@ -4,9 +4,9 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import PartialState
@@ -18,6 +18,7 @@ from compress.commands import preflight
 from compress.commands.ship import BUDGETED_LIMIT, INT8_LIMIT, ship
 from compress.config import reference, user_code
 from compress.config.limits import check_max_drop
+from compress.config.options import DataOptions, RunOptions
 from compress.config.recipe import WHOLE, AnyStage, Prune, Recipe, Stage, StudentSpec, ancestor, spec_of
 from compress.config.reference import Call
 from compress.console import print_note, warn
@@ -26,7 +27,6 @@ from compress.data.collate import Collate
 from compress.data.corpus import load_corpus
 from compress.data.masking import Words
 from compress.data.objects import data_path, teacher_path
-from compress.data.task import Kind
 from compress.errors import RecipeError
 from compress.exporters.artifact import Bundle, check_parts
 from compress.models import checkpoints, heads
@@ -61,35 +61,26 @@ def distill(
     out: str | Path,
     corpus: str | None = None,
     prompt: str | Prompt | None = None,
-    overrides: Sequence[str] = (),
-    text: Sequence[str] | None = None,
-    label: str | None = None,
-    kind: Kind | None = None,
-    metric: str | None = None,
-    seed: int = 0,
-    precision: precisions.Precision = "auto",
-    resume: bool = False,
-    gate: Literal["refuse", "warn"] = "refuse",
+    columns: DataOptions = DataOptions(),
     max_drop: float | None = None,
-    allow_pickle: bool = False,
-    allow_code: str | Path | None = None,
+    options: RunOptions = RunOptions(),
     console: Console | None = None,
 ) -> Bundle:
     """Distil `teacher` into a student as `recipe` says, ship it as a bundle in `out`/bundle, and measure it.
 
     teacher    alias (`minilm`, `bert-base`, ...), folder, hub id, or (model, tokenizer); fine-tuned first if it has no
                head for the task
-    recipe     name, path of a .yaml, or a Recipe; `overrides` are `stages.0.lr=3e-5`-like settings
-    data       embedded set, folder, hub id, DataFrame, Dataset, or {split: either of them}; `text`, `label`, `kind`,
-               `metric` name what is not detected
+    recipe     name, path of a .yaml, or a Recipe
+    data       embedded set, folder, hub id, DataFrame, Dataset, or {split: either of them}; `columns` name what is not
+               detected of it
     corpus     unlabelled text for stages that want it
     prompt     name or path of a .yaml file: `teacher` is then a language model (or an endpoint's .yaml file), which
                labels the data by answering it; the recipe's student names the checkpoint it begins as
-    out        the run's directory; `resume` continues a run that was interrupted, to the same final weights
-    gate       what a teacher that is no better than the majority answer leads to
+    out        the run's directory; `options.resume` continues a run that was interrupted, to the same final weights
     max_drop   of the score, in its own unit, that int8 may lose before products stay in float32; left out: INT8_LIMIT,
                or BUDGETED_LIMIT of a student made for a latency
-    allow_code the folder of your own functions that the recipe names: such a recipe is a program, and runs only so
+    options    seed, precision, resume and the like: see `RunOptions`. A recipe that names functions of yours is a
+               program, and runs only with `allow_code`
 
     Raises a CompressError that says what to do for anything wrong with these.
     """
@@ -97,41 +88,39 @@ def distill(
     if max_drop is not None:
         check_max_drop(max_drop)
     teacher, data = teacher_path(teacher), data_path(data)
-    recipe = preflight.load_recipe(recipe, overrides)
+    recipe = preflight.load_recipe(recipe, options.overrides)
     preflight.check_task(recipe)
     prompt = Prompt.load(prompt) if isinstance(prompt, str) else prompt
     preflight.check(
-        recipe, teacher=teacher, out=out, data=data, corpus=corpus, prompted=prompt is not None, seed=seed,
-        resume=resume, allow_pickle=allow_pickle, allow_code=allow_code,
-    )  # fmt: skip
+        recipe, teacher=teacher, out=out, data=data, corpus=corpus, prompted=prompt is not None, options=options
+    )
     state = PartialState(cpu=on_cpu())
-    recipe = load_functions(recipe, state.num_processes, allow_code)
+    recipe = load_functions(recipe, state.num_processes, options.allow_code)
     checkpoint = teacher if prompt is None else starting_checkpoint(recipe)
-    number_format = precisions.choose(precision)
+    number_format, strict = precisions.choose(options.precision), options.gate == "refuse"
     identity = {
         "teacher": teacher, "prompt": prompt and prompt.model_dump(mode="json"), "data": data, "corpus": corpus,
-        "seed": seed, "precision": number_format,
-        "columns": [list(text) if text else None, label, kind, metric], "code": user_code.digests(recipe),
-        "command": command_line(),
+        "seed": options.seed, "precision": number_format, "columns": list(astuple(columns)),
+        "code": user_code.digests(recipe), "command": command_line(),
     }  # fmt: skip
-    run = Run.open(Path(out), recipe, identity, resume=resume, main=state.is_main_process)
+    run = Run.open(Path(out), recipe, identity, resume=options.resume, main=state.is_main_process)
     with closing(run):
         base_teacher, context = load_inputs(
             checkpoint, data, recipe, run,
-            corpus=corpus, text=text, label=label, kind=kind, metric=metric, unlabelled=prompt is not None,
-            number_format=number_format, allow_pickle=allow_pickle, console=console,
+            corpus=corpus, columns=columns, unlabelled=prompt is not None, number_format=number_format,
+            allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
         check_lengths(recipe, base_teacher, tuned=prompt is None)
         notes = StageModels(recipe, base_teacher, None, context, run).check()
         for note in notes:
             warn(console, note)
         if prompt is None:
-            task_teacher, teacher_check = load_task_teacher(base_teacher, recipe, context, run, strict=gate == "refuse")
+            task_teacher, teacher_check = load_task_teacher(base_teacher, recipe, context, run, strict=strict)
         else:
             with state.main_process_first():  # the others find its answers
                 task_teacher, teacher_check = prompt_teacher(
-                    teacher, prompt, base_teacher, context.data, seed=seed, bf16=context.bf16, strict=gate == "refuse",
-                    allow_pickle=allow_pickle, console=console,
+                    teacher, prompt, base_teacher, context.data, seed=options.seed, bf16=context.bf16, strict=strict,
+                    allow_pickle=options.allow_pickle, console=console,
                 )  # fmt: skip
             run.confirm(teacher=task_teacher.digest)
         sized = resolve_budget(recipe, task_teacher, context, run)
@@ -239,10 +228,7 @@ def load_inputs(
     run: Run,
     *,
     corpus: str | None = None,
-    text: Sequence[str] | None = None,
-    label: str | None = None,
-    kind: Kind | None = None,
-    metric: str | None = None,
+    columns: DataOptions = DataOptions(),
     unlabelled: bool = False,
     number_format: str = "fp32",
     allow_pickle: bool = False,
@@ -254,9 +240,7 @@ def load_inputs(
     """
     with PartialState().main_process_first():
         folder = checkpoints.resolve(checkpoint, allow_pickle=allow_pickle)
-        task_data = load_task(
-            data, text=text, label=label, kind=kind, metric=metric, seed=run.seed, unlabelled=unlabelled
-        )
+        task_data = load_task(data, **asdict(columns), seed=run.seed, unlabelled=unlabelled)
         base_teacher = teachers.load(checkpoint, folder, task_data.task, allow_pickle=allow_pickle)
         texts = load_corpus(corpus) if corpus else None
     read = {"student" if unlabelled else "teacher": base_teacher.digest, "data": task_data.fingerprint}

@@ -3,12 +3,13 @@
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compress.benchmark.devices import open_device
+from compress.benchmark.devices import open_chosen
+from compress.config.options import CheckpointOptions, DeviceOptions
 from compress.errors import ExportError
 from compress.exporters import formats
 from compress.exporters.artifact import Bundle
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from compress.data.objects import DataLike
     from compress.data.task import TaskData
-    from compress.exporters.embeddings import Pool
     from compress.exporters.int8 import Ranges
     from compress.records.certificate import Tried
     from compress.records.latency import Setting
@@ -35,15 +35,11 @@ LoadData = Callable[[Bundle], "TaskData"]
 
 @dataclass(frozen=True)
 class RaceOptions:
-    """Where and at what a bundle's files are raced; `max_drop`: of the score, that int8 may lose; `lan`, `timeout`,
-    `python`: of the device, as in `open_device`."""
+    """Where and at what a bundle's files are raced; `max_drop`: of the score, in its own unit, that int8 may lose."""
 
-    device: str
     settings: "Sequence[Setting]"
+    device: DeviceOptions = DeviceOptions()
     max_drop: float = 0.005
-    lan: bool = False
-    timeout: float = 60.0
-    python: str = "python3"
 
 
 def export(
@@ -57,11 +53,7 @@ def export(
     data: "DataLike | None" = None,
     text: Sequence[str] | None = None,
     label: str | None = None,
-    pair: bool = False,
-    pool: "Pool | None" = None,
-    normalise: bool = False,
-    max_length: int | None = None,
-    allow_pickle: bool = False,
+    checkpoint: CheckpointOptions = CheckpointOptions(),
     command: str = "",
     say: Callable[[str], None] = lambda _: None,
 ) -> ExportResult:
@@ -73,16 +65,14 @@ def export(
     race         race a bundle's files first, and export the fastest: see `compress.tuning.race`
     data         examples of the task, as for `distill`: int8 is calibrated on them, and judged in a race
     text, label  columns of the data, where they are not found by themselves
-    pair, pool, normalise, max_length   of a checkpoint: see `compress.exporters.checkpoint.load_source`
+    checkpoint   how a checkpoint is read: see `CheckpointOptions`
     command      what is written down as the command that did it
     say          is told what is being done
 
     Raises ExportError for options that do not go together, a missing extra, a model that this format cannot hold, or a
     file whose answers are not the model's; nothing is left then. Raises DeviceError where the device fails.
     """
-    source = load_source(
-        model, pair=pair, pool=pool, normalise=normalise, max_length=max_length, allow_pickle=allow_pickle
-    )
+    source = load_source(model, **asdict(checkpoint))
     formats.check(source, out, to=to, precisions=precisions, opset=opset)
     if race is not None and opset is not None:
         raise ExportError("--tune and --opset: the race is between graphs at our own opset; expected one of the two")
@@ -124,7 +114,7 @@ def tuned(
         raise ExportError(f"{source.name}: --tune races files of a model with a head for a task; this one has none")
     with (
         tempfile.TemporaryDirectory(prefix="compress-export.") as scratch,
-        open_device(race.device, lan=race.lan, timeout=race.timeout, python=race.python, say=say) as device,
+        open_chosen(race.device, say=say) as device,
     ):
         bundle = source if isinstance(source, Bundle) else source.write(Path(scratch) / "bundle")
         found = None if load_data is None else load_data(bundle)

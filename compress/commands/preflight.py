@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from compress.config import user_code
 from compress.config.limits import check_seed
+from compress.config.options import RunOptions
 from compress.config.recipe import Recipe
 from compress.data import sources
 from compress.errors import RecipeError, TeacherError
@@ -19,10 +20,10 @@ from compress.models import checkpoints
 from compress.training.run import Run
 
 
-def load_recipe(recipe: str | Path | Recipe, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(recipe: str | Path | Recipe, overrides: Sequence[str] | None = None) -> Recipe:
     """Return the recipe of a name or a file, with what overrides change; a Recipe is itself. Raises RecipeError."""
     if not isinstance(recipe, Recipe):
-        return Recipe.load(recipe, overrides)
+        return Recipe.load(recipe, overrides or ())
     if overrides:
         raise RecipeError([f"overrides ({', '.join(overrides)}): are for a recipe's name or file, not for a Recipe"])
     return recipe
@@ -36,28 +37,25 @@ def check(
     data: str | None = None,
     corpus: str | None = None,
     prompted: bool = False,
-    seed: int = 0,
-    resume: bool = False,
-    allow_pickle: bool = False,
-    allow_code: str | Path | None = None,
+    options: RunOptions = RunOptions(),
 ) -> None:
     """Raise a CompressError for whatever is wrong with these as far as it shows before torch is imported.
 
     settings   a recipe, or a space; prompted: `teacher` is a language model, and may be an endpoint's file
     """
-    check_seed(seed)
-    user_code.check(settings, allow_code)
+    check_seed(options.seed)
+    user_code.check(settings, options.allow_code)
     if prompted and teacher.endswith((".yaml", ".yml")):
         if not Path(teacher).is_file():
             raise TeacherError(f"{teacher}: no such endpoint file")
     else:
-        checkpoints.check(teacher, allow_pickle=allow_pickle)
+        checkpoints.check(teacher, allow_pickle=options.allow_pickle)
     if data is not None:
         sources.check(data)
     if corpus is not None:
         sources.check_corpus(corpus)
     if os.environ.get("RANK", "0") == "0":  # other processes of a launch find the run that the first one has begun
-        Run.check(Path(out), resume=resume)
+        Run.check(Path(out), resume=options.resume)
 
 
 def check_task(recipe: Recipe) -> None:

@@ -1,7 +1,6 @@
 """Stages that need no task: general students, language models, encoders trained on text alone."""
 
 import shutil
-from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from compress.commands import preflight
 from compress.commands.distill import StageModels, check_lengths, load_functions, on_cpu
 from compress.config import user_code
+from compress.config.options import RunOptions
 from compress.config.recipe import Recipe
 from compress.console import warn
 from compress.data import load_task
@@ -39,12 +39,7 @@ def pretrain(
     out: str | Path,
     corpus: str | None = None,
     data: "DataLike | None" = None,
-    overrides: Sequence[str] = (),
-    seed: int = 0,
-    precision: precisions.Precision = "auto",
-    resume: bool = False,
-    allow_pickle: bool = False,
-    allow_code: str | Path | None = None,
+    options: RunOptions = RunOptions(),
     console: Console | None = None,
 ) -> Path:
     """Run a recipe's stages up to the first that ends in a task's head; returns the checkpoint's folder, `out`/student.
@@ -53,29 +48,28 @@ def pretrain(
               the model takes
     corpus    the text of stages on text; data: the labelled set of stages that answer with text, as T5 does
 
-    The rest is as for `distill`. The checkpoint is a plain transformers folder with its tokenizer, and may be the
+    options   as for `distill`; `gate` is of teachers of a task
+
+    The checkpoint is a plain transformers folder with its tokenizer, and may be the
     teacher of other runs. Raises a CompressError that says what to do for anything wrong with these.
     """
     console = console or Console(quiet=True)
     teacher, data = teacher_path(teacher), None if data is None else data_path(data)
-    recipe = preflight.load_recipe(recipe, overrides)
-    preflight.check(
-        recipe, teacher=teacher, out=out, data=data, corpus=corpus, seed=seed, resume=resume,
-        allow_pickle=allow_pickle, allow_code=allow_code,
-    )  # fmt: skip
+    recipe = preflight.load_recipe(recipe, options.overrides)
+    preflight.check(recipe, teacher=teacher, out=out, data=data, corpus=corpus, options=options)
     state = PartialState(cpu=on_cpu())
-    recipe = load_functions(preflight.without_task(recipe, corpus, data), state.num_processes, allow_code)
-    number_format = precisions.choose(precision)
+    recipe = load_functions(preflight.without_task(recipe, corpus, data), state.num_processes, options.allow_code)
+    number_format = precisions.choose(options.precision)
     identity = {
-        "teacher": teacher, "data": data, "corpus": corpus, "seed": seed, "precision": number_format,
+        "teacher": teacher, "data": data, "corpus": corpus, "seed": options.seed, "precision": number_format,
         "columns": [None, None, None, None], "code": user_code.digests(recipe), "command": command_line(),
     }  # fmt: skip
-    run = Run.open(Path(out), recipe, identity, resume=resume, main=state.is_main_process)
+    run = Run.open(Path(out), recipe, identity, resume=options.resume, main=state.is_main_process)
     with closing(run):
         with state.main_process_first():
-            folder = checkpoints.resolve(teacher, allow_pickle=allow_pickle)
-            base_teacher = finetune.load_general(teacher, folder, "encoder", allow_pickle=allow_pickle)
-            task_data = load_task(data, seed=seed) if data else None
+            folder = checkpoints.resolve(teacher, allow_pickle=options.allow_pickle)
+            base_teacher = finetune.load_general(teacher, folder, "encoder", allow_pickle=options.allow_pickle)
+            task_data = load_task(data, seed=options.seed) if data else None
             text = load_corpus(corpus) if corpus else None
         run.confirm(
             teacher=base_teacher.digest,

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
 from pydantic import ValidationError
@@ -14,13 +14,12 @@ from compress.benchmark.devices import open_device
 from compress.commands import preflight
 from compress.commands.distill import distill, load_functions, on_cpu
 from compress.config.loader import names
+from compress.config.options import DataOptions, PruneOptions, RunOptions, SettingOptions
 from compress.config.recipe import BUDGETS, SIZES, Recipe, Stage, Target
-from compress.config.reference import options
+from compress.config.reference import options as options_of
 from compress.data.objects import data_path, teacher_path
-from compress.data.task import Kind
 from compress.errors import PruneError
 from compress.exporters.artifact import Bundle
-from compress.models import precision as precisions
 
 if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
@@ -32,66 +31,34 @@ def prune(
     data: "DataLike",
     out: str | Path,
     recipe: str | Path | Recipe = "prune-taylor",
-    layers: float | None = None,
-    hidden: float | None = None,
-    heads: float | None = None,
-    ffn: float | None = None,
-    embedding: float | None = None,
-    bottleneck: float | None = None,
-    max_latency_ms: float | None = None,
-    speedup: float | None = None,
-    max_params: float | None = None,
-    device: str = "local",
-    threads: int = 1,
-    batch: int = 1,
-    seq: int | None = None,
-    overrides: Sequence[str] = (),
-    text: Sequence[str] | None = None,
-    label: str | None = None,
-    kind: Kind | None = None,
-    metric: str | None = None,
-    seed: int = 0,
-    precision: precisions.Precision = "auto",
-    resume: bool = False,
-    gate: Literal["refuse", "warn"] = "refuse",
+    target: PruneOptions = PruneOptions(),
+    setting: SettingOptions = SettingOptions(),
+    columns: DataOptions = DataOptions(),
     max_drop: float | None = None,
-    allow_pickle: bool = False,
-    allow_code: str | Path | None = None,
+    options: RunOptions = RunOptions(),
     console: Console | None = None,
 ) -> Bundle:
     """Prune `model`, let it recover with its unpruned self as teacher, ship it as a bundle in `out`/bundle, measured.
 
     model    a checkpoint with a head for the task, an alias or encoder that is fine-tuned first, or a bundle's folder
-    recipe   name, path of a .yaml, or a Recipe, with stages that prune; `overrides` as for `distill`
-    layers, hidden, heads, ffn, embedding, bottleneck
-             what is to be left: counts, or shares below 1 of the model's; what is not named stays
-    max_latency_ms, speedup, max_params
-             or what it may cost: the sizes are then found (`pruning.budget`). Milliseconds are of the int8 file's
-             forward on `device` at `threads`, `batch` and `seq` tokens (the recipe's max_length by default); the
-             speedup is over the unpruned model's own int8 file there
+    recipe   name, path of a .yaml, or a Recipe, with stages that prune
+    target   what is to be left, or what it may cost, of which the sizes are then found (see `pruning.budget`); nothing
+             named: the recipe's own target
+    setting  the device, and the forward there, that a latency or speed-up is of
     The rest is as for `distill`.
 
     Raises PruneError for what cannot be left of this model, and a CompressError that says what to do for the rest.
     """
-    sizes = {
-        "layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "embedding": embedding,
-        "bottleneck": bottleneck,
-    }  # fmt: skip
-    budgets = {"max_latency_ms": max_latency_ms, "speedup": speedup, "max_params": max_params}
     model, data = teacher_path(model), data_path(data)
-    recipe = preflight.load_recipe(recipe, overrides)
-    preflight.check(
-        recipe, teacher=model, out=out, data=data, seed=seed, resume=resume, allow_pickle=allow_pickle,
-        allow_code=allow_code,
-    )  # fmt: skip
-    recipe = load_functions(recipe, PartialState(cpu=on_cpu()).num_processes, allow_code)
-    setting = {"device": device, "threads": threads, "batch": batch, "seq": seq}
-    recipe = aimed(recipe, {**sizes, **budgets}, setting)
+    recipe = preflight.load_recipe(recipe, options.overrides)
+    preflight.check(recipe, teacher=model, out=out, data=data, options=options)
+    recipe = load_functions(recipe, PartialState(cpu=on_cpu()).num_processes, options.allow_code)
+    recipe = aimed(recipe, asdict(target), asdict(setting))
     if recipe.target.max_latency_ms is not None or recipe.target.speedup is not None:
         _reach(recipe.target.device)
     return distill(
-        teacher=model, recipe=recipe, data=data, out=out, text=text, label=label, kind=kind, metric=metric, seed=seed,
-        precision=precision, resume=resume, gate=gate, max_drop=max_drop, allow_pickle=allow_pickle, console=console,
+        teacher=model, recipe=recipe, data=data, out=out, columns=columns, max_drop=max_drop,
+        options=replace(options, overrides=None, allow_code=None), console=console,
     )  # fmt: skip
 
 
@@ -109,7 +76,9 @@ def aimed(recipe: Recipe, asked: Mapping[str, float | None], setting: Mapping[st
     """
     given = {name: value for name, value in asked.items() if value is not None}
     _check(given)
-    learns = [stage for stage in recipe.training if stage.step is not None and "sizes" in options(stage.step.function)]
+    learns = [
+        stage for stage in recipe.training if stage.step is not None and "sizes" in options_of(stage.step.function)
+    ]
     if not recipe.pruning and not learns:
         known = [name for name in names() if name.startswith("prune-")]
         raise PruneError(f"recipe {recipe.name}: has no stage that prunes; recipes that have: {', '.join(known)}")

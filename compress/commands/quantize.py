@@ -6,29 +6,25 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from compress import io
-from compress.benchmark.devices import Device, open_device
+from compress.benchmark.devices import Device, open_chosen
 from compress.commands.distill import distill
 from compress.config.limits import check_max_drop, check_seed
+from compress.config.options import DataOptions, DeviceOptions, Int8Options, RunOptions
 from compress.data.cache import home
 from compress.data.objects import DataLike, data_path
 from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import FILES, Bundle, check_place, check_writable
-from compress.exporters.int8 import Form
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import read_model
-from compress.quantization.calibration import Method as Calibration
 from compress.quantization.certify import attach_certificate, certify
 from compress.quantization.evaluator import QuantizationEvaluator
 from compress.quantization.select import (
     BEFORE,
-    CALIBRATION_ROWS,
-    PERCENTILE,
     Attempt,
     Calibrated,
     Name,
@@ -69,9 +65,9 @@ def trained_for_int8(
     key = io.of_value([asked, data, recipe, list(overrides), text, label, seed])
     run = home() / "qat" / key[:24]
     yield distill(
-        teacher=str(bundle.path), recipe=recipe, data=data, out=run, overrides=[length, *overrides], text=text,
-        label=label, kind=task.kind, metric=task.metric, seed=seed, resume=(run / "run.json").is_file(),
-        gate="warn", console=console,
+        teacher=str(bundle.path), recipe=recipe, data=data, out=run, console=console,
+        columns=DataOptions(text=list(text) if text else None, label=label, kind=task.kind, metric=task.metric),
+        options=RunOptions(overrides=[length, *overrides], seed=seed, resume=(run / "run.json").is_file(), gate="warn"),
     )  # fmt: skip
     shutil.rmtree(run)
 
@@ -88,16 +84,9 @@ def quantize(
     *,
     method: Name = "auto",
     out: Path | None = None,
-    calibration: Calibration | None = None,
-    percentile: float = PERCENTILE,
-    rows: int = CALIBRATION_ROWS,
+    int8: Int8Options = Int8Options(),
     max_drop: float = 0.005,
-    form: Form = "fused",
-    reduce_range: bool = False,
-    device: str = "local",
-    lan: bool = False,
-    timeout: float = 60.0,
-    python: str = "python3",
+    device: DeviceOptions = DeviceOptions(),
     text: Sequence[str] | None = None,
     label: str | None = None,
     seed: int = 0,
@@ -108,14 +97,11 @@ def quantize(
 
     method       dynamic, static, smoothquant; auto: static where that is near enough, else smoothquant; qat trains the
                  model again, so it needs `out`
-    calibration  static, smoothquant: minmax, percentile (with `percentile`) or entropy, of `rows` rows of the train
-                 split; the one that comes nearest where none is given (of smoothquant: minmax)
+    int8         how it is calibrated and written: see `Int8Options`
     max_drop     of the score, in its own unit, but never finer than the rows resolve (`evaluator.RESOLVED`). Products
                  stay in float32 until the validation split says that it is met; the certificate is of the test split,
                  or of the validation split where there is none with labels, and holds int8 against the fp32 file of the
                  bundle that was given, before any training
-    form         fused for onnxruntime on CPUs, qdq for other runtimes
-    lan, timeout, python   of the device, as in `open_device`
     seed, text, label   of the data, as in `distill`; overrides: of the recipe q8bert, for qat
 
     A target that is missed is in the certificate, and the file that came nearest is there. The bundle is untouched
@@ -123,7 +109,7 @@ def quantize(
     """
     check_seed(seed)
     check_max_drop(max_drop)
-    _check_numbers(rows, percentile)
+    _check_numbers(int8.rows, int8.percentile)
     if overrides and method != "qat":
         raise CompressError(f"--set: {overrides[0]}: is for training, and {method} does not train; give --method qat")
     if out is not None:
@@ -133,13 +119,12 @@ def quantize(
     found = bundle.load_data(data, text=text, label=label, seed=seed)
     given = bundle
     threads = os.cpu_count() or 1
-    reach = partial(open_device, device, lan=lan, timeout=timeout, python=python)
     with ExitStack() as stack:
         if method == "qat":
             training = _training(bundle, out, say, data=data, text=text, label=label, seed=seed, overrides=overrides)
             bundle = stack.enter_context(training)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        there = stack.enter_context(reach(say=say))
+        there = stack.enter_context(open_chosen(device, say=say))
         source = bundle.files()["fp32"]
         graph = read_model(source).graph
         parts = products(graph)
@@ -147,13 +132,13 @@ def quantize(
             bundle, bundle.evaluator(found.validation), threads=threads, products=len(parts)
         )
         settings = Calibrated(
-            bundle.evaluator(found.train).spread(rows).rows,
+            bundle.evaluator(found.train).spread(int8.rows).rows,
             evaluator,
             scratch,
-            calibration,
-            percentile,
-            form,
-            reduce_range,
+            int8.calibration,
+            int8.percentile,
+            int8.form,
+            int8.reduce_range,
         )
         attempt = _attempt(method, bundle, settings, max_drop, say)
         say(f"{attempt.method}: judged on {len(evaluator.exam):,} validation rows")

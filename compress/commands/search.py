@@ -2,26 +2,26 @@
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from compress.benchmark.devices import Device, open_device
+from compress.benchmark.devices import Device, open_chosen
 from compress.commands import preflight
 from compress.commands.distill import StageModels, check_lengths, check_recipe, load_inputs, on_cpu
 from compress.commands.ship import BUDGETED_LIMIT, ship
 from compress.config import user_code
+from compress.config.options import DataOptions, MeasureOptions, RunOptions, StudyOptions
 from compress.config.recipe import AnyStage, Recipe, Stage
 from compress.console import print_note
 from compress.data.objects import data_path, teacher_path
-from compress.data.task import Kind
 from compress.errors import RecipeError, SearchError
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle, check_place
@@ -34,7 +34,7 @@ from compress.models.teacher import Teacher
 from compress.nas import costs as clocks
 from compress.nas import record, schedule, space_file, train_supernet
 from compress.nas.budget import Budget
-from compress.nas.config import NAME, Columns, SearchConfig
+from compress.nas.config import NAME, SearchConfig
 from compress.nas.context import SearchContext, kept
 from compress.nas.costs import CostModel
 from compress.nas.evaluators import RunStages, ScratchEvaluator, StudentEvaluator, SupernetEvaluator
@@ -54,6 +54,7 @@ from compress.nas.storage import close_storage, open_storage
 from compress.nas.study import close_study, make_sampler, open_study, run_trials
 from compress.nas.worker import join, write_inputs
 from compress.provenance import command_line, redact
+from compress.pruning.budget import device_messages
 from compress.records.search_report import SearchReport, TrialRecord
 from compress.slicing.plan import SlicePlan
 from compress.training.context import TrainingContext
@@ -67,7 +68,6 @@ if TYPE_CHECKING:
 
 TRIALS = {"supernet": 200, "plain": 24}
 """Shapes scored where neither their number nor a time is stated."""
-FINALISTS, WINNERS = 8, 1
 LEAST_TRIALS = 8
 """Of students that are each trained, where a time is stated: so many are to fit."""
 STUDY = "study.db"
@@ -82,95 +82,55 @@ def search(
     data: "DataLike",
     out: str | Path,
     space: str | space_file.Space = "width-depth",
-    overrides: Sequence[str] = (),
-    max_latency_ms: float | None = None,
-    speedup: float | None = None,
-    max_params: float | None = None,
-    max_file_mb: float | None = None,
-    min_score: float | None = None,
-    objectives: Sequence[str] = ("score", "latency"),
-    device: str = "local",
-    open_as: Callable[[str], Any] = open_device,
-    threads: int = 1,
-    batch: int = 1,
-    seq: int | None = None,
-    file: Literal["int8", "fp32"] = "int8",
+    budget: Budget = Budget(),
+    device: MeasureOptions = MeasureOptions(),
+    study: StudyOptions = StudyOptions(),
     max_drop: float = BUDGETED_LIMIT,
-    shapes: int = 16,
-    rounds: int = 4,
-    runs: int = 10,
-    anchors: Sequence[str] = (),
-    sampler: str = "tpe",
-    trials: int | None = None,
-    minutes: float | None = None,
-    finalists: int = FINALISTS,
-    winners: int = WINNERS,
-    storage: str | None = None,
-    name: str | None = None,
-    text: Sequence[str] | None = None,
-    label: str | None = None,
-    kind: Kind | None = None,
-    metric: str | None = None,
-    seed: int = 0,
-    precision: precisions.Precision = "auto",
-    resume: bool = False,
-    gate: Literal["refuse", "warn"] = "refuse",
-    allow_pickle: bool = False,
-    allow_code: str | Path | None = None,
+    columns: DataOptions = DataOptions(),
+    options: RunOptions = RunOptions(),
     console: Console | None = None,
 ) -> SearchReport:
     """Find the students of `teacher` that are best on `data` under a budget; the best one is distilled and shipped.
 
-    teacher, data, text, label, kind, metric, gate, precision, allow_code    as for `compress.distill`
-    space       name (recipes/spaces), path of a .yaml, or a Space; `overrides` are `supernet.epochs=2`-like settings
-    max_latency_ms, speedup, max_params, max_file_mb, min_score    see `budget.Budget`
-    objectives  what the front is over: the score, and latency, parameters, flops_per_token, file_mb
-    device      where latency is measured, at threads, batch and seq (left out: 128, or the texts' own limit), of the
-                file of precision `file`; open_as opens it
-    max_drop    of the score, in its own unit, that the shipped int8 file may lose
-    shapes, rounds, runs    of the measurement that the latency of all shapes is predicted from
-    anchors     bundles of the same task to compare with
-    trials      shapes that are scored; minutes: for all of it, in shares (`schedule.SUPERNET`, `schedule.PLAIN`)
-    finalists, winners    how many are trained for a short while, and how many fully
-    storage     of the study: the path of an SQLite file, or a database's URL that workers reach
-    name        of the study, the folder's by default
-    out         the search's folder; `resume` continues one that was interrupted, in whatever phase
+    teacher, data, columns, options    as for `compress.distill`
+    space     name (recipes/spaces), path of a .yaml, or a Space
+    budget    what a student may cost; its latency is that of the file and the setting in `device`, measured there
+    study     how shapes are drawn and chosen, and where the study is kept
+    max_drop  of the score, in its own unit, that the shipped int8 file may lose
+    out       the search's folder; `options.resume` continues one that was interrupted, in whatever phase
 
     Raises a CompressError that says what to do for anything wrong with these; what was found until then is kept.
     """
     console = console or Console(quiet=True)
     teacher, data = teacher_path(teacher), data_path(data)
-    chosen = space if isinstance(space, Space) else space_file.load(space, overrides)
-    preflight.check(
-        chosen, teacher=teacher, out=out, data=data, seed=seed, resume=resume, allow_pickle=allow_pickle,
-        allow_code=allow_code,
-    )  # fmt: skip
+    chosen = space if isinstance(space, Space) else space_file.load(space, options.overrides or ())
+    preflight.check(chosen, teacher=teacher, out=out, data=data, options=options)
     if PartialState(cpu=on_cpu()).num_processes > 1:
         raise SearchError("a search is one process: start more with `compress search --storage URL --worker`")
+    seq = min(128, chosen.final[-1].max_length) if device.seq is None else device.seq
     config = SearchConfig.of(
-        teacher=teacher, data=data, space=chosen, columns=Columns(text=text, label=label, kind=kind, metric=metric),
-        budget=Budget(max_latency_ms=max_latency_ms, speedup=speedup, max_params=max_params, max_file_mb=max_file_mb,
-                      min_score=min_score),
-        objectives=objectives, device=device, threads=threads, batch=batch,
-        seq=min(128, chosen.final[-1].max_length) if seq is None else seq, precision=file,
-        training=precisions.choose(precision), max_drop=max_drop, shapes=shapes, rounds=rounds, runs=runs,
-        anchors=anchors, seed=seed,
+        teacher=teacher, data=data, space=chosen, columns=columns, budget=budget,
+        objectives=tuple(dict.fromkeys(["score", *(study.objective or ["latency"])])), device=device.device,
+        threads=device.threads, batch=device.batch, seq=seq, precision=device.file, shapes=device.shapes,
+        rounds=device.rounds, runs=device.runs, training=precisions.choose(options.precision), max_drop=max_drop,
+        anchors=study.anchor or (), seed=options.seed,
     )  # fmt: skip
-    _check_counts(trials=trials, minutes=minutes, finalists=finalists, winners=winners)
-    _check_study(storage, sampler)
-    config = config.with_code(allow_code)
-    run = Run.open(Path(out), config, _identity(config, sampler, storage), resume=resume, name=NAME)
-    with closing(run), open_as(config.device) as place:
-        time_budget = TimeBudget(run.path, parts(chosen), None if minutes is None else 60 * minutes)
+    _check_study(study)
+    config = config.with_code(options.allow_code)
+    run = Run.open(Path(out), config, _identity(config, study), resume=options.resume, name=NAME)
+    with closing(run), open_chosen(device, say=device_messages(device.device, console)) as place:
+        time_budget = TimeBudget(run.path, parts(chosen), None if study.minutes is None else 60 * study.minutes)
         context = load_context(
-            config, run, time_budget, place, strict=gate == "refuse", allow_pickle=allow_pickle, console=console
-        )
-        with begin_study(context, storage or run.path / STUDY, name or run.path.resolve().name, sampler) as study:
+            config, run, time_budget, place,
+            strict=options.gate == "refuse", allow_pickle=options.allow_pickle, console=console,
+        )  # fmt: skip
+        name = study.name or run.path.resolve().name
+        with begin_study(context, study.storage or run.path / STUDY, name, study.sampler) as begun:
             context = context.with_student_evaluator(make_student_evaluator(context))
-            write_inputs(study, context)
-            limit = TRIALS[chosen.mode] if trials is None and minutes is None else trials
-            found = run_search(context, study, trials=limit)
-            return ship_winners(context, study, found, place, finalists=finalists, winners=winners)
+            write_inputs(begun, context)
+            limit = TRIALS[chosen.mode] if study.trials is None and study.minutes is None else study.trials
+            found = run_search(context, begun, trials=limit)
+            return ship_winners(context, begun, found, place, finalists=study.finalists, winners=study.winners)
 
 
 def load_context(
@@ -192,7 +152,7 @@ def load_context(
         recipe = _recipe(config.space)
         base_teacher, training = load_inputs(
             config.teacher, config.data, recipe, run,
-            **config.columns.model_dump(), number_format=config.training, allow_pickle=allow_pickle, console=console,
+            columns=config.columns, number_format=config.training, allow_pickle=allow_pickle, console=console,
         )  # fmt: skip
         shapes = Shapes.of(config.space, base_teacher.model.config)
         for line in shapes.dropped:
@@ -360,26 +320,24 @@ def _check_stages(space: Space, recipe: Recipe, base_teacher: Teacher, training:
         raise RecipeError(problems) from error
 
 
-def _identity(config: SearchConfig, sampler: str, storage: str | None) -> dict[str, Any]:
+def _identity(config: SearchConfig, study: StudyOptions) -> dict[str, Any]:
     return {
         "teacher": config.teacher, "data": config.data, "seed": config.seed, "precision": config.training,
-        "columns": list(config.columns.model_dump(mode="json").values()), "sampler": sampler,
-        "storage": None if storage is None else redact(storage), "code": user_code.digests(config.space),
+        "columns": list(astuple(config.columns)), "sampler": study.sampler,
+        "storage": None if study.storage is None else redact(study.storage), "code": user_code.digests(config.space),
         "command": command_line(),
     }  # fmt: skip
 
 
-def _check_study(storage: str | None, sampler: str) -> None:
-    """Raises SearchError for a sampler that is none, StorageError for a database that does not answer."""
-    make_sampler(sampler)
-    if storage is not None and "://" in storage:
-        close_storage(open_storage(storage))
-
-
-def _check_counts(*, trials: int | None, minutes: float | None, finalists: int, winners: int) -> None:
-    for option, value in {"trials": trials, "minutes": minutes, "finalists": finalists, "winners": winners}.items():
+def _check_study(study: StudyOptions) -> None:
+    """Raise SearchError for a sampler or a number that is none, StorageError for a database that does not answer."""
+    for option in ("trials", "minutes", "finalists", "winners"):
+        value = getattr(study, option)
         if value is not None and not value > 0:
             raise SearchError(f"--{option} {value:g}: expected a number above 0")
+    make_sampler(study.sampler)
+    if study.storage is not None and "://" in study.storage:
+        close_storage(open_storage(study.storage))
 
 
 def work(

@@ -3,7 +3,7 @@
 This module does not import torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,8 +13,8 @@ from pydantic import Field, ValidationError, field_validator
 from compress import io
 from compress.config import user_code
 from compress.config.loader import parsed
+from compress.config.options import DataOptions
 from compress.config.recipe import Frozen
-from compress.data.task import Kind
 from compress.errors import SearchError, did_you_mean
 from compress.nas import space_file
 from compress.nas.budget import Budget
@@ -37,15 +37,6 @@ FEWEST = 5
 """Shapes that a prediction needs at least (`latency.predictor.FEWEST`)."""
 
 
-class Columns(Frozen):
-    """What of the data is not detected: see `compress.distill`."""
-
-    text: Sequence[str] | None = None
-    label: str | None = None
-    kind: Kind | None = None
-    metric: str | None = None
-
-
 class SearchConfig(Frozen):
     """A search: the same one is resumed, joined by workers, and shown.
 
@@ -62,7 +53,7 @@ class SearchConfig(Frozen):
 
     teacher: str
     data: str
-    columns: Columns = Field(default_factory=Columns)
+    columns: DataOptions = DataOptions()
     space: Space
     budget: Budget = Budget()
     objectives: tuple[str, ...] = ("score", "latency")

@@ -5,7 +5,7 @@ run again, with the same parameters, by another process.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,7 @@ def _find_weights(inputs: WorkerInputs, weights: Path | None, where: str) -> Pat
 def _make_evaluator(
     search: SearchConfig, inputs: WorkerInputs, folder: Path, study: str, *, console: Console, stage_runner: StageRunner
 ) -> StudentEvaluator:
-    data = load_task(search.data, **search.columns.model_dump(), seed=search.seed)
+    data = load_task(search.data, **asdict(search.columns), seed=search.seed)
     task = data.task
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     training = TrainingContext(data, None, tokenizer, Collate(tokenizer), inputs.bf16, console)

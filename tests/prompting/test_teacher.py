@@ -76,7 +76,7 @@ def test_a_student_learns_what_the_language_model_says_and_not_the_labels(
     given: dict[str, Any], speaker: Told, tmp_path: Path
 ) -> None:
     unlabelled_but_for_scores(given["data"])
-    bundle = compress.distill(**given)
+    bundle = tiny.call(compress.distill, **given)
     assert [each.label for each in bundle.predict(["a good film", "bad"])] == ["positive", "negative"]
     report = json.loads((bundle.path / "report.json").read_text(encoding="utf-8"))
     rows = {row["name"]: row for row in report["rows"]}
@@ -114,7 +114,7 @@ def test_the_student_is_trained_on_the_probabilities_of_its_rows(
 
     monkeypatch.setattr(stages, "train", watched)
     with pytest.raises(Trained):
-        compress.distill(**given)
+        tiny.call(compress.distill, **given)
     texts = load_task(given["data"]).train[5:25]["text"]
     expected = torch.tensor([KNOWS["good" if "good" in text else "bad"] for text in texts]).softmax(-1)
     torch.testing.assert_close(seen["p"], expected)
@@ -123,18 +123,18 @@ def test_the_student_is_trained_on_the_probabilities_of_its_rows(
 def test_a_resumed_run_asks_nothing_again(given: dict[str, Any], speaker: Told, unmeasured: None) -> None:
     speaker.stop_after = 60
     with pytest.raises(KeyboardInterrupt):
-        compress.distill(**given)
+        tiny.call(compress.distill, **given)
     assert len(speaker.asked) == 60
     speaker.stop_after = None
     with pytest.raises(Trained):
-        compress.distill(**given, resume=True)
+        tiny.call(compress.distill, **given, resume=True)
     assert len(speaker.asked) == len(set(speaker.asked)), "no prompt was asked twice"
 
 
 def test_the_validation_split_is_asked_first(given: dict[str, Any], speaker: Told) -> None:
     speaker.says = {"good": (-0.5, -2.5), "bad": (-2.5, -0.5)}
     with pytest.raises(TeacherError, match=r"teacher told is no teacher for this task.*Try other words for the labels"):
-        compress.distill(**given)
+        tiny.call(compress.distill, **given)
     texts = set(load_task(given["data"]).validation["text"])
     assert {question.removeprefix("Review: ").partition("\n")[0] for question in speaker.asked} <= texts
 
@@ -142,15 +142,15 @@ def test_the_validation_split_is_asked_first(given: dict[str, Any], speaker: Tol
 def test_a_teacher_that_says_one_thing_of_all_is_refused(given: dict[str, Any], speaker: Told) -> None:
     speaker.says, speaker.otherwise = {}, (-1.0, -2.0)
     with pytest.raises(TeacherError, match="is no teacher for this task"):
-        compress.distill(**given)
+        tiny.call(compress.distill, **given)
 
 
 def test_another_prompt_is_another_run(given: dict[str, Any], speaker: Told, unmeasured: None) -> None:
     with pytest.raises(Trained):
-        compress.distill(**given)
+        tiny.call(compress.distill, **given)
     Path(given["prompt"]).write_text(PROMPT.replace("Review", "Text"), encoding="utf-8")
     with pytest.raises(RunError, match="prompt was"):
-        compress.distill(**given, resume=True)
+        tiny.call(compress.distill, **given, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_recipe_that_asks_for_more_than_probabilities_is_refused_before_anythi
     recipe: str, said: list[str], given: dict[str, Any], speaker: Told
 ) -> None:
     with pytest.raises(RecipeError) as caught:
-        compress.distill(**given | {"recipe": recipe, "overrides": []})
+        tiny.call(compress.distill, **given | {"recipe": recipe, "overrides": []})
     assert [part for part in said if part not in str(caught.value)] == []
     assert not given["out"].exists()
     assert speaker.asked == []
@@ -174,19 +174,19 @@ def test_a_recipe_that_asks_for_more_than_probabilities_is_refused_before_anythi
 def test_other_recipes_may_have_a_prompted_teacher(given: dict[str, Any], speaker: Told, unmeasured: None) -> None:
     """The recipe's hard labels are then the data's own: its user's choice."""
     with pytest.raises(Trained):
-        compress.distill(**given | {"recipe": "hinton"})
+        tiny.call(compress.distill, **given | {"recipe": "hinton"})
 
 
 def test_a_prompt_for_another_task_is_refused(given: dict[str, Any], speaker: Told) -> None:
     with pytest.raises(PromptError, match="no label 'negative'"):
-        compress.distill(**given | {"prompt": "topic"})
+        tiny.call(compress.distill, **given | {"prompt": "topic"})
     with pytest.raises(PromptError, match="no prompt 'topics'"):
-        compress.distill(**given | {"prompt": "topics"})
+        tiny.call(compress.distill, **given | {"prompt": "topics"})
 
 
 def test_a_student_that_is_nowhere_is_said(given: dict[str, Any], speaker: Told) -> None:
     with pytest.raises((TeacherError, StudentError), match="no teacher 'minilmm'"):
-        compress.distill(**given | {"overrides": [*QUICK, "student.init=minilmm"]})
+        tiny.call(compress.distill, **given | {"overrides": [*QUICK, "student.init=minilmm"]})
 
 
 def test_a_language_model_and_a_seq2seq_one_teach_from_the_command_line(
@@ -221,7 +221,7 @@ def test_a_training_split_without_labels(given: dict[str, Any], speaker: Told) -
     train = Path(given["data"]) / "train.tsv"
     lines = [line.split("\t")[0] for line in train.read_text(encoding="utf-8").splitlines()]
     train.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    bundle = compress.distill(**given)
+    bundle = tiny.call(compress.distill, **given)
     rows = json.loads((bundle.path / "report.json").read_text(encoding="utf-8"))["rows"]
     assert [row["name"] for row in rows] == ["majority", "told", "student fp32", "student int8"]
     assert rows[2]["score"]["accuracy"] > 0.9
@@ -232,4 +232,4 @@ def test_no_labels_no_examples_but_those_written_out(given: dict[str, Any], spea
     lines = [line.split("\t")[0] for line in train.read_text(encoding="utf-8").splitlines()]
     train.write_text("\n".join(lines) + "\n", encoding="utf-8")
     with pytest.raises(PromptError, match="cannot be chosen from rows without labels"):
-        compress.distill(**given | {"prompt": "sentiment"})
+        tiny.call(compress.distill, **given | {"prompt": "sentiment"})

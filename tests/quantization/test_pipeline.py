@@ -190,7 +190,7 @@ def test_numbers_that_mean_nothing_are_refused_before_any_work(
     bad: dict[str, Any], reviews: tuple[Bundle, str], tmp_path: Path
 ) -> None:
     with pytest.raises(CompressError, match=next(iter(bad))):
-        quantize.quantize(reviews[0], "no such data", out=tmp_path / "new", **bad)
+        tiny.call(quantize.quantize, bundle=reviews[0], data="no such data", out=tmp_path / "new", **bad)
 
 
 def test_a_bundle_that_cannot_be_written_is_refused_before_any_work(
