@@ -73,8 +73,16 @@ def open_device(
     webgpu   browser, adb: whether to run on the GPU what it has kernels for
     """
     kind, colon, where = name.partition(":")
-    given = {"affinity": bool(affinity), "lan": lan, "python": python != "python3", "native": native is not None}
-    _fitting(kind, **given, assets=assets is not None, webgpu=webgpu)
+    for option, given, kinds in (
+        ("affinity", affinity, ("local", "ssh", "adb")),
+        ("lan", lan, ("browser",)),
+        ("python", python != "python3", ("ssh",)),
+        ("native", native, ("adb",)),
+        ("assets", assets, ("browser", "adb")),
+        ("webgpu", webgpu, ("browser", "adb")),
+    ):
+        if given and kind in KINDS and kind not in kinds:
+            raise DeviceError(f"--{option}: means nothing to --device {kind}; it is for {', '.join(kinds)}")
     if kind == "local" and not colon:
         from compress.benchmark.local import local
 
@@ -144,18 +152,3 @@ def measure(
         sustained=tuple(sustained),
         sha256=digests,
     )
-
-
-def _fitting(kind: str, **given: bool) -> None:
-    """Raise DeviceError for an option that was given and that this kind of device does not have."""
-    fits = {
-        "affinity": ("local", "ssh", "adb"),
-        "lan": ("browser",),
-        "python": ("ssh",),
-        "native": ("adb",),
-        "assets": ("browser", "adb"),
-        "webgpu": ("browser", "adb"),
-    }
-    for option, kinds in fits.items():
-        if given[option] and kind in KINDS and kind not in kinds:
-            raise DeviceError(f"--{option}: means nothing to --device {kind}; it is for {', '.join(kinds)}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
+from onnx import GraphProto, TensorProto
 
 from compress.errors import ExportError
 from compress.exporters.session import (
@@ -31,7 +31,13 @@ def runtime_of(path: Path) -> str:
 
 def timing_job(path: Path) -> dict[str, Any]:
     """Make the job of timing a file at some setting. Raises ExportError for what is no text encoder."""
-    return {**logits_job(path), "vocabulary": _vocabulary(path)}
+    job = logits_job(path)
+    size = declared_vocabulary(path) if path.suffix == ".xml" else vocabulary_size(read_model(path), path)
+    if not size:
+        raise ExportError(
+            f"{path}: no config.json beside it gives vocab_size. Put the model's config.json into the folder"
+        )
+    return {**job, "vocabulary": size}
 
 
 def logits_job(path: Path) -> dict[str, Any]:
@@ -53,17 +59,12 @@ def check(device: str, cores: str, files: Mapping[str, Path], settings: Sequence
         raise DeviceError(f"--threads {most}: {device} has {known} CPUs to use; expected at most {known}")
     longest = max(setting.seq for setting in settings)
     for name, path in files.items():
-        limit = _positions(path)
-        if limit is not None and longest > limit:
+        graph = read_model(path).graph if path.suffix == ".onnx" else GraphProto()
+        tables = (tensor for tensor in graph.initializer if "position_embeddings" in tensor.name)
+        # none where positions are relative
+        limit = min((tensor.dims[0] for tensor in tables if len(tensor.dims) == 2), default=longest)
+        if longest > limit:
             raise DeviceError(f"--seq {longest}: {name} has {limit} positions; expected at most {limit}")
-
-
-def _positions(path: Path) -> int | None:
-    """Find the rows of an ONNX file's table of positions; None where it has none, as where positions are relative."""
-    if path.suffix != ".onnx":
-        return None
-    tables = (tensor for tensor in read_model(path).graph.initializer if "position_embeddings" in tensor.name)
-    return min((tensor.dims[0] for tensor in tables if len(tensor.dims) == 2), default=None)
 
 
 def input_types(path: Path) -> dict[str, Any]:
@@ -90,14 +91,6 @@ def parts(path: Path) -> list[Path]:
             "Save it as one: onnx.save(onnx.load(path), target)"
         )
     return [path]
-
-
-def _vocabulary(path: Path) -> int:
-    if path.suffix != ".xml":
-        return vocabulary_size(read_model(path), path)
-    if size := declared_vocabulary(path):
-        return size
-    raise ExportError(f"{path}: no config.json beside it gives vocab_size. Put the model's config.json into the folder")
 
 
 def _properties(path: Path) -> dict[str, str]:

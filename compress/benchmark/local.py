@@ -130,9 +130,15 @@ class AgentDevice:
         """Start a runner; return what asks it, and the line it starts with."""
 
         def alive(answer: dict[str, Any]) -> dict[str, Any]:
-            if "died" in answer:
-                raise _death(name, setting, answer["died"], answer["words"])
-            return answer
+            if "died" not in answer:
+                return answer
+            code, words, at = answer["died"], answer["words"], f" at {setting}" if setting else ""
+            if code == REFUSED:
+                raise DeviceError(f"{name}{at}: {words}")
+            raise DeviceError(
+                f"{name}: the measuring process ended with code {code}{at}: {words or 'it said nothing'}. Usual "
+                "reasons: more tokens than the model has positions, or too little memory."
+            )
 
         full = {**job, **(asdict(setting) if setting else {})}
         ready = self.link.ask(do="start", name=name, runner=self.runner, job=full)
@@ -152,16 +158,6 @@ def _other_load(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[fl
         return 0.0, 0
     seconds, busy, own = (after[key] - before[key] for key in ("seconds", "busy", "own"))
     return max(0.0, busy - own) / max(seconds, 1e-3), after["cpus"]
-
-
-def _death(name: str, setting: Setting | None, code: int, words: str) -> DeviceError:
-    at = f" at {setting}" if setting else ""
-    if code == REFUSED:
-        return DeviceError(f"{name}{at}: {words}")
-    return DeviceError(
-        f"{name}: the measuring process ended with code {code}{at}: {words or 'it said nothing'}. Usual reasons: more "
-        "tokens than the model has positions, or too little memory."
-    )
 
 
 START = 60.0

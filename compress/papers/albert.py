@@ -46,12 +46,8 @@ def sentence_order(
     near: int = 200,
 ) -> Iterator[dict[str, Any]]:
     """Build rows of two segments (Sec. 3.1); `sentence_order`: 0 in order, 1 swapped or random, see bert.pairs."""
-    found = bert.pairs(documents, frame, max_length=max_length, rng=rng, short=short, near=near, rule=_half_swapped)
+    found = bert.pairs(documents, frame, max_length=max_length, rng=rng, short=short, near=near, other="swapped")
     return (row | {"sentence_order": int(relation != "follows")} for row, relation in found)
-
-
-def _half_swapped(rng: np.random.Generator) -> str:
-    return "swapped" if rng.random() < 0.5 else "follows"
 
 
 def mask(

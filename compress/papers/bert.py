@@ -19,7 +19,7 @@ Deviations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -106,12 +106,8 @@ def segment_pairs(
     near: int = 200,
 ) -> Iterator[dict[str, Any]]:
     """Build rows of two segments (Sec. 3.1, A.2); `next_sentence`: 0 B follows A, 1 B is random. See `pairs`."""
-    found = pairs(documents, frame, max_length=max_length, rng=rng, short=short, near=near, rule=_half_random)
+    found = pairs(documents, frame, max_length=max_length, rng=rng, short=short, near=near, other="random")
     return (row | {"next_sentence": int(relation == "random")} for row, relation in found)
-
-
-def _half_random(rng: np.random.Generator) -> str:
-    return "random" if rng.random() < 0.5 else "follows"
 
 
 def pairs(
@@ -122,15 +118,16 @@ def pairs(
     rng: np.random.Generator,
     short: float,
     near: int,
-    rule: Callable[[np.random.Generator], str],
+    other: Literal["random", "swapped"],
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield (row with its first `document`, relation of its second segment: follows, swapped or random).
 
     As in the authors' code: each document has one target length, the room of a row or, in a share `short` of them, any
     length from 2 to that. Its sentences are chunked until a chunk reaches the target; a chunk is cut after a random
-    sentence into A and B, which `rule` relates. A chunk of one sentence always gets a random B: sentences of another
-    document from a random one on, as many as reach the target. What a random B leaves of the chunk begins the next.
-    The longer segment loses tokens at either end, by chance, until both fit. DataError where there is one document.
+    sentence into A and B, half of them related as `other` says. A chunk of one sentence always gets a random B:
+    sentences of another document from a random one on, as many as reach the target. What a random B leaves of the
+    chunk begins the next. The longer segment loses tokens at either end, by chance, until both fit. Raises DataError
+    where there is one document.
     """
     room = max_length - frame.room(pair=True)
     if room < 2:
@@ -146,7 +143,7 @@ def pairs(
                 end += 1
             cut = start + (1 if end - start == 1 else int(rng.integers(1, end - start)))
             first = _joined(sentences[start:cut])
-            relation = "random" if end - start == 1 else rule(rng)
+            relation = "random" if end - start == 1 else other if rng.random() < 0.5 else "follows"
             if relation == "random":
                 second, end = _random_segment(another(), target - len(first), rng), cut
             else:

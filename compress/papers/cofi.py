@@ -196,7 +196,8 @@ class Gated(nn.Module):
         self.multipliers = Multipliers(len(self.target.excess(gates.active(), 0.0)))
         self.wait, self.warm, self.gate_rate, self.share = wait, warm, gate_rate, 0.0
         self.minimise.alive = self._alive
-        frozen = [each for name, each in student.named_parameters() if self._is_frozen(name)]
+        cuts = self.plan.cuts
+        frozen = [each for name, each in student.named_parameters() if name in cuts and cuts[name].role in _FROZEN]
         self._frozen = [each for each in frozen if each.requires_grad]
         for each in self._frozen:
             each.requires_grad_(False)
@@ -253,9 +254,6 @@ class Gated(nn.Module):
     def _alive(self) -> Tensor:
         """Tell which layers can be matched (Eq. 5): those that are not passed over."""
         return self.gates.values.get("layers", torch.ones(self.plan.sizes.layers)) > 0
-
-    def _is_frozen(self, name: str) -> bool:
-        return name in self.plan.cuts and self.plan.cuts[name].role in _FROZEN
 
 
 def _map_back(student: Any, teacher: Any) -> nn.Linear:

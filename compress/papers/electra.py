@@ -233,15 +233,10 @@ class FineTuning(nn.Module):
         grouped: dict[str, list[nn.Parameter]] = {}
         for name, parameter in self.named_parameters():
             if parameter.requires_grad:
-                grouped.setdefault(f"depth {_depth(name, self.top)}", []).append(parameter)
+                layer = re.search(r"\.layers?\.(\d+)\.", name)
+                depth = int(layer[1]) + 1 if layer else 0 if "embeddings" in name else self.top
+                grouped.setdefault(f"depth {depth}", []).append(parameter)
         return grouped
 
     def factors(self, step: int, total: int) -> dict[str, float]:
         return {name: self.decay ** (self.top - int(name.removeprefix("depth "))) for name in self.groups()}
-
-
-def _depth(name: str, top: int) -> int:
-    layer = re.search(r"\.layers?\.(\d+)\.", name)
-    if layer:
-        return int(layer[1]) + 1
-    return 0 if "embeddings" in name else top

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
+from statistics import fmean
 
 from markupsafe import Markup
 
@@ -321,7 +322,10 @@ class Scatter:
             x.at(min(mark.reach, x.high)) if mark.reach > mark.cost and not crowded else here[0]
             for mark, here in zip(self.marks, at, strict=True)
         ]
-        steps = _stairs([(x.at(cost), min(y.at(score), plot.bottom)) for cost, score in self.front], plot)
+        steps: list[Pixel] = []  # stairs: from the cheapest level to the next, up to it, and level to the end
+        for across, down in sorted((x.at(cost), min(y.at(score), plot.bottom)) for cost, score in self.front):
+            steps += [(across, steps[-1][1]), (across, down)] if steps else [(across, down)]
+        steps += [(plot.right, steps[-1][1])] if steps else []
         marks = []
         if self.field:  # its scales tell the script where points are
             scales = {name: f"{a.low} {a.high} {a.start} {a.end} {int(a.log)}" for name, a in (("x", x), ("y", y))}
@@ -432,15 +436,6 @@ def _level(name: str, score: float, y: Axis, plot: Box, taken: Sequence[Box]) ->
         return [box], marks
     line = draw_line((plot.left, at), (plot.right, at), "reference")
     return [box, Box(plot.left, at - 2, plot.right, at + 2)], [line, *marks]
-
-
-def _stairs(points: Sequence[Pixel], plot: Box) -> list[Pixel]:
-    """Join points to stairs: from the cheapest level to the next, up to it, and level to the end."""
-    ordered = sorted(points)
-    found = ordered[:1]
-    for x, y in ordered[1:]:
-        found += [(x, found[-1][1]), (x, y)]
-    return [*found, (plot.right, ordered[-1][1])] if ordered else []
 
 
 def run_scatter(report: Report) -> Scatter | None:
@@ -697,7 +692,7 @@ def thin_out(line: Line) -> Line:
     """Average equal runs of neighbours, so that at most MOST_POINTS points are left."""
     run = -(-len(line) // MOST_POINTS)
     parts = [line[start : start + run] for start in range(0, len(line), run)] if run > 1 else []
-    return [(_mean([step for step, _ in part]), _mean([value for _, value in part])) for part in parts] or line
+    return [(fmean([step for step, _ in part]), fmean([value for _, value in part])) for part in parts] or line
 
 
 def smooth_out(line: Line) -> Line:
@@ -706,11 +701,7 @@ def smooth_out(line: Line) -> Line:
         return line
     half = max(1, len(line) // 40)
     values = [value for _, value in line]
-    return [(step, _mean(values[max(0, at - half) : at + half + 1])) for at, (step, _) in enumerate(line)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return [(step, fmean(values[max(0, at - half) : at + half + 1])) for at, (step, _) in enumerate(line)]
 
 
 def _spans_decades(values: Sequence[float]) -> bool:

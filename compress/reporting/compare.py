@@ -363,7 +363,12 @@ def _read(paths: Sequence[Path]) -> tuple[tuple[ComparedBundle, ...], list[tuple
     folders, files = [], []
     for path in paths:
         if path.is_dir():
-            folders.append(_bundle_folder(path).resolve())
+            folder = find_bundle(path)
+            if folder is None:
+                unfinished = (path / "run.json").is_file()
+                hint = "the run has not finished: `compress distill --resume`" if unfinished else ""
+                raise BundleError(f"{path}: no bundle in it. {hint or 'Expected the folder of a run, or of a bundle.'}")
+            folders.append(folder.resolve())
         elif path.is_file():
             files.append(path)
         else:
@@ -379,14 +384,6 @@ def _read(paths: Sequence[Path]) -> tuple[tuple[ComparedBundle, ...], list[tuple
         report = Report.from_json(path / NAME) if NAME in bundle.manifest.files else None
         bundles.append(ComparedBundle(path, name, bundle.task, bundle.manifest, report))
     return tuple(bundles), [(file, _result(file)) for file in dict.fromkeys(files)]
-
-
-def _bundle_folder(path: Path) -> Path:
-    """Find the bundle of a run, or the bundle itself."""
-    if (folder := find_bundle(path)) is not None:
-        return folder
-    hint = "the run has not finished: `compress distill --resume`" if (path / "run.json").is_file() else ""
-    raise BundleError(f"{path}: no bundle in it. {hint or 'Expected the folder of a run, or of a bundle.'}")
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -471,7 +468,8 @@ def _teachers(bundles: Sequence[ComparedBundle]) -> list[ComparedModel]:
             one = ComparedModel(name, "", "", "teacher", row.file_mb, row.parameters, scores, times=times)
             for basis in scores:
                 old = found.setdefault((name, basis), one)
-                if _noisy(old) and not _noisy(one):
+                noisy, quiet = (any(each.noisy for each in at.times.get(OWN, {}).values()) for at in (old, one))
+                if noisy and not quiet:
                     found[name, basis] = replace(old, times=times)
     return list(found.values())
 
@@ -496,10 +494,6 @@ def _own_times(row: ReportRow | None) -> dict[str, dict[Setting, Latency]]:
     return {OWN: {one.setting: one for one in row.latency.values()}} if row and row.latency else {}
 
 
-def _noisy(candidate: ComparedModel) -> bool:
-    return any(one.noisy for there in candidate.times.values() for one in there.values())
-
-
 def _join(
     results: Sequence[tuple[Path, Result]], candidates: Sequence[ComparedModel]
 ) -> tuple[list[MeasuredDevice], list[ComparedModel], list[str]]:
@@ -509,7 +503,15 @@ def _join(
     """
     times: dict[str, dict[str, dict[Setting, Latency]]] = {}  # candidate -> device -> setting -> times
     groups: dict[tuple[str, str], list[tuple[Path, Result]]] = {}
-    for path, result in sorted(results, key=lambda one: _moment(one[1].date)):
+
+    def moment(one: tuple[Path, Result]) -> datetime:
+        try:
+            found = datetime.fromisoformat(one[1].date)
+        except ValueError:  # what is no date is before all others
+            return datetime.min.replace(tzinfo=UTC)
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+    for path, result in sorted(results, key=moment):
         groups.setdefault((result.device, result.machine.get("cpu", "")), []).append((path, result))
     devices, unmatched = [], list[str]()
     for (name, cpu), group in groups.items():
@@ -527,15 +529,6 @@ def _join(
         devices.append(MeasuredDevice(device, group[-1][1].machine, sources, tuple(runs)))
     joined = [replace(one, times={**one.times, **times.get(one.name, {})}) for one in candidates]
     return devices, joined, list(dict.fromkeys(unmatched))
-
-
-def _moment(date: str) -> datetime:
-    """Read an ISO 8601 date; what is none is before all others."""
-    try:
-        found = datetime.fromisoformat(date)
-    except ValueError:
-        return datetime.min.replace(tzinfo=UTC)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _or_last(value: float | None) -> float:

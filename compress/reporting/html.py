@@ -55,6 +55,25 @@ def render_html(report: Report) -> str:
     names = {file: f"student {precision}" for precision, file in FILES.items()}
     times = [(row.name, time) for at in report.settings for row in report.rows if (time := report.latency(row, at))]
     figure, heading = None, f"{capitalised(units.metric(report.metric))} against latency"
+    medians = {row.name: time.p50_ms for row in report.rows if (time := report.latency(row))}
+    measures = (
+        ("File size", "MB", [row.file_mb for row in report.rows]),
+        ("Median latency", "ms", [medians.get(row.name) for row in report.rows]),
+        ("Peak memory", "MB", [row.peak_rss_mb for row in report.rows]),
+    )
+    bars = [
+        bar_figure(
+            [Bar(row.name, value, row.role) for row, value in zip(report.rows, values, strict=True) if value],
+            name, unit, f"bars-{index}",
+        )
+        for index, (name, unit, values) in enumerate(measures)
+    ]  # fmt: skip
+    stages = []
+    for index, name in enumerate(dict.fromkeys([*report.curves, *report.stage_seconds])):
+        steps = [step for point in report.curves.get(name, ()) if (step := finite(point.get("step"))) is not None]
+        facts = [f"{max(steps):,.0f} steps"] if steps else []
+        facts += [units.duration(report.stage_seconds[name])] if name in report.stage_seconds else []
+        stages.append((name, ", ".join(facts), charts.stage_figures(report, name, str(index))))
     if scatter:
         caption = (
             f"One forward: {report.settings[0]}. Left is faster, up is better; a thin line reaches to the 95th "
@@ -74,39 +93,13 @@ def render_html(report: Report) -> str:
         times=tables.latency_tables(times) if len(report.settings) > 1 else [],
         by_class=tables.class_table(report),
         trade_off=figure,
-        bars=_bars(report),
+        bars=[figure for figure in bars if figure],
         crowded=crowded,  # too many models for bars beside the picture: they go below it
-        stages=[
-            (name, _stage_facts(report, name), charts.stage_figures(report, name, str(index)))
-            for index, name in enumerate(dict.fromkeys([*report.curves, *report.stage_seconds]))
-        ],
+        stages=stages,
         proofs=tables.certificate_table([(names.get(one.artefact, one.artefact), one) for one in report.certificates]),
         races=_races(report.tuning, "race"),
         heats=[("", *tables.heat_map(report.sensitivity))] if report.sensitivity else [],
     )
-
-
-def _bars(report: Report) -> list[Figure]:
-    """Draw size, latency and memory of every row that has them."""
-    medians = {row.name: time.p50_ms for row in report.rows if (time := report.latency(row))}
-    measures = (
-        ("File size", "MB", [row.file_mb for row in report.rows]),
-        ("Median latency", "ms", [medians.get(row.name) for row in report.rows]),
-        ("Peak memory", "MB", [row.peak_rss_mb for row in report.rows]),
-    )
-    found = []
-    for index, (name, unit, values) in enumerate(measures):
-        bars = [Bar(row.name, value or 0.0, row.role) for row, value in zip(report.rows, values, strict=True) if value]
-        found.append(bar_figure(bars, name, unit, f"bars-{index}"))
-    return [figure for figure in found if figure]
-
-
-def _stage_facts(report: Report, name: str) -> str:
-    """Say how many steps a stage took, and how long."""
-    steps = [step for point in report.curves.get(name, ()) if (step := finite(point.get("step"))) is not None]
-    facts = [f"{max(steps):,.0f} steps"] if steps else []
-    facts += [units.duration(report.stage_seconds[name])] if name in report.stage_seconds else []
-    return ", ".join(facts)
 
 
 def _races(tried: Sequence[Tried], key: str, of: str = "") -> list[tuple[str, Figure | None, ResultTable]]:

@@ -158,8 +158,16 @@ def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str
     within = " and ".join(f"{value:g}{GAP}{unit}" for value, unit in costs if value is not None)
     least = f"with {metric} of at least {units.score(limits.min_score)}" if limits.min_score is not None else ""
     asked = " and ".join(part for part in (f"Within {within}" if within else "", least) if part)
-    if one is None:
-        return _nothing(comparison, asked)
+    if one is None:  # how near they come to limits that none keeps
+        scored = [each for each in comparison.candidates if comparison.score(each) is not None]
+        times = [took for each in scored if (took := each.median_ms(view)) is not None]
+        sizes = [each.size_mb for each in scored if each.size_mb is not None]
+        if not scored:
+            return "No candidate has a score."
+        ends = [f"the best score is {max(units.score(comparison.score(each)) for each in scored)}"]
+        ends.append(f"the fastest takes {units.measure(min(times), 'ms')}" if times else "none was timed")
+        ends += [f"the smallest has {units.measure(min(sizes), 'MB')}"] if sizes else []
+        return f"{asked}, there is nothing: {', '.join(ends)}."
     known = [(one.median_ms(view), "ms"), (one.size_mb, "MB")]
     at = " and ".join(units.measure(value, unit) for value, unit in known if value is not None)
     how = f"{asked}, {one.name} scores best" if asked else f"{one.name} scores best"
@@ -173,19 +181,6 @@ def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str
             f"for {units.measure(chosen.thrifty.size_mb, 'MB')}"
         )
     return said + "."
-
-
-def _nothing(comparison: Comparison, asked: str) -> str:
-    """Say how near the candidates come to limits that none keeps."""
-    scored = [one for one in comparison.candidates if comparison.score(one) is not None]
-    if not scored:
-        return "No candidate has a score."
-    times = [took for one in scored if (took := one.median_ms(comparison.view)) is not None]
-    sizes = [one.size_mb for one in scored if one.size_mb is not None]
-    ends = [f"the best score is {max(units.score(comparison.score(one)) for one in scored)}"]
-    ends.append(f"the fastest takes {units.measure(min(times), 'ms')}" if times else "none was timed")
-    ends += [f"the smallest has {units.measure(min(sizes), 'MB')}"] if sizes else []
-    return f"{asked}, there is nothing: {', '.join(ends)}."
 
 
 def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:

@@ -156,7 +156,12 @@ def fit(causes: Mapping[str, Sequence[float]], errors: Sequence[float], *, level
             shown.remove(worst)
             continue
         law = found.law(level, seed)
-        return Fit(law, (*warnings, *_floor_warnings(found, law)), len(logs_N))
+        floor = law.floor()
+        if not floor_shown(law, float(np.exp(logs_N.min()))):
+            warnings.append(
+                f"Where it levels off is not shown: an error between {floor.low:.3f} and {floor.high:.3f} fits."
+            )
+        return Fit(law, tuple(warnings), len(logs_N))
     return Fit(None, tuple(warnings), len(logs_N))
 
 
@@ -181,13 +186,6 @@ def _varied(values: Mapping[str, Floats]) -> tuple[list[str], list[str]]:
 def floor_shown(law: Law, error: float) -> bool:
     """Say whether the floor is known to a quarter of the error it is held against."""
     return (floor := law.floor()).high - floor.low < 0.25 * error
-
-
-def _floor_warnings(points: "_Points", law: Law) -> list[str]:
-    if floor_shown(law, float(np.exp(points.logs_N.min()))):
-        return []
-    floor = law.floor()
-    return [f"Where it levels off is not shown: an error between {floor.low:.3f} and {floor.high:.3f} fits."]
 
 
 class _Points:
@@ -269,7 +267,11 @@ def _minimised(
     starts_BP: Floats, logs_CN: Floats, targets_BN: Floats, threshold: float, steps: int = 80
 ) -> tuple[Floats, Floats]:
     """Minimise every fit at once by Levenberg-Marquardt, each with its own damping: parameters and Huber's cost."""
-    lows_BP, highs_BP = _borders(targets_BN, len(logs_CN))
+    # no floor above the least error, slopes from 0 to STEEPEST
+    least_B, causes = targets_BN.min(axis=1), len(logs_CN)
+    lows = [least_B - 8, *[least_B - 12, np.zeros_like(least_B)] * causes]
+    highs = [least_B if causes else targets_BN.max(axis=1), *[least_B + 12, np.full_like(least_B, STEEPEST)] * causes]
+    lows_BP, highs_BP = np.stack(lows, axis=1), np.stack(highs, axis=1)
     found_BP = np.clip(starts_BP, lows_BP, highs_BP)
     damping_B = np.full(len(found_BP), 1e-2)
     costs_B = _costs(found_BP, logs_CN, targets_BN, threshold)
@@ -284,14 +286,6 @@ def _minimised(
         if settled:
             break
     return found_BP, costs_B
-
-
-def _borders(targets_BN: Floats, causes: int) -> tuple[Floats, Floats]:
-    """Bound each parameter: no floor above the least error, slopes from 0 to STEEPEST."""
-    least_B = targets_BN.min(axis=1)
-    lows = [least_B - 8, *[least_B - 12, np.zeros_like(least_B)] * causes]
-    highs = [least_B if causes else targets_BN.max(axis=1), *[least_B + 12, np.full_like(least_B, STEEPEST)] * causes]
-    return np.stack(lows, axis=1), np.stack(highs, axis=1)
 
 
 def _step(found_BP: Floats, logs_CN: Floats, targets_BN: Floats, threshold: float, damping_B: Floats) -> Floats:

@@ -334,7 +334,9 @@ def choice_table(comparison: Comparison, chosen: Pick) -> ResultTable:
     views = comparison.commonest()
     same = len({each.setting for each in views}) == 1
     for at in views:
-        setting = _short(at.setting)
+        batch = f", batch {at.setting.batch}" if at.setting.batch > 1 else ""
+        threads = f", {at.setting.threads} threads" if at.setting.threads > 1 else ""
+        setting = f"{at.setting.seq} tokens{batch}{threads}"
         group, where_at = (f"p50 at {setting}", "") if same else ("p50", f" at {setting}")
         place = at.device if len(at.device) <= 14 else at.device.split(",")[0][:14]
         alone, rank = f"p50 ms, {place}{where_at}", 1 if at == view else 4
@@ -358,12 +360,6 @@ def where(comparison: Comparison) -> str:
     counted = f"{files} file{'s' * (files != 1)} of {bundles} bundle{'s' * (bundles != 1)}"
     metric = units.metric(comparison.task.metric)
     return f"{counted}, {metric} on {comparison.basis}" if comparison.basis else counted
-
-
-def _short(setting: Setting) -> str:
-    batch = f", batch {setting.batch}" if setting.batch > 1 else ""
-    threads = f", {setting.threads} threads" if setting.threads > 1 else ""
-    return f"{setting.seq} tokens{batch}{threads}"
 
 
 def device_tables(comparison: Comparison) -> list[tuple[MeasuredDevice, list[ResultTable]]]:
@@ -700,7 +696,10 @@ def quantized_text(done: "Quantized") -> str:
         f"{'certified' if proof.certified else 'NOT certified'}: {proof.reason}",
     ]
     if not proof.certified:
-        lines.append(f"The nearest file found is in the bundle, marked uncertified.{_advice(proof.method)}")
+        # methods that may come nearer
+        others = "qat" if proof.method.startswith("SmoothQuant") else "smoothquant or qat"
+        advice = "" if "learned in training" in proof.method else f" Try --method {others}."
+        lines.append(f"The nearest file found is in the bundle, marked uncertified.{advice}")
     return "\n".join(filter(None, lines))
 
 
@@ -714,10 +713,3 @@ def quantized_json(done: "Quantized") -> str:
         "latencies": [asdict(each) for each in done.times],
     }
     return json.dumps(found, ensure_ascii=False, indent=1)
-
-
-def _advice(method: str) -> str:
-    """Name the methods that may come nearer than `method`, as a certificate names it."""
-    if "learned in training" in method:
-        return ""
-    return " Try --method qat." if method.startswith("SmoothQuant") else " Try --method smoothquant or qat."

@@ -220,10 +220,6 @@ def test_nothing_listens_afterwards(site: Site) -> None:
     assert threading.active_count() <= before + 1  # a connection's own thread may be ending
 
 
-def test_by_default_only_this_machine_is_listened_to(link: str) -> None:
-    assert urlsplit(link).hostname == "127.0.0.1"
-
-
 def test_lan_without_a_network_is_an_error(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(self: object, address: object) -> None:
         raise OSError(101, "Network is unreachable")

