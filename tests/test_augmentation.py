@@ -191,14 +191,6 @@ def test_every_word_is_replaced_with_the_given_probability_and_evenly() -> None:
     assert share["x"] == pytest.approx(share["y"], abs=0.05) == pytest.approx(share["z"], abs=0.05)
 
 
-def test_a_text_without_words_to_replace_has_no_variants() -> None:
-    assert drawn("1984", []) == []
-
-
-def test_the_original_is_no_variant() -> None:
-    assert drawn("good", [(0, 4, ["good"])], probability=1.0) == []
-
-
 # Rows
 
 

@@ -115,11 +115,6 @@ def test_layers_that_are_not_there_are_refused(rule: tuple[int, ...], message: s
         select_layers(rule, 3, 4)
 
 
-def test_more_layers_than_the_teacher_has_are_refused() -> None:
-    with pytest.raises(StudentError, match="6 layers cannot all come from the teacher's 4; list the layers"):
-        select_layers("even", 6, 4)
-
-
 @pytest.mark.parametrize("family", KNOWN)
 def test_a_whole_copy_computes_what_its_teacher_does(family: str) -> None:
     teacher = tiny.model(family, labels=3)
@@ -141,16 +136,6 @@ def test_a_shallow_copy_holds_the_chosen_layers() -> None:
         assert all(torch.equal(ours[n], theirs[n.replace(f"layer.{mine}.", f"layer.{other}.")]) for n in names)
     rest = [name for name in ours if ".layer." not in name]
     assert all(torch.equal(ours[name], theirs[name]) for name in rest)
-
-
-def test_the_same_seed_draws_the_same_student() -> None:
-    teacher = tiny.model("bert")
-    drawn = []
-    for seed in (5, 5, 6):
-        torch.manual_seed(seed)
-        drawn.append(build(StudentSpec(layers=1), teacher).classifier.weight)
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
 
 
 # From another family

@@ -1,6 +1,5 @@
 """Tokenised rows, their cache, their batches and their order."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,17 +91,6 @@ def test_tokenised_once_for_the_same_rows_tokenizer_and_length(monkeypatch: pyte
     other.add_tokens(["d"])
     encode(PAIRS, other, max_length=6)
     assert len(calls) == 4
-
-
-def test_an_interrupted_tokenisation_leaves_nothing_behind(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(PreTrainedTokenizerFast, "__call__", interrupted)
-        encode(PAIRS, tokenizer(), max_length=6)
-    assert not list((cache_home / "encoded").iterdir())
-    assert len(encode(PAIRS, tokenizer(), max_length=6)) == 2
 
 
 def test_an_empty_split_is_refused() -> None:

@@ -113,12 +113,6 @@ def test_parquet_gives_its_text_column(tmp_path: Path) -> None:
     assert read(tmp_path / "rows.parquet") == ["one", "two"]
 
 
-def test_pydoc_is_embedded() -> None:
-    found = load_corpus("pydoc")
-    assert found.name == "pydoc"
-    assert next(found.documents()).startswith("Assert statements")
-
-
 def test_a_hub_data_set_is_streamed_at_the_revision_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -160,11 +154,6 @@ def test_bytes_that_are_not_utf8_are_named_with_file_and_offset(folder: Folder) 
     path = folder({"a.txt": "good é\n\n".encode() + b"caf\xe9 au lait\n"}) + "/a.txt"
     with pytest.raises(DataError, match=r"a\.txt, line 3, byte 4: 0xe9 is not UTF-8\..*iconv"):
         list(load_corpus(path).documents())
-
-
-def test_text_that_ends_inside_a_letter_is_not_utf8(folder: Folder) -> None:
-    with pytest.raises(DataError, match="line 1, byte 4: 0xc3 is not UTF-8"):
-        read(folder({"a.txt": b"caf\xc3"}))
 
 
 def test_the_archive_member_that_is_not_utf8_is_named(tmp_path: Path) -> None:
@@ -334,25 +323,6 @@ def test_blocks_are_written_once_and_mapped_from_disk(cache_home: Path) -> None:
     assert written == sorted(encoded._fingerprint for encoded in (first, longer))
 
 
-def test_a_corpus_that_breaks_off_leaves_nothing_behind(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.data.corpus.SENTENCES_PER_CALL", 1)
-    monkeypatch.setattr(tokenize, "ROWS_PER_WRITE", 1)
-
-    def texts() -> Iterator[str]:
-        yield from ["the film"] * 10
-        raise DataError("broken")
-
-    with pytest.raises(DataError, match="broken"):
-        encode_corpus(Corpus("broken", "broken", texts), tiny.tokenizer(), 16)
-    assert list((cache_home / "corpora").iterdir()) == []
-
-
-def test_token_types_are_the_tokenizers_own() -> None:
-    tokenizer = tiny.tokenizer()
-    tokenizer.model_input_names = ["input_ids", "attention_mask"]
-    assert "token_type_ids" not in encode_corpus(corpus("a film"), tokenizer, 16).column_names
-
-
 def test_blocks_without_room_for_text_and_text_without_tokens_are_refused() -> None:
     with pytest.raises(DataError, match="max_length 2: a block needs 2 special tokens and room for text"):
         encode_corpus(corpus("a film"), tiny.tokenizer(), 2)
@@ -434,12 +404,6 @@ def test_plain_text_is_not_parallel(folder: Folder) -> None:
     path = folder({"a.txt": "one\ttwo", "b.jsonl": '{"text": "a", "title": "b"}', "c.en": "x", "c.fr": "y"})
     assert not load_corpus(path + "/a.txt").parallel
     assert not load_corpus(path + "/b.jsonl").parallel
-
-
-def test_what_is_held_out_of_pairs_are_pairs(folder: Folder) -> None:
-    found = load_corpus(folder({"a.tsv": "a\tb\nc\td\ne\tf\ng\th"}) + "/a.tsv").part(True)
-    assert found.parallel
-    assert list(found.documents()) == ["c\nd", "g\nh"]
 
 
 @pytest.mark.parametrize(

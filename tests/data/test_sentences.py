@@ -56,15 +56,6 @@ def test_token_types_are_the_tokenizers_own() -> None:
     assert frame.pair([3], [4, 4]) == {name: whole[name] for name in ("input_ids", "token_type_ids")}
 
 
-def test_berts_pair() -> None:
-    tokenizer = tiny.tokenizer()
-    first, second = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the film", "was fun ."))
-    whole = tokenizer("the film", "was fun .")
-    assert Frame.from_tokenizer(tokenizer).pair(first, second) == {
-        name: whole[name] for name in ("input_ids", "token_type_ids")
-    }
-
-
 def test_a_tokenizer_that_hides_its_frame_is_refused() -> None:
     tokenizer = framed("<s> $A </s>", "<s> $A </s> $B </s>")
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace("a", "")
