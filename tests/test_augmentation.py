@@ -223,7 +223,7 @@ def test_the_same_generator_gives_the_same_rows_and_another_others(lm: Any, toke
 
 def test_many_rows_are_the_same_as_few(lm: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = rows(SINGLE, lm, tokenizer)
-    monkeypatch.setattr("compress.training.augment.ROWS_PER_READ", 2)
+    monkeypatch.setattr("compress.training.augment.ROWS_AT_ONCE", 2)
     assert rows(SINGLE, lm, tokenizer) == at_once
 
 

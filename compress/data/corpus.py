@@ -78,13 +78,12 @@ class Corpus:
         every = min(every, max(2, count // 2))
         name = f"{self.name} ({'held out' if held_out else 'without what is held out'})"
         fingerprint = cache.digest("part", self.fingerprint, str(held_out), str(every))
-        return replace(self, name=name, fingerprint=fingerprint, documents=partial(_part, self, held_out, every))
 
+        def documents() -> Iterator[str]:
+            numbered = enumerate(self.documents(), start=1)
+            return (document for number, document in numbered if (number % every == 0) is held_out)
 
-def _part(corpus: Corpus, held_out: bool, every: int) -> Iterator[str]:
-    for number, document in enumerate(corpus.documents(), start=1):
-        if (number % every == 0) is held_out:
-            yield document
+        return replace(self, name=name, fingerprint=fingerprint, documents=documents)
 
 
 def load_corpus(source: str) -> Corpus:
@@ -103,18 +102,14 @@ def load_corpus(source: str) -> Corpus:
             pair = documents.find_parallel(path)
             corpus = Corpus(path.name, _contents(path, pair), partial(documents.read_parallel, pair), parallel=True)
         case "local":
-            corpus = _local(path)
+            with reading(path):
+                files = documents.find(path)
+            corpus = Corpus(path.resolve().name, _contents(path, files), partial(documents.read, files))
         case "hub":
             corpus = _hub(source)
     if not any(document.strip() for document in corpus.documents()):
         raise DataError(f"{source}: there is no text in it.")
     return corpus
-
-
-def _local(path: Path) -> Corpus:
-    with reading(path):
-        files = documents.find(path)
-    return Corpus(path.resolve().name, _contents(path, files), partial(documents.read, files))
 
 
 def _contents(path: Path, files: Sequence[Path]) -> str:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from compress.data.task import TaskData
 
-ROWS_PER_READ: Final = 1000
+ROWS_AT_ONCE: Final = 1000
 TEXTS: Final = ("text", "text_pair", "question", "words")
 """Columns that get variants."""
 
@@ -131,15 +131,17 @@ def _varied(
     texts = pc.unique(pa.chunked_array([c for each in columns.values() for c in each.filter(pa.array(chosen)).chunks]))
     slots = find(texts, model, tokenizer, asked)
     places = {name: pc.index_in(column, texts).to_numpy() for name, column in columns.items()}
-    for start in range(0, len(split), ROWS_PER_READ):
-        some = slice(start, start + ROWS_PER_READ)
+    for start in range(0, len(split), ROWS_AT_ONCE):
+        some = slice(start, start + ROWS_AT_ONCE)
         rows = split.select(range(start, min(some.stop, len(split)))).to_list()
         words = {name: _slots(slots, at[some][chosen[some]]) for name, at in places.items()}
         for row, wanted in zip(rows, chosen[some].tolist(), strict=True):
             yield row
             for name in words if wanted else ():
                 whole = isinstance(row[name], str)
-                text = row[name] if whole else _joined(row[name])
+                text = row[name] if whole else " ".join(row[name])
+                if not whole and any(" " in word for word in row[name]):
+                    raise DataError(f"augmentation: a word holds a space, as in {row[name]}; leave `augment` out here")
                 for variant in variants(text, next(words[name]), rng, copies, probability):
                     yield row | {name: variant if whole else variant.split(" ")}
 
@@ -166,17 +168,11 @@ def variants(text: str, words: Slots, rng: np.random.Generator, copies: int, pro
 def _texts(split: Dataset) -> dict[str, pa.ChunkedArray]:
     """Yield the columns of texts; words are joined by spaces."""
     names = [name for name in TEXTS if name in split.column_names]
-    tables = list(split.select_columns(names).with_format("arrow").iter(ROWS_PER_READ))
+    tables = list(split.select_columns(names).with_format("arrow").iter(ROWS_AT_ONCE))
     columns = {name: [chunk for table in tables for chunk in table[name].chunks] for name in names}
     if "words" in columns:
         columns["words"] = [pc.binary_join(chunk, " ") for chunk in columns["words"]]
     return {name: pa.chunked_array(chunks, pa.string()) for name, chunks in columns.items()}
-
-
-def _joined(words: list[str]) -> str:
-    if any(" " in word for word in words):
-        raise DataError(f"augmentation: a word holds a space, as in {words}; leave `augment` out for this data")
-    return " ".join(words)
 
 
 def _classes(split: Dataset) -> bool:
@@ -201,7 +197,6 @@ def _check(copies: int, probability: float, candidates: int, together: int) -> N
 ENCODING: Final = "1"
 """Part of every cache key: raise it when what is written of the same rows changes."""
 
-ROWS_PER_WRITE: Final = 1000
 CORPUS_COLUMNS: Final = ("text", "text_pair", "question", "context")
 
 
@@ -220,11 +215,13 @@ def augmented(
 
     Streamed once to the cache, by the fingerprints of split and tokenizer, the model's digest, the options and seed.
     """
-    key = _key("augmented", split, tokenizer, call, lm_digest, str(seed))
+    read, options = (split._fingerprint, fingerprint(tokenizer)), json.dumps(dict(call.options), sort_keys=True)
+    key = cache.digest("augmented", ENCODING, *read, call.by, options, *call.written_in, lm_digest, str(seed))
 
     def batches() -> Iterator[pa.RecordBatch]:
-        rows = call.function(split, lm, tokenizer, rng=np.random.default_rng(seed), **call.options)
-        return _batches(rows, split.features.arrow_schema)
+        rows = iter(call.function(split, lm, tokenizer, rng=np.random.default_rng(seed), **call.options))
+        while batch := list(islice(rows, ROWS_AT_ONCE)):
+            yield pa.RecordBatch.from_pylist(batch, schema=split.features.arrow_schema)
 
     return cache.rows("augmented", key, batches, empty=f"{call.by} makes no row of this split.")
 
@@ -234,21 +231,9 @@ def task_text(data: TaskData, split: Dataset) -> Corpus:
     names = [name for name in CORPUS_COLUMNS if name in split.column_names]
 
     def documents() -> Iterator[str]:
-        for batch in split.select_columns(names or ["words"]).iter(ROWS_PER_WRITE):
+        for batch in split.select_columns(names or ["words"]).iter(ROWS_AT_ONCE):
             columns = [batch[name] for name in names] or [[" ".join(words) for words in batch["words"]]]
             for texts in zip(*columns, strict=True):
                 yield "\n".join(texts)
 
     return Corpus(f"{data.name}, its texts", cache.digest("texts of", split._fingerprint), documents)
-
-
-def _key(what: str, split: Dataset, tokenizer: PreTrainedTokenizerBase, call: Call, *more: str) -> str:
-    options = json.dumps(dict(call.options), sort_keys=True)
-    return cache.digest(
-        what, ENCODING, split._fingerprint, fingerprint(tokenizer), call.by, options, *call.written_in, *more
-    )
-
-
-def _batches(rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    while batch := list(islice(rows, ROWS_PER_WRITE)):
-        yield pa.RecordBatch.from_pylist(batch, schema=schema)

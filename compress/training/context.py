@@ -10,7 +10,6 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from compress.config.recipe import Recipe, Stage, spec_of
-from compress.config.reference import Call
 from compress.console import print_note
 from compress.data.collate import Batching
 from compress.data.corpus import Corpus, build_rows, encode_corpus
@@ -59,7 +58,12 @@ class TrainingContext:
 
     def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
         """Encode the rows to train on, or with `held_out` those kept apart to score a language model on."""
-        lm = None if held_out or stage.augment is None else self._augmenter(stage.augment)
+        lm: Teacher | None = None
+        if stage.augment is not None and not held_out:  # it may have to be trained first, by all processes together
+            if self.masked_lm is None or self.base_teacher is None:
+                raise DataError("a stage with `augment` needs a teacher: give --teacher")
+            lm = self.masked_lm() if asks_language_model(stage.augment) else self.base_teacher
+            lm.model.to(PartialState().device)
         with PartialState().main_process_first():  # the others find what the first has cached
             if stage.data == "text":
                 return self._text_rows(stage, seed, held_out)
@@ -73,14 +77,6 @@ class TrainingContext:
                     max_length=stage.max_length,
                 )  # fmt: skip
             return encode(split, self.tokenizer, stage.max_length)
-
-    def _augmenter(self, call: Call) -> Teacher:
-        """Load the model that an augmentation asks. It may have to be trained first, by all processes together."""
-        if self.masked_lm is None or self.base_teacher is None:
-            raise DataError("a stage with `augment` needs a teacher: give --teacher")
-        lm = self.masked_lm() if asks_language_model(call) else self.base_teacher
-        lm.model.to(PartialState().device)
-        return lm
 
     def _text_rows(self, stage: Stage, seed: int, held_out: bool) -> Dataset:
         if self.corpus is not None:

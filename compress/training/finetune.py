@@ -1,7 +1,7 @@
 """Give a teacher a head for the task, fine-tuned here once and kept, and check it before a student learns from it."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -234,7 +234,13 @@ def check_logits(
     )
     way = ahead / (1 - majority[metric]) if majority[metric] < 1 else 0.0
     if ahead > SURE * error and way >= HARDLY:
-        notes = _outdone(name, data, scores[metric], figures) if way < HALFWAY else ()
+        others = baselines.baselines(data, data.validation) if way < HALFWAY else {}
+        notes = [
+            f"teacher {name} teaches little: {figures}, and {other}, without a model, {found[metric]:.3f}: train a "
+            "better teacher, or learn from the labels alone"
+            for other, found in others.items()
+            if found[metric] >= scores[metric]
+        ]
         return TeacherCheck(scores, majority, logits, tuple(notes))
     if 0 < ahead <= SURE * error:
         least = f"a lead below {SURE * error:.3f}" if np.isfinite(error) else "any lead"
@@ -243,16 +249,6 @@ def check_logits(
     if strict:
         raise TeacherError(f"{problem}. --check_teacher warn goes on all the same" if remedy is None else problem)
     return TeacherCheck(scores, majority, logits, (problem,))
-
-
-def _outdone(name: str, data: TaskData, score: float, figures: str) -> Iterator[str]:
-    """Warn of a teacher that an answer without a model outdoes."""
-    for other, found in baselines.baselines(data, data.validation).items():
-        if found[data.task.metric] >= score:
-            yield (
-                f"teacher {name} teaches little: {figures}, and {other}, without a model, "
-                f"{found[data.task.metric]:.3f}: train a better teacher, or learn from the labels alone"
-            )
 
 
 def _why(exam: Evaluator, logits: NDArray[np.float32]) -> str:

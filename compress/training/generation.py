@@ -36,7 +36,8 @@ def continued(
     `processors` makes for the mask of a batch's prompts may change the distribution. Draws from torch's global
     generator. Raises CompressError when the model has no positions for so many.
     """
-    ends = _end_tokens(model)
+    known = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ends = [each for each in ([known] if isinstance(known, int) else known or []) if each < model.config.vocab_size]
     generate: Any = model.generate
     settings = GenerationConfig(
         do_sample=True,
@@ -56,7 +57,12 @@ def continued(
         return inputs | {"labels": labels_BL, "decoder_input_ids": tokens_BL[:, :-1]}
     inputs = prompts(batch, prompt, pad)
     start = inputs["input_ids"].shape[1]
-    _check_room(model, start, new_tokens)
+    room = getattr(model.config, "max_position_embeddings", None)
+    if room is not None and start + new_tokens > room:
+        raise CompressError(
+            f"{model.config.model_type}: a prompt of {start} tokens and {new_tokens} new ones need more than the "
+            f"model's {room} positions; lower the step's `prompt` or `new_tokens`, or the stage's max_length"
+        )
     tokens_BL = generate(**inputs, generation_config=settings, logits_processor=_made(processors, inputs))
     return _rows(tokens_BL, inputs["attention_mask"], until(tokens_BL[:, start:], ends), pad)
 
@@ -99,21 +105,6 @@ def _rows(tokens_BL: Tensor, prompt_BL: Tensor, sampled_BL: Tensor, pad: int) ->
     labels_BL = torch.full_like(ids_BL, IGNORE_INDEX)
     labels_BL[:, :-1] = ids_BL[:, 1:].where(fresh_BL[:, 1:].bool(), IGNORE_INDEX)
     return {"input_ids": ids_BL, "attention_mask": mask_BL, "labels": labels_BL}
-
-
-def _end_tokens(model: PreTrainedModel) -> list[int]:
-    known = model.generation_config.eos_token_id if model.generation_config is not None else None
-    ends = [] if known is None else [known] if isinstance(known, int) else list(known)
-    return [each for each in ends if each < model.config.vocab_size]
-
-
-def _check_room(model: PreTrainedModel, prompt: int, new_tokens: int) -> None:
-    room = getattr(model.config, "max_position_embeddings", None)
-    if room is not None and prompt + new_tokens > room:
-        raise CompressError(
-            f"{model.config.model_type}: a prompt of {prompt} tokens and {new_tokens} new ones need more than the "
-            f"model's {room} positions; lower the step's `prompt` or `new_tokens`, or the stage's max_length"
-        )
 
 
 def _made(

@@ -99,7 +99,10 @@ class Run:
         if not main:
             return Run(path, identity["seed"], main=False)
         there = Run.check(path, resume=resume)
-        _make(path)
+        try:
+            make(path)
+        except OSError as error:
+            raise RunError(f"{path}: cannot be made ({error.strerror}); choose an --out that can be written") from error
         lock, before = _locked(path), 0.0
         try:
             if there:
@@ -250,13 +253,6 @@ def _remove(path: Path) -> None:
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     with written(path) as partial:
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def _make(path: Path) -> None:
-    try:
-        make(path)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be made ({error.strerror}); choose an --out that can be written") from error
 
 
 def _kept(path: Path) -> bool:

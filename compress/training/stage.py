@@ -97,54 +97,39 @@ def train(
     without the interruption. `rows` are encoded (see data.tokenize.encode). Raises CompressError when the loss is not
     finite.
     """
-    known = getattr(step, "only_rows", False) and corrupt is None  # others meet tokens that are not in the rows
-    with only_tokens_in_use(step.student, rows) if known else nullcontext():
-        return _train(step, stage, rows, collate, run, corrupt=corrupt, score=score, bf16=bf16, console=console)
-
-
-def _train(
-    step: Step,
-    stage: Stage,
-    rows: Dataset,
-    collate: Batching,
-    run: Run,
-    *,
-    corrupt: Corrupt | None,
-    score: Score | None,
-    bf16: bool,
-    console: Console | None,
-) -> Trained:
     folder = run.stage(stage.name)
+    console = console or Console(quiet=True)
     scored = score is not None and stage.evaluate > 0
     order = _order(stage, rows, run.seed)
     arguments = _arguments(step, stage, order, folder, seed=run.seed, scored=scored, bf16=bf16)
-    if console and (note := repeated(stage, _steps_per_epoch(stage, order), rows)):
+    if note := repeated(stage, _steps_per_epoch(stage, order), rows):
         warn(console, note)
-    trainer = StepTrainer(step, stage, rows, order=order, collate=collate, folder=folder, args=arguments)
-    trainer.score, trainer.corrupt = score, corrupt
-    console = console or Console(quiet=True)
-    checkpoint = from_first(lambda: newest_checkpoint(folder, partial(warn, console)))
-    journal = None
-    if run.main:
-        shutil.rmtree(arguments.output_dir or "", ignore_errors=True)  # a checkpoint that a kill left half-written
-        forget_after(run.path / "log.jsonl", stage.name, steps_of(checkpoint), partial(warn, console))
-        journal = Journal(stage.name, run.path / "log.jsonl", run.path / "tensorboard", console, stage.batch)
-        trainer.add_callback(journal)
-        trainer.on_saved = run.keep_seconds
-    try:
-        trainer.train_from(checkpoint)
-    finally:
-        if journal is not None:
-            journal.close()
-            shutil.rmtree(str(arguments.output_dir), ignore_errors=True)
-    spent, steps = trainer.spent, trainer.state.global_step
-    trainer.restore_best()
-    if hasattr(step, "finish"):
-        step.finish()
-    best = trainer.state.best_global_step
-    examples = round(steps * len(rows) / _steps_per_epoch(stage, order)) if stage.tokens else steps * stage.batch
-    best_score = trainer.state.best_metric if best else None
-    return Trained(steps, examples, spent.seconds, best_score, best, spent.peak_rss_mb)
+    known = getattr(step, "only_rows", False) and corrupt is None  # others meet tokens that are not in the rows
+    with only_tokens_in_use(step.student, rows) if known else nullcontext():
+        trainer = StepTrainer(step, stage, rows, order=order, collate=collate, folder=folder, args=arguments)
+        trainer.score, trainer.corrupt = score, corrupt
+        checkpoint = from_first(lambda: newest_checkpoint(folder, partial(warn, console)))
+        journal = None
+        if run.main:
+            shutil.rmtree(arguments.output_dir or "", ignore_errors=True)  # a checkpoint that a kill left half-written
+            forget_after(run.path / "log.jsonl", stage.name, steps_of(checkpoint), partial(warn, console))
+            journal = Journal(stage.name, run.path / "log.jsonl", run.path / "tensorboard", console, stage.batch)
+            trainer.add_callback(journal)
+            trainer.on_saved = run.keep_seconds
+        try:
+            trainer.train_from(checkpoint)
+        finally:
+            if journal is not None:
+                journal.close()
+                shutil.rmtree(str(arguments.output_dir), ignore_errors=True)
+        spent, steps = trainer.spent, trainer.state.global_step
+        trainer.restore_best()
+        if hasattr(step, "finish"):
+            step.finish()
+        best = trainer.state.best_global_step
+        examples = round(steps * len(rows) / _steps_per_epoch(stage, order)) if stage.tokens else steps * stage.batch
+        best_score = trainer.state.best_metric if best else None
+        return Trained(steps, examples, spent.seconds, best_score, best, spent.peak_rss_mb)
 
 
 def _order(stage: Stage, rows: Dataset, seed: int) -> LengthGrouped | TokenBudget:
@@ -282,7 +267,11 @@ def run_stage(
     seed = (run.seed + int(io.of_value(stage.name)[:6], 16)) % 2**32
     set_seed(seed)
     rows = context.rows(stage, seed)
-    words = _words(stage, context, rows) if stage.corrupt or stage.step else None
+    words = None
+    if stage.corrupt or stage.step:
+        words = Words.from_tokenizer(context.tokenizer)
+        words = replace(words, counts_V=counts(rows, words.size)) if stage.corrupt else words
+        words = words.to(PartialState().device)
     corrupt = partial(stage.corrupt, words=words) if stage.corrupt else None
     if teacher and context.bf16:
         cast_linear_layers(teacher.model)
@@ -333,14 +322,6 @@ def _step(
         return made
     assert objective is not None, "the recipe was checked"
     return Distillation(student, shown or model, objective)
-
-
-def _words(stage: Stage, context: TrainingContext, rows: Dataset) -> Words:
-    """Make the vocabulary for what corrupts a batch, with its counts, and for a paper's own step."""
-    words = Words.from_tokenizer(context.tokenizer)
-    if stage.corrupt is not None:
-        words = replace(words, counts_V=counts(rows, words.size))
-    return words.to(PartialState().device)
 
 
 @contextmanager
