@@ -24,25 +24,12 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
     return Shelf.fill(tmp_path_factory.mktemp("shelf"))
 
 
-def _without_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-
 def _with_half_a_config(folder: Path) -> None:
     (folder / "config.json").write_text((folder / "config.json").read_text()[:100])
 
 
 def _with_a_list_for_config(folder: Path) -> None:
     (folder / "config.json").write_text("[]")
-
-
-def _without_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
-def _truncated(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
 
 
 def _empty(folder: Path) -> None:
@@ -66,10 +53,6 @@ def _pickled(folder: Path) -> None:
     torch.save(weights, folder / "pytorch_model.bin")
 
 
-def _with_more_tokens(folder: Path) -> None:
-    tiny.tokenizer((*tiny.WORDS, "more", "tokens")).save_pretrained(folder)
-
-
 def _without_tokenizer(folder: Path) -> None:
     for path in [*folder.glob("tokenizer*"), *folder.glob("vocab*")]:
         path.unlink()
@@ -78,16 +61,11 @@ def _without_tokenizer(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (_without_config, "has no config.json; expected a folder saved by transformers' save_pretrained"),
         (_with_half_a_config, "cannot be loaded"),
         (_with_a_list_for_config, "its config.json holds a list"),
-        (_without_weights, "has no model.safetensors"),
-        (_truncated, "its weights are damaged or cut short"),
         (_empty, "its weights are damaged or cut short"),
         (_without_a_layer, "of its tensors are missing, or not of the shape its config.json says"),
         (_of_another_width, "weights and config do not belong together"),
-        (_pickled, "has only pickled weights, which can run code when loaded"),
-        (_with_more_tokens, "its tokenizer makes token ids up to 46, the model knows 45"),
         (_without_tokenizer, "has no tokenizer"),
     ],
 )
@@ -153,9 +131,7 @@ def _configured(shelf: Shelf, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "implementation", ["kernels-community/x", "flash_attention_2", "flex_attention", "nonsense", 3]
-)
+@pytest.mark.parametrize("implementation", ["kernels-community/x", "flash_attention_2", 3])
 @pytest.mark.parametrize("name", ["_attn_implementation", "attn_implementation", "experts_implementation"])
 def test_a_config_chooses_no_kernels(shelf: Shelf, tmp_path: Path, name: str, implementation: str | int) -> None:
     folder = _configured(shelf, tmp_path / "chosen", **{name: implementation})
