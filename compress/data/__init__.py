@@ -1,4 +1,4 @@
-"""Data in: a task's labelled splits, tokenised rows and their batches."""
+"""Load data: a task's labelled splits, tokenised rows and their batches."""
 
 from typing import TYPE_CHECKING
 

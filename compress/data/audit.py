@@ -1,4 +1,4 @@
-"""Faults that no single row shows: splits that share rows, classes spelled twice, rows that cannot tell anything.
+"""Find faults that no single row shows: splits that share rows, classes spelled twice, rows that cannot tell anything.
 
 Texts count as the same where only case and spaces differ. What makes scores worthless is refused or begins WARNING.
 """

@@ -1,4 +1,4 @@
-"""Kept work under $COMPRESS_HOME: each entry a sealed folder, verified before use, made anew where it is damaged.
+"""Keep work under $COMPRESS_HOME: each entry a sealed folder, verified before use, made anew where it is damaged.
 
 <kind>/<key>/            an entry: Arrow files of ours, opened memory-mapped, or other files
 <kind>/.<key>.partial/   an entry that is being made; its finished parts are listed in its checksums

@@ -1,4 +1,4 @@
-"""Rows of tokens as batches: grouped by length, padded to the longest row of a batch."""
+"""Make batches of rows of tokens: grouped by length, padded to the longest row of a batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Batching = Callable[[Sequence[Mapping[str, Any]]], dict[str, torch.Tensor]]
 
 
 class Collate:
-    """Rows of `encode` as one batch, padded to its longest row on the tokenizer's padding side.
+    """Make rows of `encode` one batch, padded to its longest row on the tokenizer's padding side.
 
     input_ids, attention_mask, and every column with one int a token: int64 (B, L). labels: int64 (B,) class ids,
     float32 (B, 1) numbers, float32 (B, C) of 0 and 1, int64 (B, C) where each row has C whole numbers, or int64 (B, L)
@@ -86,7 +86,7 @@ def _labels(values: list[Any]) -> torch.Tensor:
 
 
 class Seq2SeqCollate:
-    """Rows with a target as one batch: what `Collate` makes of the source, and
+    """Make rows with a target one batch: what `Collate` makes of the source, and
 
     labels             int64 (B, M): the targets, padded with -100 to the longest of them
     decoder_input_ids  int64 (B, M): the targets moved one to the right, as `model` begins them
@@ -111,7 +111,7 @@ class Seq2SeqCollate:
 
 
 class LengthGrouped(Sampler[int]):
-    """Row numbers such that each consecutive `batch_size` of them (the batch of all processes together) are of like
+    """Order row numbers so that each consecutive `batch_size` of them (the batch of all processes together) are of like
     length, in an order that only (seed, epoch) decide: never the global generator, so a resumed run sees the same rows.
 
     Rows are shuffled, sorted by length within every 50 batches, and the batches shuffled. The batch with the longest
@@ -150,8 +150,9 @@ class LengthGrouped(Sampler[int]):
 
 
 class TokenBudget(Sampler[list[int]]):
-    """Batches of row numbers with at most `tokens` tokens each, padding included: the shorter the rows, the more of
-    them. The order is decided by (seed, epoch) alone.
+    """Make batches of row numbers with at most `tokens` tokens each, padding included: the shorter the rows, the more.
+
+    The order is decided by (seed, epoch) alone.
 
     Rows are shuffled, sorted by length within stretches of about 50 batches, and the batches shuffled. A row longer
     than `tokens` is a batch of its own.

@@ -1,4 +1,4 @@
-"""Tagged words in columns, as of CoNLL 2002 and 2003: one word a line, its tag last, a blank line between sentences.
+"""Read tagged words in columns, as of CoNLL 2002 and 2003: a word a line, its tag last, a blank line between sentences.
 
     EU      NNP  B-NP  B-ORG
     rejects VBZ  B-VP  O
@@ -96,7 +96,7 @@ def _sentences(path: Path) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _columns(line: str) -> list[str]:
-    """Empty for a blank line."""
+    """Split a line into its columns; a blank line has none."""
     if not line.strip():
         return []
     return [cell.strip() for cell in line.rstrip("\r\n").split("\t")] if "\t" in line else line.split()

@@ -1,4 +1,4 @@
-"""Constants that data, models and losses share."""
+"""Define constants that data, models and losses share."""
 
 from typing import Final
 

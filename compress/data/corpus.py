@@ -1,4 +1,4 @@
-"""Unlabelled text: where its documents come from, and how they become blocks of tokens. Nothing is held in memory."""
+"""Load unlabelled text, and make blocks and rows of tokens of its documents. Nothing is held in memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]”’]))\s+(?![a-z])
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text without labels. Each call of `documents` starts anew and streams; a document's lines are kept.
+    """Describe text without labels. Each call of `documents` starts anew and streams; a document's lines are kept.
 
     `fingerprint` changes when the text does, wherever it lies.
     """
@@ -160,7 +160,7 @@ def _streamed(name: str, configuration: str | None, revision: str) -> Iterator[s
 
 @dataclass(frozen=True)
 class Document:
-    """One document of a corpus: its number there, and the token ids of each sentence, without special tokens.
+    """Hold one document of a corpus: its number there, and the token ids of each sentence, without special tokens.
 
     There is at least one sentence, and no sentence is empty. A `parallel` document has two: a text and its translation.
     """

@@ -1,4 +1,4 @@
-"""Files as documents: plain text, Wikipedia-extractor dumps, jsonl and parquet, streamed one document at a time."""
+"""Read files as documents: plain text, Wikipedia-extractor dumps, jsonl and parquet, one document at a time."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _unpacked(file: IO[bytes], where: str) -> io.BufferedReader[Any]:
 
 
 class _Counted(io.RawIOBase):
-    """The bytes of a stream, counted; DataError where they are more than any text makes of what `packed` has read."""
+    """Count the bytes of a stream; DataError where they are more than any text makes of what `packed` has read."""
 
     def __init__(self, stream: IO[bytes], where: str, packed: _Counted | None = None) -> None:
         self.stream, self.where, self.packed, self.total = stream, where, packed, 0

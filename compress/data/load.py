@@ -1,4 +1,4 @@
-"""From a source to a task with its splits."""
+"""Load a task with its splits from a source."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _metric(kind: Kind, metric: str | None) -> str:
 
 @dataclass(frozen=True)
 class _Split:
-    """The columns `text`, and `text_pair` for pairs, of a split, on disk, with its labels, if any."""
+    """Hold the columns `text`, and `text_pair` for pairs, of a split, on disk, with its labels, if any."""
 
     name: str
     table: pa.Table

@@ -1,4 +1,4 @@
-"""A tokenizer as corruptions of text need it: its vocabulary, and how it frames texts as input. V: token ids."""
+"""Read off a tokenizer what rows and corruptions need: vocabulary, and frames of texts. V: token ids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BEGINS: Final = ("▁", "Ġ")
 
 @dataclass(frozen=True)
 class Template:
-    """The special tokens before, between and after `len(ids) - 1` texts; the token types of these and of the texts.
+    """Hold the special tokens before, between and after `len(ids) - 1` texts, and the token types of both.
 
     `types` and `text_types` are None where the tokenizer makes no token types.
     """
@@ -68,7 +68,7 @@ class Template:
 
     @property
     def size(self) -> int:
-        """How many special tokens it has."""
+        """Count its special tokens."""
         return sum(map(len, self.ids))
 
 
@@ -79,7 +79,7 @@ def _woven(around: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> l
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """The vocabulary of a tokenizer as tensors.
+    """Hold the vocabulary of a tokenizer as tensors.
 
     size        one more than the largest token id
     mask        the id of the mask token; None where there is none
@@ -174,7 +174,7 @@ def counts(rows: Dataset, vocabulary: int) -> LongTensor:
 
 @dataclass(frozen=True)
 class Frame:
-    """How a tokenizer frames one text and a pair of texts: `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]` for BERT.
+    """Frame one text, or a pair, as a tokenizer does: `[CLS] a [SEP]` and `[CLS] a [SEP] b [SEP]` for BERT.
 
     `end` is the token that ends a text for a generative model; None where the tokenizer has none. `words` is the
     vocabulary, for rows that are corrupted once and for all.

@@ -1,4 +1,4 @@
-"""Teachers and data handed over as objects: kept as files by their contents, so that all else knows them by a path.
+"""Keep teachers and data that are handed over as objects, by their contents: all else knows them by a path.
 
 The same objects lead to the same path, which is what a run is resumed by.
 """

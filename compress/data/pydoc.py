@@ -1,4 +1,4 @@
-"""`pydoc`: the prose of Python's own documentation as an unlabelled English corpus that every installation has.
+"""Read the prose of Python's own documentation, `pydoc`, as an unlabelled English corpus that every installation has.
 
 One document for each topic of `help()` (pydoc_data), then one for each module of the standard library: its docstrings
 in the order of the source, which is parsed and never imported. Code, grammars, tables and headings are left out;

@@ -1,4 +1,4 @@
-"""Files and tables as splits not yet read: named columns of cells, which stream as Arrow batches.
+"""Open files and tables as splits not yet read: named columns of cells, which stream as Arrow batches.
 
 A cell is a string, a list of strings, or None where the source has nothing: labels keep the source's own spelling
 until every split has been seen, so that "1", 1 and 1.0 can be told from a word, whatever the file format.
@@ -64,7 +64,7 @@ LARGEST_LIST: Final = 64 * 2**20
 
 @dataclass(frozen=True)
 class RawSplit:
-    """A split not yet read.
+    """Describe a split not yet read.
 
     place    how messages call it: a file name, or a hub data set and split
     columns  the source's column names; numbers from "1" where it has none
@@ -85,7 +85,7 @@ class RawSplit:
 
     @property
     def name(self) -> str:
-        """The last part of the place: what notes call the split."""
+        """Return the last part of the place, by which notes call the split."""
         return self.place.rpartition("/")[2]
 
     def examples(self) -> str:
@@ -157,7 +157,7 @@ _WRAPPED = re.compile(r'"([^"]*(?:""[^"]*)*)"')
 
 @dataclass(frozen=True)
 class Look:
-    """What the first rows of a file show."""
+    """Hold what the first rows of a file show."""
 
     path: Path
     delimiter: str
@@ -433,7 +433,7 @@ def from_dataset(place: str, split: Dataset) -> RawSplit:
 
 
 def _classes(features: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Class names by column, for class ids and lists of class ids."""
+    """Return class names by column, for class ids and lists of class ids."""
     inner = {name: getattr(feature, "feature", feature) for name, feature in features.items()}
     return {name: tuple(feature.names) for name, feature in inner.items() if hasattr(feature, "names")}
 

@@ -1,4 +1,4 @@
-"""From the labels a source spells to what a model is trained on: class ids, numbers, or a 0/1 vector.
+"""Turn the labels that a source spells into what a model is trained on: class ids, numbers, or a 0/1 vector.
 
 Stated rules. Several label columns, lists, or strings with `|` are multilabel; strings with commas are when their
 parts are fewer than their wholes ("a,b", "a", "b": two classes, not three). Numbers are regression as soon as one of
@@ -91,7 +91,7 @@ def at(numbers: Sequence[int], total: int | None = None) -> str:
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """The labels of one split as its source spells them: trimmed strings or lists of strings, null where it has none.
+    """Hold the labels of a split as its source spells them: trimmed strings or lists of them, null where it has none.
 
     first  the number of the first row, as messages count
     """
@@ -159,7 +159,7 @@ def label_column(split: RawSplit, names: Sequence[str], columns: Sequence[pa.Chu
 
 @dataclass(frozen=True)
 class Coding:
-    """How the labels of a task are spelled: `separator` splits multilabel strings, None for lists."""
+    """Describe how the labels of a task are spelled: `separator` splits multilabel strings, None for lists."""
 
     kind: Kind
     names: tuple[str, ...]
@@ -295,7 +295,7 @@ def _vectors(labels: LabelColumn, coding: Coding) -> NDArray[np.float32]:
 
 
 class ChosenColumns(NamedTuple):
-    """The columns of a task: one or two of text; that of the label, or several of 0 and 1; guesses that were taken."""
+    """Name a task's columns: one or two of text; that of the label, or several of 0 and 1; guesses that were taken."""
 
     text: tuple[str, ...]
     label: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Where data comes from: an embedded set, a local folder or file, a file for each split, or the hub.
+"""Find where data comes from: an embedded set, a local folder or file, a file for each split, or the hub.
 
 `intents` is what people ask of an assistant on a phone or in a home: 25 intents, generated from templates
 (benchmarks/intents) that the splits do not share, and hard for a bag of words. Scores on it compare models; they do not
@@ -172,7 +172,7 @@ def split_word(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Source:
-    """What a source offers: every split not yet read, by role; the preferred one of a role first."""
+    """Hold what a source offers: every split not yet read, by role; the preferred one of a role first."""
 
     name: str
     train: RawSplit

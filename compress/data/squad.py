@@ -1,4 +1,4 @@
-"""Questions on texts, in the json of SQuAD 1.1 and 2.0 (and of MLQA, XQuAD, TyDi's gold passages and many more).
+"""Read questions on texts, in the json of SQuAD 1.1 and 2.0 (and of MLQA, XQuAD, TyDi's gold passages and many more).
 
     {"data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [
         {"id": ..., "question": ..., "is_impossible": false, "answers": [{"text": ..., "answer_start": 159}]}]}]}]}
@@ -38,7 +38,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class _Place:
-    """A value of the file, and how to say which: `data[3].paragraphs[0].qas[2].question`."""
+    """Hold a value of the file, and how to say which: `data[3].paragraphs[0].qas[2].question`."""
 
     value: Any
     path: str

@@ -1,4 +1,4 @@
-"""What is to be predicted, and the examples it is learned from."""
+"""Define tasks and data sets: what is to be predicted, and the examples it is learned from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METRICS: Final[Mapping[Kind, tuple[str, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Task:
-    """One prediction task over a sentence, a pair of sentences, the words of a sentence, or a question and its text.
+    """Describe a prediction task over a sentence, a pair of sentences, the words of one, or a question and its text.
 
     kind    classification (one of `labels`), multilabel (any of `labels`), regression (one number),
             tagging (one of `labels` for every word), qa (a span of the text that answers the question)
@@ -49,7 +49,7 @@ class Task:
 
     @property
     def outputs(self) -> int:
-        """Logits per example, or per token where the task is `tokenwise`: in qa for being the first and the last."""
+        """Count the logits per example, or per token where it is `tokenwise`: in qa of being the first and last."""
         return 2 if self.kind == "qa" else len(self.labels) or 1
 
     @property
@@ -58,13 +58,13 @@ class Task:
 
     @property
     def tokenwise(self) -> bool:
-        """Whether a model answers for every token instead of once for the row."""
+        """Return True if a model answers for every token instead of once for the row."""
         return self.kind in ("tagging", "qa")
 
 
 @dataclass(frozen=True)
 class TaskData:
-    """A task with its splits.
+    """Hold a task with its splits.
 
     Whatever the source called them, every split has the columns
 
@@ -88,8 +88,8 @@ class TaskData:
 
 
 class Examples(NamedTuple):
-    """A file's examples: a table of the columns that TaskData promises for the kind (tags still by name), the group of
-    each row, which is never split when some are held out, and what the reader should know."""
+    """Hold a file's examples: a table of the columns that TaskData promises for the kind (tags still by name), the
+    group of each row, which is never split when some are held out, and what the reader should know."""
 
     table: pa.Table
     groups: list[int]

@@ -1,4 +1,4 @@
-"""Text files, read so that memory stays bounded and what is wrong with them is said with file, line and byte.
+"""Read text files so that memory stays bounded and what is wrong with them is said with file, line and byte.
 
 UTF-8 is read, and UTF-16 and UTF-32 with a byte order mark. Lines end in \\n or \\r\\n; in \\r where the beginning of a
 file has no other end.

@@ -1,4 +1,4 @@
-"""Texts as rows of tokens: tokenised once, written to the cache, memory-mapped."""
+"""Encode texts as rows of tokens: tokenised once, written to the cache, memory-mapped."""
 
 from __future__ import annotations
 

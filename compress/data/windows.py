@@ -1,4 +1,4 @@
-"""Questions and words as rows of tokens: what is too long for one row is read in several, its windows.
+"""Encode questions and words as rows of tokens: what is too long for one row is read in several, its windows.
 
 Made by `tokenizers` alone, so that a bundle reads what its model was trained on without torch or transformers. A long
 text repeats the last tokens of a window at the beginning of the next; each answer, and each word, belongs to the
@@ -25,7 +25,7 @@ SHARED_WORDS = 32
 
 @dataclass(frozen=True)
 class Window:
-    """One row: ids, the segment of each token; `text`: where the window's own tokens are among the special ones."""
+    """Hold one row: ids, the segment of each token; `text`: where its own tokens are among the special ones."""
 
     ids: list[int]
     types: list[int]
@@ -41,7 +41,7 @@ class Window:
 
 @dataclass(frozen=True)
 class QuestionWindow:
-    """A question in one window of its context: the characters each token covers (-1: not of the context), and the
+    """Hold a question in one window of its context: the characters each token covers (-1: not of the context), and the
     token that stands for no answer."""
 
     row: Window
@@ -59,7 +59,7 @@ class QuestionWindow:
 
 @dataclass(frozen=True)
 class WordWindow:
-    """Words in one window: the number of the word that begins at each token and is judged there, -1 elsewhere."""
+    """Hold words in one window: the number of the word that begins at each token and is judged there, -1 elsewhere."""
 
     row: Window
     word: list[int]

@@ -44,7 +44,7 @@ def baselines(data: TaskData, split: Dataset) -> dict[str, dict[str, float]]:
 
 
 def majority(data: TaskData, split: Dataset) -> dict[str, float]:
-    """Scores on `split` of always giving the training set's commonest class or tag, its mean, or its common labels; or
+    """Score always giving the training set's commonest class or tag, its mean, or its common labels; or
     no answer to any question. Where the training set has no labels, the validation set's count."""
     if data.task.kind == "qa":
         return answers.answer_scores([""] * len(split), split["answers"][:])
@@ -110,7 +110,7 @@ def bag_of_words(data: TaskData, split: Dataset) -> dict[str, float]:
 
 
 def tag_of_each_word(data: TaskData, split: Dataset) -> dict[str, float]:
-    """Scores on `split` of giving every word the tag it has most often in train, however it is written there; a word
+    """Score giving every word the tag it has most often in train, however it is written there; a word
     that train does not have gets the commonest tag."""
     seen: dict[str, Counter[int]] = {}
     for words, tags in zip(data.train["words"], data.train["tags"], strict=True):
@@ -129,7 +129,7 @@ def _tag_scores(data: TaskData, said: Sequence[Sequence[int]], split: Dataset) -
 
 
 def nearest_sentence(split: Dataset) -> dict[str, float]:
-    """Scores on `split` of answering with the sentence of the context that shares most of the question's words, each
+    """Score answering with the sentence of the context that shares most of the question's words, each
     weighing the less the more sentences of the context have it; the first of several."""
     said = [_nearest(question, context) for question, context in zip(split["question"], split["context"], strict=True)]
     return answers.answer_scores(said, split["answers"][:])

@@ -43,7 +43,7 @@ def count_differing(one: Sequence[str] | Sequence[list[str]], other: Sequence[st
 
 @dataclass(frozen=True)
 class Evaluator:
-    """A split as a tokenizer encodes it, and what a model's logits for these rows are worth."""
+    """Hold a split as a tokenizer encodes it, and what a model's logits for these rows are worth."""
 
     task: Task
     split: Dataset
@@ -115,8 +115,11 @@ class Evaluator:
     def agreement(
         self, student: Array, teacher: Array, *, thresholds: tuple[float | None, float | None] = (None, None)
     ) -> float:
-        """How much the student answers as the teacher does: of texts see `metrics.agreement`; the share of words with
-        the same tag; the share of questions with the same answer, each model with its own threshold."""
+        """Measure how much the student answers as the teacher does.
+
+        Of texts see `metrics.agreement`; the share of words with the same tag; the share of questions with the same
+        answer, each model with its own threshold.
+        """
         if self.task.kind == "tagging":
             return float((self._tag_ids(student) == self._tag_ids(teacher)).mean())
         if self.task.kind == "qa":
@@ -201,7 +204,7 @@ class Evaluator:
 
     @cached_property
     def _examples(self) -> Array:
-        """The example of each row, from 0 without gaps."""
+        """Return the example of each row, from 0 without gaps."""
         return np.unique(self.rows["example"][:], return_inverse=True)[1]
 
     @cached_property
@@ -217,7 +220,7 @@ class Evaluator:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationBatches:
-    """An evaluator's rows as padded batches on a device, made once, longest first; for models asked over and over.
+    """Hold an evaluator's rows as padded batches on a device, made once, longest first; for models asked over and over.
 
     tokens_U: the token ids that occur; order_R: the rows' numbers in the order of the batches. For a quick first look
     take fewer examples: `EvaluationBatches.from_evaluator(evaluator.spread(100), collate)`.

@@ -30,7 +30,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True)
 class Windows:
-    """The rows in which questions are asked: a text that is too long for one is read in several.
+    """Describe the rows in which questions are asked: a text that is too long for one is read in several.
 
     starts_T, ends_T   the characters of the context that a token covers; -1 where it is no token of the context
     lengths_R          tokens of each row
@@ -47,8 +47,8 @@ class Windows:
 
 @dataclass(frozen=True)
 class Spans:
-    """The best span of every question: its characters, its tokens (among the T of all rows), and how much better no
-    answer is.
+    """Hold the best span of every question: its characters, its tokens (among the T of all rows), and how much better
+    no answer is.
 
     margin_Q is the score of no answer (the least of the question's rows) minus the span's; infinite where no row holds
     any of the context.
@@ -126,8 +126,11 @@ def right_answers(golds: Sequence[str]) -> list[str]:
 
 
 def answer_scores(answers: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:
-    """f1 and exact, means over questions; where some have an answer and some none, also f1_answerable, and no_answer,
-    the share of the others that were left unanswered."""
+    """Compute f1 and exact, means over questions.
+
+    Where some have an answer and some none, also f1_answerable, and no_answer, the share of the others that were left
+    unanswered.
+    """
     right = [right_answers(each) for each in golds]
     f1_Q = np.array([f1(answer, each) for answer, each in zip(answers, right, strict=True)])
     exact_Q = np.array([exact(answer, each) for answer, each in zip(answers, right, strict=True)])
@@ -139,8 +142,10 @@ def answer_scores(answers: Sequence[str], golds: Sequence[Sequence[str]]) -> dic
 
 
 def f1_of_spans(spans: Spans, contexts: Sequence[str], golds: Sequence[Sequence[str]]) -> float | None:
-    """Mean F1 of the questions that have an answer, were one always given: what no threshold can hide. None where no
-    question has one."""
+    """Compute the mean F1 of the questions that have an answer, were one always given: what no threshold can hide.
+
+    None where no question has one.
+    """
     given = zip(spans.texts(contexts, np.inf), map(right_answers, golds), strict=True)
     found = [f1(answer, right) for answer, right in given if right != [""]]
     return float(np.mean(found)) if found else None

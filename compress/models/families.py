@@ -1,3 +1,3 @@
-"""Model families of ours. Importing this module makes the Auto classes of transformers know them."""
+"""Register model families of ours. Importing this module makes the Auto classes of transformers know them."""
 
 from compress.models import ibbert, static  # noqa: F401  they register themselves

@@ -22,7 +22,7 @@ FEW = 8
 
 
 def flops_per_token(model: nn.Module, length: int = 128) -> float:
-    """FLOPs (a multiply-add is two) of one forward pass over `length` tokens, divided by `length` (less where the
+    """Count FLOPs (a multiply-add is two) of one forward pass over `length` tokens, divided by `length` (less where the
     model has fewer positions).
 
     Counts matrix products, attention included; embedding look-ups, norms and activations count nothing. On the meta
@@ -99,7 +99,7 @@ def warn_if_larger(stage: str, student: PreTrainedConfig, teacher: PreTrainedCon
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Parameters and FLOPs (a multiply-add is two, over TOKENS tokens); megabytes of 10^6 bytes.
+    """Record parameters and FLOPs (a multiply-add is two, over TOKENS tokens); megabytes of 10^6 bytes.
 
     int8_mb: tables and matrices in one byte, vectors in four, as `quantize_dynamic` leaves them.
     """

@@ -77,7 +77,7 @@ class IBBertConfig(PreTrainedConfig):
 
     @property
     def true_hidden_size(self) -> int:
-        """The width that attention and feed-forward network work in: transformers' name for it."""
+        """Return the width that attention and feed-forward network work in, under transformers' name."""
         return self.intra_bottleneck_size
 
 

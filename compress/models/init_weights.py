@@ -22,7 +22,7 @@ KNOWN = ("bert", "distilbert", "roberta", "xlm-roberta", "electra", "ernie", "de
 
 @dataclass(frozen=True)
 class Weight:
-    """One name for the same weight in every family, so that weights can be carried between them.
+    """Name the same weight alike in every family, so that weights can be carried between them.
 
     role as in `slicing.rules`; layer is None outside the encoder layers; part is `weight` or `bias`.
     """

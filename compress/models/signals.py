@@ -31,7 +31,7 @@ ATTENTION = frozenset({"scores", "queries", "keys", "values"})
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """One layer: queries, keys, values (B, H, L, K); `scores` where they are more than q k^T / sqrt d."""
+    """Hold one layer: queries, keys, values (B, H, L, K); `scores` where they are more than q k^T / sqrt d."""
 
     query_BHLK: Tensor
     key_BHLK: Tensor
@@ -41,7 +41,7 @@ class LayerAttention:
 
 @dataclass(frozen=True)
 class Signals:
-    """The signals that were asked for; reading another one is a bug of ours. `mask_BL`: 1 for real tokens.
+    """Hold the signals that were asked for; reading another one is a bug of ours. `mask_BL`: 1 for real tokens.
 
     logits  (B, V) of a task's head, (B, L, V) of one that answers per token, (B, L, 2) of starts and ends of spans;
             (R, V) where the head was asked at R chosen positions only
@@ -60,17 +60,17 @@ class Signals:
 
     @property
     def embeddings(self) -> Tensor:
-        """The output of the embedding's norm, which enters the first layer: (B, L, D)."""
+        """Return the output of the embedding's norm, which enters the first layer: (B, L, D)."""
         return self.hidden[0]
 
     @property
     def layers(self) -> tuple[Tensor, ...]:
-        """The outputs of layers 1..N: (B, L, D) each."""
+        """Return the outputs of layers 1..N: (B, L, D) each."""
         return self.hidden[1:]
 
     @property
     def encoder_layers(self) -> tuple[Tensor, ...]:
-        """The outputs of layers 1..N of the encoder beside a decoder: (B, L, D) each."""
+        """Return the outputs of layers 1..N of the encoder beside a decoder: (B, L, D) each."""
         return self.encoder_hidden[1:]
 
     @property
@@ -87,7 +87,7 @@ class Signals:
 
     @cached_property
     def scores(self) -> tuple[Tensor, ...]:
-        """The attention scores Q K^T / sqrt d_k, before mask, softmax and dropout, pads included: (B, H, L, L) each."""
+        """Return the scores Q K^T / sqrt d_k, before mask, softmax and dropout, pads included: (B, H, L, L) each."""
         return tuple(
             (each.query_BHLK * (1 / math.sqrt(each.query_BHLK.shape[-1]))) @ each.key_BHLK.mT
             if each.scores_BHLL is None

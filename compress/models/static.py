@@ -36,7 +36,7 @@ class StaticPreTrainedModel(PreTrainedModel):
 
 
 class StaticModel(StaticPreTrainedModel):
-    """Looks up the tokens' vectors.
+    """Look up the tokens' vectors.
 
     last_hidden_state: (B, L, D) the vectors; pooler_output: (B, D) their mean over real tokens, 0 where there is none.
     """

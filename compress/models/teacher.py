@@ -26,7 +26,7 @@ MOST_LAYERS, MOST_OUTPUTS = 1000, 100_000
 
 @dataclass(frozen=True)
 class RecordedLogits:
-    """The answers of a teacher that is no encoder: logits of the rows of a split, by the split's fingerprint.
+    """Hold the answers of a teacher that is no encoder: logits of the rows of a split, by the split's fingerprint.
 
     prompt: the prompt it was asked with, as YAML; parameters: the size of the model, where that is known
     """
@@ -41,7 +41,7 @@ class RecordedLogits:
 
 @dataclass(frozen=True)
 class Teacher:
-    """A teacher as it was loaded.
+    """Hold a teacher as it was loaded.
 
     digest    of weights, config and tokenizer
     trained   whether it came with a head for the task; pickled: whether its weights may be pickled

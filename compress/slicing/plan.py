@@ -13,7 +13,7 @@ from compress.slicing.sizes import Sizes
 
 
 class Group(NamedTuple):
-    """Units that are cut together: an axis (see `rules`) of one block, or, with block "", of the whole model."""
+    """Name units that are cut together: an axis (see `rules`) of one block, or, with block "", of the whole model."""
 
     axis: str
     block: str = ""
@@ -27,7 +27,7 @@ HIDDEN, EMBEDDING, VOCABULARY, LAYERS = Group("hidden"), Group("embedding"), Gro
 
 @dataclass(frozen=True)
 class Slice:
-    """One dimension of one weight: the groups whose units lie along it, one group after another."""
+    """Describe one dimension of one weight: the groups whose units lie along it, one group after another."""
 
     dim: int
     groups: tuple[Group, ...]
@@ -35,7 +35,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Cut:
-    """How one weight is cut. queries: which part of `slices[...]` along `query` holds queries, None for no part."""
+    """Describe how a weight is cut. queries: which part of `slices[...]` along `query` holds queries; None: no part."""
 
     role: str
     block: str
@@ -47,7 +47,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class SlicePlan:
-    """Every weight of a model, how it is cut, and how many units each group has.
+    """Describe every weight of a model, how it is cut, and how many units each group has.
 
     `heads` maps a block's query and value groups to the group of its heads: one for each block, but one for all blocks
     in T5, whose relative biases belong to heads across layers.
@@ -81,12 +81,12 @@ class SlicePlan:
 
     @property
     def own_layers(self) -> bool:
-        """Whether each layer has weights of its own, as all families but ALBERT have."""
+        """Return True if each layer has weights of its own, as all families but ALBERT have."""
         return any(cut.layer is not None for cut in self.cuts.values())
 
     @property
     def stack(self) -> str:
-        """The name of the list of layers, in a model whose layers have weights of their own."""
+        """Return the name of the list of layers, in a model whose layers have weights of their own."""
         name, cut = next((name, cut) for name, cut in self.cuts.items() if cut.layer is not None)
         return name[: cut.span[0] - 1]
 

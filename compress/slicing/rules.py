@@ -143,7 +143,7 @@ PER_BLOCK = frozenset({"query", "value", "heads", "ffn", "bottleneck", "shared"}
 
 
 class Place(NamedTuple):
-    """The role of a weight in the model, the block and layer it is in, and the axes of each of its dimensions.
+    """Tell the role of a weight in the model, the block and layer it is in, and the axes of each of its dimensions.
 
     block is "" outside the layers. layer is None there too, and where a layer's weights are not its own (ALBERT).
     span is where the layer's number is in the weight's name.

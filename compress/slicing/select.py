@@ -20,7 +20,7 @@ Importance = Mapping[Group, Tensor]
 
 @dataclass(frozen=True)
 class Kept:
-    """The source's layer for each layer, and for each group of the source the units kept, in the result's order.
+    """Name the source's layer for each layer, and for each group of the source the units kept, in the result's order.
 
     A group that is not in `indices` keeps all its units. -1 stands for a new unit, which begins as nothing: a head that
     is larger than the source's.

@@ -1,4 +1,4 @@
-"""The sizes of a transformer that losses, students and slices depend on, read from its config without its weights."""
+"""Read the sizes of a transformer that losses, students and slices depend on, from its config without its weights."""
 
 from dataclasses import dataclass
 from typing import Any

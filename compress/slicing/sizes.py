@@ -80,7 +80,7 @@ class Sizes:
 
     @property
     def attention(self) -> int:
-        """H K: the width of queries, keys and values."""
+        """Return H K, the width of queries, keys and values."""
         return self.heads * self.head_size
 
     def plain(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""More rows for a task: sentences with words replaced by others that fit. Jiao et al. 2020, arXiv:1909.10351, Alg. 1.
+"""Make more rows for a task: words are replaced by others that fit. Jiao et al. 2020, arXiv:1909.10351, Algorithm 1.
 
 A word may be replaced when it is of letters a-z only and no stop word. One that is a single token is masked, in
 `[CLS] masked text [SEP] text [SEP]`, and what the model finds most probable may stand for it, parts of words left out;
@@ -147,7 +147,7 @@ def _varied(
 
 
 def variants(text: str, words: Slots, rng: np.random.Generator, copies: int, probability: float) -> list[str]:
-    """Up to `copies` texts, all different and none the original, each word replaced with `probability`."""
+    """Make up to `copies` texts, all different and none the original, each word replaced with `probability`."""
     if not words:
         return []
     counts = [len(some) for *_, some in words]

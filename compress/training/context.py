@@ -1,4 +1,4 @@
-"""The data, tokenizer, precision and console that the stages of one command share."""
+"""Share the data, tokenizer, precision and console among the stages of one command."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ HELD_OUT_TOKENS: Final = 200_000
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """The data that stages work on: the task, unlabelled text where there is any, and how batches are made of them.
+    """Hold what stages work on: the task, unlabelled text where there is any, and how batches are made of them.
 
     Stages that augment the task's rows ask `masked_lm()`, the teacher's language model, or `base_teacher`, the teacher
     as the user named it.
@@ -53,7 +53,7 @@ class TrainingContext:
 
     @property
     def text(self) -> Corpus:
-        """The corpus, else the task's own training texts."""
+        """Return the corpus, else the task's own training texts."""
         return self.corpus or task_text(self.data, self.data.train)
 
     def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:

@@ -35,7 +35,7 @@ HALFWAY, HARDLY = 0.5, 0.1
 
 
 def with_head(teacher: Teacher, stage: Stage, context: TrainingContext, run: Run) -> Teacher:
-    """`teacher` itself when it was trained for this task, else its fine-tuned self.
+    """Return `teacher` itself when it was trained for this task, else its fine-tuned self.
 
     The result is kept under $COMPRESS_HOME/teachers by what it depends on: the checkpoint, the data, the stage's
     numbers, seed and precision.
@@ -89,7 +89,7 @@ def trained_once(
 def load_general(
     name: str, folder: Path, head: Head, *, kind: Kind | None = None, allow_pickle: bool = False
 ) -> Teacher:
-    """Tokenizer and model of a folder under `head`, in eval mode; `trained` says whether the folder has that head.
+    """Load tokenizer and model of a folder under `head`, in eval mode; `trained` says whether the folder has that head.
 
     Raises TeacherError for a folder that cannot be read, or whose encoder is not whole.
     """
@@ -124,7 +124,7 @@ def load_general(
 
 
 def general(teacher: Teacher, head: Head, stage: Stage, context: TrainingContext, run: Run) -> Teacher:
-    """`teacher` as it was pre-trained, with `head`.
+    """Return `teacher` as it was pre-trained, with `head`.
 
     A masked language model's head that the checkpoint lacks is trained by `stage` on the run's text, once: the result
     is kept under $COMPRESS_HOME/teachers by what it depends on. Raises TeacherError for other heads it lacks.

@@ -1,4 +1,4 @@
-"""A language model continues prompts taken from a batch: what on-policy distillation learns from.
+"""Let a language model continue prompts taken from a batch: what on-policy distillation learns from.
 
 Shapes: B examples, L tokens.
 """

@@ -1,4 +1,4 @@
-"""What a training stage says while it runs: JSON lines, TensorBoard, and progress on the terminal."""
+"""Log what a training stage says while it runs: JSON lines, TensorBoard, and progress on the terminal."""
 
 import json
 import time
@@ -58,7 +58,7 @@ def _entry(line: str) -> dict[str, Any] | None:
 
 
 def curves(log: Path) -> dict[str, list[dict[str, float]]]:
-    """Stage name -> logged points, in the order they were written."""
+    """Return stage name -> logged points, in the order they were written."""
     stages: dict[str, list[dict[str, float]]] = {}
     for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []:
         if entry := _entry(line):
@@ -67,7 +67,7 @@ def curves(log: Path) -> dict[str, list[dict[str, float]]]:
 
 
 class Journal(TrainerCallback):
-    """One per stage, in the main process only."""
+    """Log one stage, in the main process only."""
 
     def __init__(self, stage: str, log: Path, tensorboard: Path, console: Console, batch: int) -> None:
         self.stage, self.log, self.batch, self.console = stage, log, batch, console
@@ -122,12 +122,12 @@ class Journal(TrainerCallback):
         self.scalars.write(state.global_step, values)
 
     def close(self) -> None:
-        """Also after an interruption: the terminal gets its cursor back."""
+        """Stop the bar, also after an interruption: the terminal gets its cursor back."""
         self.bar.stop()
 
 
 class _Scalars:
-    """An event file of TensorBoard's. Its own writer does this in a thread, where a full disk is a traceback."""
+    """Write an event file of TensorBoard's. Its own writer does this in a thread, where a full disk is a traceback."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

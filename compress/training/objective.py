@@ -23,7 +23,7 @@ from compress.training.reads import USUAL_ITEMS, Reading
 
 @dataclass(frozen=True)
 class Loss:
-    """A formula, what it reads, and whether it takes the mask."""
+    """Hold a formula, what it reads, and whether it takes the mask."""
 
     function: Callable[..., Tensor]
     reading: Reading
@@ -77,7 +77,7 @@ def check_sizes(term: Term, loss: Loss, student: Shape, teacher: Shape) -> None:
 
 
 def _relation_heads(term: Term, loss: Loss) -> int | None:
-    """Into how many heads a loss splits what it compares; None where it takes the heads that there are."""
+    """Return into how many heads a loss splits what it compares; None where it takes the heads that there are."""
     if "heads" not in loss.reading.bridges:
         return None
     known = options(loss.function)
@@ -86,7 +86,7 @@ def _relation_heads(term: Term, loss: Loss) -> int | None:
 
 
 def layer_pairs(layers: str | Sequence[tuple[int, int]], students: int, teachers: int) -> list[tuple[int, int]]:
-    """0-based (student layer, teacher layer) pairs for M student and N teacher layers. Raises ObjectiveError.
+    """Return 0-based (student layer, teacher layer) pairs for M student and N teacher layers. Raises ObjectiveError.
 
     uniform  m -> floor((m + 1) N / M) - 1: TinyBERT's g(m) = m N / M, where M need not divide N
     skip     uniform without the final layer: PKD-Skip
@@ -202,7 +202,7 @@ def check_terms(terms: Sequence[Term], where: str, *, absent: bool = False) -> l
 
 
 class Objective(nn.Module):
-    """Weighted sum of terms; owns the learned projections, everything else is the papers' pure functions.
+    """Sum weighted terms; owns the learned projections, everything else is the papers' pure functions.
 
     `kind` chooses the terms that serve this kind of task. `teacher` may be None when every term reads labels only.
     Raises ObjectiveError, saying which loss cannot compare what, when shapes do not fit.
@@ -242,7 +242,7 @@ class Objective(nn.Module):
 
     @property
     def reads_only_labelled(self) -> bool:
-        """Whether all that is read of the logits is at labelled positions, as in masked language modelling."""
+        """Return True if all that is read of the logits is at labelled positions, as in masked language modelling."""
         items = {reading.per for reading in self.readings if reading.signal == "logits"}
         return items == {"label"}
 
@@ -254,7 +254,7 @@ class Objective(nn.Module):
         items: Mapping[str, Tensor] | None = None,
         pairs: Sequence[Sequence[tuple[int, int]]] | None = None,
     ) -> dict[str, Tensor]:
-        """{term name: weighted loss, ..., "total": their sum}, float32 scalars.
+        """Return {term name: weighted loss, ..., "total": their sum}, float32 scalars.
 
         `targets` is the batch, of which losses read `labels` or another column. `items` gives, for each of
         Reading.per, the mean number of items over all the parts (processes, accumulation) of the batch of which this

@@ -1,4 +1,4 @@
-"""`reads` writes on a loss what it compares; nothing else.
+"""Write on a loss what it compares, by `reads`; nothing else.
 
 Signals a loss can read are the names of `models.signals.Signals`: logits, embeddings, layers, scores, queries, keys,
 values. A loss is a pure function (student, target, mask_BL, *, options) -> scalar, in float32; one that needs no mask
@@ -22,7 +22,7 @@ USUAL_ITEMS: Mapping[str, Item] = MappingProxyType({"logits": "example", "pair":
 
 @dataclass(frozen=True)
 class Reading:
-    """What a loss compares.
+    """Describe what a loss compares.
 
     signal    the student's signal it reads
     against   teacher: the same signal of the teacher; else the batch's column of that name, such as labels

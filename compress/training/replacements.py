@@ -1,4 +1,4 @@
-"""What each word of a text may be replaced by, from a masked language model and from word vectors; kept on disk.
+"""Find what each word of a text may be replaced by, from a masked language model and from word vectors; kept on disk.
 
 Jiao et al. 2020, arXiv:1909.10351, Algorithm 1, lines 4-9. `augment` draws from it and states what differs.
 
@@ -78,14 +78,14 @@ def nearest(
 
 
 def _pieces(words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Token ids of words as they are inside a text: after a space."""
+    """Return token ids of words as they are inside a text: after a space."""
     ids: list[list[int]] = tokenizer([f" {word}" for word in words], add_special_tokens=False)["input_ids"]
     return ids
 
 
 @torch.inference_mode()
 def _embedded(words: Sequence[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """(P, D): of each word the mean of its tokens' input embeddings."""
+    """Return (P, D): of each word the mean of its tokens' input embeddings."""
     table: Any = model.get_input_embeddings()
     pieces = _pieces(words, tokenizer)
     flat = torch.tensor([each for ids in pieces for each in ids], device=table.weight.device)
@@ -132,7 +132,7 @@ WORD: Final = re.compile(r"[^\W_]+")
 
 @dataclass(frozen=True)
 class Word:
-    """A word at text[start:end]; `token`: its place among the text's tokens, None where it is several of them."""
+    """Place a word at text[start:end]; `token`: its place among the text's tokens, None where it is several of them."""
 
     start: int
     end: int
@@ -141,7 +141,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Asked:
-    """How candidates are found.
+    """Say how candidates are found.
 
     most      candidates per word
     vectors   a GloVe file; None: the model's embeddings
@@ -252,7 +252,7 @@ def _words(
 
 @dataclass(frozen=True)
 class _Masks:
-    """A masked language model that fills in words; linear layers in bfloat16 where that is faster here."""
+    """Fill in words by a masked language model; linear layers in bfloat16 where that is faster here."""
 
     lm: Any
     words: Words
@@ -274,13 +274,13 @@ class _Masks:
 
     @property
     def room(self) -> int:
-        """Tokens of a text that fit the model."""
+        """Return how many tokens of a text fit the model."""
         known = positions(self.lm)
         free = LONGEST if known is None else (known - self.frame.room(self.asked.beside)) // (1 + self.asked.beside)
         return min(LONGEST, free)
 
     def fill(self, texts: Sequence[list[int]], tokens: Sequence[list[int]]) -> dict[tuple[int, int], list[str]]:
-        """{(text, token): words that may stand there} for the given places of each text, each masked once.
+        """Return {(text, token): words that may stand there} for the given places of each text, each masked once.
 
         Of several words masked in one pass none are neighbours, where there are enough of them.
         """
@@ -311,7 +311,7 @@ class _Masks:
 
     @torch.inference_mode()
     def _best(self, batch: Sequence[tuple[int, list[int]]], texts: Sequence[list[int]]) -> Tensor:
-        """(R, M) token ids, most probable first; R in the order of the passes and of the places in each."""
+        """Return (R, M) token ids, most probable first; R in the order of the passes and of the places in each."""
         rows = []
         for at, places in batch:
             masked = list(texts[at])

@@ -1,4 +1,4 @@
-"""Where the state of a run lives: one directory, made so that a kill at any moment leaves it resumable.
+"""Keep the state of a run in one directory, made so that a kill at any moment leaves it resumable.
 
     recipe.yaml   the resolved recipe (of a search search.yaml), written before anything runs
     run.json      what the run is of: teacher, data, seed, precision, versions, command; when it was finished
@@ -64,7 +64,7 @@ _LEFTOVERS = (
 
 
 class Resolved(Protocol):
-    """What is to be done, with every number: a recipe, or a search."""
+    """Say what is to be done, with every number: a recipe, or a search."""
 
     def to_yaml(self) -> str: ...
 
@@ -264,7 +264,7 @@ def _kept(path: Path) -> bool:
 
 
 def _locked(path: Path) -> IO[str]:
-    """Held as long as the process lives, whatever kills it."""
+    """Lock a run as long as the process lives, whatever kills it."""
     file = (path / _LOCK).open("a+", encoding="utf-8")
     try:
         _lock(path, file, fcntl.LOCK_EX)

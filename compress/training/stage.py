@@ -55,7 +55,7 @@ MANY_EPOCHS = 40
 
 @dataclass(frozen=True)
 class Trained:
-    """What a stage took, in all processes that worked on it one after another.
+    """Record what a stage took, in all processes that worked on it one after another.
 
     Optimiser steps and examples seen, wall seconds, the most memory that one process held; the best score and its step
     (None where the stage scores nothing).
@@ -141,7 +141,7 @@ def _order(stage: Stage, rows: Dataset, seed: int) -> LengthGrouped | TokenBudge
 
 
 def _steps_per_epoch(stage: Stage, order: LengthGrouped | TokenBudget) -> int:
-    """Optimiser steps."""
+    """Count the optimiser steps of an epoch."""
     if stage.tokens is None:
         return len(order) // stage.batch
     _, accumulation = shares(stage, _processes())
@@ -219,7 +219,7 @@ def _arguments(
 
 
 def shares(stage: Stage, processes: int) -> tuple[int, int]:
-    """(examples per forward pass and process, accumulated passes) that make up the stage's batch exactly.
+    """Return (examples per forward pass and process, accumulated passes) that make up the stage's batch exactly.
 
     Of a stage with a budget of tokens: (rows of full length per pass and process, passes that spend it). Raises
     RecipeError when nothing does.

@@ -16,7 +16,7 @@ from compress.training.teacher_cache import TeacherCache
 
 
 class Step(Protocol):
-    """What a training loop needs: a module that turns a batch into {"loss": ..., part: detached, ...}.
+    """Be what a training loop needs: a module that turns a batch into {"loss": ..., part: detached, ...}.
 
     `student` is what is kept. A step may also have
         items(batch)           what its means run over, so that they stay exact when a batch is spread out
@@ -117,7 +117,7 @@ class Distillation(nn.Module):
         return teacher.signals(batch, self.objective.teacher_wants)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Distillation":
-        """`.to(device)` and `.half()` reach the teacher too."""
+        """Let `.to(device)` and `.half()` reach the teacher too."""
         super()._apply(fn, recurse)
         if isinstance(self.teacher, nn.Module):
             self.teacher._apply(fn)

@@ -1,4 +1,4 @@
-"""A teacher's outputs on disk, so that later epochs and later runs need not compute them again.
+"""Keep a teacher's outputs on disk, so that later epochs and later runs need not compute them again.
 
 One cache entry per (teacher, rows, what is read, precision), in shards of rows, each a part of the entry (see
 `data.cache`) and memory-mapped.
@@ -32,7 +32,7 @@ SHARD = 1 << 15
 
 @dataclass(frozen=True)
 class TeacherCache:
-    """Plays the teacher in a Distillation: answers for rows by their `index`.
+    """Play the teacher in a Distillation: answers for rows by their `index`.
 
     lengths   real tokens of each row; starts: where they begin within the row's shard
     logits    shards of (rows, V) or (tokens, V), empty when logits were not asked for
@@ -48,7 +48,7 @@ class TeacherCache:
 
     @property
     def tokenwise(self) -> bool:
-        """Whether the logits are one per token; where every row has one token, that is the same."""
+        """Return True if the logits are one per token; where every row has one token, that is the same."""
         rows = min(SHARD, len(self.lengths))
         return bool(self.logits) and len(self.logits[0]) != rows
 

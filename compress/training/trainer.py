@@ -1,4 +1,4 @@
-"""The loop: transformers' Trainer over a step.
+"""Run the loop: transformers' Trainer over a step.
 
 Batches of like lengths in an order that depends on seed and epoch only, means that stay exact over processes and
 accumulation, every loss part in the log, and checkpoints that are renamed into place.
@@ -107,7 +107,7 @@ KEPT = 2
 
 @dataclass(frozen=True)
 class Spent:
-    """What a stage has taken until a checkpoint, in all processes that worked on it one after another.
+    """Record what a stage has taken until a checkpoint, in all processes that worked on it one after another.
 
     loss   the sum over its steps; peak_rss_mb: the most that one process held
     """
@@ -192,7 +192,7 @@ def _remedy(checkpoint: Path) -> str:
 
 
 class StepTrainer(Trainer):
-    """transformers' loop over a step: what it does otherwise than the library is overridden here, and nothing else."""
+    """Run transformers' loop over a step; what differs from the library is overridden here, and nothing else."""
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class StepTrainer(Trainer):
 
     @property
     def spent(self) -> Spent:
-        """What the stage has taken until now."""
+        """Return what the stage has taken until now."""
         return Spent(
             self.before.seconds + time.perf_counter() - self.began,
             max(self.before.peak_rss_mb, peak_rss_mb()),
@@ -294,7 +294,7 @@ class StepTrainer(Trainer):
         return samples, items
 
     def _corrupted(self, sample: dict[str, Any], part: int) -> dict[str, Any]:
-        """Drawn by step, part and process alone: the library restores the generator only after these batches."""
+        """Corrupt by step, part and process alone: the library restores the generator only after these batches."""
         assert self.corrupt is not None
         place = [self.args.seed, self.stage.name, self.state.global_step, part, self.args.process_index]
         devices = [sample["input_ids"].device] if sample["input_ids"].is_cuda else []
