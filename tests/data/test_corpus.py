@@ -21,11 +21,13 @@ from typing import Any
 import datasets
 import pytest
 from datasets import Dataset, IterableDataset
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from compress.data import corpus as corpora
 from compress.data import documents, tokenize
-from compress.data.corpus import Corpus, encode_corpus, load_corpus
+from compress.data.corpus import Corpus, Document, encode_corpus, load_corpus, tokenised_documents
 from compress.errors import DataError
 from tests import tiny
 
@@ -328,6 +330,49 @@ def test_blocks_without_room_for_text_and_text_without_tokens_are_refused() -> N
         encode_corpus(corpus("a film"), tiny.tokenizer(), 2)
     with pytest.raises(DataError, match="small: no token to learn from"):
         encode_corpus(corpus("\u200b\n"), tiny.tokenizer(), 16)
+
+
+# Sentences
+
+
+def test_documents_are_their_sentences_and_keep_their_numbers() -> None:
+    tokenizer = tiny.tokenizer()
+    found = list(tokenised_documents(corpus("The film. A plot!\nSo fun", "\u200b", "Never."), tokenizer))
+    ids = tokenizer(["the film.", "a plot!", "so fun", "never."], add_special_tokens=False)["input_ids"]
+    assert found == [Document(0, ids[:3]), Document(2, ids[3:])]
+
+
+def test_documents_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.data.corpus.SENTENCES_PER_CALL", 4)
+    read = []
+
+    def texts() -> Iterator[str]:
+        for number in range(1000):
+            read.append(number)
+            yield "The film. A plot."
+
+    stream = tokenised_documents(Corpus("long", "long", texts), tiny.tokenizer())
+    for number, document in zip(range(100), stream, strict=False):
+        assert document.number == number
+        assert len(document.sentences) == 2
+        assert len(read) <= number + 5
+
+
+def test_a_sentence_keeps_the_space_before_it_where_the_tokenizer_keeps_spaces() -> None:
+    words = {"<pad>": 0, "a": 1, "Ġa": 2, ".": 3}
+    model = Tokenizer(WordLevel(words, unk_token="<pad>"))
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>")
+    (found,) = tokenised_documents(corpus("a.\na."), tokenizer)
+    assert found.sentences == [[1, 3], [2, 3]]
+
+
+def test_a_parallel_document_is_two_sentences_whatever_is_in_them() -> None:
+    texts = ("The film. A plot!\nSo fun. So good", "\u200b\nnever")
+    tokenizer = tiny.tokenizer()
+    (found,) = tokenised_documents(Corpus("pairs", "pairs", lambda: iter(texts), parallel=True), tokenizer)
+    ids = tokenizer(["the film. a plot!", "so fun. so good"], add_special_tokens=False)["input_ids"]
+    assert found == Document(0, ids, parallel=True)
 
 
 # What is held out

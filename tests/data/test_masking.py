@@ -1,14 +1,15 @@
-"""What corruptions know of a vocabulary."""
+"""What corruptions know of a vocabulary, and how a tokenizer frames one text and a pair."""
 
 import pytest
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from compress.data import masking
-from compress.data.masking import Words, counts
+from compress.data.masking import Frame, Words, counts
 from compress.errors import DataError
 from tests import tiny
 
@@ -67,3 +68,51 @@ def test_counts_are_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_token_beyond_the_vocabulary_is_refused() -> None:
     with pytest.raises(DataError, match="token 4 does not exist: the vocabulary has 4"):
         counts(Dataset.from_dict({"input_ids": [[4]]}), 4)
+
+
+# Frames
+
+
+def framed(single: str, pair: str, **options: object) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer with ids <s> 0, </s> 1, <pad> 2, a 3, b 4, and these templates."""
+    words = {"<s>": 0, "</s>": 1, "<pad>": 2, "a": 3, "b": 4}
+    model = Tokenizer(WordLevel(words, unk_token="<pad>"))
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    model.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=[("<s>", 0), ("</s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>", **options)
+
+
+TYPED = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+
+
+@pytest.mark.parametrize(
+    ("single", "pair", "expected"),
+    [
+        ("<s> $A </s>", "<s> $A </s> $B </s>", ([0, 3, 4, 1], [0, 3, 4, 1, 4, 1], 2, 3)),
+        ("<s> $A </s>", "<s> $A </s> </s> $B </s>", ([0, 3, 4, 1], [0, 3, 4, 1, 1, 4, 1], 2, 4)),
+        ("$A </s> <s>", "$A </s> $B </s> <s>", ([3, 4, 1, 0], [3, 4, 1, 4, 1, 0], 2, 3)),
+        ("$A", "$A $B", ([3, 4], [3, 4, 4], 0, 0)),
+    ],
+)
+def test_a_frame_is_what_the_tokenizer_writes(single: str, pair: str, expected: tuple[list[int], ...]) -> None:
+    tokenizer = framed(single, pair)
+    frame = Frame.from_tokenizer(tokenizer)
+    assert frame.single([3, 4]) == {"input_ids": expected[0]} == {"input_ids": tokenizer("a b")["input_ids"]}
+    assert frame.pair([3, 4], [4]) == {"input_ids": expected[1]} == {"input_ids": tokenizer("a b", "b")["input_ids"]}
+    assert (frame.room(), frame.room(pair=True)) == expected[2:]
+
+
+def test_token_types_are_the_tokenizers_own() -> None:
+    tokenizer = framed("$A:0 </s>:0 <s>:2", "$A:0 </s>:0 $B:1 </s>:1 <s>:2", **TYPED)  # as XLNet frames
+    frame = Frame.from_tokenizer(tokenizer)
+    assert frame.single([3, 4])["token_type_ids"] == [0, 0, 0, 2]
+    assert frame.pair([3], [4, 4]) == {"input_ids": [3, 1, 4, 4, 1, 0], "token_type_ids": [0, 0, 1, 1, 1, 2]}
+    whole = tokenizer("a", "b b")
+    assert frame.pair([3], [4, 4]) == {name: whole[name] for name in ("input_ids", "token_type_ids")}
+
+
+def test_a_tokenizer_that_hides_its_frame_is_refused() -> None:
+    tokenizer = framed("<s> $A </s>", "<s> $A </s> $B </s>")
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("a", "")
+    with pytest.raises(DataError, match=r"cannot see how it frames 1 text"):
+        Frame.from_tokenizer(tokenizer)
