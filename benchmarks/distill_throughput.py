@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def prepare(data: str, folder: Path) -> None:
-    """The teacher with a head, the student's config, and the tokenised rows, for both sides."""
+    """Return the teacher with a head, the student's config, and the tokenised rows, for both sides."""
     from compress import Recipe, load_task
     from compress.data.tokenize import encode
     from compress.models import student

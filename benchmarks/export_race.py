@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def drawn(name: str, scratch: Path) -> Model:
-    """A BERT of this shape with random weights."""
+    """Build a BERT of this shape with random weights."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
     from transformers.utils import logging
@@ -122,7 +122,7 @@ def drawn(name: str, scratch: Path) -> Model:
 
 
 def built(model: Model, peer: Path) -> dict[str, Path]:
-    """The peer's file first, then ours."""
+    """Return the peer's file first, then ours."""
     import onnx
     from transformers import AutoModelForSequenceClassification
 
@@ -155,7 +155,7 @@ def built(model: Model, peer: Path) -> dict[str, Path]:
 
 
 def peers(model: Model, peer: Path) -> Path:
-    """The peer's int8 file."""
+    """Make the peer's int8 file."""
     exported, small = model.work / "peer", model.work / "peer-int8"
     cli = str(peer / "optimum-cli")
     for command in (
@@ -197,7 +197,7 @@ def line(name: str, setting: Setting, times: list[Latency]) -> str:
 
 
 def scored(bundle: Path, data: str, rows: int, scratch: Path, peer: Path) -> dict[str, Any]:
-    """What every file of a trained bundle scores, beside fp32."""
+    """Score every file of a trained bundle, beside fp32."""
     from transformers import AutoTokenizer
 
     from compress import load_task

@@ -60,7 +60,7 @@ def rows_for(folder: Path, kind: str) -> list[list[str]]:
 
 
 def compared(folder: Path, kind: str, precision: str, answers: Sequence[Mapping[str, Any]]) -> str:
-    """The measured difference in words. Raises MismatchError."""
+    """Describe the measured difference. Raises MismatchError."""
     rows = rows_for(folder, kind)
     if kind in ("causal", "seq2seq"):
         generator = TextGenerator.open(folder, precision)

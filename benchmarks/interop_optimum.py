@@ -49,7 +49,7 @@ FILES = ("model.onnx", "model_quantized.onnx")
 
 
 def check(folder: Path) -> str:
-    """The measured differences in words; raises AssertionError, or what the libraries raise."""
+    """Describe the measured differences; raise AssertionError, or what the libraries raise."""
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     if task := manifest["task"]:
         return check_outputs(folder, task["kind"], manifest["max_length"], task)

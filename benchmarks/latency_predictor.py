@@ -147,7 +147,7 @@ def of_graph(one: Sample) -> float:
 
 
 def covered(quiet: dict[str, Sample], chosen: Sequence[str], setting: Setting, precision: Precision) -> float:
-    """The share of shapes not chosen whose latency is within two of the deviations the predictor gives."""
+    """Return the share of shapes not chosen whose latency is within two of the deviations the predictor gives."""
     predictor = Predictor.fit([quiet[name] for name in chosen], setting, precision)
     rest = [each for name, each in quiet.items() if name not in set(chosen)]
     estimates = [predictor.predict_terms(each.terms) for each in rest]

@@ -123,7 +123,7 @@ def set_by_hand(model: Any) -> None:
 
 
 def difference(model: Any, batch: dict[str, Any]) -> float | str:
-    """The largest of any logit once the model is saved and loaded; what the load says where it fails."""
+    """Return the largest difference of any logit once the model is saved and loaded; or what the load says."""
     import torch
 
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
@@ -136,7 +136,7 @@ def difference(model: Any, batch: dict[str, Any]) -> float | str:
 
 
 def reset_peak_mb() -> float:
-    """What this process holds now; Linux forgets the most it has held before."""
+    """Return what this process holds now; Linux forgets the most it has held before."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return memory_mb("VmRSS")
 

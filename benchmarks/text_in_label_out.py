@@ -101,7 +101,7 @@ def raced(bundle: Bundle, texts: Sequence[str], rounds: int) -> dict[str, float]
 
 
 def in_javascript(bundle: Bundle, texts: Sequence[str], folder: Path, package: str) -> dict[str, Any]:
-    """The largest logit difference from Python, and the labels that differ; without texts that hold U+0000, which in
+    """Return the largest logit difference from Python, and the labels that differ; without texts that hold U+0000, which in
     JavaScript end there: the runtime is handed C strings."""
     texts = [text for text in texts if "\0" not in text]
     script = Path(__file__).with_suffix(".mjs")

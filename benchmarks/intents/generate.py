@@ -54,7 +54,7 @@ def splits(seed: int = 0) -> dict[str, list[dict[str, str]]]:
 
 
 def phrasebook(split: str) -> Phrasebook:
-    """The templates and slot values that the rows of `split` are made from."""
+    """Return the templates and slot values that the rows of `split` are made from."""
     source = yaml.safe_load(Path(__file__).with_name("phrasebook.yaml").read_text(encoding="utf-8"))
     return Phrasebook(
         templates={intent: tuple(by_split[split].splitlines()) for intent, by_split in source["intents"].items()},
@@ -81,7 +81,7 @@ def _utterances(book: Phrasebook, intent: str, rng: random.Random) -> Iterator[s
 
 
 def _filled(template: str, book: Phrasebook, rng: random.Random) -> str:
-    """The template with its slots filled; a slot that occurs twice gets two different values."""
+    """Fill the slots of the template; a slot that occurs twice gets two different values."""
     names = _SLOT.findall(template)
     values = {name: iter(rng.sample(book.slots[name], names.count(name))) for name in dict.fromkeys(names)}
     return _SLOT.sub(lambda slot: next(values[slot[1]]), template)

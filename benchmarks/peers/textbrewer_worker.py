@@ -72,7 +72,7 @@ started = []
 
 
 def first_step_done(batch):
-    """The clock starts behind the third batch, when buffers are warm."""
+    """Start the clock behind the third batch, when buffers are warm."""
     started.append(time.perf_counter())
     return batch
 

@@ -63,7 +63,7 @@ def prune(
 
 
 def _reach(name: str) -> None:
-    """Raises DeviceError for a device that is not there, before hours of training; not of one that asks the user."""
+    """Raise DeviceError for a device that is not there, before hours of training; one that asks the user is passed."""
     if name.partition(":")[0] not in ("browser", "adb"):
         with open_device(name, say=lambda _: None):
             pass
@@ -102,7 +102,7 @@ def aimed(recipe: Recipe, asked: Mapping[str, float | None], setting: Mapping[st
 
 
 def _check(given: Mapping[str, float]) -> None:
-    """Raises PruneError for what cannot be asked together, and for what is no number that could be asked for."""
+    """Raise PruneError for settings that exclude each other, and for numbers out of range."""
     sizes, budgets = ([name for name in of if name in given] for of in (SIZES, BUDGETS))
     if sizes and budgets:
         raise PruneError(
