@@ -27,7 +27,7 @@ Precision = Annotated[Literal["auto", "bf16", "fp32"], training(help="Compute in
 Resume = Annotated[bool, training("--resume", help="Continue the interrupted run in --out.")]
 AllowPickle = Annotated[bool, training("--allow-pickle", help="Accept pickled weights that you trust.")]
 AllowCode = Annotated[
-    Path | None, training(help="Allow the recipe to run your own functions from this folder: it is a program then.")
+    str | None, training(help="Allow the recipe to run your own functions from this folder: it is a program then.")
 ]
 OnWeakTeacher = Annotated[
     Literal["refuse", "warn"], training(help="Choose what a teacher no better than the majority leads to.")
