@@ -175,9 +175,9 @@ def choice_headline(comparison: Comparison, limits: Limits, chosen: Pick) -> str
         how = f"{one.name} is the {'smallest' if one.median_ms(view) is None else 'fastest'} {least}"
     said = f"{how}: {metric} {units.score(comparison.score(one))}{f' at {at}' if at else ''}"
     if chosen.thrifty and comparison.basis and not limits.cheapest:
-        took = units.measure(chosen.thrifty.median_ms(view), "ms")
+        time = units.measure(chosen.thrifty.median_ms(view), "ms")
         said += (
-            f"; on {comparison.basis.rows:,} rows {chosen.thrifty.name} cannot be told from it, and takes {took} "
+            f"; on {comparison.basis.rows:,} rows {chosen.thrifty.name} cannot be told from it, and takes {time} "
             f"for {units.measure(chosen.thrifty.size_mb, 'MB')}"
         )
     return said + "."

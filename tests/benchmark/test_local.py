@@ -154,12 +154,13 @@ def test_a_killed_station_is_an_error_and_takes_its_runners_along(
 
 
 def test_an_interrupt_in_the_middle_of_a_run_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(process: Any, *_: Any) -> str:
-        assert len(living()) == 3, "two runners and the station"
-        process.stdin.flush()
+    def interrupted(link: Link) -> str:
+        assert len(living()) == 3, "two runners and the agent"
+        assert link.process.stdin
+        link.process.stdin.flush()
         raise KeyboardInterrupt
 
-    at_the_first_runs(monkeypatch, lambda: monkeypatch.setattr("compress.benchmark.remote.link._line", interrupted))
+    at_the_first_runs(monkeypatch, lambda: monkeypatch.setattr(Link, "read_line", interrupted))
     with local() as device, pytest.raises(KeyboardInterrupt):
         device.race({name: folder / f"{name}.onnx" for name in ("deep", "shallow")}, [Setting(1, 1, 8)], **QUICK)
     assert living() == []
