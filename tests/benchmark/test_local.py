@@ -144,7 +144,7 @@ def test_a_killed_runner_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPat
     assert living() == []
 
 
-def test_a_killed_station_is_an_error_and_takes_its_runners_along(
+def test_a_killed_agent_is_an_error_and_takes_its_runners_along(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_the_first_runs(monkeypatch, lambda: kill(agent))
@@ -166,7 +166,7 @@ def test_an_interrupt_in_the_middle_of_a_run_leaves_nothing(folder: Path, monkey
     assert living() == []
 
 
-def test_when_its_input_ends_a_station_ends_in_the_middle_of_a_run(folder: Path) -> None:
+def test_when_its_input_ends_an_agent_ends_in_the_middle_of_a_run(folder: Path) -> None:
     job = {**timing_job(folder / "shallow.onnx"), "path": str(folder / "shallow.onnx"), "affinity": []}
     start = {"do": "start", "name": "x", "runner": str(runner.__file__), "job": {**job, "batch": 1, "seq": 4}}
     command = [sys.executable, str(agent.__file__)]
