@@ -53,7 +53,7 @@ def resumed(command: list[str], out: Path) -> None:
     assert children.run([*command, "--resume"], out, children.does_not_ship) == 0, children.said(out)
 
 
-@pytest.mark.parametrize("place", [Waits("teacher", 8), Waits("intermediate", 6), Waits("prediction", 14)])
+@pytest.mark.parametrize("place", [Waits("teacher", 8), Waits("prediction", 14)])
 def test_killed_in_the_middle_of_a_stage(command: list[str], uninterrupted: Path, tmp_path: Path, place: Waits) -> None:
     child = children.start(command, tmp_path / "run", place)
     children.wait_for(child, tmp_path / "run", place.stage, place.after)
