@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def settle_libraries() -> None:
-    """Quiet, and good neighbours; whatever the user has set stays.
+    """Silence the libraries and keep their threads from spinning; what the user has set stays.
 
     Their progress bars and advice would break ours. Threads that wait by spinning fight with any other process for the
     cores: beside one busy process, training fell from 360 to under 20 samples/s, with waiting threads asleep to 210.

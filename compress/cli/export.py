@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RaceOptions(DeviceOptions):
+class TuneOptions(DeviceOptions):
     """The device and the settings that forms of the graph are raced on."""
 
     tune: Annotated[bool, device_option("--tune", help="Race all forms of the graph first, and keep the fastest.")] = (
@@ -59,7 +59,7 @@ def export(
     ] = "onnx",
     precision: Annotated[str, output(help="Write fp32,int8,fp16,w8,q4; default: the format's.")] = "",
     opset: Annotated[int | None, output(help="Write ONNX anew from the weights, at this opset.")] = None,
-    race: RaceOptions = RaceOptions(),
+    race: TuneOptions = TuneOptions(),
     max_drop: MaxDrop = 0.5,
     data: Annotated[str | None, data_option(help="Judge and calibrate int8 on this data; as for distill.")] = None,
     text: TextColumns = None,
@@ -83,7 +83,7 @@ def export(
         if race.tune:
             settings = options.settings(race.threads, race.batch, race.seq)
             raced = command.RaceOptions(settings, device, max_drop / 100)
-        elif race != RaceOptions():
+        elif race != TuneOptions():
             _refuse_unraced(race)
         made = command.export(
             model, out, to=to, precisions=[each.strip() for each in precision.split(",")] if precision else [],
@@ -98,7 +98,7 @@ def export(
                 shown.print(part, markup=False, highlight=False)
 
 
-def _refuse_unraced(race: RaceOptions) -> None:
+def _refuse_unraced(race: TuneOptions) -> None:
     """Raise ExportError for an option of the race where nothing is raced."""
     from compress.errors import ExportError
 

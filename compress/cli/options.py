@@ -32,7 +32,7 @@ class Command(TyperCommand):
         _write_groups(self, ctx, formatter)
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A command with others below it, whose help lists its options in groups."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from compress.cli.options import Command, Group, console, grouped, print_result, told
+from compress.cli.options import Command, CommandGroup, console, grouped, print_result, told
 from compress.config.options import (
     AllowCode,
     DataOptions,
@@ -22,7 +22,7 @@ from compress.config.options import (
     training,
 )
 
-app = typer.Typer(cls=Group, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(cls=CommandGroup, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,8 +33,8 @@ from compress.prompting.prompt import Prompt
 
 
 @dataclass(frozen=True)
-class Texts:
-    """Texts to be labelled.
+class TextsToLabel:
+    """The texts that `label` reads, and their task where they bring labels.
 
     rows      columns `text`, and `text_pair` for pairs
     labelled  where there are labels, the task they belong to
@@ -112,7 +112,7 @@ def _line(row: Mapping[str, Any], log_p_C: Any, labels: Sequence[str]) -> dict[s
     return texts | {"label": labels[int(log_p_C.argmax())], "probabilities": shares}
 
 
-def _scored(soft: SoftLabels, texts: Texts, teacher: str, *, strict: bool) -> list[str]:
+def _scored(soft: SoftLabels, texts: TextsToLabel, teacher: str, *, strict: bool) -> list[str]:
     """Score the labels against those that the data have, if any. Raises TeacherError."""
     if texts.labelled is None:
         return []
@@ -130,7 +130,7 @@ def _scored(soft: SoftLabels, texts: Texts, teacher: str, *, strict: bool) -> li
 
 def load_texts(
     source: DataLike, *, text: Sequence[str] | None = None, label: str | None = None, seed: int = 0
-) -> Texts:
+) -> TextsToLabel:
     """Load texts to be labelled, from wherever they lie.
 
     Stated rules. A .txt file whose columns are not named holds one text a line. A source with a column of a label's
@@ -144,20 +144,20 @@ def load_texts(
         found = [line.strip() for line in lines(path) if line.strip()]
         if not found:
             raise DataError(f"{path}: there is no text in it.")
-        return Texts(path.name, _rows([found]), None)
+        return TextsToLabel(path.name, _rows([found]), None)
     if _is_corpus(source, path):
         corpus = load_corpus(source)
-        return Texts(corpus.name, _rows([[each for each in corpus.documents() if each.strip()]]), None)
+        return TextsToLabel(corpus.name, _rows([[each for each in corpus.documents() if each.strip()]]), None)
     splits = sources.find(source, [*(text or ()), *(part.strip() for part in (label or "").split(",") if part)])
     if label is not None or schema.has_label(splits.train):
         data = load_task(source, text=text, label=label, seed=seed)
-        return Texts(data.name, data.train, data, data.notes)
+        return TextsToLabel(data.name, data.train, data, data.notes)
     chosen, notes = schema.choose_text(splits.train, text)
     read: list[list[str]] = [[] for _ in chosen]
     for batch in splits.train.read(chosen):
         for values, column in zip(read, batch.columns, strict=True):
             values += [value or "" for value in column.to_pylist()]
-    return Texts(splits.name, _rows(read), None, (*splits.notes, *notes))
+    return TextsToLabel(splits.name, _rows(read), None, (*splits.notes, *notes))
 
 
 def _is_corpus(source: str, path: Path) -> bool:
