@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from compress.benchmark import jobs
 from compress.benchmark.options import cpu_list
-from compress.benchmark.race import Pass, Sample, race_files, sustain_file
+from compress.benchmark.race import Pass, PassTimes, race_files, sustain_file
 from compress.benchmark.remote import agent, runner
 from compress.benchmark.remote.link import Link, connect
 from compress.benchmark.remote.runner import REFUSED
@@ -98,14 +98,14 @@ class AgentDevice:
         self._needs(job["runtime"])
         return {**job, "path": self.place(path), "affinity": list(self.affinity)}
 
-    def _pass(self, jobs_of: Mapping[str, dict[str, Any]], one: Pass) -> dict[str, Sample]:
+    def _pass(self, jobs_of: Mapping[str, dict[str, Any]], one: Pass) -> dict[str, PassTimes]:
         before = self._usage()
-        found: dict[str, Sample] = {}
+        found: dict[str, PassTimes] = {}
         with ExitStack() as stack:
             asks = {}
             for name in one.turns[0]:
                 asks[name], ready = stack.enter_context(self._runner(name, jobs_of[name], one.setting))
-                found[name] = Sample(
+                found[name] = PassTimes(
                     ready["init_ms"], ready["first_ms"]
                 )  # before the next starts: loading is timed too
             for name in chain(*one.turns):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from compress.benchmark.android import Adb, attempt
 from compress.benchmark.jobs import input_types, timing_job
 from compress.benchmark.options import cpu_list
-from compress.benchmark.race import Pass, Sample, race_files, sustain_file
+from compress.benchmark.race import Pass, PassTimes, race_files, sustain_file
 from compress.benchmark.remote.runner import feeds
 from compress.errors import did_you_mean
 from compress.exporters.session import EncodedRow
@@ -31,7 +31,7 @@ LONGEST = 1800.0
 SCRIPT = 'cd "$1" && rm -f times.csv && shift && LD_LIBRARY_PATH=. exec "$@"'
 
 
-def read_run(program: str, printed: str, times: str = "") -> Sample:
+def read_run(program: str, printed: str, times: str = "") -> PassTimes:
     """Read what a program printed, and the file of its runs, of which the first few are warming up.
 
     benchmark_model tells how its runs are distributed: as many times are returned, interpolated between its quantiles.
@@ -46,7 +46,7 @@ def read_run(program: str, printed: str, times: str = "") -> Sample:
         if not ms or init is None or first is None:
             raise DeviceError(f"{program}: its output is not what we can read. It ended: {end}")
         peak = found.get("Peak working set size")
-        return Sample(1e3 * init, first, ms, None if peak is None else peak / 1e6)
+        return PassTimes(1e3 * init, first, ms, None if peak is None else peak / 1e6)
     line = next((line for line in reversed(printed.splitlines()) if "count=" in line), "")  # those before: warming up
     found |= {name: float(value) for name, value in re.findall(rf"(\w+)={NUMBER}", line)}
     if "avg" not in found and "curr" in found:  # "curr=30(all same)"
@@ -58,7 +58,7 @@ def read_run(program: str, printed: str, times: str = "") -> Sample:
     places[0], places[-1] = 0, 1
     ms = np.interp(places, (0, 0.5, 0.95, 1), [found[name] / 1e3 for name in ("min", "median", "p95", "max")]).tolist()
     peak_mb = re.search(rf"Peak memory footprint \(MB\):.*overall={NUMBER}", printed)
-    return Sample(found["Init"] / 1e3, found["First inference"] / 1e3, ms, float(peak_mb[1]) if peak_mb else None)
+    return PassTimes(found["Init"] / 1e3, found["First inference"] / 1e3, ms, float(peak_mb[1]) if peak_mb else None)
 
 
 @contextmanager
@@ -137,17 +137,19 @@ class NativeProgram:
         if self.program == "benchmark_model" and len({(setting.batch, setting.seq) for setting in settings}) > 1:
             raise DeviceError("a .tflite file has its shape inside: give the --batch and --seq that it was made for")
 
-    def _pass(self, files: Mapping[str, Path], one: Pass) -> dict[str, Sample]:
-        found: dict[str, Sample] = {}
+    def _pass(self, files: Mapping[str, Path], one: Pass) -> dict[str, PassTimes]:
+        found: dict[str, PassTimes] = {}
         for name in chain(*one.turns):
             call = self._call(files[name], one.setting, runs=one.runs)
-            found.setdefault(name, Sample(call.init_ms, call.first_ms, peak_rss_mb=call.peak_rss_mb)).ms.extend(call.ms)
+            found.setdefault(name, PassTimes(call.init_ms, call.first_ms, peak_rss_mb=call.peak_rss_mb)).ms.extend(
+                call.ms
+            )
         celsius = self.phone.temperature()
         for sample in found.values():
             sample.celsius = celsius
         return found
 
-    def _call(self, path: Path, setting: Setting, *, runs: int = 1, seconds: float | None = None) -> Sample:
+    def _call(self, path: Path, setting: Setting, *, runs: int = 1, seconds: float | None = None) -> PassTimes:
         """Call the program once for `runs` timed runs, or for `seconds` of them."""
         model, times = self._push(path, setting), ""
         if self.program == "benchmark_model":

@@ -29,7 +29,7 @@ class Pass:
 
 
 @dataclass
-class Sample:
+class PassTimes:
     """What one file took in one pass.
 
     ms         of every run; init_ms: opening the file; first_ms: the first forward
@@ -52,7 +52,7 @@ def race_files(
     settings: Sequence[Setting],
     rounds: int,
     runs: int,
-    measure: Callable[[Pass], Mapping[str, Sample]],
+    measure: Callable[[Pass], Mapping[str, PassTimes]],
     *,
     say: Callable[[str], None],
     affinity: str = "",
@@ -65,7 +65,7 @@ def race_files(
     if rounds < 2 or runs < 1:
         raise DeviceError(f"race: {rounds} rounds of {runs} runs; expected at least 2 rounds, to compare, of 1 run")
     names, share = tuple(files), 1 / (2 * max(1, len(settings)))
-    first: list[Mapping[str, Sample]] = []
+    first: list[Mapping[str, PassTimes]] = []
     for number, order, part in ((1, names, rounds - rounds // 2), (2, names[::-1], rounds // 2)):
         turns = tuple(order if turn % 2 == 0 else order[::-1] for turn in range(part))
         for at, setting in enumerate(settings):
@@ -78,7 +78,7 @@ def race_files(
                 yield [_latency(name, setting, first[at][name], found[name], affinity) for name in names]
 
 
-def _latency(name: str, setting: Setting, first: Sample, second: Sample, affinity: str) -> Latency:
+def _latency(name: str, setting: Setting, first: PassTimes, second: PassTimes, affinity: str) -> Latency:
     latency = summarise(
         name,
         setting,

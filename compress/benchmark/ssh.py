@@ -47,7 +47,8 @@ class Address:
     port: str = ""
 
     @staticmethod
-    def of(text: str) -> "Address":
+    def parse(text: str) -> "Address":
+        """Parse what a user writes. Raises DeviceError for what is no address, before it comes near ssh."""
         found = re.fullmatch(
             r"((?:[^@\s-][^@\s]*@)?)(\[[0-9a-fA-F:.%\w]+\]|[^-:@\s\[\]][^:@\s\[\]]*)(?::(\d{1,5}))?", text
         )
@@ -91,7 +92,7 @@ def ssh(
     where: str, *, python: str, affinity: tuple[int, ...], timeout: float, say: Callable[[str], None]
 ) -> Iterator[AgentDevice]:
     """Open the machine at `where`. `python`: its interpreter that has onnxruntime. Raises DeviceError."""
-    address = Address.of(where)
+    address = Address.parse(where)
     name = f"ssh:{where}"
     if shutil.which("ssh") is None:
         raise DeviceError(f"{name}: there is no program `ssh` here; install an OpenSSH client")

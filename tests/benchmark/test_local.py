@@ -144,9 +144,7 @@ def test_a_killed_runner_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPat
     assert living() == []
 
 
-def test_a_killed_agent_is_an_error_and_takes_its_runners_along(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_agent_is_an_error_and_takes_its_runners_along(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_the_first_runs(monkeypatch, lambda: kill(agent))
     with pytest.raises(DeviceError, match=r"^local: .* ended with code -9"):
         race({"deep": folder / "deep.onnx"}, [Setting(1, 1, 8)], **QUICK)

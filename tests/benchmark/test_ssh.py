@@ -220,17 +220,17 @@ def test_a_full_disk_there_is_told_and_leaves_nothing(
     ],
 )
 def test_addresses(text: str, host: str, port: str) -> None:
-    assert Address.of(text) == Address(host, port)
+    assert Address.parse(text) == Address(host, port)
 
 
 @pytest.mark.parametrize("text", ["-oProxyCommand=x", "me@-x", "pi:port", "a b", "pi:", "::1", "@pi"])
 def test_what_is_no_address_never_comes_near_ssh(text: str) -> None:
     with pytest.raises(DeviceError, match=r"expected ssh:\[user@\]host\[:port\]"):
-        Address.of(text)
+        Address.parse(text)
 
 
 def test_the_far_command_quotes_what_it_is_given() -> None:
-    words = Address.of("pi:22").command(far_command("/a b/py'thon", 7), 5)
+    words = Address.parse("pi:22").command(far_command("/a b/py'thon", 7), 5)
     assert words[0] == "ssh"
     assert words[-4:-1] == ["22", "--", "pi"]
     assert "BatchMode=yes" in words

@@ -32,7 +32,7 @@ from compress.benchmark.browser.server import (
     read,
     serving,
 )
-from compress.benchmark.race import Pass, Sample, race_files
+from compress.benchmark.race import Pass, PassTimes, race_files
 from compress.benchmark.remote.runner import WARM_UP_PER_ROUND, feeds
 from compress.exporters.session import read_model, vocabulary_size
 from compress.provenance import install_command
@@ -48,7 +48,7 @@ class Fed:
     types: Mapping[str, Any]
 
     @staticmethod
-    def of(path: Path) -> "Fed":
+    def load(path: Path) -> "Fed":
         """Read an ONNX file. Raises DeviceError or ExportError for what is no text encoder in one file."""
         if jobs.runtime_of(path) != "onnxruntime":
             raise DeviceError(f"{path}: a browser runs ONNX files only")
@@ -163,7 +163,7 @@ class Browser:
         measured while the page was hidden is flagged as noisy.
         """
         self._check(settings)
-        fed = {name: Fed.of(path) for name, path in files.items()}
+        fed = {name: Fed.load(path) for name, path in files.items()}
         found: list[Latency] = []
         for done in race_files(files, settings, rounds, runs, partial(self._pass, fed), say=self._say):
             found += done
@@ -173,13 +173,13 @@ class Browser:
     def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
         """Run each file without pause for `seconds`. Raises DeviceError when the page was hidden, and so slowed."""
         self._check([setting])
-        fed = {name: Fed.of(path) for name, path in files.items()}
+        fed = {name: Fed.load(path) for name, path in files.items()}
         return [self._sustained(name, file, setting, seconds) for name, file in fed.items()]
 
     def logits(self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[NDArray[np.float32]]:
         """Compute the file's outputs there, each row by itself: (outputs,), or (tokens, outputs) of a tokenwise
         task."""
-        name, fed, found = file.name, Fed.of(file), list[NDArray[np.float32]]()
+        name, fed, found = file.name, Fed.load(file), list[NDArray[np.float32]]()
         self._clear(fed)
         self._open(name, fed, None)
         for start in range(0, len(rows), ROWS_AT_ONCE):
@@ -202,12 +202,12 @@ class Browser:
     def _say(self, words: str) -> None:
         self.say(f"{self.name}: {words}")
 
-    def _pass(self, fed: Mapping[str, Fed], one: Pass) -> dict[str, Sample]:
+    def _pass(self, fed: Mapping[str, Fed], one: Pass) -> dict[str, PassTimes]:
         self._clear(*fed.values())
         found = {}
         for name in one.turns[0]:
             opened = self._open(name, fed[name], one.setting)
-            found[name] = Sample(opened.init_ms, opened.first_ms)
+            found[name] = PassTimes(opened.init_ms, opened.first_ms)
         for at, turn in enumerate(one.turns):
             words = {"say": f"Measuring: {one}", "done": one.done + one.share * at / len(one.turns)}
             for name in turn:
