@@ -101,8 +101,10 @@ def raced(bundle: Bundle, texts: Sequence[str], rounds: int) -> dict[str, float]
 
 
 def in_javascript(bundle: Bundle, texts: Sequence[str], folder: Path, package: str) -> dict[str, Any]:
-    """Return the largest logit difference from Python, and the labels that differ; without texts that hold U+0000, which in
-    JavaScript end there: the runtime is handed C strings."""
+    """Return the largest logit difference from Python, and the labels that differ; of texts without U+0000.
+
+    JavaScript hands the runtime C strings, which end there.
+    """
     texts = [text for text in texts if "\0" not in text]
     script = Path(__file__).with_suffix(".mjs")
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
