@@ -3,7 +3,7 @@
     python benchmarks/latency_predictor.py --out benchmarks/results/latency_predictor_<hardware>_<yyyymm>.json
 
 BERT shapes drawn at random (2 to 6 layers, 128 to 512 wide) are built with random weights, exported and quantised as a
-bundle is, and timed in turns: `latency.measure.sample`. Then a predictor is fitted to 6, 10, 16 and 24 of them,
+bundle is, and timed in turns: `latency.measure.sample`. Then a model is fitted to 6, 10, 16 and 24 of them,
 drawn DRAWS times at random, or chosen far apart as a search chooses them, and asked for all others. Beside it two lines
 fitted to the same shapes: through the FLOPs of the model, as others count them, and through those of the exported
 graph, whose last layer computes one token. Errors are |predicted - measured| / measured. 4 to 6 minutes on 2 cores
@@ -29,7 +29,7 @@ from compress.benchmark.devices import open_device
 from compress.exporters.artifact import Precision
 from compress.latency.features import Terms
 from compress.latency.measure import Sample, choose_spread, sample
-from compress.latency.predictor import Errors, Predictor
+from compress.latency.model import Errors, LatencyModel
 from compress.records.latency import Setting
 
 SHAPES, DRAWS = 48, 100
@@ -90,7 +90,7 @@ def compared(
 ) -> dict[str, Any]:
     """Errors on held-out shapes for each size of sample, and all that was measured."""
     quiet = {each.name: each for each in samples if not each.noisy}
-    whole = Predictor.fit(samples, setting, precision)
+    whole = LatencyModel.fit(samples, setting, precision)
     draw = random.Random(0)
     held_out = {}
     if len(quiet) <= max(SIZES):
@@ -131,8 +131,8 @@ def asked(quiet: dict[str, Sample], chosen: Sequence[str], setting: Setting, pre
     }
     found = {}
     for way, fitted in ways.items():
-        predictor = Predictor.fit(fitted, setting, precision)
-        costs = predictor.costs
+        model = LatencyModel.fit(fitted, setting, precision)
+        costs = model.costs
         predicted = [sum(costs[name] * amount for name, amount in each.counts.items()) for each in asked_of[way]]
         found[way] = Errors.from_predictions(np.array(predicted), measured)
     return found
@@ -147,10 +147,10 @@ def of_graph(one: Sample) -> float:
 
 
 def covered(quiet: dict[str, Sample], chosen: Sequence[str], setting: Setting, precision: Precision) -> float:
-    """Return the share of shapes not chosen whose latency is within two of the deviations the predictor gives."""
-    predictor = Predictor.fit([quiet[name] for name in chosen], setting, precision)
+    """Return the share of shapes not chosen whose latency is within two of the deviations the model gives."""
+    model = LatencyModel.fit([quiet[name] for name in chosen], setting, precision)
     rest = [each for name, each in quiet.items() if name not in set(chosen)]
-    estimates = [predictor.predict_terms(each.terms) for each in rest]
+    estimates = [model.predict_terms(each.terms) for each in rest]
     return float(np.mean([abs(e.ms - one.ms) <= 2 * e.error_ms for e, one in zip(estimates, rest, strict=True)]))
 
 

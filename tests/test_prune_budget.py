@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from compress.config.reference import Call
 from compress.config.term import Term
 from compress.errors import PruneError
-from compress.latency.predictor import Estimate, ShapeTimer
+from compress.latency.model import Estimate, ShapeTimer
 from compress.pruning import budget
 from compress.pruning.budget import NAME, Decision, count_parameters, losses
 from compress.pruning.importance import compute_importance
@@ -247,7 +247,7 @@ class Counted:
 
 
 def test_shapes_are_measured_once_for_each_device_and_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.latency.predictor.SAMPLES", 6)
+    monkeypatch.setattr("compress.latency.model.SAMPLES", 6)
     model = tiny.bert(layers=3)
     shapes = budget.shape_grid(model.config, SlicePlan.from_model(model))
     configs = {name: resize_config(model.config, sizes) for name, sizes in list(shapes.items())[::5]}
@@ -260,7 +260,7 @@ def test_shapes_are_measured_once_for_each_device_and_setting(monkeypatch: pytes
     assert any("6 shapes on fake, int8, 1 thread, batch 1, 16 tokens" in line for line in said)
     assert replace(timer, device=Counted()).predict(configs) == first
     assert device.asked == asked, "kept"
-    monkeypatch.setattr("compress.latency.predictor.WORTH_KEEPING", -1.0)
+    monkeypatch.setattr("compress.latency.model.WORTH_KEEPING", -1.0)
     again = Counted()
     replace(timer, device=again, setting=Setting(seq=8)).predict(configs)
     asked = again.asked
@@ -315,8 +315,8 @@ def test_a_speed_asked_for_on_this_machine(
 
     However busy the machine is: nothing here depends on the times being good ones.
     """
-    monkeypatch.setattr("compress.latency.predictor.SAMPLES", 6)
-    monkeypatch.setattr("compress.latency.predictor.WORTH_KEEPING", float("inf"))
+    monkeypatch.setattr("compress.latency.model.SAMPLES", 6)
+    monkeypatch.setattr("compress.latency.model.WORTH_KEEPING", float("inf"))
     monkeypatch.setattr("compress.latency.measure.AGREE", float("inf"))
     words = ["--recipe", given["recipe"], "--data", given["data"], "--gate", "warn", "--seq", "32", "--speedup", "1.3"]
     first = command.run("prune", given["model"], *words, "--out", str(tmp_path / "one"))

@@ -136,11 +136,11 @@ def show(
                 "show: a trial and --bundle belong together, as in: compress search show STUDY 12 --bundle OUT"
             )
         if trial is None or bundle is None:
-            found = record.read(study)
+            found = record.load_report(study)
             if as_json:
                 print_result(found.to_json())
             else:
-                record.show(found, console())
+                record.print_front(found, console())
             return
         from compress.commands.search import show as write
 

@@ -31,11 +31,11 @@ from compress.latency.costs import LatencyTable
 from compress.models import heads
 from compress.models import precision as precisions
 from compress.models.teacher import Teacher
-from compress.nas import costs as clocks
+from compress.nas import costs as latencies
 from compress.nas import record, schedule, space_file, train_supernet
 from compress.nas.budget import Budget
 from compress.nas.config import NAME, SearchConfig
-from compress.nas.context import SearchContext, kept
+from compress.nas.context import SearchContext, load_student_state
 from compress.nas.costs import CostModel
 from compress.nas.evaluators import RunStages, ScratchEvaluator, StudentEvaluator, SupernetEvaluator
 from compress.nas.finalists import (
@@ -160,18 +160,18 @@ def load_context(
         _check_stages(config.space, recipe, base_teacher, training, run)
         task_teacher, teacher_check = load_task_teacher(base_teacher, recipe, training, run, strict=strict)
     task = training.data.task
-    known = LatencyTable.load(run.path / "clocks", config.precisions)
+    known = LatencyTable.load(run.path / "latency", config.precisions)
     if known is None:
         if place is None:
             raise SearchError(f"{run.path}: has not measured its shapes yet; continue it with --resume")
         with time_budget.part("measuring"):
             say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
             segments = makes_segments(task_teacher.tokenizer)
-            known = clocks.measure(config, shapes, place, kind=task.kind, segments=segments, say=say)
-            known.save(run.path / "clocks")
+            known = latencies.measure(config, shapes, place, kind=task.kind, segments=segments, say=say)
+            known.save(run.path / "latency")
     costs = CostModel(config, shapes, known, task.kind)
     evaluator = Evaluator.from_split(task, training.data.validation, task_teacher.tokenizer, config.max_length)
-    among = tuple(clocks.within(costs, train_supernet.DRAWN))
+    among = tuple(latencies.choose_within_budget(costs, train_supernet.DRAWN))
     run_stages = stage_runner(base_teacher, task_teacher, training)
     return SearchContext(
         config, run, task_teacher, teacher_check, training, evaluator, costs, among, time_budget, run_stages, ship
@@ -202,7 +202,7 @@ def make_student_evaluator(context: SearchContext) -> StudentEvaluator:
                 time_budget=context.time_budget,
             )
         return SupernetEvaluator.of(context.costs, net, context.evaluator, context.training)
-    largest = max(among, key=lambda choice: context.costs.whole(choice).flops_per_token)
+    largest = max(among, key=lambda choice: context.costs.cost(choice).flops_per_token)
 
     def train(stage: Stage, scratch: Run) -> None:
         recipe = context.search.space.recipe("timing", [stage], context.costs.shapes.spec(largest))
@@ -234,13 +234,13 @@ def begin_study(context: SearchContext, storage: str | Path, name: str, sampler:
 def run_search(context: SearchContext, study: "optuna.Study", *, trials: int | None) -> SearchReport:
     """Run the trials; write the record and its page now and then, and at their end."""
     looked = [time.monotonic()]
-    anchors = record.anchored(context)
+    anchors = record.score_anchors(context)
 
     def look(now: "optuna.Study") -> None:
         if time.monotonic() - looked[-1] > SHOWN:
-            so_far = record.found(context, now, anchors=anchors)
-            record.keep(so_far, context.run.path)
-            record.show(so_far, context.training.console)
+            so_far = record.build_report(context, now, anchors=anchors)
+            record.write_report(so_far, context.run.path)
+            record.print_front(so_far, context.training.console)
             looked[:] = [time.monotonic()]
 
     try:
@@ -250,8 +250,8 @@ def run_search(context: SearchContext, study: "optuna.Study", *, trials: int | N
                 trials=trials, seconds=context.time_budget.left("trials"), say=context.say, watch=look,
             )  # fmt: skip
     finally:  # an interruption, or a space without a shape that fits, leaves what was found
-        found = record.found(context, study, anchors=anchors)
-        record.keep(found, context.run.path)
+        found = record.build_report(context, study, anchors=anchors)
+        record.write_report(found, context.run.path)
     return found
 
 
@@ -261,8 +261,8 @@ def ship_winners(
     """Train the best for a short while, measure them, then distil, ship and measure the winners."""
 
     def kept(teacher_ms: float | None, **more: Any) -> SearchReport:
-        now = record.found(context, study, teacher_ms=teacher_ms, anchors=found.anchors, **more)
-        record.keep(now, context.run.path)
+        now = record.build_report(context, study, teacher_ms=teacher_ms, anchors=found.anchors, **more)
+        record.write_report(now, context.run.path)
         return now
 
     points, notes = shortlist(found, max(finalists, winners)), list[str]()
@@ -273,7 +273,7 @@ def ship_winners(
         teacher_ms = time_finalists(context, points, place)
     now = kept(teacher_ms)
     for at in range(min(winners, len(points))):
-        best = now.point(context.decided(at, partial(choose_winner, now, points)))
+        best = now.point(context.decide_winner(at, partial(choose_winner, now, points)))
         if over := now.exceeded(best):
             notes.append(f"Measured, no finalist keeps the budget: trial {best.number} is over in {', '.join(over)}.")
             context.say(notes[-1])
@@ -283,7 +283,7 @@ def ship_winners(
     with context.time_budget.part("timing finalists"):
         teacher_ms = time_finalists(context, points, place)
     now = kept(teacher_ms, notes=notes, winner=next(iter(context.winners), None))
-    record.show(now, context.training.console)
+    record.print_front(now, context.training.console)
     context.run.finish()
     context.say(f"page: {context.run.path / record.PAGE}")
     return now
@@ -379,14 +379,14 @@ def show(
     trial or its shape could not be judged.
     """
     console = console or Console(quiet=True)
-    config, found = SearchConfig.read(study), record.read(study)
+    config, found = SearchConfig.read(study), record.load_report(study)
     point = found.point(number)
     if not point.choice or point.state == "failed":
         raise SearchError(
             f"{study}: trial {number} failed ({point.reason}); choose another: compress search show {study}"
         )
     check_place(out)
-    known = kept(study, number)
+    known = load_student_state(study, number)
     if known.bundle is None or (train and "final" not in known.scores):
         facts = load_json(study / "run.json", f"Put back a whole copy of it; the trials are still told of: {study}")
         run = Run.open(study, config, facts, resume=True, name=NAME)
@@ -399,7 +399,7 @@ def show(
             context = load_context(config, run, time_budget, None, strict=False, allow_pickle=False, console=console)
             context = context.with_student_evaluator(make_student_evaluator(context))
             bundle = distill_winner(context, point) if train else _as_it_is(context, point)
-            record.keep(_with(found, number, study), study)
+            record.write_report(_with(found, number, study), study)
         finally:
             run.close()
     else:
@@ -409,7 +409,7 @@ def show(
 
 def _as_it_is(context: SearchContext, point: TrialRecord) -> Bundle:
     """Ship a student with the training that it had in the search."""
-    space, short = context.search.space, "short" in context.kept(point.number).scores
+    space, short = context.search.space, "short" in context.student_state(point.number).scores
     student = heads.load(find_checkpoint(context, point), "task", context.training.kind)
     stages = [stage for stage in (space.supernet, space.short) if stage is not None]
     had = f"a short distillation, stage `{space.short.name}`"
@@ -421,6 +421,6 @@ def _as_it_is(context: SearchContext, point: TrialRecord) -> Bundle:
 
 def _with(found: SearchReport, number: int, study: Path) -> SearchReport:
     """Return the record with what is now known of this trial."""
-    points = tuple(record.further(study, each) if each.number == number else each for each in found.points)
+    points = tuple(record.add_results(study, each) if each.number == number else each for each in found.points)
     now = replace(found, points=points, front=())
     return replace(now, front=now.compute_front())

@@ -19,7 +19,7 @@ from compress.exporters.artifact import Precision
 from compress.io import written
 from compress.latency.features import Terms
 from compress.latency.measure import Sample
-from compress.latency.predictor import Predictor
+from compress.latency.model import LatencyModel
 from compress.models import heads
 from compress.models.sharing import share, share_again
 from compress.records.latency import Setting
@@ -95,15 +95,15 @@ def _bytes(total: int, vectors: int, precision: Precision) -> float:
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """Measurements of one device. predictors: by precision; beside: the teacher's files and the anchors, by name."""
+    """Measurements of one device. models: by precision; beside: the teacher's files and the anchors, by name."""
 
-    predictors: Mapping[Precision, Predictor]
+    models: Mapping[Precision, LatencyModel]
     beside: Mapping[str, Sample]
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        for precision, predictor in self.predictors.items():
-            predictor.save(folder / f"{precision}.json")
+        for precision, model in self.models.items():
+            model.save(folder / f"{precision}.json")
         with written(folder / "beside.json") as partial:
             partial.write_text(json.dumps({name: asdict(each) for name, each in self.beside.items()}, indent=1) + "\n")
 
@@ -117,15 +117,15 @@ class LatencyTable:
         except ValidationError:
             remedy = f"Remove {folder} and repeat the command with --resume: the shapes are measured again"
             raise DamagedError(folder / "beside.json", ["it cannot be read"], remedy) from None
-        return LatencyTable({each: Predictor.from_json(folder / f"{each}.json") for each in precisions}, beside)
+        return LatencyTable({each: LatencyModel.from_json(folder / f"{each}.json") for each in precisions}, beside)
 
     def to_json(self) -> str:
-        """Write the predictors alone, for a worker's study."""
-        return json.dumps({precision: each.to_json() for precision, each in self.predictors.items()})
+        """Write the models alone, for a worker's study."""
+        return json.dumps({precision: each.to_json() for precision, each in self.models.items()})
 
     @staticmethod
     def from_json(text: str) -> "LatencyTable":
-        return LatencyTable({name: Predictor.from_json(each) for name, each in json.loads(text).items()}, {})
+        return LatencyTable({name: LatencyModel.from_json(each) for name, each in json.loads(text).items()}, {})
 
     def teacher(self, precision: Precision) -> Sample | None:
         return self.beside.get(f"teacher {precision}")

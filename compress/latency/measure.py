@@ -60,7 +60,7 @@ def sample(
     runs: int = 10,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Sample, ...]:
-    """Measure shapes for a Predictor to fit to; `choices`: the choice from the search space behind each name."""
+    """Measure shapes for a LatencyModel to fit to; `choices`: the choice from the search space behind each name."""
     with exported(configs, setting, precision=precision, kind=kind, segments=segments, say=say) as files:
         found = race(files, device, setting, rounds=rounds, runs=runs, say=say)
         sizes = {name: file.stat().st_size / 1e6 for name, file in files.items()}

@@ -14,10 +14,10 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from compress.errors import SearchError
-from compress.records.search_report import Objective
+from compress.records.search_report import ObjectiveName
 
 if TYPE_CHECKING:
-    from compress.latency.predictor import Estimate
+    from compress.latency.model import Estimate
 
 SURE = 2.0
 """Standard deviations of its prediction by which a shape must be within the latency asked for."""
@@ -84,10 +84,10 @@ class Budget:
             return self
         return replace(self, min_latency_ms=share * self.max_latency_ms)
 
-    def limits(self) -> dict[Objective, float]:
-        """Objective -> the most it may be; of the score, the least. After `with_teacher`."""
+    def limits(self) -> dict[ObjectiveName, float]:
+        """Return the most that each objective may be; of the score, the least. After `with_teacher`."""
         assert self.speedup is None, "a speed-up is a latency once the teacher is measured"
-        named: dict[Objective, float | None] = {
+        named: dict[ObjectiveName, float | None] = {
             "latency": self.max_latency_ms,
             "parameters": self.max_params,
             "file_mb": self.max_file_mb,
@@ -114,9 +114,9 @@ class Budget:
 
     def _costs(
         self, estimate: "Estimate | None", facts: Mapping[str, float]
-    ) -> list[tuple[Objective, float, str, float]]:
-        """Objective, what the shape is taken to cost, how that is made up, the limit."""
-        found: list[tuple[Objective, float, str, float]] = []
+    ) -> list[tuple[ObjectiveName, float, str, float]]:
+        """List for each limit: the objective, what the shape is taken to cost, how that is made up, the limit."""
+        found: list[tuple[ObjectiveName, float, str, float]] = []
         for name, limit in self.limits().items():
             if name == "latency":
                 ms, error = _taken(estimate).ms, SURE * _taken(estimate).error_ms
@@ -138,7 +138,7 @@ class Priced:
 def check_possible(budget: Budget, shapes: Mapping[str, Priced], *, fixed_ms: float | None = None) -> None:
     """Raises SearchError, with the closest shape and what to ask for, where no shape is within the budget.
 
-    fixed_ms: what any shape takes, `costs["fixed"]` of a Predictor.
+    fixed_ms: what any shape takes, `costs["fixed"]` of a LatencyModel.
     """
     if not shapes:
         raise SearchError("no shapes to choose from: the space is empty")
@@ -165,7 +165,7 @@ def _advice(budget: Budget, closest: Priced, fixed_ms: float | None) -> str:
         fixed = f", of which {fixed_ms:.3g} ms are fixed for any shape" if fixed_ms else ""
         said.append(f"takes {known.ms:.3g} +- {known.error_ms:.2g} ms{fixed}, where {latency:.3g} ms are allowed")
         ask.append(f"--max-latency-ms of at least {_up(least)}, fewer tokens")
-    options: Mapping[Objective, str] = {"parameters": "max_params", "file_mb": "max_file_mb"}
+    options: Mapping[ObjectiveName, str] = {"parameters": "max_params", "file_mb": "max_file_mb"}
     for name, option in options.items():
         if name in limits and closest.facts[name] > limits[name]:
             said.append(f"has {closest.facts[name]:,.4g} {name}, where {limits[name]:,.4g} are allowed")

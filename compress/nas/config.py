@@ -34,7 +34,7 @@ OBJECTIVES: Mapping[str, Literal["maximize", "minimize"]] = {
 """What a study can be over, and what may be limited: the score from below, the others from above."""
 NAME = "search.yaml"
 FEWEST = 5
-"""Shapes that a prediction needs at least (`latency.predictor.FEWEST`)."""
+"""Shapes that a prediction needs at least (`latency.model.FEWEST`)."""
 
 
 class SearchConfig(Frozen):

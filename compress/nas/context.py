@@ -22,7 +22,7 @@ from compress.nas.costs import CostModel
 from compress.nas.evaluators import RunStages, ScratchEvaluator, StudentEvaluator
 from compress.nas.schedule import TimeBudget
 from compress.nas.space import Choice
-from compress.records.search_report import Stage
+from compress.records.search_report import ScoreStage
 from compress.training.context import TrainingContext
 from compress.training.finetune import TeacherCheck
 from compress.training.run import Run
@@ -31,13 +31,13 @@ FACTS, WINNERS = "student.json", "winners.json"
 
 
 @dataclass(frozen=True)
-class Kept:
+class StudentState:
     """What a search knows of one student beyond its trial; students/N/student.json.
 
     measured   setting -> ms; bundle: where it was written to
     """
 
-    scores: Mapping[Stage, float] = field(default_factory=dict)
+    scores: Mapping[ScoreStage, float] = field(default_factory=dict)
     measured: Mapping[str, float] = field(default_factory=dict)
     bundle: str | None = None
     file_mb: float | None = None
@@ -76,27 +76,27 @@ class SearchContext:
         self.training.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     @cached_property
-    def tokens(self) -> float:
+    def mean_tokens(self) -> float:
         """Mean length of the training rows."""
         rows = self.training.rows(self.search.space.short, self.run.seed)
         return float(fmean(rows["length"][:]))
 
-    def place(self, number: int) -> Run:
+    def student_run(self, number: int) -> Run:
         """Return the student's own folder, as a run's."""
         run = Run(self.run.path / "students" / str(number), self.run.seed, main=True)
         run.path.mkdir(parents=True, exist_ok=True)
         return run
 
-    def kept(self, number: int) -> Kept:
-        return kept(self.run.path, number)
+    def student_state(self, number: int) -> StudentState:
+        return load_student_state(self.run.path, number)
 
-    def keep(self, number: int, **more: Any) -> Kept:
+    def update_student(self, number: int, **more: Any) -> StudentState:
         """Add to what is kept of a student: scores and measured times are merged, the rest replaced."""
-        before = self.kept(number)
+        before = self.student_state(number)
         merged = {name: {**getattr(before, name), **more.get(name, {})} for name in ("scores", "measured")}
         changes: dict[str, Any] = more | merged
         after = replace(before, **changes)
-        with written(self.place(number).path / FACTS) as partial:
+        with written(self.student_run(number).path / FACTS) as partial:
             partial.write_text(json.dumps(asdict(after), indent=1) + "\n", encoding="utf-8")
         return after
 
@@ -110,7 +110,7 @@ class SearchContext:
             remedy = "Remove it and repeat the command with --resume: the winners are chosen again"
             raise DamagedError(file, ["it cannot be read"], remedy) from None
 
-    def decided(self, at: int, choose: Callable[[Sequence[int]], int]) -> int:
+    def decide_winner(self, at: int, choose: Callable[[Sequence[int]], int]) -> int:
         """Return the trial chosen at this place, now or in an earlier session: what it scores later changes no
         choice."""
         known = self.winners
@@ -120,7 +120,7 @@ class SearchContext:
                 partial.write_text(json.dumps(known) + "\n", encoding="utf-8")
         return known[at]
 
-    def untrained(self, number: int, choice: Choice) -> Path:
+    def student_checkpoint(self, number: int, choice: Choice) -> Path:
         """Find or make the folder with the student as its trial knew it: the part of the supernet, or what its legs
         left.
 
@@ -135,7 +135,7 @@ class SearchContext:
                 found = self.student_evaluator.trained(choice)
             assert found is not None, "its last leg is done"
             return found
-        folder = self.place(number).path / "subnet"
+        folder = self.student_run(number).path / "subnet"
         if not usable(folder, partial(warn, self.training.console)):
             with filled(folder, sealed=True) as new:
                 self.student_evaluator.net.extract(self.costs.shapes.sizes(choice)).save_pretrained(new)
@@ -143,11 +143,11 @@ class SearchContext:
         return folder
 
 
-def kept(study: Path, number: int) -> Kept:
+def load_student_state(study: Path, number: int) -> StudentState:
     """Load what the search in this folder keeps of a student. Raises DamagedError."""
     file = study / "students" / str(number) / FACTS
     try:
-        return TypeAdapter(Kept).validate_json(file.read_bytes()) if file.is_file() else Kept()
+        return TypeAdapter(StudentState).validate_json(file.read_bytes()) if file.is_file() else StudentState()
     except ValidationError:
         remedy = f"Remove it and show the trial again: compress search show {study} {number} --bundle OUT"
         raise DamagedError(file, ["it cannot be read"], remedy) from None

@@ -13,11 +13,11 @@ from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.latency.costs import LatencyTable, ModelCost, model_cost
 from compress.latency.features import Terms
 from compress.latency.measure import Sample, choose_spread, exported, race
-from compress.latency.predictor import FEWEST, Estimate, Predictor
+from compress.latency.model import FEWEST, Estimate, LatencyModel
 from compress.nas.budget import Budget, Priced, check_possible
 from compress.nas.config import SearchConfig
 from compress.nas.space import Choice, Shapes
-from compress.records.search_report import Objective
+from compress.records.search_report import ObjectiveName
 
 DRAWN = 400
 """Shapes among which those to be measured are chosen."""
@@ -33,16 +33,16 @@ class CostModel:
 
     search: SearchConfig
     shapes: Shapes
-    clocks: LatencyTable
+    latencies: LatencyTable
     kind: Kind
 
-    def limits(self) -> dict[Objective, float]:
-        """Objective -> the most it may be. Raises SearchError for a speed-up over a teacher that was not measured."""
+    def limits(self) -> dict[ObjectiveName, float]:
+        """Return the most that each objective may be. Raises SearchError for a speed-up over an unmeasured teacher."""
         return self.budget().limits()
 
     def budget(self) -> Budget:
         """Return the search's budget, with a speed-up as the latency it comes to."""
-        teacher = self.clocks.teacher(self.search.precision)
+        teacher = self.latencies.teacher(self.search.precision)
         return self.search.budget.with_teacher(teacher.ms if teacher else None)
 
     def teacher(self) -> ModelCost:
@@ -55,18 +55,18 @@ class CostModel:
         return precision
 
     def latency(self, choice: Choice) -> Estimate:
-        return self.clocks.predictors[self.precision(choice)].predict(self.shapes.config(choice))
+        return self.latencies.models[self.precision(choice)].predict(self.shapes.config(choice))
 
-    def whole(self, choice: Choice) -> ModelCost:
+    def cost(self, choice: Choice) -> ModelCost:
         shared: Mapping[Any, int] = {} if self.search.space.mode == "supernet" else self.shapes.spec(choice).share
         return model_cost(self.shapes.config(choice), self.precision(choice), kind=self.kind, shared=shared)
 
     def facts(self, choice: Choice) -> dict[str, float]:
-        found = self.whole(choice)
+        found = self.cost(choice)
         return {**found.plain(), "body_parameters": float(found.body_parameters)}
 
 
-def named(choice: Choice) -> str:
+def describe_choice(choice: Choice) -> str:
     """`layers 4, hidden 256, heads 8, ffn 768`"""
     return ", ".join(f"{name.removeprefix('config.')} {value}" for name, value in choice.items())
 
@@ -78,7 +78,7 @@ def measure(
 
     Raises SearchError, DeviceError, ExportError.
     """
-    bare = {named(choice): choice for each in shapes.drawn(DRAWN, search.seed) if (choice := _bare(each))}
+    bare = {describe_choice(choice): choice for each in shapes.drawn(DRAWN, search.seed) if (choice := _bare(each))}
     configs = {name: shapes.config(choice) for name, choice in bare.items()}
     chosen = choose_spread(configs, search.shapes, search.setting, kind)
     if len(chosen) < FEWEST:
@@ -89,8 +89,8 @@ def measure(
     say(f"measuring {len(chosen)} shapes of {shapes.size():,}, and the teacher, on {device.name} at {search.setting}")
     wanted = {"teacher": shapes.teacher} | {name: configs[name] for name in chosen}
     samples = _raced(search, wanted, device, kind=kind, segments=segments, say=say)
-    predictors = {
-        precision: Predictor.fit(
+    models = {
+        precision: LatencyModel.fit(
             [replace(samples[precision][name], choice=bare[name]) for name in chosen],
             search.setting, precision, kind=kind, device=device,
         )
@@ -102,9 +102,9 @@ def measure(
         for name, one in found.items()
         if name not in chosen
     }
-    for predictor in predictors.values():
-        say(predictor.about())
-    return LatencyTable(predictors, beside)
+    for model in models.values():
+        say(model.about())
+    return LatencyTable(models, beside)
 
 
 def _raced(
@@ -130,7 +130,7 @@ def _raced(
     return found
 
 
-def within(costs: CostModel, count: int) -> list[Choice]:
+def choose_within_budget(costs: CostModel, count: int) -> list[Choice]:
     """Return at most `count` shapes that keep the budget, the one with the fewest FLOPs first.
 
     Three in four of them use much of its latency, where there are such: there the best students are; the others are
@@ -140,13 +140,15 @@ def within(costs: CostModel, count: int) -> list[Choice]:
     by_parts = bool(budget.limits().keys() - {"latency", "score"})
     drawn = costs.shapes.drawn(PRICED_BY_PARTS if by_parts else PRICED, costs.search.seed)
     priced = {
-        named(choice): Priced(named(choice), costs.latency(choice), costs.facts(choice) if by_parts else {})
+        describe_choice(choice): Priced(
+            describe_choice(choice), costs.latency(choice), costs.facts(choice) if by_parts else {}
+        )
         for choice in drawn
     }
-    fixed = min(predictor.costs.get("fixed", 0.0) for predictor in costs.clocks.predictors.values())
+    fixed = min(model.costs.get("fixed", 0.0) for model in costs.latencies.models.values())
     check_possible(budget, priced, fixed_ms=fixed or None)
-    kept = [choice for choice in drawn if _keeps(budget, priced[named(choice)])]
-    banded = [_keeps(budget.banded(), priced[named(choice)]) for choice in kept]
+    kept = [choice for choice in drawn if _keeps(budget, priced[describe_choice(choice)])]
+    banded = [_keeps(budget.banded(), priced[describe_choice(choice)]) for choice in kept]
     used, rest = (
         [choice for choice, inside in zip(kept, banded, strict=True) if inside is want] for want in (True, False)
     )
@@ -155,7 +157,7 @@ def within(costs: CostModel, count: int) -> list[Choice]:
     )
     some = used[: max(3 * count // 4, count - len(rest))]
     found = [least, *some, *rest]
-    return list({named(choice): choice for choice in found}.values())[:count]
+    return list({describe_choice(choice): choice for choice in found}.values())[:count]
 
 
 def _keeps(budget: Budget, one: Priced) -> bool:

@@ -19,7 +19,7 @@ from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.onnx import makes_segments
 from compress.latency.measure import exported, race
 from compress.nas.context import SearchContext
-from compress.nas.costs import named
+from compress.nas.costs import describe_choice
 from compress.nas.evaluators import ScratchEvaluator, score_student
 from compress.records.latency import Latency
 from compress.records.search_report import SearchReport, TrialRecord
@@ -60,27 +60,29 @@ def distill_briefly(context: SearchContext, points: Sequence[TrialRecord]) -> No
     left, began = context.time_budget.left("short distillations"), time.monotonic()
     stages = _fit_stages(context, "short distillations", [context.search.space.short], points[0], share=1 / len(points))
     for point in points:
-        if "short" in context.kept(point.number).scores:
+        if "short" in context.student_state(point.number).scores:
             continue
         if point is not points[0] and left is not None and time.monotonic() - began >= left:
             context.say(f"the time for short distillations is over: trial {point.number} and those after it have none")
             return
         context.training.console.print(
-            f"short distillation of trial {point.number}: {named(point.choice)}", highlight=False
+            f"short distillation of trial {point.number}: {describe_choice(point.choice)}", highlight=False
         )
-        student = train_student(context, point, stages, context.untrained(point.number, point.choice))
-        context.keep(point.number, scores={"short": score_student(student, context.evaluator, context.training)})
+        student = train_student(context, point, stages, context.student_checkpoint(point.number, point.choice))
+        context.update_student(
+            point.number, scores={"short": score_student(student, context.evaluator, context.training)}
+        )
 
 
 def find_checkpoint(context: SearchContext, point: TrialRecord) -> Path:
     """Find the student as its short distillation left it, which is made again where it is damaged; without one, as its
     trial knew it."""
-    short, place = context.search.space.short, context.place(point.number)
-    if "short" not in context.kept(point.number).scores:
-        return context.untrained(point.number, point.choice)
+    short, place = context.search.space.short, context.student_run(point.number)
+    if "short" not in context.student_state(point.number).scores:
+        return context.student_checkpoint(point.number, point.choice)
     if not place.done(short.name, context.training.console):
         stages = _fit_stages(context, "short distillations", [short], point, share=1.0)
-        train_student(context, point, stages, context.untrained(point.number, point.choice))
+        train_student(context, point, stages, context.student_checkpoint(point.number, point.choice))
     return place.result(short.name)
 
 
@@ -90,7 +92,7 @@ def train_student(
     """Train the student by `stages`, from the checkpoint in `begin`; keep it in its own folder, or in `run`."""
     spec = StudentSpec.model_validate({"init": str(begin)})
     recipe = context.search.space.recipe(f"trial {point.number}", stages, spec)
-    run = run or context.place(point.number)
+    run = run or context.student_run(point.number)
     return context.run_stages(recipe, run, recipe.stages, teacher_logits=context.teacher_check.logits)
 
 
@@ -102,7 +104,7 @@ def time_finalists(context: SearchContext, points: Sequence[TrialRecord], device
         for precision in search.precisions:
             configs = {"teacher": context.costs.shapes.teacher} if precision == search.precision else {}
             for point in points:
-                bundle = context.kept(point.number).bundle
+                bundle = context.student_state(point.number).bundle
                 if context.costs.precision(point.choice) != precision:
                     continue
                 if bundle is None:
@@ -117,7 +119,7 @@ def time_finalists(context: SearchContext, points: Sequence[TrialRecord], device
                 files |= scratch.enter_context(made)
         found = race(files, device, search.setting, rounds=search.rounds, runs=search.runs, say=context.say)
     for point in points:
-        context.keep(point.number, measured={str(search.setting): found[str(point.number)].p50_ms})
+        context.update_student(point.number, measured={str(search.setting): found[str(point.number)].p50_ms})
     _mention(context, found)
     return found["teacher"].p50_ms if "teacher" in found else None
 
@@ -145,13 +147,13 @@ def distill_winner(context: SearchContext, point: TrialRecord, *, share: float =
 
     share: of the time for the last part.
     """
-    kept, space = context.kept(point.number), context.search.space
+    kept, space = context.student_state(point.number), context.search.space
     if kept.bundle is not None and "shipped" in kept.scores and "final" in kept.scores:
         return Bundle.load(Path(kept.bundle))
     began = time.time()
     stages = _fit_stages(context, "final", space.final, point, share=TRAINING * share)
     student = train_student(context, point, stages, find_checkpoint(context, point))
-    context.keep(point.number, scores={"final": score_student(student, context.evaluator, context.training)})
+    context.update_student(point.number, scores={"final": score_student(student, context.evaluator, context.training)})
     return ship_student(context, point, student, [*_earlier_stages(context, point), *stages], began=began)
 
 
@@ -165,9 +167,9 @@ def ship_student(
     note: str = "",
 ) -> Bundle:
     """Ship the student that had these stages as a bundle in its folder, with what it was part of in its notes."""
-    search, place = context.search, context.place(point.number)
+    search, place = context.search, context.student_run(point.number)
     recipe = search.space.recipe(f"{search.space.name}-{point.number}", stages)
-    found = f"Trial {point.number} of the search in {context.run.path.name}: {named(point.choice)}."
+    found = f"Trial {point.number} of the search in {context.run.path.name}: {describe_choice(point.choice)}."
     notes = [*context.teacher_check.notes, found, *([note] if note else [])]
     bundle = context.ship(
         student, context.task_teacher, context.training, recipe=recipe, run=place, notes=notes, started=began,
@@ -179,7 +181,7 @@ def ship_student(
     answers = bundle.logits(context.evaluator.rows, precision=precision)
     score = float(context.evaluator.scores(answers)[context.evaluator.task.metric])
     size = bundle.files()[precision].stat().st_size / 1e6
-    context.keep(point.number, scores={"shipped": score}, bundle=str(bundle.path), file_mb=size)
+    context.update_student(point.number, scores={"shipped": score}, bundle=str(bundle.path), file_mb=size)
     return bundle
 
 
@@ -189,7 +191,7 @@ def _earlier_stages(context: SearchContext, point: TrialRecord) -> list[Stage]:
     if isinstance(context.student_evaluator, ScratchEvaluator):
         return list(context.student_evaluator.legs)
     assert space.supernet is not None, "a space of a supernet has its stage"
-    short = [space.short] if "short" in context.kept(point.number).scores else []
+    short = [space.short] if "short" in context.student_state(point.number).scores else []
     return [space.supernet, *short]
 
 
@@ -199,7 +201,7 @@ def _fit_stages(
     """Give the stages as many steps as there is time for, timed with this student."""
 
     def train(stage: Stage, run: Run) -> None:
-        train_student(context, point, [stage], context.untrained(point.number, point.choice), run)
+        train_student(context, point, [stage], context.student_checkpoint(point.number, point.choice), run)
 
     return context.time_budget.fit(part, stages, context.training.data, train, share=share)
 

@@ -17,13 +17,21 @@ from compress.data.task import TaskData
 from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
 from compress.io import written
-from compress.nas.context import SearchContext, kept
+from compress.nas.context import SearchContext, load_student_state
 from compress.nas.storage import quiet
 from compress.nas.train_supernet import load_ladder
 from compress.nas.trial import outcome
 from compress.provenance import command_line, versions
 from compress.records.run_report import finite
-from compress.records.search_report import Anchor, Importance, Objective, Rung, SearchReport, Stage, TrialRecord
+from compress.records.search_report import (
+    Anchor,
+    ChoiceImportance,
+    ObjectiveName,
+    Rung,
+    ScoreStage,
+    SearchReport,
+    TrialRecord,
+)
 from compress.reporting.html import render_search
 from compress.reporting.remarks import unmet
 from compress.reporting.tables import front_table, to_terminal
@@ -33,14 +41,14 @@ RECORD, PAGE = "search.json", "search.html"
 LIBRARIES = ("compress", "optuna", "torch", "transformers", "datasets", "onnxruntime", "onnx", "numpy")
 
 
-def found(
+def build_report(
     context: SearchContext, study: optuna.Study, *, teacher_ms: float | None = None, winner: int | None = None,
     anchors: Sequence[Anchor] = (), notes: Sequence[str] = (),
 ) -> SearchReport:  # fmt: skip
     """Collect all that is known now. teacher_ms: of the latest race; left out, that of the measuring phase."""
     search, costs, task = context.search, context.costs, context.training.data.task
-    known = tuple(further(context.run.path, point) for point in points(study))
-    beside = costs.clocks.teacher(search.precision)
+    known = tuple(add_results(context.run.path, point) for point in read_trials(study))
+    beside = costs.latencies.teacher(search.precision)
     weights = costs.teacher()
     now = SearchReport(
         title=f"{search.space.name}: students of {context.task_teacher.name} on {context.training.data.name}",
@@ -60,9 +68,9 @@ def found(
         teacher_ms=teacher_ms or (beside.ms if beside else None),
         teacher_parameters=weights.parameters,
         teacher_mb=beside.file_mb if beside else None,
-        prediction=costs.clocks.predictors[search.precision].record(),
+        prediction=costs.latencies.models[search.precision].record(),
         costs=context.time_budget.costs,
-        ladder=(*load_ladder(context.run), *_trained(context, known)),
+        ladder=(*load_ladder(context.run), *_stage_rungs(context, known)),
         anchors=tuple(anchors),
         split="validation",
         split_rows=len(context.evaluator),
@@ -77,14 +85,14 @@ def found(
     return replace(now, importances=compute_importances(now))
 
 
-def points(study: optuna.Study, stage: Stage = "subnet") -> tuple[TrialRecord, ...]:
+def read_trials(study: optuna.Study, stage: ScoreStage = "subnet") -> tuple[TrialRecord, ...]:
     """Read every finished trial, with its last score as that of `stage`. Times count from the study's first trial."""
     trials = study.get_trials(deepcopy=False)
     begin = min((trial.datetime_start for trial in trials if trial.datetime_start), default=None)
-    return tuple(_read_point(trial, stage, begin) for trial in trials if trial.state.is_finished())
+    return tuple(_read_trial(trial, stage, begin) for trial in trials if trial.state.is_finished())
 
 
-def _read_point(trial: FrozenTrial, stage: Stage, begin: datetime.datetime | None) -> TrialRecord:
+def _read_trial(trial: FrozenTrial, stage: ScoreStage, begin: datetime.datetime | None) -> TrialRecord:
     attributes, state = trial.user_attrs, outcome(trial)
     latency, facts, scores = (attributes.get(name, {}) for name in ("latency", "facts", "scores"))
     started = trial.datetime_start - begin if trial.datetime_start and begin else None
@@ -105,21 +113,21 @@ def _read_point(trial: FrozenTrial, stage: Stage, begin: datetime.datetime | Non
     )
 
 
-def keep(record: SearchReport, folder: Path) -> None:
+def write_report(record: SearchReport, folder: Path) -> None:
     """Write both files, each whole or not at all."""
     for name, content in ((RECORD, record.to_json()), (PAGE, render_search(record))):
         with written(folder / name) as partial:
             partial.write_text(content, encoding="utf-8")
 
 
-def read(study: Path) -> SearchReport:
+def load_report(study: Path) -> SearchReport:
     """Load what the search in this folder has found. Raises SearchError where there is none."""
     if not (study / RECORD).is_file():
         raise SearchError(f"{study}: has no {RECORD} yet; expected the folder of a `compress search` with trials")
     return SearchReport.from_json(study / RECORD)
 
 
-def show(found: SearchReport, console: Console) -> None:
+def print_front(found: SearchReport, console: Console) -> None:
     """Print the front and what it is held against, as `compress search show STUDY` does."""
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     if found.front:
@@ -130,10 +138,10 @@ def show(found: SearchReport, console: Console) -> None:
     say(f"any trial as a bundle: compress search show {found.study} TRIAL --bundle OUT [--train]")
 
 
-def anchored(context: SearchContext) -> list[Anchor]:
+def score_anchors(context: SearchContext) -> list[Anchor]:
     """List the teacher's own files and the anchors, scored on the same rows, with their times in the measuring race."""
     search, score = context.search, context.teacher_check.scores[context.evaluator.task.metric]
-    beside = context.costs.clocks.beside
+    beside = context.costs.latencies.beside
     weights = context.costs.teacher().parameters
     known = []
     for name, one in beside.items():
@@ -143,20 +151,20 @@ def anchored(context: SearchContext) -> list[Anchor]:
             known.append(Anchor(f"{context.task_teacher.name} {precision}", own, one.ms, weights, one.file_mb))
     for anchor in search.anchors:
         bundle, one = Bundle.load(Path(anchor)), beside[f"{anchor} {search.precision}"]
-        value = _asked(bundle, context.training.data, search.precision)
+        value = _score_bundle(bundle, context.training.data, search.precision)
         known.append(Anchor(Path(anchor).name, value, one.ms, bundle.manifest.parameters, one.file_mb))
     return known
 
 
-def _asked(bundle: Bundle, data: TaskData, precision: Any) -> float:
+def _score_bundle(bundle: Bundle, data: TaskData, precision: Any) -> float:
     """Score the bundle on the validation rows, as its own tokenizer reads them."""
     evaluator = bundle.evaluator(data.validation)
     return float(evaluator.scores(bundle.logits(evaluator.rows, precision=precision))[bundle.task.metric])
 
 
-def further(study: Path, point: TrialRecord) -> TrialRecord:
+def add_results(study: Path, point: TrialRecord) -> TrialRecord:
     """Add to the point what later phases of the search in this folder found of it."""
-    more = kept(study, point.number)
+    more = load_student_state(study, point.number)
     return replace(
         point,
         scores={**point.scores, **more.scores},
@@ -166,7 +174,7 @@ def further(study: Path, point: TrialRecord) -> TrialRecord:
     )
 
 
-def _trained(context: SearchContext, known: Sequence[TrialRecord]) -> list[Rung]:
+def _stage_rungs(context: SearchContext, known: Sequence[TrialRecord]) -> list[Rung]:
     """List what students scored after a stage of their own, with what that stage cost."""
     rungs = []
     stages = {"short": context.search.space.short, "final": context.search.space.final[-1]}
@@ -175,11 +183,11 @@ def _trained(context: SearchContext, known: Sequence[TrialRecord]) -> list[Rung]
             score = point.scores.get(which)  # type: ignore[call-overload]
             if score is None or point.body_parameters is None:
                 continue
-            spent = taken(context.place(point.number), stage.name, context.training.console)
+            spent = taken(context.student_run(point.number), stage.name, context.training.console)
             if spent is None:
                 continue
             examples = spent.examples
-            flops = 3.0 * (point.flops_per_token or 0.0) * context.tokens * examples
+            flops = 3.0 * (point.flops_per_token or 0.0) * context.mean_tokens * examples
             rungs.append(Rung(which, point.body_parameters, examples, flops, score))
     return rungs
 
@@ -188,7 +196,7 @@ LEAST_TRIALS = 20
 """Of fewer, the best tenth is one trial."""
 
 
-def compute_importances(found: SearchReport) -> tuple[Importance, ...]:
+def compute_importances(found: SearchReport) -> tuple[ChoiceImportance, ...]:
     """Compute which choices decide each objective, the greatest first; none where too few trials have a value of it.
 
     PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255): how differently a choice is distributed among the best tenth of
@@ -204,11 +212,11 @@ def compute_importances(found: SearchReport) -> tuple[Importance, ...]:
         known = [point for point in complete if values[point.number] is not None]
         if len(known) >= LEAST_TRIALS and len({values[point.number] for point in known}) > 1:
             shares = _shares(known, [values[point.number] or 0.0 for point in known], objective == "score")
-            told.append(Importance(objective, "PED-ANOVA", len(known), shares))
+            told.append(ChoiceImportance(objective, "PED-ANOVA", len(known), shares))
     return tuple(told)
 
 
-def _value(found: SearchReport, point: TrialRecord, objective: Objective) -> float | None:
+def _value(found: SearchReport, point: TrialRecord, objective: ObjectiveName) -> float | None:
     """Return the value before any training on top and any measurement: what all trials are compared by."""
     if objective == "score":
         return point.first
@@ -225,7 +233,7 @@ def _shares(points: Sequence[TrialRecord], values: Sequence[float], maximise: bo
     spaces = {name: _distribution(found) for name, found in known.items()}
     trials = [
         optuna.trial.create_trial(
-            params={name: _as_parameter(point.choice[name], spaces[name]) for name in point.choice},
+            params={name: _to_parameter(point.choice[name], spaces[name]) for name in point.choice},
             distributions={name: spaces[name] for name in point.choice},
             value=value,
         )
@@ -249,5 +257,5 @@ def _distribution(values: Sequence[int | float | str]) -> BaseDistribution:
     return FloatDistribution(min(numbers), max(numbers))
 
 
-def _as_parameter(value: int | float | str, space: BaseDistribution) -> int | float | str:
+def _to_parameter(value: int | float | str, space: BaseDistribution) -> int | float | str:
     return str(value) if isinstance(space, CategoricalDistribution) else value

@@ -18,7 +18,7 @@ from compress.io import load_json, written
 from compress.latency.costs import model_cost
 from compress.models import heads
 from compress.models.teacher import Teacher
-from compress.nas.costs import CostModel, named
+from compress.nas.costs import CostModel, describe_choice
 from compress.nas.schedule import TimeBudget, planned
 from compress.nas.space import Choice
 from compress.nas.supernet import Supernet
@@ -54,7 +54,7 @@ class Ladder:
     def of(costs: CostModel, among: Sequence[Choice]) -> "Ladder":
         by_size = sorted(among, key=lambda choice: inner_weights(costs.shapes.sizes(choice)))
         places = (round(at * (len(by_size) - 1) / (RUNGS - 1)) for at in range(RUNGS))
-        picked = {named(each): each for each in map(by_size.__getitem__, places)}
+        picked = {describe_choice(each): each for each in map(by_size.__getitem__, places)}
         return Ladder(tuple(picked.values()), costs)
 
     def score_rungs(self, score: Score) -> Score:
@@ -69,7 +69,7 @@ class Ladder:
 
     def keep(self, file: Path, stage: Stage, flops: float) -> None:
         """Write what the log's scores are of. flops: spent on one example."""
-        sizes = [self.costs.whole(choice).body_parameters for choice in self.rungs]
+        sizes = [self.costs.cost(choice).body_parameters for choice in self.rungs]
         kept = {"stage": stage.name, "batch": stage.batch, "body_parameters": sizes, "flops": flops}
         with written(file) as partial:
             partial.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
@@ -152,7 +152,7 @@ def _flops(costs: CostModel, among: Sequence[Choice], stage: Stage, training: Tr
     """Spent on an example, at its mean length: the teacher's forward pass, and both passes of a step's subnets."""
     rows = training.rows(stage, 0)
     tokens = fmean(rows["length"][:])
-    ends = [costs.whole(choice).flops_per_token for choice in among[:DRAWN]]
+    ends = [costs.cost(choice).flops_per_token for choice in among[:DRAWN]]
     given: Mapping[str, Any] = stage.step.options if stage.step else {}
     whole = model_cost(costs.shapes.teacher, kind=costs.kind).flops_per_token
     subnets = whole * given.get("largest", True) + min(ends) * given.get("smallest", True)

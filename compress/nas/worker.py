@@ -44,13 +44,13 @@ class WorkerInputs:
     """What a worker needs, kept in the study.
 
     search    search.yaml
-    clocks    the latency predictors
+    latencies    the latency models
     weights   folder of the supernet, or of the teacher that trains each trial; digest: of its content
     steps     of each trial's training
     """
 
     search: str
-    clocks: str
+    latencies: str
     weights: str
     digest: str
     bf16: bool
@@ -72,7 +72,7 @@ def write_inputs(study: "optuna.Study", context: SearchContext) -> None:
     folder = context.task_teacher.folder if stage is None else context.run.result(stage.name)
     steps = context.student_evaluator.stage.steps if isinstance(context.student_evaluator, ScratchEvaluator) else None
     inputs = WorkerInputs(
-        context.search.to_yaml(), context.costs.clocks.to_json(), str(folder.resolve()), teacher.identify(folder),
+        context.search.to_yaml(), context.costs.latencies.to_json(), str(folder.resolve()), teacher.identify(folder),
         context.training.bf16, steps if plain else None,
     )  # fmt: skip
     if study.user_attrs.get(ATTRIBUTE) != vars(inputs):
@@ -134,14 +134,14 @@ def _make_evaluator(
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     training = TrainingContext(data, None, tokenizer, Collate(tokenizer), inputs.bf16, console)
     evaluator = Evaluator.from_split(task, data.validation, tokenizer, search.max_length)
-    clocks = LatencyTable.from_json(inputs.clocks)
+    latencies = LatencyTable.from_json(inputs.latencies)
     if search.space.mode == "supernet":
         whole = heads.load(folder, "task", task.kind).to(PartialState().device)
-        costs = CostModel(search, Shapes.of(search.space, whole.config), clocks, task.kind)
+        costs = CostModel(search, Shapes.of(search.space, whole.config), latencies, task.kind)
         return SupernetEvaluator.of(costs, whole, evaluator, training)
     task_teacher = teacher.load(search.teacher, folder, task)
     task_teacher.model.to(PartialState().device)
-    costs = CostModel(search, Shapes.of(search.space, task_teacher.model.config), clocks, task.kind)
+    costs = CostModel(search, Shapes.of(search.space, task_teacher.model.config), latencies, task.kind)
     stage = search.space.short
     if inputs.steps is not None:
         stage = stage.model_copy(update={"steps": inputs.steps})

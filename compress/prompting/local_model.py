@@ -77,7 +77,7 @@ def _generates(config: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Row:
+class TokenRow:
     """One prompt as tokens: what every answer follows, and each answer's own tokens, at least one."""
 
     number: int
@@ -132,17 +132,17 @@ class LocalModel:
         """The special tokens that the tokenizer puts before and after a text."""
         return Template.from_tokenizer(self.tokenizer, 1).ids
 
-    def _row(self, number: int, prompt: str, answers: Sequence[str]) -> Row:
+    def _row(self, number: int, prompt: str, answers: Sequence[str]) -> TokenRow:
         before, after = self._ends
         if self.encodes:  # the decoder's text is a new one: no space before it, and an end
             targets = [[*tokens, self._end] for tokens in self._tokens(*(answer.strip() for answer in answers))]
-            return Row(number, [*before, *self._tokens(prompt)[0], *after], targets)
+            return TokenRow(number, [*before, *self._tokens(prompt)[0], *after], targets)
         # Tokens may span the end of the prompt. All answers are then scored from where the first of them departs
         # from the prompt's own tokens, so that all explain the same text.
         alone, *whole = self._tokens(prompt, *(prompt + answer for answer in answers))
         shared = min(_common([alone, tokens]) for tokens in whole)
         start = before or ([] if shared else self._beginning())
-        return Row(number, [*start, *alone[:shared]], [tokens[shared:] for tokens in whole])
+        return TokenRow(number, [*start, *alone[:shared]], [tokens[shared:] for tokens in whole])
 
     @property
     def _end(self) -> int:
@@ -159,7 +159,7 @@ class LocalModel:
         raise TeacherError(f"teacher {self.name}: its tokenizer has no token to begin an empty prompt with")
 
     @torch.inference_mode()
-    def _log_p(self, rows: Sequence[Row]) -> Tensor:
+    def _log_p(self, rows: Sequence[TokenRow]) -> Tensor:
         """Compute log p of each row's answers: (B, A) float64."""
         device = self.model.device
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
@@ -170,7 +170,7 @@ class LocalModel:
             return _whole(self.model, rows)
 
 
-def _encoded(model: PreTrainedModel, rows: Sequence[Row]) -> Tensor:
+def _encoded(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
     """Let the encoder read each prompt once, and the decoder a slice of the answers at a time."""
     prompt_BP, mask_BP = _padded([row.prompt for row in rows], model)
     states = model.get_encoder()(input_ids=prompt_BP, attention_mask=mask_BP).last_hidden_state
@@ -190,7 +190,7 @@ def _encoded(model: PreTrainedModel, rows: Sequence[Row]) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def _continued(model: PreTrainedModel, rows: Sequence[Row]) -> Tensor:
+def _continued(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
     """Read what all prompts begin with, then the rest of each, then the answers after each."""
     device, count = model.device, len(rows)
     shared = min(_common([row.prompt for row in rows]), min(len(row.prompt) for row in rows) - 1)
@@ -223,7 +223,7 @@ def _continued(model: PreTrainedModel, rows: Sequence[Row]) -> Tensor:
     return log_p_BA + torch.cat(parts, dim=1)
 
 
-def _whole(model: PreTrainedModel, rows: Sequence[Row]) -> Tensor:
+def _whole(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
     """Read every answer with its prompt, one after another: for models that keep nothing to continue from."""
     parts = []
     for at in range(len(rows[0].answers)):
@@ -264,7 +264,7 @@ def _padded(rows: Sequence[list[int]], model: PreTrainedModel, *, left: bool = F
     return tokens, (places >= longest - lengths if left else places < lengths).long()
 
 
-def _slices(rows: Sequence[Row], length: int) -> Iterator[list[list[list[int]]]]:
+def _slices(rows: Sequence[TokenRow], length: int) -> Iterator[list[list[list[int]]]]:
     """Yield the rows' answers, as many at a time as TOKENS allow copies of `length` tokens per row."""
     total = len(rows[0].answers)
     many = max(1, TOKENS // (len(rows) * max(1, length)))

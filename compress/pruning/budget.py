@@ -34,7 +34,7 @@ from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import makes_segments
 from compress.io import written
 from compress.latency.measure import choose_spread, exported, race
-from compress.latency.predictor import Estimate, ShapeTimer
+from compress.latency.model import Estimate, ShapeTimer
 from compress.models.signals import read
 from compress.models.teacher import Teacher
 from compress.pruning import importance
@@ -159,7 +159,7 @@ WHOLE, SHIPPED = "the whole model", "the shipped file"
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ShapeCandidate:
     """A shape that fills the budget.
 
     loss: of the model cut to it at once, before any training; ms: of its file with random weights, None if not measured
@@ -185,8 +185,8 @@ class Decision:
 
     budget: Mapping[str, float]
     where: str | None
-    chosen: Candidate
-    candidates: tuple[Candidate, ...]
+    chosen: ShapeCandidate
+    candidates: tuple[ShapeCandidate, ...]
     limit_ms: float | None = None
     whole_ms: float | None = None
     shipped_ms: float | None = None
@@ -194,8 +194,8 @@ class Decision:
     @staticmethod
     def read(file: Path) -> "Decision":
         tree = json.loads(file.read_text(encoding="utf-8"))
-        candidates = tuple(Candidate(**each) for each in tree["candidates"])
-        return Decision(**{**tree, "chosen": Candidate(**tree["chosen"]), "candidates": candidates})
+        candidates = tuple(ShapeCandidate(**each) for each in tree["candidates"])
+        return Decision(**{**tree, "chosen": ShapeCandidate(**tree["chosen"]), "candidates": candidates})
 
     def write(self, file: Path) -> None:
         with written(file) as partial:
@@ -401,7 +401,7 @@ class _ShapeSearch:
     def estimates(self) -> Mapping[str, Estimate]:
         return {} if self.timer is None else self.timer.predict(self.configs)
 
-    def _race(self, timer: ShapeTimer, limit: float) -> list[Candidate]:
+    def _race(self, timer: ShapeTimer, limit: float) -> list[ShapeCandidate]:
         """Rank the shapes that are predicted to fill `limit`, and measure the first of them."""
         fits = {name: self.shapes[name] for name, each in self.estimates.items() if each.ms <= limit}
         if not fits:
@@ -415,7 +415,7 @@ class _ShapeSearch:
         measured = timer.measure({each.name: self.configs[each.name] for each in ranked[:FINALISTS]})
         return [replace(each, ms=measured.get(each.name)) for each in ranked]
 
-    def _rank(self, fits: Mapping[str, Sizes]) -> list[Candidate]:
+    def _rank(self, fits: Mapping[str, Sizes]) -> list[ShapeCandidate]:
         """Cut the model to the largest of the shapes, spread far apart, and sort them by their loss against it."""
         names = list(largest_shapes(fits))
         if len(names) > SHORTLISTED:
@@ -432,5 +432,5 @@ class _ShapeSearch:
         for name in sorted(names, key=lambda each: found[each]):
             estimate = self.estimates.get(name)
             times = (None, None) if estimate is None else (estimate.ms, estimate.error_ms)
-            ranked.append(Candidate(name, fits[name].plain(), self.parameters[name], found[name], *times))
+            ranked.append(ShapeCandidate(name, fits[name].plain(), self.parameters[name], found[name], *times))
         return ranked

@@ -26,10 +26,10 @@ def undominated(placed: Iterable[tuple[tuple[float, ...], int]]) -> list[tuple[t
 
 
 State = Literal["complete", "pruned", "duplicate", "too slow", "failed"]
-Stage = Literal["subnet", "short", "final", "shipped"]
-Objective = Literal["score", "latency", "parameters", "flops_per_token", "file_mb"]
+ScoreStage = Literal["subnet", "short", "final", "shipped"]
+ObjectiveName = Literal["score", "latency", "parameters", "flops_per_token", "file_mb"]
 
-STAGES: tuple[Stage, ...] = ("subnet", "short", "final", "shipped")
+STAGES: tuple[ScoreStage, ...] = ("subnet", "short", "final", "shipped")
 """In the order in which a shape gets its scores: the last one it has is the one it stands at."""
 
 
@@ -54,7 +54,7 @@ class TrialRecord:
     number: int
     choice: Mapping[str, int | float | str]
     state: State
-    scores: Mapping[Stage, float | None] = field(default_factory=dict)
+    scores: Mapping[ScoreStage, float | None] = field(default_factory=dict)
     parameters: int | None = None
     body_parameters: int | None = None
     flops_per_token: float | None = None
@@ -68,7 +68,7 @@ class TrialRecord:
     seconds: float | None = None
 
     @property
-    def stage(self) -> Stage | None:
+    def stage(self) -> ScoreStage | None:
         """The last stage at which it has a score."""
         return next((one for one in reversed(STAGES) if finite(self.scores.get(one)) is not None), None)
 
@@ -143,14 +143,14 @@ class Anchor:
 
 
 @dataclass(frozen=True)
-class Importance:
+class ChoiceImportance:
     """How much of what varies in `target` each choice explains: shares that sum to 1.
 
     evaluator   Optuna's, by name
     trials      so many complete ones it rests on
     """
 
-    target: Objective
+    target: ObjectiveName
     evaluator: str
     trials: int
     shares: Mapping[str, float]
@@ -179,8 +179,8 @@ class SearchReport:
     teacher_score: float | None
     device: str
     setting: str
-    budgets: Mapping[Objective, float]
-    objectives: tuple[Objective, ...]
+    budgets: Mapping[ObjectiveName, float]
+    objectives: tuple[ObjectiveName, ...]
     points: tuple[TrialRecord, ...]
     command: str
     date: str
@@ -190,7 +190,7 @@ class SearchReport:
     teacher_parameters: int | None = None
     teacher_mb: float | None = None
     prediction: LatencyPrediction | None = None
-    importances: tuple[Importance, ...] = ()
+    importances: tuple[ChoiceImportance, ...] = ()
     costs: Mapping[str, float] = field(default_factory=dict)
     ladder: tuple[Rung, ...] = ()
     anchors: tuple[Anchor, ...] = ()
@@ -227,7 +227,7 @@ class SearchReport:
         measured = self.measured_ms(point)
         return finite(point.predicted_ms) if measured is None else measured
 
-    def value(self, point: TrialRecord, objective: Objective) -> float | None:
+    def value(self, point: TrialRecord, objective: ObjectiveName) -> float | None:
         """Return the point's value of an objective."""
         if objective == "score":
             return point.score
@@ -239,10 +239,10 @@ class SearchReport:
         """Return True if it was completed and is known to be within every budget."""
         return point.state == "complete" and point.score is not None and not self.exceeded(point)
 
-    def exceeded(self, point: TrialRecord) -> tuple[Objective, ...]:
+    def exceeded(self, point: TrialRecord) -> tuple[ObjectiveName, ...]:
         """List the budgets that it is not known to keep."""
 
-        def kept(objective: Objective, limit: float) -> bool:
+        def kept(objective: ObjectiveName, limit: float) -> bool:
             value = self.value(point, objective)
             return value is not None and (value >= limit if objective == "score" else value <= limit)
 
@@ -262,7 +262,7 @@ class SearchReport:
         known = [(over, point) for point in self.points if (over := self._excess(point)) is not None]
         return min(known, key=lambda one: (one[0], -(one[1].score or 0.0), one[1].number), default=(0.0, None))[1]
 
-    def compute_front(self, objectives: Sequence[Objective] | None = None) -> tuple[int, ...]:
+    def compute_front(self, objectives: Sequence[ObjectiveName] | None = None) -> tuple[int, ...]:
         """Return the feasible points that no other feasible one equals or beats in every objective; by the first
         cost."""
         wanted = tuple(objectives or self.objectives)

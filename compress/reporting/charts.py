@@ -13,7 +13,7 @@ from statistics import fmean
 from markupsafe import Markup
 
 from compress.records.run_report import Point, Report, finite, series
-from compress.records.search_report import Objective, SearchReport
+from compress.records.search_report import ObjectiveName, SearchReport
 from compress.reporting import format as units
 from compress.reporting.compare import ComparedModel, Comparison, MeasuredDevice, View
 from compress.reporting.remarks import COSTS, answer, cost_text, known_beside, shape, short_shape
@@ -489,7 +489,7 @@ def choice_scatter(comparison: Comparison, view: View | None, picked: ComparedMo
     )  # fmt: skip
 
 
-def trial_scatter(report: SearchReport, cost: Objective) -> Scatter | None:
+def trial_scatter(report: SearchReport, cost: ObjectiveName) -> Scatter | None:
     """Prepare the trials' scores against one cost: trained ones, the front, the teacher and anchors with their names.
 
     All other scored trials are the crowd. None where no trial has both.

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from compress.exporters.artifact import FILES
 from compress.records.certificate import Tried
 from compress.records.run_report import Report, finite
-from compress.records.search_report import Objective, SearchReport
+from compress.records.search_report import ObjectiveName, SearchReport
 from compress.reporting import charts, remarks, tables
 from compress.reporting import format as units
 from compress.reporting.charts import MAIN, WHOLE, WITH_FACTS, Bar, Figure, Scatter, bar_figure, draw_figure
@@ -23,7 +23,7 @@ from compress.reporting.scaling import growth
 from compress.reporting.tables import ResultTable
 
 FOLDER = Path(__file__).parent / "templates"
-AXES: tuple[Objective, ...] = ("latency", "file_mb", "parameters")
+AXES: tuple[ObjectiveName, ...] = ("latency", "file_mb", "parameters")
 
 
 def render(template: str, script: str = "", **shown: Any) -> str:
@@ -219,7 +219,7 @@ def render_search(report: SearchReport) -> str:
     )  # fmt: skip
 
 
-def _trials(report: SearchReport, cost: Objective, scatter: Scatter) -> Figure:
+def _trials(report: SearchReport, cost: ObjectiveName, scatter: Scatter) -> Figure:
     """Draw the trials against a cost, and say how the picture is read, and what is not on it."""
     stairs = "; the stairs join what nothing within the budget beats for less" if scatter.front else ""
     said = [f"Up and left is better{stairs}."]

@@ -8,7 +8,7 @@ from compress.evaluation.statistics import SHARES, wilson_interval
 from compress.records.class_scores import describe, fallen
 from compress.records.latency import NOISE_FACTOR
 from compress.records.run_report import Report, ReportRow, finite
-from compress.records.search_report import Anchor, Objective, SearchReport, TrialRecord
+from compress.records.search_report import Anchor, ObjectiveName, SearchReport, TrialRecord
 from compress.reporting import format as units
 from compress.reporting.compare import OWN, ComparedModel, Comparison, Limits, Pick
 from compress.reporting.format import GAP, capitalised, listed
@@ -17,7 +17,7 @@ MACRO = 0.05
 """By so much more than the score macro F1 may fall without a word."""
 BARELY = 0.1
 """A teacher has learned little that makes less than this share of a baseline's errors good."""
-COSTS: Mapping[Objective, tuple[str, str]] = {
+COSTS: Mapping[ObjectiveName, tuple[str, str]] = {
     "latency": ("latency", "ms"),
     "file_mb": ("file size", "MB"),
     "parameters": ("parameters", ""),
@@ -279,13 +279,13 @@ def show_command(found: SearchReport, number: int) -> tuple[str, str]:
     return f"compress search show {shlex.quote(found.study)} ", f" --bundle student-{number}"
 
 
-def cost_text(objective: Objective, value: float | None) -> str:
+def cost_text(objective: ObjectiveName, value: float | None) -> str:
     """Say a cost with its unit: `3.41 ms`, `14.5 M`."""
     unit = COSTS[objective][1]
     return units.measure(value, unit) if unit else units.magnitude(value)
 
 
-def value_text(found: SearchReport, objective: Objective, value: float | None) -> str:
+def value_text(found: SearchReport, objective: ObjectiveName, value: float | None) -> str:
     """Say a value of an objective with its name: `latency 3.41 ms`, `accuracy 0.901`."""
     if objective == "score":
         return f"{units.metric(found.metric)} {units.score(value)}"

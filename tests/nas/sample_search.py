@@ -6,7 +6,7 @@ from typing import Any
 
 from compress.records.search_report import (
     Anchor,
-    Importance,
+    ChoiceImportance,
     LatencyPrediction,
     Rung,
     SearchReport,
@@ -121,8 +121,8 @@ def search(count: int = 120, **changes: Any) -> SearchReport:
             "8 terms, non-negative least squares, 16 shapes in 3 rounds", 0.021, 0.083, timings
         ),
         importances=(
-            Importance("score", "PED-ANOVA", 88, {"layers": 0.2, "hidden": 0.5, "ffn": 0.25, "heads": 0.05}),
-            Importance("latency", "PED-ANOVA", 88, {"layers": 0.3, "hidden": 0.4, "ffn": 0.29, "heads": 0.01}),
+            ChoiceImportance("score", "PED-ANOVA", 88, {"layers": 0.2, "hidden": 0.5, "ffn": 0.25, "heads": 0.05}),
+            ChoiceImportance("latency", "PED-ANOVA", 88, {"layers": 0.3, "hidden": 0.4, "ffn": 0.29, "heads": 0.01}),
         ),
         costs={"measuring": 61.0, "supernet": 1500.0, "trials": 372.0, "short distillations": 640.0, "final": 900.0},
         ladder=ladder(),

@@ -7,7 +7,7 @@ import pytest
 from compress.errors import SearchError
 from compress.latency.costs import model_cost
 from compress.latency.measure import exported
-from compress.latency.predictor import Estimate
+from compress.latency.model import Estimate
 from compress.models import heads
 from compress.models.flops import count_parameters, flops_per_token
 from compress.nas.budget import SURE, Budget, Priced, check_possible

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from compress.errors import SearchError
-from compress.records.search_report import Objective, SearchReport, TrialRecord
+from compress.records.search_report import ObjectiveName, SearchReport, TrialRecord
 from tests.nas.sample_search import AT, search
 
 
@@ -82,7 +82,7 @@ def test_measured_goes_before_predicted() -> None:
 
 
 @pytest.mark.parametrize("objectives", [("score", "latency"), ("score", "latency", "parameters"), ("latency", "score")])
-def test_the_front_is_what_nothing_beats(objectives: tuple[Objective, ...]) -> None:
+def test_the_front_is_what_nothing_beats(objectives: tuple[ObjectiveName, ...]) -> None:
     rng = random.Random(0)
     points = [made(n, rng.randint(0, 9), rng.randint(1, 9), parameters=rng.randint(1, 9)) for n in range(200)]
     whole = found(*points)

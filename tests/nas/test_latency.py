@@ -1,4 +1,4 @@
-"""A predictor finds what each term costs, says how sure it is, and is honest where it cannot know."""
+"""A model finds what each term costs, says how sure it is, and is honest where it cannot know."""
 
 import json
 import math
@@ -12,7 +12,7 @@ import pytest
 from compress.errors import SearchError
 from compress.latency.features import Terms
 from compress.latency.measure import Sample, choose_spread
-from compress.latency.predictor import FEWEST, Errors, Predictor
+from compress.latency.model import FEWEST, Errors, LatencyModel
 from compress.records.latency import Setting
 from tests import tiny
 
@@ -55,33 +55,33 @@ def samples(count: int, noise: float = 0.0, seed: int = 0, **changes: Any) -> tu
     )
 
 
-def held_out(predictor: Predictor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def held_out(model: LatencyModel) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Relative errors, and errors in the deviations that were predicted, of all shapes that were not measured."""
-    rest = sorted(SPACE.keys() - {each.name for each in predictor.samples})
-    pairs = [(predictor.predict(config(name)), truth(Terms.from_config(config(name), SETTING))) for name in rest]
+    rest = sorted(SPACE.keys() - {each.name for each in model.samples})
+    pairs = [(model.predict(config(name)), truth(Terms.from_config(config(name), SETTING))) for name in rest]
     off = np.array([each.ms - true for each, true in pairs])
     return off / np.array([true for _, true in pairs]), off / np.array([each.error_ms + 1e-15 for each, _ in pairs])
 
 
 def test_costs_that_are_there_are_found() -> None:
-    predictor = Predictor.fit(samples(16), SETTING, "int8")
-    relative, _ = held_out(predictor)
+    model = LatencyModel.fit(samples(16), SETTING, "int8")
+    relative, _ = held_out(model)
     assert np.abs(relative).max() < 1e-6
-    assert predictor.errors.mean < 1e-6
-    assert predictor.errors.rank == pytest.approx(1.0)
-    assert all(cost >= 0 for cost in predictor.costs.values())
+    assert model.errors.mean < 1e-6
+    assert model.errors.rank == pytest.approx(1.0)
+    assert all(cost >= 0 for cost in model.costs.values())
 
 
 def test_its_own_error_is_what_shapes_not_measured_show() -> None:
     """Over many noisy measurings: the deviations it gives cover what they should, and it beats FLOPs."""
     relative, deviations, told, flops = [], [], [], []
     for seed in range(12):
-        predictor = Predictor.fit(samples(16, noise=0.02, seed=seed), SETTING, "int8")
-        one, two = held_out(predictor)
+        model = LatencyModel.fit(samples(16, noise=0.02, seed=seed), SETTING, "int8")
+        one, two = held_out(model)
         relative.append(np.abs(one).mean())
         deviations.append(two)
-        told.append(predictor.errors.mean)
-        flops.append(predictor.flops_errors.mean)
+        told.append(model.errors.mean)
+        flops.append(model.flops_errors.mean)
     assert np.mean(relative) < 0.03
     assert 0.5 < np.mean(told) / np.mean(relative) < 3
     assert (np.abs(np.concatenate(deviations)) < 2).mean() > 0.9
@@ -96,81 +96,81 @@ def test_deviations_grow_away_from_what_was_measured() -> None:
         Sample(name, each, truth(each) * (1 + 0.03 * draw.standard_normal()))
         for name, each in zip(near, terms, strict=True)
     ]
-    predictor = Predictor.fit(measured, SETTING, "int8")
-    inside, outside = (predictor.predict(config(name)) for name in (near[3], "6x192/6/256"))
+    model = LatencyModel.fit(measured, SETTING, "int8")
+    inside, outside = (model.predict(config(name)) for name in (near[3], "6x192/6/256"))
     assert outside.error_ms / outside.ms > 1.2 * inside.error_ms / inside.ms
 
 
 def test_leaving_one_out_is_a_fit_to_the_others() -> None:
     measured = samples(10, noise=0.05)
-    predictor = Predictor.fit(measured, SETTING, "int8")
+    model = LatencyModel.fit(measured, SETTING, "int8")
     by_hand = [
-        Predictor.fit([each for each in measured if each != one], SETTING, "int8").predict_terms(one.terms).ms
+        LatencyModel.fit([each for each in measured if each != one], SETTING, "int8").predict_terms(one.terms).ms
         for one in measured
     ]
-    told = [each.predicted_ms for each in predictor.record().timings]
+    told = [each.predicted_ms for each in model.record().timings]
     assert told == pytest.approx(by_hand)
     off = np.array(by_hand) / np.array([each.ms for each in measured]) - 1
-    assert predictor.errors.mean == pytest.approx(np.abs(off).mean())
-    assert predictor.errors.worst == pytest.approx(np.abs(off).max())
+    assert model.errors.mean == pytest.approx(np.abs(off).mean())
+    assert model.errors.worst == pytest.approx(np.abs(off).max())
 
 
 def test_what_no_measured_shape_has_is_refused() -> None:
-    predictor = Predictor.fit(samples(10), SETTING, "int8")
+    model = LatencyModel.fit(samples(10), SETTING, "int8")
     with pytest.raises(SearchError, match="no measured shape has 'activation relu'; measure some that do"):
-        predictor.predict(config("2x64/2/64", hidden_act="relu"))
-    both = Predictor.fit((*samples(10), *samples(10, hidden_act="relu")), SETTING, "int8")
+        model.predict(config("2x64/2/64", hidden_act="relu"))
+    both = LatencyModel.fit((*samples(10), *samples(10, hidden_act="relu")), SETTING, "int8")
     relu = Terms.from_config(config("2x64/2/64", hidden_act="relu"), SETTING)
     assert both.predict_terms(relu).ms == pytest.approx(truth(relu), rel=1e-5)
 
 
 def test_the_only_shape_with_a_term_says_nothing_of_the_error() -> None:
     lone = samples(3, hidden_act="relu")[-1]
-    predictor = Predictor.fit((*samples(12, noise=0.01), lone), SETTING, "int8")
-    assert predictor.errors.worst < 0.2
-    assert lone.name not in [each.name for each in predictor.record().timings if each.measured_ms == lone.ms]
+    model = LatencyModel.fit((*samples(12, noise=0.01), lone), SETTING, "int8")
+    assert model.errors.worst < 0.2
+    assert lone.name not in [each.name for each in model.record().timings if each.measured_ms == lone.ms]
 
 
 def test_noisy_shapes_are_kept_but_not_fitted_to() -> None:
     good = samples(12)
     wrong = replace(good[3], ms=9 * good[3].ms, noisy=True, noise="the machine was disturbed")
-    predictor = Predictor.fit((*good[:3], wrong, *good[4:]), SETTING, "int8")
-    assert len(predictor.samples) == 12
-    assert wrong not in predictor.fitted
-    assert predictor.predict_terms(wrong.terms).ms == pytest.approx(good[3].ms, rel=1e-5)
-    assert [each.name for each in predictor.record().timings if each.noisy] == [wrong.name]
+    model = LatencyModel.fit((*good[:3], wrong, *good[4:]), SETTING, "int8")
+    assert len(model.samples) == 12
+    assert wrong not in model.fitted
+    assert model.predict_terms(wrong.terms).ms == pytest.approx(good[3].ms, rel=1e-5)
+    assert [each.name for each in model.record().timings if each.noisy] == [wrong.name]
 
 
 def test_too_few_shapes_are_refused_with_the_reason() -> None:
     with pytest.raises(SearchError, match=rf"{FEWEST - 1} shapes to fit to; expected at least {FEWEST}"):
-        Predictor.fit(samples(FEWEST - 1), SETTING, "int8")
+        LatencyModel.fit(samples(FEWEST - 1), SETTING, "int8")
     noisy = [replace(each, noisy=True, noise="x1.4") for each in samples(8)]
     with pytest.raises(
         SearchError, match=r"8 of the 8 measured were noisy: .*x1.4.*Measure while the machine does not"
     ):
-        Predictor.fit(noisy, SETTING, "int8")
+        LatencyModel.fit(noisy, SETTING, "int8")
     broken = [replace(each, ms=math.nan) for each in samples(8)]
     with pytest.raises(SearchError, match="not a latency that anything takes"):
-        Predictor.fit(broken, SETTING, "int8")
+        LatencyModel.fit(broken, SETTING, "int8")
 
 
 def test_what_was_measured_survives_as_json(tmp_path: Path) -> None:
-    predictor = Predictor(samples(10, noise=0.02), SETTING, "int8", None, "ssh:pi", {"cpu": "Cortex-A72"})
-    predictor.save(tmp_path / "latency.json")
-    again = Predictor.from_json(tmp_path / "latency.json")
-    assert again == predictor
-    assert again.costs == predictor.costs
-    assert Predictor.from_json(predictor.to_json()).about() == predictor.about()
+    model = LatencyModel(samples(10, noise=0.02), SETTING, "int8", None, "ssh:pi", {"cpu": "Cortex-A72"})
+    model.save(tmp_path / "latency.json")
+    again = LatencyModel.from_json(tmp_path / "latency.json")
+    assert again == model
+    assert again.costs == model.costs
+    assert LatencyModel.from_json(model.to_json()).about() == model.about()
 
 
 def test_a_file_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
-    tree = json.loads(Predictor.fit(samples(6), SETTING, "int8").to_json())
+    tree = json.loads(LatencyModel.fit(samples(6), SETTING, "int8").to_json())
     tree["samples"][2]["ms"] = "fast"
     (tmp_path / "latency.json").write_text(json.dumps(tree), encoding="utf-8")
     with pytest.raises(SearchError, match=r"latency\.json: .*samples\.2\.ms.*measure again"):
-        Predictor.from_json(tmp_path / "latency.json")
+        LatencyModel.from_json(tmp_path / "latency.json")
     with pytest.raises(SearchError, match="measure again"):
-        Predictor.from_json("{")
+        LatencyModel.from_json("{")
 
 
 def test_errors_of_a_known_case() -> None:

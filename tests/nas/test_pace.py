@@ -13,7 +13,7 @@ from compress.config.recipe import Stage
 from compress.config.term import Term
 from compress.errors import DamagedError, SearchError
 from compress.nas import finalists
-from compress.nas.context import kept
+from compress.nas.context import load_student_state
 from compress.nas.schedule import PLAIN, SPARE, SUPERNET, TimeBudget, planned
 from compress.training.run import Run
 from compress.training.stage import Trained
@@ -115,16 +115,16 @@ def test_short_distillations_end_with_their_time(monkeypatch: pytest.MonkeyPatch
     said: list[str] = []
     fixed: dict[str, Any] = {
         "_fit_stages": lambda *_, **__: [], "train_student": lambda *_: None, "score_student": lambda *_: 0.5,
-        "named": str, "time": SimpleNamespace(monotonic=lambda: next(began)),
+        "describe_choice": str, "time": SimpleNamespace(monotonic=lambda: next(began)),
     }  # fmt: skip
     for name, stand_in in fixed.items():
         monkeypatch.setattr(finalists, name, stand_in)
     context: Any = SimpleNamespace(
         time_budget=SimpleNamespace(left=lambda _: 10.0),
         search=SimpleNamespace(space=SimpleNamespace(short=None)),
-        kept=lambda number: SimpleNamespace(scores={}),
-        keep=lambda number, **_: kept.append(number),
-        untrained=lambda *_: None,
+        student_state=lambda number: SimpleNamespace(scores={}),
+        update_student=lambda number, **_: kept.append(number),
+        student_checkpoint=lambda *_: None,
         training=SimpleNamespace(console=Console(quiet=True)),
         evaluator=None,
         say=said.append,
@@ -153,5 +153,5 @@ def test_what_is_kept_of_a_student_is_named_where_it_cannot_be_read(tmp_path: Pa
     file.parent.mkdir(parents=True)
     file.write_text(content)
     with pytest.raises(DamagedError) as caught:
-        kept(tmp_path, 3)
+        load_student_state(tmp_path, 3)
     assert caught.value.path == file

@@ -66,7 +66,7 @@ def searched(shelf: Searched, patched: pytest.MonkeyPatch, tmp_path_factory: pyt
 
 @pytest.fixture(scope="module")
 def found(searched: Path) -> SearchReport:
-    return record.read(searched)
+    return record.load_report(searched)
 
 
 def test_every_shape_is_judged_once(found: SearchReport) -> None:
@@ -149,7 +149,7 @@ def test_where_no_trial_keeps_the_budgets_the_nearest_is_named(mine: Path, found
     none = replace(found, budgets={"parameters": 10}, front=())
     with pytest.raises(SearchError, match=r"no trial keeps the budgets; .* or for more --trials with --resume"):
         shortlist(none, 2)
-    record.keep(none, mine)
+    record.write_report(none, mine)
     told = command.run("search", "show", str(mine)).out
     least = min(one.parameters for one in found.points if one.parameters)
     assert "no trial keeps the budgets; the nearest is trial" in told
@@ -181,7 +181,7 @@ def test_any_trial_becomes_a_bundle_that_says_what_it_was_trained_by(
     assert plainly(tmp_path / "b").config.hidden_size == other.choice["hidden"]
     card = (tmp_path / "b" / "README.md").read_text()
     assert "Its only training was the supernet's training, stage `supernet`, of which it is a part" in card
-    after = record.read(mine)
+    after = record.load_report(mine)
     assert "shipped" in after.point(other.number).scores
     assert after.costs == found.costs, "what a search cost stays what it was"
 
@@ -191,7 +191,7 @@ def test_any_trial_may_be_distilled_fully(mine: Path, found: SearchReport, tmp_p
     other = next(point for point in found.points if "short" in point.scores and point.number != found.winner)
     told = command.run("search", "show", str(mine), str(other.number), "--bundle", str(tmp_path / "b"), "--train")
     assert told.code == 0, told.err
-    assert {"short", "final", "shipped"} <= {*record.read(mine).point(other.number).scores}
+    assert {"short", "final", "shipped"} <= {*record.load_report(mine).point(other.number).scores}
     assert "only training" not in (tmp_path / "b" / "README.md").read_text()
     assert [stage["distill"] for stage in yaml.safe_load((tmp_path / "b" / "recipe.yaml").read_text())["stages"]] == [
         "supernet", "short", "final",
@@ -291,7 +291,7 @@ def test_a_search_interrupted_in_every_phase_goes_on(
         done |= {path: path.read_bytes() for path in kept(out)}
     told = command.run(*shelf.words(out, "--resume"))
     assert told.code == 0, told.err
-    found = record.read(out)
+    found = record.load_report(out)
     assert sum(point.state in ("complete", "pruned") for point in found.points) == 5
     assert found.winner is not None
     assert {path: path.read_bytes() for path in done} == done
@@ -301,7 +301,7 @@ def test_a_search_interrupted_in_every_phase_goes_on(
 def kept(out: Path) -> list[Path]:
     """What a phase leaves once it is over."""
     wanted = (
-        "clocks/beside.json",
+        "latency/beside.json",
         "stages/supernet/model/model.safetensors",
         "students/*/stages/short/model/model.safetensors",
     )
@@ -311,7 +311,7 @@ def kept(out: Path) -> list[Path]:
 def test_a_finished_search_resumed_is_the_same(searched: Path, found: SearchReport, shelf: Searched) -> None:
     told = command.run(*shelf.words(searched, *BUDGET, "--set", "short.evaluate=1", "--resume", trials="40"))
     assert told.code == 0, told.err
-    after = record.read(searched)
+    after = record.load_report(searched)
     assert after.points == found.points
     assert (after.front, after.winner) == (found.front, found.winner)
 
@@ -365,7 +365,7 @@ def test_students_that_are_each_trained(shelf: Searched, tmp_path: Path) -> None
     words = shelf.words(out, "--objective", "parameters", space=str(tmp_path / "plain.yaml"), trials="4")
     told = command.run(*words)
     assert told.code == 0, told.err
-    found = record.read(out)
+    found = record.load_report(out)
     assert found.objectives == ("score", "parameters")
     assert {one.state for one in found.points} <= {"complete", "pruned", "duplicate"}
     winner = found.point(found.winner or 0)
@@ -447,7 +447,7 @@ def test_a_full_disk_leaves_a_search_that_goes_on(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out / "study.db"))
 
     with monkeypatch.context() as patch:
-        patch.setattr("compress.nas.record.keep", full)
+        patch.setattr("compress.nas.record.write_report", full)
         told = command.run(*shelf.words(out))
     assert told.code == 2
     assert f"{out / 'study.db'}: No space left on device" in told.err
@@ -488,4 +488,4 @@ def test_a_search_killed_while_its_supernet_trains_goes_on_from_there(shelf: Sea
     assert trained["steps"] == 48, "of all processes"
     assert "supernet: step 48/48" in told.out
     assert "supernet: step 5/48" not in told.out, "this one had the rest alone"
-    assert {rung.examples for rung in record.read(out).ladder if rung.what == "supernet"} > {48 * 16}
+    assert {rung.examples for rung in record.load_report(out).ladder if rung.what == "supernet"} > {48 * 16}

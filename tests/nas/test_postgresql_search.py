@@ -27,7 +27,7 @@ def test_a_search_in_a_database_and_its_worker(
     assert (told.code, "18 shapes scored" in told.out) == (0, True), told.err
     told = command.run(*words, "--resume")
     assert told.code == 0, told.err
-    found = record.read(out)
+    found = record.load_report(out)
     assert sum(point.state in ("complete", "pruned") for point in found.points) == 18, "nothing was left to score"
     assert "postgresql://" in (out / "run.json").read_text()
 

@@ -13,9 +13,9 @@ from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import TrialState
 
 from compress.errors import SearchError
-from compress.latency.predictor import Estimate
+from compress.latency.model import Estimate
 from compress.nas import study as studies
-from compress.nas.record import points
+from compress.nas.record import read_trials
 from compress.nas.space import Choice
 from compress.nas.study import SAMPLERS, code_version, join_study, open_study
 from compress.nas.trial import (
@@ -173,7 +173,7 @@ def test_a_study_that_goes_on_does_not_draw_its_first_shapes_again(storage: Base
 def test_all_the_page_needs_is_on_record(storage: BaseStorage) -> None:
     study = begin(storage, limits={"latency": 20.0})
     run(study, ToyEvaluator(rungs=2, error_ms=0.2), trials=10)
-    point = next(point for point in points(study, "short") if point.state == "complete")
+    point = next(point for point in read_trials(study, "short") if point.state == "complete")
     choice = dict(point.choice)
     assert point.scores == {"short": pytest.approx(score(choice) - 0.05)}
     assert point.predicted_ms == pytest.approx(milliseconds(choice))
@@ -182,7 +182,7 @@ def test_all_the_page_needs_is_on_record(storage: BaseStorage) -> None:
     assert point.file_mb == choice["hidden"]
     assert point.started is not None and point.started >= 0
     assert point.seconds is not None
-    assert len(points(study)) == len(study.trials)
+    assert len(read_trials(study)) == len(study.trials)
 
 
 def test_a_shape_outside_the_latency_is_not_scored(storage: BaseStorage) -> None:
@@ -452,7 +452,7 @@ def test_an_interruption_queues_its_shape_again(storage: BaseStorage) -> None:
     assert {(*trial.params.values(),) for trial in lost} == {(*study.trials[7].params.values(),)}
     assert outcome(study.trials[7]) == "complete"
     assert count_scored(study.trials) == 6
-    assert [point.reason for point in points(study) if point.number == lost[0].number] == [
+    assert [point.reason for point in read_trials(study) if point.number == lost[0].number] == [
         "its worker was stopped before it was judged"
     ]
 

@@ -25,7 +25,7 @@ from compress.nas.storage import open_storage
 from compress.nas.study import code_version, join_study, open_study, run_trials
 
 if TYPE_CHECKING:  # these import torch, which takes a worker seconds
-    from compress.latency.predictor import Estimate
+    from compress.latency.model import Estimate
     from compress.nas.space import Choice
 
 OF = {"teacher": "minilm", "data": "sst2.tsv", "space": "toy"}

@@ -32,7 +32,7 @@ from compress.records.latency import Setting, identity
 from compress.slicing.sizes import Sizes
 
 FEWEST = 5
-"""Shapes that a predictor needs: with fewer, its leave-one-out error means nothing."""
+"""Shapes that a latency model needs: with fewer, its leave-one-out error means nothing."""
 
 Numbers = NDArray[np.float64]
 
@@ -74,7 +74,7 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class Predictor:
+class LatencyModel:
     """Predicts latencies from shapes that were measured on one device at one setting in one precision.
 
     samples     all that were measured; noisy ones are kept and not fitted to
@@ -109,10 +109,10 @@ class Predictor:
         *,
         kind: Kind | None = "classification",
         device: Device | None = None,
-    ) -> "Predictor":
+    ) -> "LatencyModel":
         """Fit to samples measured on this device. Raises SearchError for fewer than FEWEST that are not noisy."""
         name, facts = ("local", {}) if device is None else (device.name, device.facts())
-        return Predictor(tuple(samples), setting, precision, kind, name, facts)
+        return LatencyModel(tuple(samples), setting, precision, kind, name, facts)
 
     @cached_property
     def fitted(self) -> tuple[Sample, ...]:
@@ -195,14 +195,14 @@ class Predictor:
             partial.write_text(self.to_json(), encoding="utf-8")
 
     @staticmethod
-    def from_json(text: str | Path) -> "Predictor":
+    def from_json(text: str | Path) -> "LatencyModel":
         """Read what `to_json` wrote, from its text or file. Raises SearchError naming each field in error."""
         from pydantic import TypeAdapter, ValidationError
 
         source = str(text) if isinstance(text, Path) else "latency"
         try:
             content = text.read_bytes() if isinstance(text, Path) else text
-            return TypeAdapter(Predictor).validate_json(content)
+            return TypeAdapter(LatencyModel).validate_json(content)
         except FileNotFoundError:
             raise SearchError(f"{source}: is missing; remove its folder and measure again") from None
         except ValidationError as error:
@@ -262,9 +262,9 @@ def _fit(amounts_SN: Numbers, ms_S: Numbers) -> Numbers:
 
 MEASURED = "measured.json"
 SAMPLES = 14
-"""Shapes that a predictor is fitted to: their measuring takes about 20 s on one core."""
+"""Shapes that a latency model is fitted to: their measuring takes about 20 s on one core."""
 WORTH_KEEPING = 0.1
-"""Mean error of a predictor, above which the next run measures again."""
+"""Mean error of a latency model, above which the next run measures again."""
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class ShapeTimer:
     def about(self) -> str:
         return f"{self.device.name}, {self.setting}, {self.precision}"
 
-    def predictor(self, configs: Mapping[str, Any]) -> Predictor:
+    def latency_model(self, configs: Mapping[str, Any]) -> LatencyModel:
         """Predict shapes such as these from some that are measured now, or were before on this device at this setting.
 
         What was measured is kept under $COMPRESS_HOME/latency.
@@ -295,24 +295,24 @@ class ShapeTimer:
         key += [self.segments, whole.model_type, Sizes.from_config(whole).plain(), len(configs)]
         entry = home() / "latency" / io.of_value(key)[:24]
         if is_whole(entry):
-            return Predictor.from_json(entry / MEASURED)
+            return LatencyModel.from_json(entry / MEASURED)
         names = choose_spread(configs, SAMPLES, self.setting, self.kind)
         samples = sample(
             {name: configs[name] for name in names}, self.device, self.setting,
             precision=self.precision, kind=self.kind, segments=self.segments, say=self.say,
         )  # fmt: skip
-        found = Predictor.fit(samples, self.setting, self.precision, kind=self.kind, device=self.device)
+        found = LatencyModel.fit(samples, self.setting, self.precision, kind=self.kind, device=self.device)
         self.say(found.about())
         if found.errors.mean > WORTH_KEEPING:
-            self.say("such a predictor is not kept: measure while the machine does nothing else")
+            self.say("such a latency model is not kept: measure while the machine does nothing else")
             return found
         cached(entry, lambda folder: found.save(folder / MEASURED))
         return found
 
     def predict(self, configs: Mapping[str, Any]) -> dict[str, Estimate]:
         """Predict the latency of each config."""
-        predictor = self.predictor(configs)
-        return {name: predictor.predict(config) for name, config in configs.items()}
+        model = self.latency_model(configs)
+        return {name: model.predict(config) for name, config in configs.items()}
 
     def measure(self, configs: Mapping[str, Any]) -> dict[str, float]:
         """Measure the file of each config, with random weights, in ms; all of them take turns."""
