@@ -190,6 +190,12 @@ def usable(folder: Path, warn: Callable[[str], None]) -> bool:
     return True
 
 
+def write_json(path: Path, content: Any) -> None:
+    """Write indented JSON to a file, whole or not at all."""
+    with written(path) as partial:
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
 def load_json(path: Path, remedy: str) -> dict[str, Any]:
     """Load a JSON object from a file of ours. Raises DamagedError, with `remedy`, where the file holds none."""
     try:

@@ -27,7 +27,7 @@ app = typer.Typer(cls=CommandGroup, add_completion=False, pretty_exceptions_enab
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetOptions:
-    """The limits of one student: those of `compress.nas.budget.Budget`, and the points that int8 may lose."""
+    """The limits of one student: those of `compress.nas.config.Budget`, and the points that int8 may lose."""
 
     max_latency_ms: Annotated[float | None, budget(help="Limit the latency of its file on --device.")] = None
     speedup: Annotated[
@@ -102,7 +102,7 @@ def search(
         chosen = space_file.load(space, options.overrides or [])
         preflight.check(chosen, teacher=teacher, out=out, data=data, options=options)
         from compress.commands.search import search as run  # seconds: torch
-        from compress.nas.budget import Budget
+        from compress.nas.config import Budget
 
         most = asdict(limits)
         max_drop = most.pop("max_drop") / 100

@@ -32,12 +32,21 @@ from compress.models import heads
 from compress.models import precision as precisions
 from compress.models.teacher import Teacher
 from compress.nas import costs as latencies
-from compress.nas import record, schedule, space_file, train_supernet
-from compress.nas.budget import Budget
-from compress.nas.config import NAME, SearchConfig
-from compress.nas.context import SearchContext, load_student_state
+from compress.nas import record, space_file
+from compress.nas.config import NAME, Budget, SearchConfig
+from compress.nas.context import (
+    PLAIN,
+    SUPERNET,
+    Parts,
+    RunStages,
+    ScratchEvaluator,
+    SearchContext,
+    StudentEvaluator,
+    SupernetEvaluator,
+    TimeBudget,
+    load_student_state,
+)
 from compress.nas.costs import CostModel
-from compress.nas.evaluators import RunStages, ScratchEvaluator, StudentEvaluator, SupernetEvaluator
 from compress.nas.finalists import (
     choose_winner,
     distill_briefly,
@@ -47,11 +56,11 @@ from compress.nas.finalists import (
     shortlist,
     time_finalists,
 )
-from compress.nas.schedule import TimeBudget
 from compress.nas.space import Shapes
 from compress.nas.space_file import Space
 from compress.nas.storage import close_storage, open_storage
 from compress.nas.study import close_study, make_sampler, open_study, run_trials
+from compress.nas.supernet import DRAWN, train_supernet
 from compress.nas.worker import join, write_inputs
 from compress.provenance import command_line, redact
 from compress.pruning.budget import device_messages
@@ -171,7 +180,7 @@ def load_context(
             known.save(run.path / "latency")
     costs = CostModel(config, shapes, known, task.kind)
     evaluator = Evaluator.from_split(task, training.data.validation, task_teacher.tokenizer, config.max_length)
-    among = tuple(latencies.choose_within_budget(costs, train_supernet.DRAWN))
+    among = tuple(latencies.choose_within_budget(costs, DRAWN))
     run_stages = stage_runner(base_teacher, task_teacher, training)
     return SearchContext(
         config, run, task_teacher, teacher_check, training, evaluator, costs, among, time_budget, run_stages, ship
@@ -193,7 +202,7 @@ def make_student_evaluator(context: SearchContext) -> StudentEvaluator:
     among = context.among
     if context.search.space.mode == "supernet":
         with context.time_budget.part("supernet"):
-            net = train_supernet.train_supernet(
+            net = train_supernet(
                 context.costs,
                 among,
                 task_teacher=context.task_teacher,
@@ -201,7 +210,7 @@ def make_student_evaluator(context: SearchContext) -> StudentEvaluator:
                 run=context.run,
                 time_budget=context.time_budget,
             )
-        return SupernetEvaluator.of(context.costs, net, context.evaluator, context.training)
+        return SupernetEvaluator.from_model(context.costs, net, context.evaluator, context.training)
     largest = max(among, key=lambda choice: context.costs.cost(choice).flops_per_token)
 
     def train(stage: Stage, scratch: Run) -> None:
@@ -295,9 +304,9 @@ def _recipe(space: Space) -> Recipe:
     return space.recipe(space.name, stages, None if space.mode == "supernet" else space.student)
 
 
-def parts(space: Space) -> schedule.Parts:
+def parts(space: Space) -> Parts:
     """Return the parts that a stated time is divided into."""
-    return schedule.SUPERNET if space.mode == "supernet" else schedule.PLAIN
+    return SUPERNET if space.mode == "supernet" else PLAIN
 
 
 def _check_stages(space: Space, recipe: Recipe, base_teacher: Teacher, training: TrainingContext, run: Run) -> None:

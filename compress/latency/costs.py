@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING
 from compress.data.task import Kind
 from compress.errors import DamagedError
 from compress.exporters.artifact import Precision
-from compress.io import written
+from compress.io import write_json
 from compress.latency.features import Terms
 from compress.latency.measure import Sample
 from compress.latency.model import LatencyModel
@@ -104,8 +104,7 @@ class LatencyTable:
         folder.mkdir(parents=True, exist_ok=True)
         for precision, model in self.models.items():
             model.save(folder / f"{precision}.json")
-        with written(folder / "beside.json") as partial:
-            partial.write_text(json.dumps({name: asdict(each) for name, each in self.beside.items()}, indent=1) + "\n")
+        write_json(folder / "beside.json", {name: asdict(each) for name, each in self.beside.items()})
 
     @staticmethod
     def load(folder: Path, precisions: Sequence[Precision]) -> "LatencyTable | None":

@@ -8,8 +8,9 @@ fastest of several passes is not, so that is what counts here, once a second pas
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,6 @@ class Sample:
     noisy: bool = False
     noise: str = ""
     file_mb: float | None = None
-    choice: Mapping[str, int | float | str] = field(default_factory=dict)
 
 
 def sample(
@@ -52,51 +52,33 @@ def sample(
     device: Device,
     setting: Setting,
     *,
-    precision: Precision = "int8",
+    precision: Precision | Mapping[str, Precision] = "int8",
     kind: Kind | None = "classification",
     segments: bool = True,
-    choices: Mapping[str, Mapping[str, int | float | str]] | None = None,
+    files: Mapping[str, Path] = MappingProxyType({}),
     rounds: int = 4,
     runs: int = 10,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Sample, ...]:
-    """Measure shapes for a LatencyModel to fit to; `choices`: the choice from the search space behind each name."""
-    with exported(configs, setting, precision=precision, kind=kind, segments=segments, say=say) as files:
-        found = race(files, device, setting, rounds=rounds, runs=runs, say=say)
-        sizes = {name: file.stat().st_size / 1e6 for name, file in files.items()}
-    return tuple(
-        Sample(
-            name=name,
-            terms=Terms.from_config(configs[name], setting, kind),
-            ms=each.p50_ms,
-            noisy=each.noisy,
-            noise=each.noise,
-            file_mb=sizes[name],
-            choice=(choices or {}).get(name, {}),
-        )
-        for name, each in found.items()
-    )
-
-
-def measure(
-    configs: Mapping[str, Any],
-    device: Device,
-    setting: Setting,
-    *,
-    precision: Precision = "int8",
-    kind: Kind | None = "classification",
-    segments: bool = True,
-    rounds: int = 4,
-    runs: int = 10,
-    say: Callable[[str], None] = lambda _: None,
-) -> dict[str, Latency]:
-    """Measure models of these configs with random weights, by name: see `exported` and `race`.
+    """Measure shapes for a LatencyModel to fit to, and other `files` in the same race: see `exported` and `race`.
 
     Raises SearchError for what cannot be built or is longer than its positions, ExportError from the export,
     DeviceError from the device. Leaves no file behind.
     """
-    with exported(configs, setting, precision=precision, kind=kind, segments=segments, say=say) as files:
-        return race(files, device, setting, rounds=rounds, runs=runs, say=say)
+    with exported(configs, setting, precision=precision, kind=kind, segments=segments, say=say) as made:
+        files = {**made, **files}
+        found = race(files, device, setting, rounds=rounds, runs=runs, say=say)
+        return tuple(
+            Sample(
+                name=name,
+                terms=Terms.from_config(configs[name], setting, kind) if name in configs else Terms({}, 0.0),
+                ms=each.p50_ms,
+                noisy=each.noisy,
+                noise=each.noise,
+                file_mb=files[name].stat().st_size / 1e6,
+            )
+            for name, each in found.items()
+        )
 
 
 @contextmanager
@@ -104,18 +86,21 @@ def exported(
     configs: Mapping[str, Any],
     setting: Setting,
     *,
-    precision: Precision = "int8",
+    precision: Precision | Mapping[str, Precision] = "int8",
     kind: Kind | None = "classification",
     segments: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[dict[str, Path]]:
     """Yield ONNX files of models of these configs, with random weights and the head of `kind`, deleted on exit.
 
-    kind: None for no head. segments: whether the tokenizer makes token types (`exporters.onnx.makes_segments`). The
-    weights are the same each time, and torch's own generator stays as it was.
+    precision: of all files, or of each by its name. kind: None for no head. segments: whether the tokenizer makes
+    token types (`exporters.onnx.makes_segments`). The weights are the same each time, and torch's own generator stays
+    as it was.
     """
-    if precision not in FILES:
-        raise SearchError(f"precision {precision}: no such precision.{did_you_mean(precision, FILES)}")
+    precisions = dict.fromkeys(configs, precision) if isinstance(precision, str) else precision
+    for each in precisions.values():
+        if each not in FILES:
+            raise SearchError(f"precision {each}: no such precision.{did_you_mean(each, FILES)}")
     if not configs:
         raise SearchError("no shapes to measure; expected at least one config")
     from compress.exporters.onnx import to_onnx
@@ -125,10 +110,10 @@ def exported(
         say(f"exporting {len(configs)} shapes with random weights")
         for number, (name, config) in enumerate(configs.items()):
             files[name] = Path(scratch) / f"{number}.onnx"
-            model = _built(name, config, setting, kind)
+            model = _build_model(name, config, setting, kind)
             full = files[name].with_suffix(".fp32.onnx")
             to_onnx(model, full, segments=segments)
-            _quantised(full, files[name], setting, precision)
+            _convert(full, files[name], setting, precisions[name])
             full.unlink(missing_ok=True)
         yield files
 
@@ -152,7 +137,7 @@ def race(
     gauge = max(files, key=lambda name: files[name].stat().st_size)
     races: list[dict[str, Latency]] = []
     for sweep in range(SWEEPS + MORE):
-        left = [name for name in files if sweep < SWEEPS or _verdict(name, gauge, races).noisy]
+        left = [name for name in files if sweep < SWEEPS or _summarise(name, gauge, races).noisy]
         if sweep % 2:
             left.reverse()
         if left:
@@ -161,7 +146,7 @@ def race(
         for at in range(0, len(left), TOGETHER):
             some = {name: files[name] for name in dict.fromkeys([*left[at : at + TOGETHER], gauge])}
             races.append({each.name: each for each in device.race(some, [setting], rounds=rounds, runs=runs)})
-    return {name: _verdict(name, gauge, races) for name in files}
+    return {name: _summarise(name, gauge, races) for name in files}
 
 
 def choose_spread(
@@ -190,7 +175,7 @@ def choose_spread(
     return [names[each] for each in chosen]
 
 
-def _built(name: str, config: Any, setting: Setting, kind: Kind | None) -> Any:
+def _build_model(name: str, config: Any, setting: Setting, kind: Kind | None) -> Any:
     from compress.models.sharing import share_again
 
     with torch.random.fork_rng(devices=[]):
@@ -206,7 +191,7 @@ def _built(name: str, config: Any, setting: Setting, kind: Kind | None) -> Any:
     return model
 
 
-def _quantised(full: Path, path: Path, setting: Setting, precision: Precision) -> None:
+def _convert(full: Path, path: Path, setting: Setting, precision: Precision) -> None:
     if precision == "int8":
         from compress.exporters.int8 import quantize_dynamic
 
@@ -224,7 +209,7 @@ def _quantised(full: Path, path: Path, setting: Setting, precision: Precision) -
         full.rename(path)
 
 
-def _verdict(name: str, gauge: str, races: Sequence[Mapping[str, Latency]]) -> Latency:
+def _summarise(name: str, gauge: str, races: Sequence[Mapping[str, Latency]]) -> Latency:
     """Sum up the races of one file."""
     limit = AGREE * min(min(each[gauge].passes) for each in races)
     mine = [each for each in races if name in each]

@@ -24,9 +24,9 @@ from compress.data.cache import cached, home, is_whole
 from compress.data.task import Kind
 from compress.errors import SearchError, did_you_mean
 from compress.exporters.artifact import Precision
-from compress.io import written
+from compress.io import write_json
 from compress.latency.features import Terms
-from compress.latency.measure import Sample, choose_spread, measure, sample
+from compress.latency.measure import Sample, choose_spread, sample
 from compress.records import search_report
 from compress.records.latency import Setting, identity
 from compress.slicing.sizes import Sizes
@@ -191,8 +191,7 @@ class LatencyModel:
 
     def save(self, path: Path) -> None:
         """Write the JSON to a file, whole or not at all."""
-        with written(path) as partial:
-            partial.write_text(self.to_json(), encoding="utf-8")
+        write_json(path, asdict(self))
 
     @staticmethod
     def from_json(text: str | Path) -> "LatencyModel":
@@ -316,10 +315,10 @@ class ShapeTimer:
 
     def measure(self, configs: Mapping[str, Any]) -> dict[str, float]:
         """Measure the file of each config, with random weights, in ms; all of them take turns."""
-        found = measure(
+        found = sample(
             configs, self.device, self.setting, precision=self.precision, kind=self.kind, segments=self.segments
         )
-        for name, each in found.items():
+        for each in found:
             if each.noisy:
-                self.say(f"{name}: {each.noise}; measure while the machine does nothing else")
-        return {name: each.p50_ms for name, each in found.items()}
+                self.say(f"{each.name}: {each.noise}; measure while the machine does nothing else")
+        return {each.name: each.ms for each in found}

@@ -1,9 +1,11 @@
-"""What a search is asked for: teacher, data, space, budgets and where they are measured; kept as search.yaml.
+"""The settings of a search: teacher, data, space, budget and where it is measured; kept as search.yaml.
 
 This module does not import torch.
 """
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,9 +19,9 @@ from compress.config.options import DataOptions
 from compress.config.recipe import Frozen
 from compress.errors import SearchError, did_you_mean
 from compress.nas import space_file
-from compress.nas.budget import Budget
 from compress.nas.space_file import Space
 from compress.records.latency import Setting
+from compress.records.search_report import ObjectiveName
 
 if TYPE_CHECKING:
     from compress.exporters.artifact import Precision
@@ -35,6 +37,56 @@ OBJECTIVES: Mapping[str, Literal["maximize", "minimize"]] = {
 NAME = "search.yaml"
 FEWEST = 5
 """Shapes that a prediction needs at least (`latency.model.FEWEST`)."""
+
+SURE = 2.0
+"""Standard deviations of its prediction by which a shape must be within the latency asked for."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of one student; None: there is none.
+
+    speedup      so many times faster than its teacher at least, both measured in one race
+    max_file_mb  10^6 bytes of the file that ships
+    min_score    the least it must score, in the task's metric
+    """
+
+    max_latency_ms: float | None = None
+    speedup: float | None = None
+    max_params: float | None = None
+    max_file_mb: float | None = None
+    min_score: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise SearchError for limits that nothing can keep."""
+        for each in fields(self):
+            value, option = getattr(self, each.name), f"--{each.name.replace('_', '-')}"
+            if value is not None and not value > 0 and each.name != "min_score":
+                raise SearchError(f"{option} {value:g}: expected a number above 0")
+        if self.speedup is not None and self.speedup <= 1:
+            raise SearchError(
+                f"--speedup {self.speedup:g}: the teacher itself has 1; expected more, as in 2 for half of its latency"
+            )
+        if self.min_score is not None and self.min_score > 1:
+            raise SearchError(f"--min-score {self.min_score:g}: no metric is above 1; expected a share, as in 0.9")
+
+    def limits(self, teacher_ms: float | None) -> dict[ObjectiveName, float]:
+        """Return the most that each objective may be, of the score the least; a speed-up limits the latency.
+
+        Raises SearchError for a speed-up where the teacher was not measured.
+        """
+        most = self.max_latency_ms
+        if self.speedup is not None:
+            if teacher_ms is None:
+                raise SearchError(
+                    f"--speedup {self.speedup:g}: the teacher has no latency to compare with, as it cannot be "
+                    "exported; give --max-latency-ms"
+                )
+            most = min(teacher_ms / self.speedup, most or math.inf)
+        named: dict[ObjectiveName, float | None] = {
+            "latency": most, "parameters": self.max_params, "file_mb": self.max_file_mb, "score": self.min_score,
+        }  # fmt: skip
+        return {name: value for name, value in named.items() if value is not None}
 
 
 class SearchConfig(Frozen):
@@ -119,7 +171,7 @@ class SearchConfig(Frozen):
 
     @staticmethod
     def of(**given: Any) -> "SearchConfig":
-        """Raises SearchError with every problem, in the words of the command line."""
+        """Check the settings. Raises SearchError with every problem, in the words of the command line."""
         try:
             return SearchConfig.model_validate(given)
         except ValidationError as error:

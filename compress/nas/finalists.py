@@ -5,23 +5,21 @@ one. A short distillation of each settles that: "flash distillation", Zhang et a
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from compress.benchmark.devices import Device
 from compress.config.recipe import Stage, StudentSpec
 from compress.errors import SearchError
-from compress.exporters.artifact import FILES, Bundle
+from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.onnx import makes_segments
-from compress.latency.measure import exported, race
-from compress.nas.context import SearchContext
+from compress.latency.measure import sample
+from compress.nas.context import ScratchEvaluator, SearchContext, score_student
 from compress.nas.costs import describe_choice
-from compress.nas.evaluators import ScratchEvaluator, score_student
-from compress.records.latency import Latency
 from compress.records.search_report import SearchReport, TrialRecord
 from compress.reporting.remarks import unmet
 from compress.training.run import Run
@@ -96,32 +94,30 @@ def train_student(
     return context.run_stages(recipe, run, recipe.stages, teacher_logits=context.teacher_check.logits)
 
 
-def time_finalists(context: SearchContext, points: Sequence[TrialRecord], device: Device) -> float | None:
+def time_finalists(context: SearchContext, points: Sequence[TrialRecord], device: Device) -> float:
     """Time the points on the device in one race with the teacher: shipped files as they are, other shapes with random
     weights. What the teacher took, in ms."""
-    search, files = context.search, dict[str, Path]()
-    with ExitStack() as scratch:
-        for precision in search.precisions:
-            configs = {"teacher": context.costs.shapes.teacher} if precision == search.precision else {}
-            for point in points:
-                bundle = context.student_state(point.number).bundle
-                if context.costs.precision(point.choice) != precision:
-                    continue
-                if bundle is None:
-                    configs[str(point.number)] = context.costs.shapes.config(point.choice)
-                else:
-                    files[str(point.number)] = Bundle.load(Path(bundle)).path / FILES[precision]
-            if configs:
-                made = exported(
-                    configs, search.setting, precision=precision, kind=context.costs.kind,
-                    segments=makes_segments(context.training.tokenizer),
-                )  # fmt: skip
-                files |= scratch.enter_context(made)
-        found = race(files, device, search.setting, rounds=search.rounds, runs=search.runs, say=context.say)
+    search, costs, files = context.search, context.costs, dict[str, Path]()
+    configs: dict[str, Any] = {"teacher": costs.shapes.teacher}
+    precisions: dict[str, Precision] = {"teacher": search.precision}
     for point in points:
-        context.update_student(point.number, measured={str(search.setting): found[str(point.number)].p50_ms})
-    _mention(context, found)
-    return found["teacher"].p50_ms if "teacher" in found else None
+        name, precision = str(point.number), costs.precision(point.choice)
+        bundle = context.student_state(point.number).bundle
+        if bundle is None:
+            configs[name], precisions[name] = costs.shapes.config(point.choice), precision
+        else:
+            files[name] = Bundle.load(Path(bundle)).path / FILES[precision]
+    samples = sample(
+        configs, device, search.setting, precision=precisions, kind=costs.kind, files=files, rounds=search.rounds,
+        segments=makes_segments(context.training.tokenizer), runs=search.runs, say=context.say,
+    )  # fmt: skip
+    found = {each.name: each for each in samples}
+    for point in points:
+        context.update_student(point.number, measured={str(search.setting): found[str(point.number)].ms})
+    for each in samples:
+        if each.noisy:
+            context.say(f"timing of {each.name}: {each.noise}")
+    return found["teacher"].ms
 
 
 def choose_winner(found: SearchReport, points: Sequence[TrialRecord], besides: Sequence[int] = ()) -> int:
@@ -204,9 +200,3 @@ def _fit_stages(
         train_student(context, point, [stage], context.student_checkpoint(point.number, point.choice), run)
 
     return context.time_budget.fit(part, stages, context.training.data, train, share=share)
-
-
-def _mention(context: SearchContext, found: Mapping[str, Latency]) -> None:
-    for name, each in found.items():
-        if each.noisy:
-            context.say(f"timing of {name}: {each.noise}")

@@ -19,7 +19,7 @@ from compress.exporters.artifact import Bundle
 from compress.io import written
 from compress.nas.context import SearchContext, load_student_state
 from compress.nas.storage import quiet
-from compress.nas.train_supernet import load_ladder
+from compress.nas.supernet import load_ladder
 from compress.nas.trial import outcome
 from compress.provenance import command_line, versions
 from compress.records.run_report import finite

@@ -51,7 +51,7 @@ from compress.nas.trial import (
 from compress.provenance import redact
 
 if TYPE_CHECKING:
-    from compress.nas.evaluators import StudentEvaluator
+    from compress.nas.context import StudentEvaluator
 
 
 def close_study(study: optuna.Study) -> None:

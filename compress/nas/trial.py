@@ -23,11 +23,11 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from compress.errors import CompressError, SearchError
-from compress.nas.budget import SURE
+from compress.nas.config import SURE
 from compress.records.search_report import State, undominated
 
 if TYPE_CHECKING:
-    from compress.nas.evaluators import StudentEvaluator
+    from compress.nas.context import StudentEvaluator
 
 STATES: Mapping[TrialState, tuple[State, ...]] = {
     TrialState.COMPLETE: ("complete", "duplicate"),

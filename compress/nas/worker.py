@@ -25,9 +25,14 @@ from compress.latency.costs import LatencyTable
 from compress.models import heads, teacher
 from compress.models.teacher import Teacher
 from compress.nas.config import SearchConfig
-from compress.nas.context import SearchContext
+from compress.nas.context import (
+    RunStages,
+    ScratchEvaluator,
+    SearchContext,
+    StudentEvaluator,
+    SupernetEvaluator,
+)
 from compress.nas.costs import CostModel
-from compress.nas.evaluators import RunStages, ScratchEvaluator, StudentEvaluator, SupernetEvaluator
 from compress.nas.space import Shapes
 from compress.nas.study import close_study, join_study, run_trials
 from compress.provenance import redact
@@ -138,7 +143,7 @@ def _make_evaluator(
     if search.space.mode == "supernet":
         whole = heads.load(folder, "task", task.kind).to(PartialState().device)
         costs = CostModel(search, Shapes.of(search.space, whole.config), latencies, task.kind)
-        return SupernetEvaluator.of(costs, whole, evaluator, training)
+        return SupernetEvaluator.from_model(costs, whole, evaluator, training)
     task_teacher = teacher.load(search.teacher, folder, task)
     task_teacher.model.to(PartialState().device)
     costs = CostModel(search, Shapes.of(search.space, task_teacher.model.config), latencies, task.kind)

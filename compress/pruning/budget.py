@@ -32,7 +32,7 @@ from compress.data.task import Kind
 from compress.errors import PruneError
 from compress.exporters.artifact import Bundle
 from compress.exporters.onnx import makes_segments
-from compress.io import written
+from compress.io import write_json
 from compress.latency.measure import choose_spread, exported, race
 from compress.latency.model import Estimate, ShapeTimer
 from compress.models.signals import read
@@ -198,8 +198,7 @@ class Decision:
         return Decision(**{**tree, "chosen": ShapeCandidate(**tree["chosen"]), "candidates": candidates})
 
     def write(self, file: Path) -> None:
-        with written(file) as partial:
-            partial.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        write_json(file, asdict(self))
 
     def table(self) -> Table:
         """Render the candidates, the nearest to the whole model's answers first."""

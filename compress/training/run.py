@@ -30,7 +30,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 from compress.config.recipe import AnyStage
 from compress.console import warn
 from compress.errors import DamagedError, RunError
-from compress.io import load_json, make, naming, usable, written
+from compress.io import load_json, make, naming, usable, write_json, written
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -187,17 +187,17 @@ class Run:
                 f"{self.path}: {'; '.join(differences)}. Put back what it was, or choose another --out for a new run"
             )
         if self.main and not digests.keys() <= known.keys():
-            _write(self.path / _FACTS, {**facts, "digests": {**known, **digests}})
+            write_json(self.path / _FACTS, {**facts, "digests": {**known, **digests}})
 
     def keep_seconds(self) -> None:
         """Write down what the run has taken until now, for the process that may continue it."""
         if self._lock is not None:
-            _write(self.path / _SECONDS, {"seconds": round(self.before + time.monotonic() - self._opened, 3)})
+            write_json(self.path / _SECONDS, {"seconds": round(self.before + time.monotonic() - self._opened, 3)})
 
     def finish(self) -> None:
         """Record that all that was asked for is there, and remove what only an unfinished run needs."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        _write(self.path / _FACTS, {**load_json(self.path / _FACTS, _NO_FACTS), "finished": now})
+        write_json(self.path / _FACTS, {**load_json(self.path / _FACTS, _NO_FACTS), "finished": now})
         for each in _leftovers(self.path):
             _remove(each)
 
@@ -248,11 +248,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    with written(path) as partial:
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _kept(path: Path) -> bool:

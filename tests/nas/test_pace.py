@@ -13,8 +13,7 @@ from compress.config.recipe import Stage
 from compress.config.term import Term
 from compress.errors import DamagedError, SearchError
 from compress.nas import finalists
-from compress.nas.context import load_student_state
-from compress.nas.schedule import PLAIN, SPARE, SUPERNET, TimeBudget, planned
+from compress.nas.context import PLAIN, SPARE, SUPERNET, TimeBudget, count_steps, load_student_state
 from compress.training.run import Run
 from compress.training.stage import Trained
 
@@ -69,7 +68,7 @@ def test_time_is_written_down_also_where_a_part_breaks_off_and_adds_up(tmp_path:
 def test_as_many_steps_as_there_is_time_for(tmp_path: Path) -> None:
     ledger = TimeBudget(tmp_path, {"a": 1.0}, 41.0 / SPARE)
     (fitted,) = ledger.fit("a", [stage()], DATA, takes(1.0))
-    assert planned(stage(), DATA) == 100
+    assert count_steps(stage(), DATA) == 100
     assert fitted.steps == 40
     one, other = TimeBudget(tmp_path / "..", {"a": 1.0}, None).fit(
         "a", [stage(), stage("two", steps=7)], DATA, takes(1.0)

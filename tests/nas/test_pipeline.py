@@ -267,10 +267,10 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, name: str, after: int) -> Call
 
 
 PHASES = (
-    ("compress.nas.costs:race", 0),
-    ("compress.nas.train_supernet:run_stage", 0),
+    ("compress.nas.costs:sample", 0),
+    ("compress.nas.supernet:run_stage", 0),
     ("compress.training.stage:_keep", 0),
-    ("compress.nas.evaluators:SupernetEvaluator.score", 5),
+    ("compress.nas.context:SupernetEvaluator.score", 5),
     ("compress.nas.finalists:train_student", 1),
     ("compress.commands.search:ship", 0),
 )
@@ -320,7 +320,7 @@ def test_a_worker_joins_with_the_address_alone(
     shelf: Searched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "study"
-    mend = interrupting(monkeypatch, "compress.nas.evaluators:SupernetEvaluator.score", 2)
+    mend = interrupting(monkeypatch, "compress.nas.context:SupernetEvaluator.score", 2)
     assert command.run(*shelf.words(out)).code == 130
     mend()
     monkeypatch.chdir(tmp_path)
@@ -408,7 +408,7 @@ def test_what_cannot_be_searched_is_told_before_anything_is_trained(
     def begin(*_: object, **__: object) -> NoReturn:
         pytest.fail("training began")
 
-    monkeypatch.setattr("compress.nas.train_supernet.run_stage", begin)
+    monkeypatch.setattr("compress.nas.supernet.run_stage", begin)
     out = tmp_path / "study"
     assert command.refused(command.run(*shelf.words(out, *more)), out, *said)
 

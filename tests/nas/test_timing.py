@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from compress.benchmark.devices import open_device
 from compress.errors import SearchError
-from compress.latency.measure import MORE, SWEEPS, TOGETHER, choose_spread, exported, measure, race, sample
+from compress.latency.measure import MORE, SWEEPS, TOGETHER, choose_spread, exported, race, sample
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 from tests import tiny
 
@@ -148,10 +148,9 @@ def test_shapes_are_measured_on_this_machine_and_nothing_stays(tmp_path: Path, m
     said: list[str] = []
     shapes = {"small": tiny.config("bert", layers=1), "large": tiny.config("bert", layers=4, hidden=256)}
     with open_device("local", say=said.append) as device:
-        found = sample(shapes, device, SETTING, rounds=2, runs=2, say=said.append, choices={"small": {"layers": 1}})
+        found = sample(shapes, device, SETTING, rounds=2, runs=2, say=said.append)
     small, large = found
     assert 0 < small.ms < large.ms
-    assert small.choice == {"layers": 1}
     assert large.file_mb is not None and small.file_mb is not None and large.file_mb > small.file_mb > 0
     assert large.terms.counts["layers"] == 4
     assert "exporting 2 shapes with random weights" in said
@@ -162,13 +161,13 @@ def test_what_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     device = Scripted({})
     with pytest.raises(SearchError, match=r"a: 65 tokens to measure at; this shape has 64 positions"):
-        measure({"a": tiny.config("bert")}, device, Setting(seq=65))
+        sample({"a": tiny.config("bert")}, device, Setting(seq=65))
     with pytest.raises(SearchError, match="no bert of this shape can be built"):
-        measure({"a": tiny.config("bert", hidden=33)}, device, SETTING)
+        sample({"a": tiny.config("bert", hidden=33)}, device, SETTING)
     with pytest.raises(SearchError, match=r"int9: no such precision. Did you mean 'int8'"):
-        measure({"a": tiny.config("bert")}, device, SETTING, precision="int9")  # type: ignore[arg-type]
+        sample({"a": tiny.config("bert")}, device, SETTING, precision="int9")  # type: ignore[arg-type]
     with pytest.raises(SearchError, match="no shapes to measure"):
-        measure({}, device, SETTING)
+        sample({}, device, SETTING)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,140 @@
+"""What a shape costs before it is trained, and a budget that says no: what nothing can keep is told with what could."""
+
+import re
+from typing import Any
+
+import pytest
+from transformers import BertConfig
+
+from compress.errors import SearchError
+from compress.latency.costs import LatencyTable, model_cost
+from compress.latency.features import Terms
+from compress.latency.measure import Sample, exported
+from compress.latency.model import LatencyModel
+from compress.models import heads
+from compress.models.flops import count_parameters, flops_per_token
+from compress.nas import space_file
+from compress.nas.config import SURE, Budget, SearchConfig
+from compress.nas.costs import BAND, CostModel, choose_within_budget, describe_choice
+from compress.nas.space import Shapes
+from compress.records.latency import Setting
+from tests import tiny
+
+BERT = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, vocab_size=99)
+
+
+def costs(**budget: Any) -> CostModel:
+    """Of the space width-depth, on a device that takes 0.2 ms and another for each 500 million operations."""
+    space = space_file.load("width-depth")
+    shapes, setting = Shapes.of(space, BERT), Setting()
+    samples = []
+    for choice in shapes.drawn(12, seed=0):
+        terms = Terms.from_config(shapes.config(choice), setting)
+        samples.append(Sample(describe_choice(choice), terms, 0.2 + terms.flops / 5e8))
+    latencies = LatencyTable(
+        {"int8": LatencyModel.fit(samples, setting, "int8")},
+        {"teacher int8": Sample("teacher", Terms({}, 0.0), 3.0)},
+    )
+    search = SearchConfig.of(teacher="t", data="d", space=space, budget=Budget(**budget))
+    return CostModel(search, shapes, latencies, "classification")
+
+
+def test_without_a_budget_all_of_a_space_is_within_the_smallest_first() -> None:
+    found = choose_within_budget(costs(), 1000)
+    assert len(found) == 400
+    assert (found[0]["layers"], found[0]["hidden"], found[0]["ffn"]) == (2, 96, 192)
+
+
+def test_most_use_much_of_the_budget_and_some_are_the_rest_of_the_front() -> None:
+    given = costs(max_latency_ms=2.0)
+    found = choose_within_budget(given, 40)
+    estimates = [given.latency(choice) for choice in found]
+    assert len({describe_choice(choice) for choice in found}) == 40
+    assert all(one.ms + SURE * one.error_ms <= 2.0 for one in estimates)
+    assert sum(one.ms >= BAND * 2.0 for one in estimates) == 30
+    assert found[0]["layers"] == 2
+
+
+def test_a_speed_up_is_over_the_teachers_own_file() -> None:
+    assert costs(speedup=2.0).limits() == {"latency": 1.5}
+
+
+def test_parameters_are_counted_where_they_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.nas.costs.PRICED_BY_PARTS", 60)
+    given = costs(max_params=1e6)
+    found = choose_within_budget(given, 20)
+    assert found
+    assert all(given.facts(choice)["parameters"] <= 1e6 for choice in found)
+
+
+def test_an_impossible_budget_names_the_closest_and_what_to_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.nas.costs.PRICED_BY_PARTS", 20)
+    with pytest.raises(SearchError, match=r"impossible budget: of 400 shapes the closest is layers 2") as told:
+        choose_within_budget(costs(max_latency_ms=0.1), 20)
+    (least,) = re.findall(r"--max-latency-ms of at least ([\d.]+),", str(told.value))
+    assert choose_within_budget(costs(max_latency_ms=float(least)), 1)
+    with pytest.raises(SearchError, match=r"has .* parameters, where 1,000 are allowed. Ask for --max-params of"):
+        choose_within_budget(costs(max_params=1e3), 20)
+
+
+def test_what_was_measured_survives_its_files(tmp_path: Any) -> None:
+    latencies = costs().latencies
+    assert LatencyTable.load(tmp_path, ("int8",)) is None
+    latencies.save(tmp_path)
+    assert LatencyTable.load(tmp_path, ("int8",)) == latencies
+    assert LatencyTable.from_json(latencies.to_json()).models == latencies.models
+
+
+def test_a_speedup_is_a_latency_once_the_teacher_is_measured() -> None:
+    assert Budget(speedup=2.0).limits(8.0) == {"latency": 4.0}
+    assert Budget(speedup=2.0, max_latency_ms=3.0).limits(8.0) == {"latency": 3.0}
+    assert Budget(max_latency_ms=3.0, min_score=0.8).limits(None) == {"latency": 3.0, "score": 0.8}
+    with pytest.raises(SearchError, match="the teacher has no latency to compare with"):
+        Budget(speedup=2.0).limits(None)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_latency_ms": 0.0}, "--max-latency-ms 0: expected a number above 0"),
+        ({"max_file_mb": -1.0}, "--max-file-mb -1"),
+        ({"max_latency_ms": float("nan")}, "--max-latency-ms nan"),
+        ({"min_score": 90.0}, "--min-score 90: no metric is above 1"),
+        ({"speedup": 1.0}, "--speedup 1: the teacher itself has 1"),
+    ],
+)
+def test_what_nothing_can_keep_is_refused(given: dict[str, float], said: str) -> None:
+    with pytest.raises(SearchError, match=said):
+        Budget(**given)
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "albert", "mobilebert", "deberta-v2", "electra"])
+def test_parameters_are_those_of_the_model(family: str) -> None:
+    config = tiny.config(family, layers=3)
+    found = model_cost(config)
+    model = heads.create(config, "task", "classification")
+    assert found.parameters == count_parameters(model)
+    assert 0 < found.body_parameters < found.parameters
+
+
+def test_flops_are_those_of_the_model() -> None:
+    config = tiny.config("bert")
+    model = heads.create(config, "task", "classification")
+    assert model_cost(config, seq=16).flops_per_token == pytest.approx(flops_per_token(model, 16))
+
+
+def test_shared_layers_count_once() -> None:
+    config = tiny.config("bert", layers=4)
+    own, one = model_cost(config), model_cost(config, shared={"attention": 1, "ffn": 1})
+    assert one.parameters < own.parameters
+    assert one.parameters - model_cost(tiny.config("bert", layers=1)).parameters == 0
+    assert not hasattr(config, "shared_layers")
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp32", "fp16", "w8", "q4"])
+def test_the_size_of_the_file_is_foreseen(precision: Any) -> None:
+    config = tiny.config("bert", layers=3, hidden=256, vocab_size=4000)
+    with exported({"a": config}, Setting(seq=16), precision=precision) as files:
+        size = files["a"].stat().st_size / 1e6
+    assert model_cost(config, precision).file_mb == pytest.approx(size, rel=0.04)
+    assert set(model_cost(config).plain()) == {"parameters", "flops_per_token", "file_mb"}
