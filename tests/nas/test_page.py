@@ -81,7 +81,8 @@ def test_hostile_text_stays_text() -> None:
     told = replace(
         whole, title=HOSTILE, study=HOSTILE, teacher=HOSTILE, data=HOSTILE, metric=HOSTILE, device=HOSTILE,
         setting=HOSTILE, command=HOSTILE, date=HOSTILE, split=HOSTILE, sampler=HOSTILE, points=points,
-        prediction=LatencyPrediction(HOSTILE, 0.1, 0.2, timings), costs={HOSTILE: 1.0}, anchors=(Anchor(HOSTILE, 0.8, 1.0),),
+        prediction=LatencyPrediction(HOSTILE, 0.1, 0.2, timings), costs={HOSTILE: 1.0},
+        anchors=(Anchor(HOSTILE, 0.8, 1.0),),
         importances=(ChoiceImportance("score", HOSTILE, 1, {HOSTILE: 1.0}),), versions={HOSTILE: HOSTILE},
         ladder=tuple(replace(one, what=HOSTILE) for one in whole.ladder), machine={HOSTILE: HOSTILE}, notes=(HOSTILE,),
     )  # fmt: skip
