@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.unshipped import Unshipped
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported: sums in the same order on every machine
 
@@ -33,3 +35,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test reads or fills the caches of whoever runs it."""
     monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End runs after their last stage by raising `unshipped.Trained`."""
+    monkeypatch.setattr("compress.commands.ship.Bundle", Unshipped)

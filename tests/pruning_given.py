@@ -8,6 +8,7 @@ import pytest
 
 import compress
 from tests import learning, tiny
+from tests.unshipped import Trained, Unshipped
 
 SHORT = {"steps": 3, "batch": 8, "max_length": 32, "lr": 1e-3, "evaluate": 1, "checkpoint": 1}
 RECIPE = f"""
@@ -30,10 +31,6 @@ stages:
 """
 
 
-class Trained(Exception):  # noqa: N818
-    """The last stage is done."""
-
-
 def given(folder: Path, **model: Any) -> dict[str, Any]:
     """What `compress.prune` is given: four layers of four heads, 32 wide, without dropout, with a head for the task."""
     made = tiny.bert(**{"layers": 4, "initializer_range": 0.1, **learning.NO_DROPOUT, **model})
@@ -49,13 +46,8 @@ def given(folder: Path, **model: Any) -> dict[str, Any]:
 def pruned(given: Mapping[str, Any], out: Path, **changes: Any) -> Path:
     """The run's directory after the last stage: nothing is shipped, which takes longer than all of this."""
 
-    class NoBundle:
-        @staticmethod
-        def write(path: Path, **_: Any) -> None:
-            raise Trained
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compress.commands.ship.Bundle", NoBundle)
+        patch.setattr("compress.commands.ship.Bundle", Unshipped)
         with pytest.raises(Trained):
             tiny.call(compress.prune, **{**given, **changes}, out=out)
     return out

@@ -30,6 +30,7 @@ from compress.training import stage as stages
 from compress.training.run import Run
 from tests import learning, tiny
 from tests.damage import damaged
+from tests.unshipped import Trained
 
 PARTS = {
     "teacher": {"bert.labels"},
@@ -63,18 +64,6 @@ def shipped(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
     return folder / "run"
 
 
-@pytest.fixture
-def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where only training is looked at: the rest takes longer than a tiny training."""
-
-    class NoBundle:
-        @staticmethod
-        def write(path: Path, **_: Any) -> None:
-            raise Trained
-
-    monkeypatch.setattr("compress.commands.ship.Bundle", NoBundle)
-
-
 def test_saved_tokenizers_do_not_tell_what_was_cached(given: dict[str, Any], unmeasured: None, tmp_path: Path) -> None:
     """A tokenizer that has just encoded carries its last truncation; one whose rows were cached does not."""
     first, cached = (trained(given, tmp_path / name) / "stages" for name in ("first", "cached"))
@@ -82,10 +71,6 @@ def test_saved_tokenizers_do_not_tell_what_was_cached(given: dict[str, Any], unm
     assert len(files) == 4, "of two stages: the teacher was kept"
     for file in files:
         assert (first / file).read_bytes() == (cached / file).read_bytes()
-
-
-class Trained(Exception):  # noqa: N818
-    """The last stage is done."""
 
 
 def trained(given: dict[str, Any], out: Path, **changes: Any) -> Path:

@@ -9,7 +9,6 @@ import pytest
 from optuna.storages import InMemoryStorage
 
 from compress.errors import SearchError
-from compress.nas import study as studies
 from compress.nas.study import close_study, join_study
 from compress.nas.trial import count_scored, outcome
 from tests.nas.toy import ToyEvaluator, begin, hasty, run, start_worker
@@ -49,21 +48,6 @@ def test_of_several_studies_one_must_be_named() -> None:
     with pytest.raises(SearchError, match=r"holds no study 'three', but one, two"):
         join_study(storage, "three")
     assert join_study(storage, "two").study_name == "two"
-
-
-def test_a_worker_with_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = InMemoryStorage()
-    begin(storage)
-    monkeypatch.setattr(studies, "code_version", lambda: "9.9.9+0123456789ab")
-    with pytest.raises(SearchError, match=r"begun by compress .*, this is 9\.9\.9\+0123456789ab.*Install here"):
-        join_study(storage)
-
-
-def test_a_study_of_somebody_else_s_is_refused() -> None:
-    storage = InMemoryStorage()
-    optuna.create_study(storage=storage, study_name="theirs")
-    with pytest.raises(SearchError, match="study 'theirs' was not begun by `compress search`"):
-        join_study(storage, "theirs")
 
 
 def test_a_worker_ends_with_the_search_in_the_middle_of_a_trial() -> None:

@@ -1,7 +1,7 @@
 """A search small enough to know by heart: shapes whose score and latency are formulas. Also a worker, as a process.
 
-python -m tests.nas.toy STORAGE VERSION [main] [stall]   judges shapes of the only study there, or begins it (main),
-                                                            as that version of the code; `stall`: never ends a trial
+python -m tests.nas.toy STORAGE VERSION [stall]   judges shapes of the only study there, as that version of the code;
+                                                  `stall`: never ends a trial
 """
 
 from __future__ import annotations
@@ -128,15 +128,8 @@ def main(storage: str, version: str, *words: str) -> None:
 
     evaluator = ToyEvaluator(begin=stall if "stall" in words else slowly)
     with mock.patch.object(studies, "code_version", lambda: version):
-        if "main" in words:
-            run(begin(hasty(storage), owner="me"), evaluator, trials=3)
-        else:
-            run(
-                join_study(hasty(storage, create=False)),
-                evaluator,
-                worker=True,
-                say=lambda line: print(line, flush=True),
-            )
+        study = join_study(hasty(storage, create=False))
+        run(study, evaluator, worker=True, say=lambda line: print(line, flush=True))
 
 
 if __name__ == "__main__":
