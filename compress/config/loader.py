@@ -1,7 +1,7 @@
 """Where recipes lie, how their YAML is read, and how `--set` changes it. Imports neither torch nor transformers."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -161,3 +161,18 @@ def override(tree: dict[str, Any], line: str, kinds: Sequence[str]) -> None:
             at[place] = parsed(text, f"--set {line}")
         else:
             at = at.setdefault(place, {}) if isinstance(at, dict) else at[place]
+
+
+def explain(file: str, error: Any, known: Mapping[str, Any], *, show: bool = True) -> str:
+    """Describe an error of pydantic in one sentence: where, what, and the nearest of the `known` settings.
+
+    Without `show` it does not repeat what was given.
+    """
+    where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in error["loc"]).lstrip(".")
+    if error["type"] == "extra_forbidden":
+        return f"{file}: {where}: no such setting.{did_you_mean(str(error['loc'][-1]), known)}"
+    if error["type"] == "missing":
+        return f"{file}: {where}: is missing"
+    given = error.get("input")
+    shown = f", found {given!r}" if show and isinstance(given, str | int | float) else ""
+    return f"{file}: {where + ': ' if where else ''}{error['msg'].removeprefix('Value error, ')}{shown}"

@@ -24,11 +24,11 @@ from pydantic import (
 )
 
 from compress.config import user_code
-from compress.config.loader import extended, locate, override
+from compress.config.loader import explain, extended, locate, override
 from compress.config.reference import Call
 from compress.config.reference import parse as parse_call
 from compress.config.term import Term, parse
-from compress.errors import RecipeError, did_you_mean
+from compress.errors import RecipeError
 
 KINDS = ("distill", "finetune", "pretrain")
 ALL_KINDS = (*KINDS, "prune")
@@ -382,7 +382,13 @@ class Recipe(Frozen):
         try:
             recipe = Recipe.model_validate(tree)
         except ValidationError as error:
-            problems += [_problem(path.name, each) for each in error.errors() if not _follows(each)]
+            problems += [
+                explain(
+                    path.name, {**each, "loc": [at for at in each["loc"] if at not in TAGS]}, _settings_at(each["loc"])
+                )
+                for each in error.errors()
+                if not is_consequence(each)
+            ]
         if problems:
             raise RecipeError(sorted(set(problems)))
         return recipe if allow_code is None else user_code.load(recipe, allow_code)
@@ -395,7 +401,7 @@ class Recipe(Frozen):
         if self.pruning or self.target.model_fields_set:
             tree["target"] = self.target.model_dump(exclude_none=True)
         tree["stages"] = [stage.plain() for stage in self.stages]
-        return {key: _plain(value) for key, value in tree.items()}
+        return {key: plain_tree(value) for key, value in tree.items()}
 
     def to_yaml(self) -> str:
         """Write the resolved recipe. Loading it again gives an equal recipe."""
@@ -409,16 +415,21 @@ def _parse_terms(tree: dict[str, Any], file: str) -> list[str]:
         lines = stage.get("objective")
         if lines is None and ("finetune" in stage or "step" in stage):
             continue
-        terms: list[Term] = []
-        for i, line in enumerate(lines if isinstance(lines, list) else []):
-            try:
-                terms.append(parse(line, f"{file}: {where}.objective[{i}]"))
-            except RecipeError as error:
-                problems += error.problems
-                terms.append(Term("hinton.soft_targets"))
         if isinstance(lines, list):
-            stage["objective"] = terms
+            stage["objective"] = parse_lines(lines, f"{file}: {where}.objective", problems)
     return problems
+
+
+def parse_lines(lines: Sequence[Any], where: str, problems: list[str]) -> list[Term]:
+    """Parse the lines of an objective; add what is wrong with them to the problems."""
+    terms = []
+    for at, line in enumerate(lines):
+        try:
+            terms.append(line if isinstance(line, Term) else parse(line, f"{where}[{at}]"))
+        except RecipeError as error:
+            problems += error.problems
+            terms.append(Term("hinton.soft_targets"))
+    return terms
 
 
 def _stages(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -431,23 +442,9 @@ def _stages(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield key, tree[key]
 
 
-def _follows(error: Any) -> bool:
+def is_consequence(error: Any) -> bool:
     """pydantic calls a list of invalid items too short as well: no problem of its own."""
     return error["type"] == "too_short" and bool(error["input"])
-
-
-def _problem(file: str, error: Any) -> str:
-    """pydantic's error as one sentence: where, what, and the nearest known name."""
-    way = [at for at in error["loc"] if at not in TAGS]
-    where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in way).lstrip(".")
-    if error["type"] == "extra_forbidden":
-        known = _settings_at(error["loc"])
-        return f"{file}: {where}: no such setting.{did_you_mean(str(way[-1]), known)}"
-    if error["type"] == "missing":
-        return f"{file}: {where}: is missing"
-    given = error.get("input")
-    shown = f", found {given!r}" if isinstance(given, str | int | float | bool) else ""
-    return f"{file}: {where + ': ' if where else ''}{error['msg'].removeprefix('Value error, ')}{shown}"
 
 
 def _settings_at(loc: Sequence[Any]) -> Mapping[str, Any]:
@@ -459,10 +456,11 @@ def _settings_at(loc: Sequence[Any]) -> Mapping[str, Any]:
     return (inner.get(str(loc[0]), Recipe) if len(loc) > 1 else Recipe).model_fields
 
 
-def _plain(value: Any) -> Any:
+def plain_tree(value: Any) -> Any:
+    """Make lists of tuples, at any depth."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: plain_tree(item) for key, item in value.items()}
+    return [plain_tree(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def spec_of(recipe: Recipe, stage: AnyStage) -> StudentSpec | None:

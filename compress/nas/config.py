@@ -42,6 +42,11 @@ SURE = 2.0
 """Standard deviations of its prediction by which a shape must be within the latency asked for."""
 
 
+def describe_choice(choice: Mapping[str, Any]) -> str:
+    """Write a choice as `layers 4, hidden 256, heads 8, ffn 768`."""
+    return ", ".join(f"{name.removeprefix('config.')} {value}" for name, value in choice.items())
+
+
 @dataclass(frozen=True)
 class Budget:
     """Limits of one student; None: there is none.

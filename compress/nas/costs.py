@@ -14,7 +14,7 @@ from compress.latency.costs import LatencyTable, ModelCost, model_cost
 from compress.latency.features import Terms
 from compress.latency.measure import choose_spread, sample
 from compress.latency.model import FEWEST, Estimate, LatencyModel
-from compress.nas.config import SURE, SearchConfig
+from compress.nas.config import SURE, SearchConfig, describe_choice
 from compress.nas.space import Choice, Shapes
 from compress.records.search_report import ObjectiveName
 
@@ -61,11 +61,6 @@ class CostModel:
     def facts(self, choice: Choice) -> dict[str, float]:
         found = self.cost(choice)
         return {**found.plain(), "body_parameters": float(found.body_parameters)}
-
-
-def describe_choice(choice: Choice) -> str:
-    """`layers 4, hidden 256, heads 8, ffn 768`"""
-    return ", ".join(f"{name.removeprefix('config.')} {value}" for name, value in choice.items())
 
 
 def measure(

@@ -18,8 +18,8 @@ from compress.errors import SearchError
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.onnx import makes_segments
 from compress.latency.measure import sample
+from compress.nas.config import describe_choice
 from compress.nas.context import ScratchEvaluator, SearchContext, score_student
-from compress.nas.costs import describe_choice
 from compress.records.search_report import SearchReport, TrialRecord
 from compress.reporting.remarks import unmet
 from compress.training.run import Run

@@ -13,7 +13,6 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,7 +79,10 @@ class Shapes:
 
     @staticmethod
     def of(space: Space, teacher: PreTrainedConfig) -> "Shapes":
-        """Raises SearchError, with every problem, for values this teacher cannot have, and for an empty space."""
+        """Hold a space against a teacher.
+
+        Raises SearchError, with every problem, for values this teacher cannot have, and for an empty space.
+        """
         axes = _counted(space, teacher)
         empty = Shapes(space, teacher, ())
         blocks, dropped = [], []
@@ -197,7 +199,8 @@ class Shapes:
             for row in block.rows:
                 rows = [row if other == at else each.rows[0] for other, each in enumerate(self.blocks)]
                 if why := self._unbuildable(self._chosen(rows)):
-                    problems.append(f"{self.space.name}: {_named(block.names, row)}: {why}")
+                    value = ", ".join(f"{name} {value}" for name, value in zip(block.names, row, strict=True))
+                    problems.append(f"{self.space.name}: {value}: {why}")
         if problems:
             raise SearchError("\n".join(problems))
 
@@ -212,11 +215,6 @@ class Shapes:
         except (KeyError, ValueError, TypeError) as error:
             return f"transformers refuses it: {' '.join(str(error).split())[:200]}"
         return None
-
-    @cached_property
-    def precisions(self) -> tuple[str, ...]:
-        """Those that shapes are to be measured in, where the space says so."""
-        return tuple(str(value) for value in self.space.axes.get("precision", ()))
 
 
 def _counted(space: Space, teacher: PreTrainedConfig) -> dict[str, tuple[Value, ...]]:
@@ -285,7 +283,3 @@ def _even(values: Sequence[Value]) -> range | None:
     if step > 0 and whole == list(range(whole[0], whole[-1] + 1, step)):
         return range(whole[0], whole[-1] + 1, step)
     return None
-
-
-def _named(names: Sequence[str], row: Sequence[Value]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in zip(names, row, strict=True))

@@ -12,9 +12,22 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from compress.config import loader
-from compress.config.recipe import ALL_KINDS, FINETUNE, TEACHER_LM, Frozen, Line, Paper, Recipe, Stage, StudentSpec
+from compress.config.recipe import (
+    ALL_KINDS,
+    FINETUNE,
+    TEACHER_LM,
+    Frozen,
+    Line,
+    Paper,
+    Recipe,
+    Stage,
+    StudentSpec,
+    is_consequence,
+    parse_lines,
+    plain_tree,
+)
 from compress.config.reference import Call
-from compress.config.term import Term, parse
+from compress.config.term import Term
 from compress.errors import RecipeError, SearchError, did_you_mean
 
 Value = int | float | str | bool
@@ -146,7 +159,7 @@ class Space(Frozen):
         tree |= {"axes": self.axes, "tied": self.tied, "rungs": self.rungs}
         tree |= {key: stage.plain() for key, stage in self.stages.items() if not key.startswith("final")}
         tree["final"] = [stage.plain() for stage in self.final]
-        return {key: _listed(value) for key, value in tree.items()}
+        return {key: plain_tree(value) for key, value in tree.items()}
 
     def to_yaml(self) -> str:
         """Write the resolved space. Loading it again gives an equal space."""
@@ -190,11 +203,15 @@ def of_tree(tree: Mapping[str, Any], file: str) -> Space:
         tree["final"] = _of_recipe(tree["final"], file, problems)
     for where, stage in _stages(tree):
         if isinstance(stage.get("objective"), list):
-            stage["objective"] = _terms(stage["objective"], f"{file}: {where}.objective", problems)
+            stage["objective"] = parse_lines(stage["objective"], f"{file}: {where}.objective", problems)
     try:
         space = Space.model_validate(tree)
     except ValidationError as error:
-        problems += [line for each in error.errors() for line in _problems(file, each)]
+        inner: dict[str, type[Frozen]] = {"paper": Paper, "student": StudentSpec}
+        for each in error.errors():
+            known = (inner.get(str(each["loc"][0]), Stage) if len(each["loc"]) > 1 else Space).model_fields
+            lines = [] if is_consequence(each) else each["msg"].removeprefix("Value error, ").split("\n")
+            problems += [loader.explain(file, {**each, "msg": line}, known, show=False) for line in lines]
     if problems:
         raise SearchError("\n".join(sorted(set(problems))))
     return space
@@ -236,36 +253,3 @@ def _stages(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for where, stage in [*((key, tree.get(key)) for key in ("teacher", "supernet", "short")), *numbered]:
         if isinstance(stage, dict):
             yield where, stage
-
-
-def _terms(lines: Sequence[Any], where: str, problems: list[str]) -> list[Term]:
-    terms = []
-    for at, line in enumerate(lines):
-        try:
-            terms.append(line if isinstance(line, Term) else parse(line, f"{where}[{at}]"))
-        except RecipeError as error:
-            problems += error.problems
-            terms.append(Term("hinton.soft_targets"))
-    return terms
-
-
-def _problems(file: str, error: Any) -> list[str]:
-    """pydantic's error as sentences: where, what, and the nearest known name."""
-    if error["type"] == "too_short" and error["input"]:
-        return []  # what pydantic says of a list of invalid items
-    way = list(error["loc"])
-    where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in way).lstrip(".")
-    if error["type"] == "extra_forbidden":
-        inner: dict[str, type[Frozen]] = {"paper": Paper, "student": StudentSpec}
-        known = (inner.get(str(way[0]), Stage) if len(way) > 1 else Space).model_fields
-        return [f"{file}: {where}: no such setting.{did_you_mean(str(way[-1]), known)}"]
-    if error["type"] == "missing":
-        return [f"{file}: {where}: is missing"]
-    said = error["msg"].removeprefix("Value error, ").split("\n")
-    return [f"{file}: {where + ': ' if where else ''}{line}" for line in said]
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _listed(item) for key, item in value.items()}
-    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value

@@ -27,7 +27,7 @@ from optuna.trial import TrialState
 
 import compress
 from compress.errors import SearchError, did_you_mean
-from compress.nas.config import OBJECTIVES
+from compress.nas.config import OBJECTIVES, describe_choice
 from compress.nas.storage import (
     GRACE,
     HEARTBEAT,
@@ -42,7 +42,6 @@ from compress.nas.storage import (
 from compress.nas.trial import (
     Verdict,
     count_scored,
-    describe_shape,
     evaluate_trial,
     is_within_limits,
     outcome,
@@ -402,7 +401,7 @@ def _report(study: optuna.Study, number: int, verdict: Verdict) -> str:
     objectives = study.user_attrs["identity"]["objectives"]
     values = ", ".join(f"{name} {value:.4g}" for name, value in zip(objectives, verdict.values, strict=True))
     on_front = any(number == trial.number for trial in pareto_front(study))
-    shape = describe_shape(study.get_trials(deepcopy=False)[number].user_attrs)
+    shape = describe_choice(study.get_trials(deepcopy=False)[number].user_attrs["choice"])
     return f"{values}{' (on the front)' if on_front else ''}: {shape}"
 
 
@@ -417,6 +416,6 @@ def _check_one_within(study: optuna.Study, limits: Mapping[str, float]) -> None:
     least = f"score {closest.user_attrs['scores'][-1]:.4g}, at least {limits['score']:g}" if closest.values else ""
     raise SearchError(
         f"study {study.study_name!r}: none of {len(outside)} shapes is within {wanted}. The closest is trial "
-        f"{closest.number} ({describe_shape(closest.user_attrs)}): {least or closest.user_attrs['reason']}. Relax the "
-        f"limit, or give the space other shapes"
+        f"{closest.number} ({describe_choice(closest.user_attrs['choice'])}): "
+        f"{least or closest.user_attrs['reason']}. Relax the limit, or give the space other shapes"
     )

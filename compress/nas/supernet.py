@@ -40,7 +40,8 @@ from compress.latency.costs import model_cost
 from compress.models import heads
 from compress.models.signals import Signals, read
 from compress.models.teacher import Teacher
-from compress.nas.costs import CostModel, describe_choice
+from compress.nas.config import describe_choice
+from compress.nas.costs import CostModel
 from compress.nas.space import Choice
 from compress.pruning import importance
 from compress.pruning.stage import calibration

@@ -83,11 +83,6 @@ def cost_of(attributes: Mapping[str, Any], objective: str) -> float:
     return float(attributes.get("facts", {}).get(objective, math.nan))
 
 
-def describe_shape(attributes: Mapping[str, Any]) -> str:
-    """Return the choice of a trial as `layers 4, hidden 256`."""
-    return ", ".join(f"{name} {value}" for name, value in attributes.get("choice", {}).items())
-
-
 # ---- the pruning rule for several objectives, where Optuna's pruners take one
 
 REDUCTION = 3

@@ -33,7 +33,6 @@ from compress.config import loader
 from compress.config.recipe import Frozen
 from compress.errors import PromptError, RecipeError, TeacherError
 from compress.prompting.answers import Likelihood, UnansweredError
-from compress.prompting.prompt import explain
 from compress.terminal import one_line
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
@@ -86,13 +85,15 @@ class Endpoint(Frozen):
         except RecipeError as error:
             raise PromptError(error.problems) from error
         except ValidationError as error:  # without what was given: it might be the key
-            problems = [explain(file.name, each, Endpoint.model_fields, show=False) for each in error.errors()]
+            problems = [
+                loader.explain(file.name, {**each}, Endpoint.model_fields, show=False) for each in error.errors()
+            ]
             raise PromptError(problems) from None
 
     @field_validator("url")
     @classmethod
     def _is_bare(cls, url: str) -> str:
-        """The URL is written into the run's record."""
+        """Refuse what must not be written into the run's record."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("expected a URL such as https://api.example.com/v1")
@@ -143,6 +144,8 @@ class RemoteModel:
 
     endpoint: Endpoint
     key: str | None = field(default=None, repr=False)
+    longest: None = None
+    parameters: None = None
 
     @property
     def name(self) -> str:
@@ -151,14 +154,6 @@ class RemoteModel:
     @property
     def digest(self) -> str:
         return digest.of_value([self.endpoint.url, self.endpoint.model, self.endpoint.mode, self.endpoint.top])
-
-    @property
-    def longest(self) -> int | None:
-        return None
-
-    @property
-    def parameters(self) -> int | None:
-        return None
 
     def count(self, text: str) -> int:
         return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)

@@ -9,7 +9,6 @@
 Nothing here imports torch.
 """
 
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -83,7 +82,16 @@ class Prompt(Frozen):
             return Prompt.model_validate({"name": path.stem} | tree)
         except ValidationError as error:
             known = {**Prompt.model_fields, **Example.model_fields}
-            raise PromptError([explain(path.name, each, known) for each in error.errors()]) from error
+            problems = [
+                loader.explain(
+                    path.name,
+                    {**each, "loc": [at for at in each["loc"] if at not in ("count", "list")]},
+                    known,
+                    show=each["type"] != "value_error",
+                )
+                for each in error.errors()
+            ]
+            raise PromptError(problems) from error
 
     @field_validator("labels", "aliases", mode="before")
     @classmethod
@@ -160,7 +168,7 @@ class Prompt(Frozen):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """A prompt may come from anywhere: its template reaches nothing but what it is given."""
+    """Make an environment whose templates reach nothing but what they are given: a prompt may come from anywhere."""
     return ImmutableSandboxedEnvironment(undefined=StrictUndefined)
 
 
@@ -169,7 +177,10 @@ def _fill(template: Template, texts: tuple[str, ...], label: str) -> str:
 
 
 def _misplaced_label(text: str, *, pair: bool) -> list[str]:
-    """The answer must be what follows the prompt: models that read from left to right give no other likelihood."""
+    """List what is wrong with the place of the label.
+
+    The answer must follow the prompt: models that read from left to right give no other likelihood.
+    """
     texts, template = ("x", "y") if pair else ("x",), _environment().from_string(text)
     try:
         asked, told = _fill(template, texts, "").rstrip(), _fill(template, texts, "z")
@@ -181,11 +192,7 @@ def _misplaced_label(text: str, *, pair: bool) -> list[str]:
 
 def names() -> list[str]:
     """List the prompts that come with the recipes."""
-    return sorted(path.stem for path in _folder().glob("*.yaml"))
-
-
-def _folder() -> Path:
-    return loader.folder() / "prompts"
+    return sorted(path.stem for path in (loader.folder() / "prompts").glob("*.yaml"))
 
 
 def _locate(name: str) -> Path:
@@ -195,21 +202,4 @@ def _locate(name: str) -> Path:
         return Path(name)
     if name not in names():
         raise PromptError([f"no prompt {name!r}.{did_you_mean(name, names())} A .yaml file also works"])
-    return _folder() / f"{name}.yaml"
-
-
-def explain(file: str, error: Any, known: Mapping[str, Any], *, show: bool = True) -> str:
-    """Tell an error of pydantic as one sentence: where, what, and the nearest of the `known` settings.
-
-    Without `show` it does not repeat what was given.
-    """
-    steps = [at for at in error["loc"] if at not in ("count", "list")]
-    where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in steps).lstrip(".")
-    if error["type"] == "extra_forbidden":
-        return f"{file}: {where}: no such setting.{did_you_mean(str(steps[-1]), known)}"
-    if error["type"] == "missing":
-        return f"{file}: {where}: is missing"
-    given = error.get("input")
-    shown = show and isinstance(given, int | float | str) and error["type"] != "value_error"
-    said = error["msg"].removeprefix("Value error, ") + (f", found {given!r}" if shown else "")
-    return f"{file}: {where + ': ' if where else ''}{said}"
+    return (loader.folder() / "prompts") / f"{name}.yaml"

@@ -14,8 +14,8 @@ from compress.latency.model import LatencyModel
 from compress.models import heads
 from compress.models.flops import count_parameters, flops_per_token
 from compress.nas import space_file
-from compress.nas.config import SURE, Budget, SearchConfig
-from compress.nas.costs import BAND, CostModel, choose_within_budget, describe_choice
+from compress.nas.config import SURE, Budget, SearchConfig, describe_choice
+from compress.nas.costs import BAND, CostModel, choose_within_budget
 from compress.nas.space import Shapes
 from compress.records.latency import Setting
 from tests import tiny

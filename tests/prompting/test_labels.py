@@ -12,7 +12,6 @@ from rich.console import Console
 
 from compress.data.task import Task
 from compress.errors import PromptError, TeacherError
-from compress.prompting import labels
 from compress.prompting.labels import (
     PromptedTeacher,
     average_by_label,
@@ -56,14 +55,6 @@ def test_probabilities_are_the_answers_likelihoods() -> None:
     np.testing.assert_allclose(np.exp(soft.log_p_NC), expected, rtol=1e-6)
     assert soft.log_p_NC.dtype == np.float32
     assert soft.labels == TASK.labels
-
-
-def test_length_and_unconditional() -> None:
-    speaker = Told(SAYS, (-2.0, -2.0), tokens=(1, 2))
-    soft = teacher(speaker, normalise="length").label([["dull"]])
-    np.testing.assert_allclose(np.exp(soft.log_p_NC), [shares([-1, -3 / 2])], rtol=1e-6)
-    soft = teacher(Told(SAYS, (-2.0, -2.0)), normalise="unconditional").label([["dull"]])
-    np.testing.assert_allclose(np.exp(soft.log_p_NC), [shares([-1 + 1, -3 + 4])], rtol=1e-6)
 
 
 def test_calibration_asks_with_the_same_examples_about_nothing() -> None:
@@ -183,10 +174,6 @@ def test_models_of_both_kinds_teach(tmp_path: Path) -> None:
         assert len(np.unique(soft.log_p_NC[:, 0])) > 10, "texts get probabilities of their own"
 
 
-def test_enough_rows_is_what_the_test_above_says() -> None:
-    assert labels.ENOUGH == 20
-
-
 # Calibration: the papers' formulas, by hand
 
 LOG_P = np.array([[-2.0, -6.0, -1.0], [-4.0, -3.0, -9.0]])
@@ -244,13 +231,6 @@ def test_a_prompt_without_bias_and_no_calibration_leave_p_as_it_is() -> None:
     p = np.array([[0.7, 0.2, 0.1]])
     for p_cf in (np.log(np.full(3, 1 / 3)), None):
         np.testing.assert_allclose(np.exp(calibrate(np.log(3 * p), p_cf)), p, rtol=1e-12)
-
-
-def test_what_a_content_free_text_gives_is_calibrated_to_uniform() -> None:
-    scores = np.log(np.array([[0.05, 0.8, 0.3]]))
-    np.testing.assert_allclose(
-        np.exp(calibrate(scores, content_free_prior(scores))), np.full((1, 3), 1 / 3), rtol=1e-12
-    )
 
 
 def test_tiny_likelihoods_do_not_vanish() -> None:
