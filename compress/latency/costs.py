@@ -66,17 +66,20 @@ def model_cost(
     tokens, of the whole model (exact for `features.EXACT` families). Raises StudentError for what cannot be shared so.
     """
     key = json.dumps(config.to_dict(), sort_keys=True, default=str)
-    total, tables, vectors = _counted(config.model_type, key, kind, tuple(sorted((shared or {}).items())))
+    total, tables, vectors = _count_parameters(config.model_type, key, kind, tuple(sorted((shared or {}).items())))
+    size = (total - vectors) * MATRICES[precision] + vectors * (2 if precision == "fp16" else 4)
     return ModelCost(
         parameters=total,
         body_parameters=total - tables,
         flops_per_token=Terms.from_config(config, Setting(seq=seq), kind).flops / seq,
-        file_mb=_bytes(total, vectors, precision) / 1e6 + NODES_MB * Shape.from_config(config).layers,
+        file_mb=size / 1e6 + NODES_MB * Shape.from_config(config).layers,
     )
 
 
 @lru_cache(maxsize=4096)
-def _counted(family: str, text: str, kind: Kind | None, shared: tuple[tuple[str, int], ...]) -> tuple[int, int, int]:
+def _count_parameters(
+    family: str, text: str, kind: Kind | None, shared: tuple[tuple[str, int], ...]
+) -> tuple[int, int, int]:
     """Count parameters: all, those of tables, those of vectors."""
     config = CONFIG_MAPPING[family].from_dict(json.loads(text))
     with torch.device("meta"):
@@ -87,10 +90,6 @@ def _counted(family: str, text: str, kind: Kind | None, shared: tuple[tuple[str,
     tables = {id(each.weight): each.weight.numel() for each in model.modules() if isinstance(each, nn.Embedding)}
     sizes = [(each.numel(), each.dim()) for each in model.parameters()]
     return sum(size for size, _ in sizes), sum(tables.values()), sum(size for size, axes in sizes if axes < 2)
-
-
-def _bytes(total: int, vectors: int, precision: Precision) -> float:
-    return (total - vectors) * MATRICES[precision] + vectors * (2 if precision == "fp16" else 4)
 
 
 @dataclass(frozen=True)

@@ -122,9 +122,11 @@ def _bottlenecked(config: Any) -> _Block:
 def _counted(config: Any, blocks: Sequence[_Block], setting: Setting, kind: Kind | None, *, cut: bool) -> Terms:
     rows, tokens = setting.batch, setting.batch * setting.seq
     embedded, head, heads = _embedding(config), _head(config, kind), rows if kind in READS_ONE else tokens
-    activation, norm = _activation(config), getattr(config, "normalization_type", "layer_norm")
-    mask = _reads(config) if config.model_type in EXACT else 0
-    """What one more feature of queries, or keys, multiplies: every head has one for the mask."""
+    activation = next((found for name in ACTIVATIONS if (found := getattr(config, name, None))), "none")
+    norm = getattr(config, "normalization_type", "layer_norm")
+    # One more feature of queries, or keys, for the mask in every head, computed from all that these read.
+    reads = config.true_hidden_size if config.model_type == "mobilebert" else Shape.from_config(config).hidden
+    mask = int(reads) if config.model_type in EXACT else 0
     counts = defaultdict[str, float](float, fixed=1.0, layers=len(blocks))
     counts["projections"] = tokens * embedded + heads * head
     counts["weights"] = embedded + head
@@ -151,12 +153,6 @@ def _static(config: Any, setting: Setting) -> Terms:
     return Terms({"fixed": 1.0, "lookup": rows * setting.seq * hidden, "projections": rows * head}, 2.0 * rows * head)
 
 
-def _reads(config: Any) -> int:
-    """Return the width of what queries and keys are computed from."""
-    mobile = config.model_type == "mobilebert"
-    return int(config.true_hidden_size if mobile else Shape.from_config(config).hidden)
-
-
 def _embedding(config: Any) -> int:
     """Count the multiply-adds per token between the tables and the first layer."""
     shape = Shape.from_config(config)
@@ -174,7 +170,3 @@ def _head(config: Any, kind: Kind | None) -> int:
     shape = Shape.from_config(config)
     pooled = kind in READS_ONE and getattr(config, "classifier_activation", True)
     return shape.hidden * (shape.hidden * bool(pooled) + shape.classes)
-
-
-def _activation(config: Any) -> str:
-    return str(next((found for name in ACTIVATIONS if (found := getattr(config, name, None))), "none"))

@@ -93,7 +93,8 @@ class LatencyModel:
     def __post_init__(self) -> None:
         if len(self.fitted) < FEWEST:
             noisy = len(self.samples) - len(self.fitted)
-            why = f" ({noisy} of the {len(self.samples)} measured were noisy: {self._noise()})" if noisy else ""
+            noise = next((f"{each.name}: {each.noise}" for each in self.samples if each.noisy), "")
+            why = f" ({noisy} of the {len(self.samples)} measured were noisy: {noise})" if noisy else ""
             raise SearchError(
                 f"latency: {len(self.fitted)} shapes to fit to{why}; expected at least {FEWEST}, better 10 to 24. "
                 + ("Measure while the machine does nothing else." if noisy else "Measure more shapes.")
@@ -239,9 +240,6 @@ class LatencyModel:
     def _by_flops(self) -> Numbers:
         line_S2 = np.array([[1.0, each.terms.flops] for each in self.fitted])
         return np.asarray((_leaving_one_out(line_S2, self._taken) * line_S2).sum(1))
-
-    def _noise(self) -> str:
-        return next(f"{each.name}: {each.noise}" for each in self.samples if each.noisy)
 
 
 def _leaving_one_out(amounts_SN: Numbers, ms_S: Numbers) -> Numbers:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -13,13 +12,12 @@ from optuna.trial import FrozenTrial
 from rich.console import Console
 
 from compress.benchmark.local import machine
-from compress.data.task import TaskData
 from compress.errors import SearchError
 from compress.exporters.artifact import Bundle
 from compress.io import written
 from compress.nas.context import SearchContext, load_student_state
 from compress.nas.storage import quiet
-from compress.nas.supernet import load_ladder
+from compress.nas.supernet import BACKWARD, load_ladder
 from compress.nas.trial import outcome
 from compress.provenance import command_line, versions
 from compress.records.run_report import finite
@@ -151,15 +149,11 @@ def score_anchors(context: SearchContext) -> list[Anchor]:
             known.append(Anchor(f"{context.task_teacher.name} {precision}", own, one.ms, weights, one.file_mb))
     for anchor in search.anchors:
         bundle, one = Bundle.load(Path(anchor)), beside[f"{anchor} {search.precision}"]
-        value = _score_bundle(bundle, context.training.data, search.precision)
+        evaluator = bundle.evaluator(context.training.data.validation)  # as its own tokenizer reads the rows
+        logits = bundle.logits(evaluator.rows, precision=search.precision)
+        value = float(evaluator.scores(logits)[bundle.task.metric])
         known.append(Anchor(Path(anchor).name, value, one.ms, bundle.manifest.parameters, one.file_mb))
     return known
-
-
-def _score_bundle(bundle: Bundle, data: TaskData, precision: Any) -> float:
-    """Score the bundle on the validation rows, as its own tokenizer reads them."""
-    evaluator = bundle.evaluator(data.validation)
-    return float(evaluator.scores(bundle.logits(evaluator.rows, precision=precision))[bundle.task.metric])
 
 
 def add_results(study: Path, point: TrialRecord) -> TrialRecord:
@@ -186,9 +180,8 @@ def _stage_rungs(context: SearchContext, known: Sequence[TrialRecord]) -> list[R
             spent = taken(context.student_run(point.number), stage.name, context.training.console)
             if spent is None:
                 continue
-            examples = spent.examples
-            flops = 3.0 * (point.flops_per_token or 0.0) * context.mean_tokens * examples
-            rungs.append(Rung(which, point.body_parameters, examples, flops, score))
+            flops = BACKWARD * (point.flops_per_token or 0.0) * context.mean_tokens * spent.examples
+            rungs.append(Rung(which, point.body_parameters, spent.examples, flops, score))
     return rungs
 
 
@@ -233,7 +226,10 @@ def _shares(points: Sequence[TrialRecord], values: Sequence[float], maximise: bo
     spaces = {name: _distribution(found) for name, found in known.items()}
     trials = [
         optuna.trial.create_trial(
-            params={name: _to_parameter(point.choice[name], spaces[name]) for name in point.choice},
+            params={
+                name: str(choice) if isinstance(spaces[name], CategoricalDistribution) else choice
+                for name, choice in point.choice.items()
+            },
             distributions={name: spaces[name] for name in point.choice},
             value=value,
         )
@@ -255,7 +251,3 @@ def _distribution(values: Sequence[int | float | str]) -> BaseDistribution:
     if all(isinstance(value, int) for value in numbers):
         return IntDistribution(int(min(numbers)), int(max(numbers)))
     return FloatDistribution(min(numbers), max(numbers))
-
-
-def _to_parameter(value: int | float | str, space: BaseDistribution) -> int | float | str:
-    return str(value) if isinstance(space, CategoricalDistribution) else value

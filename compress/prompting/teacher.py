@@ -11,7 +11,6 @@ from compress.errors import ObjectiveError, RecipeError
 from compress.models.teacher import RecordedLogits, Teacher
 from compress.prompting.labels import (
     PromptedTeacher,
-    SoftLabels,
     open_speaker,
     questions_for,
     refuse_unusable,
@@ -98,14 +97,10 @@ def prompt_teacher(
         *unusable,
         *(f"{each}: {note}" for each, found in soft.items() for note in found.notes),
         *(soft[each].balance(f"{prompted.name}, asked about {each}") for each in ("train", "validation")),
-        *_spent(prompted.name, soft),
     ]
+    asked, seconds = sum(each.asked for each in soft.values()), sum(each.seconds for each in soft.values())
+    if asked:
+        notes.append(f"{prompted.name} answered {asked:,} prompts in {seconds:.0f} s, {seconds / asked:.3f} s each.")
     recorded = RecordedLogits(logits, settings, speaker.parameters)
     teacher = replace(base_teacher, name=prompted.name, digest=prompted.digest, recorded=recorded)
     return teacher, replace(seen, notes=tuple(notes))
-
-
-def _spent(name: str, soft: dict[str, SoftLabels]) -> list[str]:
-    """Say what the answers took that were not known before."""
-    asked, seconds = sum(each.asked for each in soft.values()), sum(each.seconds for each in soft.values())
-    return [f"{name} answered {asked:,} prompts in {seconds:.0f} s, {seconds / asked:.3f} s each."] if asked else []

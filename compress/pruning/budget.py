@@ -5,7 +5,6 @@ once and compared with the whole model, the best are measured as files, and the 
 decision is kept in the run as shape.json: a resumed run reads it from there.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel
@@ -193,12 +193,8 @@ class Decision:
 
     @staticmethod
     def read(file: Path) -> "Decision":
-        tree = json.loads(file.read_text(encoding="utf-8"))
-        candidates = tuple(ShapeCandidate(**each) for each in tree["candidates"])
-        return Decision(**{**tree, "chosen": ShapeCandidate(**tree["chosen"]), "candidates": candidates})
-
-    def write(self, file: Path) -> None:
-        write_json(file, asdict(self))
+        """Read what `io.write_json` wrote."""
+        return TypeAdapter(Decision).validate_json(file.read_bytes())
 
     def table(self) -> Table:
         """Render the candidates, the nearest to the whole model's answers first."""
@@ -252,12 +248,9 @@ def resolve_budget(recipe: Recipe, task_teacher: Teacher, context: TrainingConte
     file = run.path / NAME
     decided = file.is_file()
     PartialState().wait_for_everyone()
-    if not decided:
-        found = decide(recipe, task_teacher, context, run)
-        if run.main:
-            assert found is not None, "the first process decides"
-            found.write(file)
-            context.console.print(found.table())
+    if not decided and (found := decide(recipe, task_teacher, context, run)):  # on the first process
+        write_json(file, asdict(found))
+        context.console.print(found.table())
     PartialState().wait_for_everyone()
     chosen = Decision.read(file).chosen
     sizes = {name: count for name, count in chosen.sizes.items() if name != "head_size"}
@@ -283,7 +276,7 @@ def check_budget(bundle: Bundle, recipe: Recipe, task_teacher: Teacher, context:
     shipped_ms, whole_ms = found[SHIPPED].p50_ms, found[WHOLE].p50_ms
     limit_ms = decision.limit_ms if target.speedup is None else whole_ms / target.speedup  # as the machine is now
     decision = replace(decision, shipped_ms=shipped_ms, whole_ms=whole_ms, limit_ms=limit_ms)
-    decision.write(file)
+    write_json(file, asdict(decision))
     bundle.attach(NAME, file.read_text(encoding="utf-8"))
     context.console.print(decision.verdict(), highlight=False)
     for each in found.values():
