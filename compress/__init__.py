@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from compress.exporters.artifact import Bundle
     from compress.models.signals import Signals
     from compress.models.student import build
-    from compress.nas.budget import Budget
+    from compress.nas.config import Budget
     from compress.records.run_report import Report
     from compress.slicing.shape import Shape
     from compress.training.objective import Objective
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _HOMES = {
-    "Budget": "compress.nas.budget",
+    "Budget": "compress.nas.config",
     "Bundle": "compress.exporters.artifact",
     "CheckpointOptions": "compress.config.options",
     "CompressError": "compress.errors",
