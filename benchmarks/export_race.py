@@ -206,7 +206,7 @@ def scored(bundle: Path, data: str, rows: int, scratch: Path, peer: Path) -> dic
 
     shipped, found = Bundle.load(bundle), load_task(data)
     tokenizer = AutoTokenizer.from_pretrained(bundle)
-    exam, train = (
+    evaluator, train = (
         Evaluator.from_split(shipped.task, split, tokenizer, shipped.manifest.max_length).spread(count)
         for split, count in ((found.validation, rows), (found.train, 256))
     )
@@ -214,20 +214,20 @@ def scored(bundle: Path, data: str, rows: int, scratch: Path, peer: Path) -> dic
     model = Model(bundle.name, bundle, scratch / bundle.parent.name, list(train.rows.select_columns(columns)))
     model.work.mkdir()
     files = {"fp32": shipped.files()["fp32"], **built(model, peer)}
-    asked = list(exam.rows.select_columns(columns))
+    asked = list(evaluator.rows.select_columns(columns))
     with local() as device:
         logits = {name: np.stack(device.logits(path, asked)) for name, path in files.items()}
     told = {
         name: {
-            "score": exam.scores(each)[shipped.task.metric],
-            "agreement": exam.agreement(each, logits["fp32"]),
+            "score": evaluator.scores(each)[shipped.task.metric],
+            "agreement": evaluator.agreement(each, logits["fp32"]),
             "difference": float(np.abs(each - logits["fp32"]).max()),
         }
         for name, each in logits.items()
     }
     for name, each in told.items():
         print(f"{bundle.parent.name:20} {name:20} " + "  ".join(f"{key} {value:.4f}" for key, value in each.items()))
-    return {"rows": len(exam), "metric": shipped.task.metric, "files": told}
+    return {"rows": len(evaluator), "metric": shipped.task.metric, "files": told}
 
 
 def peer_versions(peer: Path) -> dict[str, str]:

@@ -33,9 +33,8 @@ from compress.data.windows import plain
 from compress.exporters.artifact import TEXT, Bundle
 from compress.exporters.predictor import Text
 from compress.exporters.session import open_session, read_model
-from compress.exporters.tokenizer import build, text_model
+from compress.exporters.tokenizer import TEXTS, build, differences, feeds, text_model, torture
 from compress.exporters.tokenizer.build import reader
-from compress.exporters.tokenizer.verify import TEXTS, differences, feeds, torture
 from compress.exporters.tokenizer.wordpiece import WordPiece
 
 CHARACTERS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]

@@ -24,14 +24,13 @@ from transformers import (
 )
 
 from compress.commands.trim import trim
-from compress.data.task import Task
 from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import FILES, TEXT, Bundle
 from compress.exporters.fp16 import to_float16
 from compress.exporters.session import certificate
 from compress.exporters.tokenizer import text_model
 from compress.exporters.weight_only import quantize_weights
-from compress.quantization.evaluator import ScoreDrop
+from compress.quantization.certify import ScoreDrop
 from compress.records.run_report import Report
 from compress.trimming import model as tables
 from compress.trimming.model import Trimmed, trim_bundle, trim_checkpoint
@@ -88,7 +87,7 @@ TOKENIZERS = {"wordpiece": wordpiece, "byte bpe": byte_bpe, "unigram": unigram}
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_corpus_is_read_as_before_and_the_rest_is_spelled(kind: str, seed: int) -> None:
     before = TOKENIZERS[kind]().backend_tokenizer  # type: ignore[operator]
     draw = random.Random(seed)
@@ -141,15 +140,10 @@ def test_a_word_that_was_unknown_stays_so() -> None:
     assert [row.tokens for row in after.encode_batch(corpus)] == [row.tokens for row in before.encode_batch(corpus)]
 
 
-SENTIMENT = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
-
-
 def write(path: Path, tokenizer: Any = None, model: Any = None) -> Bundle:
     chosen = wordpiece() if tokenizer is None else tokenizer
     model = tiny.bert(vocab_size=len(chosen) + 3, hidden=64) if model is None else model
-    return Bundle.write(
-        path, model=model, tokenizer=chosen, task=SENTIMENT, max_length=32, recipe="stages: []\n", card={"name": "tiny"}
-    )
+    return tiny.bundle(path, model=model, tokenizer=chosen, max_length=32)
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +222,6 @@ def test_a_bundle_that_would_answer_otherwise_is_not_written(
 
 FAMILIES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "bert masked": ("bert", AutoModelForMaskedLM, {}),
-    "electra": ("electra", AutoModelForSequenceClassification, {}),
     "distilbert masked": ("distilbert", AutoModelForMaskedLM, {}),
     "albert": ("albert", AutoModelForSequenceClassification, {}),
     "mobilebert": ("mobilebert", AutoModelForSequenceClassification, {}),
@@ -343,22 +336,6 @@ def test_a_kill_before_it_is_certified_leaves_nothing_and_the_same_command_works
     assert all(proof.certified for proof in trim(str(bundle.path), out, data=data).certificates)
     assert {path.name for path in tmp_path.iterdir()} <= {"out", "reviews", "home"}
     Bundle.load(out)
-
-
-@pytest.mark.parametrize("max_drop", [-0.01, 1.5, float("nan"), float("inf")])
-def test_a_limit_that_is_none_is_refused(bundle: Bundle, tmp_path: Path, max_drop: float) -> None:
-    with pytest.raises(CompressError, match="max_drop"):
-        trim(str(bundle.path), tmp_path / "out", data="intents", max_drop=max_drop)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_data_of_another_task_is_refused(bundle: Bundle, tmp_path: Path) -> None:
-    data = Path(tiny.reviews(tmp_path / "reviews"))
-    for file in data.iterdir():
-        file.write_text(file.read_text().replace("positive", "good").replace("negative", "bad"))
-    with pytest.raises(BundleError, match=r"2 labels \(bad, good\) .* 2 labels \(negative, positive\)"):
-        trim(str(bundle.path), tmp_path / "out", data=str(data))
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_tells_sizes_and_scores(bundle: Bundle, tmp_path: Path) -> None:

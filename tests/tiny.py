@@ -18,6 +18,9 @@ from transformers import (
     BertTokenizer,
 )
 
+from compress.data.task import Task
+from compress.exporters.artifact import Bundle
+
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = (
     *("a", "the", "this", "that", "film", "movie", "story", "actor", "scene", "plot", "is", "was", "and", "but"),
@@ -42,6 +45,17 @@ def bert(labels: int = 2, *, layers: int = 2, hidden: int = 32, seed: int = 0, *
     return BertForSequenceClassification(
         BertConfig(**{**sizes, **shape, "num_labels": labels, "initializer_range": 0.2, **config})
     ).eval()
+
+
+SENTIMENT = Task("classification", ("sentence",), "label", ("negative", "positive"), "accuracy")
+
+
+def bundle(path: Path, **changed: Any) -> Bundle:
+    """Write a bundle of tiny parts; those in `changed` take the place of ours."""
+    parts = {"tokenizer": tokenizer(), "task": SENTIMENT, "max_length": 16, "recipe": "stages: []\n"}
+    if "model" not in changed:
+        parts["model"] = bert()
+    return Bundle.write(path, **{**parts, "card": {"name": "tiny"}, **changed})
 
 
 FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(

@@ -32,7 +32,7 @@ from compress.config.options import (
 from compress.terminal import printable
 
 if TYPE_CHECKING:
-    from compress.exporters.predictor import Answered
+    from compress.exporters.predictor import AnsweredLine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,10 +178,10 @@ def predict(
 
         second = None if pair is None else stream.decode(os.fsencode(pair), "--pair")
         piped = texts == ["-"]
-        given = stream.lines(sys.stdin.buffer) if piped else map(os.fsencode, texts)
+        given = stream.read_lines(sys.stdin.buffer) if piped else map(os.fsencode, texts)
         predictor, skipped = Bundle.load(bundle).open(precision), 0
         with _listed(as_json) as show:
-            for each in stream.answers(predictor, given, second=second, unit="line" if piped else "text"):
+            for each in stream.answer_lines(predictor, given, second=second, unit="line" if piped else "text"):
                 if each.error and on_error == "stop":
                     raise DataError(f"{each.error}. The answers before it are above; --on-error skip goes on after it")
                 skipped += bool(each.error)
@@ -191,15 +191,15 @@ def predict(
 
 
 @contextmanager
-def _listed(as_json: bool) -> "Iterator[Callable[[Answered], None]]":
+def _listed(as_json: bool) -> "Iterator[Callable[[AnsweredLine], None]]":
     """Print answers as they come, one a line; as JSON, in a list that is closed whatever happens."""
     before = "["
 
-    def row(each: "Answered") -> None:
+    def row(each: "AnsweredLine") -> None:
         line = f"error: {each.error}" if each.error else f"{each.answer}\t{each.text}"
         print(printable(line).replace("\n", "\\n"), flush=True)
 
-    def item(each: "Answered") -> None:
+    def item(each: "AnsweredLine") -> None:
         nonlocal before
         plain = {"error": each.error} if each.answer is None else asdict(each.answer)
         print(f"{before}\n{json.dumps(plain, ensure_ascii=False)}", end="", flush=True)

@@ -28,7 +28,7 @@ from compress.config.options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from compress.commands.trim import Measured
+    from compress.commands.trim import TrimResult
 
 
 @grouped()
@@ -108,7 +108,7 @@ def trim(
         raise typer.Exit(UNCERTIFIED)
 
 
-def _show(found: "Measured", shown: "Console") -> None:
+def _show(found: "TrimResult", shown: "Console") -> None:
     from rich.table import Column, Table
 
     trimmed = found.trimmed

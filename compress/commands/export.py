@@ -123,7 +123,7 @@ def tuned(
             bundle,
             device=device,
             settings=race.settings,
-            exam=None if found is None else bundle.evaluator(found.validation),
+            evaluator=None if found is None else bundle.evaluator(found.validation),
             calibration=() if found is None else calibration_rows(bundle, found),
             proof=None if test is None else bundle.evaluator(test),
             split="validation" if test is None else "test",

@@ -21,8 +21,7 @@ from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import FILES, Bundle, check_place, check_writable
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import read_model
-from compress.quantization.certify import attach_certificate, certify
-from compress.quantization.evaluator import QuantizationEvaluator
+from compress.quantization.certify import QuantizationEvaluator, attach_certificate, certify
 from compress.quantization.select import (
     BEFORE,
     Attempt,
@@ -98,7 +97,7 @@ def quantize(
     method       dynamic, static, smoothquant; auto: static where that is near enough, else smoothquant; qat trains the
                  model again, so it needs `out`
     int8         how it is calibrated and written: see `Int8Options`
-    max_drop     of the score, in its own unit, but never finer than the rows resolve (`evaluator.RESOLVED`). Products
+    max_drop     of the score, in its own unit, but never finer than the rows resolve (`certify.RESOLVED`). Products
                  stay in float32 until the validation split says that it is met; the certificate is of the test split,
                  or of the validation split where there is none with labels, and holds int8 against the fp32 file of the
                  bundle that was given, before any training
@@ -128,12 +127,12 @@ def quantize(
         source = bundle.files()["fp32"]
         graph = read_model(source).graph
         parts = products(graph)
-        evaluator = QuantizationEvaluator.from_bundle(
+        files = QuantizationEvaluator.from_bundle(
             bundle, bundle.evaluator(found.validation), threads=threads, products=len(parts)
         )
         settings = Calibrated(
             bundle.evaluator(found.train).spread(int8.rows).rows,
-            evaluator,
+            files,
             scratch,
             int8.calibration,
             int8.percentile,
@@ -141,21 +140,21 @@ def quantize(
             int8.reduce_range,
         )
         attempt = _attempt(method, bundle, settings, max_drop, say)
-        say(f"{attempt.method}: judged on {len(evaluator.exam):,} validation rows")
+        say(f"{attempt.method}: judged on {len(files.evaluator):,} validation rows")
         length = bundle.manifest.max_length
         mixed = mix(
-            attempt.make, parts, evaluator, limit=max_drop, say=say,
+            attempt.make, parts, files, limit=max_drop, say=say,
             costs=lambda: race_products(attempt.make, parts, graph, there, max_length=length),
         )  # fmt: skip
         mixed = price_float(mixed, attempt.make, there, max_length=length)
-        attempt.make(scratch / "int8.onnx", mixed.keep)
+        attempt.make(scratch / "int8.onnx", keep=mixed.keep)
         split = "validation" if found.test is None else "test"
-        exam = bundle.evaluator(found.validation if found.test is None else found.test)
-        say(f"certifying on {len(exam):,} {split} rows, {there.name}")
+        evaluator = bundle.evaluator(found.validation if found.test is None else found.test)
+        say(f"certifying on {len(evaluator):,} {split} rows, {there.name}")
         candidate = bundle.copy_to(scratch / "candidate" / bundle.path.name)
         candidate = candidate.put("int8", scratch / "int8.onnx")
         proof = certify(
-            candidate, "int8", exam, max_drop=max_drop, device=there, method=attempt.method, split=split,
+            candidate, "int8", evaluator, max_drop=max_drop, device=there, method=attempt.method, split=split,
             data=found.name, kept=mixed.keep, cost=mixed.cost, exact=given.files()["fp32"],
         )  # fmt: skip
         candidate, proof = attach_certificate(candidate, "int8", proof, mixed.sensitivity)

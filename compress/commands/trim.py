@@ -23,8 +23,7 @@ from compress.evaluation.evaluator import Evaluator, count_differing
 from compress.exporters import manifest
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.models.checkpoints import resolve
-from compress.quantization.certify import attach_certificate, verdict
-from compress.quantization.evaluator import ScoreDrop
+from compress.quantization.certify import ScoreDrop, attach_certificate, verdict
 from compress.records.certificate import Certificate
 from compress.records.class_scores import changes
 from compress.records.latency import identity
@@ -39,7 +38,7 @@ Logits = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Texts:
+class CorpusTexts:
     """Texts of several sources, one source after another; can be gone through again and again."""
 
     sources: tuple[Callable[[], Iterable[str]], ...]
@@ -50,7 +49,7 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TrimResult:
     """A bundle that was trimmed, and what it cost.
 
     certificates   one for each file, the file before trimming as what it is compared with; none without labelled data
@@ -75,7 +74,7 @@ def trim(
     keep: Sequence[str] = (),
     max_drop: float = 0.005,
     threads: int = 1,
-) -> Measured:
+) -> TrimResult:
     """Trim a bundle, or a checkpoint, for the training texts of `data` and for `corpus`. Every file of a bundle is
     scored on the test split of `data`, or on the validation split where there is none: nothing is chosen by it.
 
@@ -97,12 +96,12 @@ def trim(
         sources.append(partial(texts_of, found.train))
     if corpus is not None:
         sources.append(partial(_lines, load_corpus(corpus)))
-    texts = Texts(tuple(sources))
+    texts = CorpusTexts(tuple(sources))
     if bundle is None:
-        return Measured(trim_checkpoint(resolve(model), texts, out, min_count=min_count, keep=keep))
+        return TrimResult(trim_checkpoint(resolve(model), texts, out, min_count=min_count, keep=keep))
     with trimming(bundle, texts, out, min_count=min_count, keep=keep) as (small, trimmed):
         if data is None:
-            return Measured(trimmed)
+            return TrimResult(trimmed)
         split, name = (found.validation, "validation") if found.test is None else (found.test, "test")
         method = f"vocabulary trimming, {trimmed.before} to {len(trimmed.kept)} tokens (min_count {min_count})"
         proofs = certified(
@@ -113,7 +112,7 @@ def trim(
             made, proofs[precision] = attach_certificate(made, precision, proof)
         before, after = (plain(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, made))
         alike = float(np.mean([same for _, same in encoded_alike(before, after, texts_of(split))]))
-        return Measured(trimmed, tuple(proofs.values()), alike, len(split))
+        return TrimResult(trimmed, tuple(proofs.values()), alike, len(split))
 
 
 def _lines(corpus: Corpus) -> Iterator[str]:
@@ -146,16 +145,16 @@ def certified(
 
     `name` is the split's; method and data are as the certificate tells them.
     """
-    exams = [each.evaluator(split) for each in (before, after)]
+    evaluators = [each.evaluator(split) for each in (before, after)]
     facts, proofs = machine(), {}
     for precision in FILES:
         if precision not in after.files():
             continue
         logits = [
-            each.logits(exam.rows, precision=precision, threads=threads)
-            for each, exam in zip((before, after), exams, strict=True)
+            each.logits(evaluator.rows, precision=precision, threads=threads)
+            for each, evaluator in zip((before, after), evaluators, strict=True)
         ]
-        outcome = _outcome(before, exams, logits)
+        outcome = _outcome(before, evaluators, logits)
         good, reason = verdict(outcome, max_drop)
         proofs[precision] = Certificate(
             artefact=FILES[precision],
@@ -180,24 +179,28 @@ def certified(
     return proofs
 
 
-def _outcome(bundle: Bundle, exams: Sequence[Evaluator], logits: Sequence[Logits]) -> ScoreDrop:
+def _outcome(bundle: Bundle, evaluators: Sequence[Evaluator], logits: Sequence[Logits]) -> ScoreDrop:
     """Compare two bundles that cut texts differently: they answer the same examples, but not the same tokens."""
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
-    scored = zip(exams, logits, strict=True)
-    before, after = (exam.scores(each, threshold=threshold)[bundle.task.metric] for exam, each in scored)
-    recalls = changes(*(exam.by_class(each) for exam, each in zip(exams, logits, strict=True)))
+    scored = zip(evaluators, logits, strict=True)
+    before, after = (evaluator.scores(each, threshold=threshold)[bundle.task.metric] for evaluator, each in scored)
+    recalls = changes(*(evaluator.by_class(each) for evaluator, each in zip(evaluators, logits, strict=True)))
     if not bundle.task.tokenwise:
-        agreement, changed = exams[0].agreement(logits[1], logits[0]), exams[0].changed(logits[1], logits[0])
+        agreement, changed = evaluators[0].agreement(logits[1], logits[0]), evaluators[0].changed(logits[1], logits[0])
         return ScoreDrop(before, after, agreement, float(np.abs(logits[1] - logits[0]).max()), recalls, changed)
-    one, other = (_answers(exam, each, threshold) for exam, each in zip(exams, logits, strict=True))
+    one, other = (_answers(evaluator, each, threshold) for evaluator, each in zip(evaluators, logits, strict=True))
     same = [a == b for a, b in zip(_flat(one), _flat(other), strict=True)]
     changed = count_differing(one, other)
-    return ScoreDrop(before, after, float(np.mean(same)), _of_equal_rows(exams, logits), recalls, changed)
+    return ScoreDrop(before, after, float(np.mean(same)), _of_equal_rows(evaluators, logits), recalls, changed)
 
 
-def _answers(exam: Evaluator, logits: Logits, threshold: float | None) -> list[Any]:
+def _answers(evaluator: Evaluator, logits: Logits, threshold: float | None) -> list[Any]:
     """List the tags of every sentence, or the text that answers each question."""
-    return exam.tags(logits) if exam.task.kind == "tagging" else list(exam.texts(logits, threshold=threshold))
+    return (
+        evaluator.tags(logits)
+        if evaluator.task.kind == "tagging"
+        else list(evaluator.texts(logits, threshold=threshold))
+    )
 
 
 def _flat(answers: Sequence[Any]) -> list[str]:
@@ -205,11 +208,11 @@ def _flat(answers: Sequence[Any]) -> list[str]:
     return [tag for each in answers for tag in (each if isinstance(each, list) else [each])]
 
 
-def _of_equal_rows(exams: Sequence[Evaluator], logits: Sequence[Logits]) -> float:
+def _of_equal_rows(evaluators: Sequence[Evaluator], logits: Sequence[Logits]) -> float:
     """Return the largest |difference| of per-token logits in rows of as many tokens."""
     parts = []
-    for exam, each in zip(exams, logits, strict=True):
-        ends = np.cumsum([len(ids) for ids in exam.rows["input_ids"]])
+    for evaluator, each in zip(evaluators, logits, strict=True):
+        ends = np.cumsum([len(ids) for ids in evaluator.rows["input_ids"]])
         parts.append(np.split(each, ends[:-1]))
     pairs = zip(*parts, strict=len(parts[0]) == len(parts[1]))
     return max((float(np.abs(one - other).max()) for one, other in pairs if one.shape == other.shape), default=0.0)

@@ -1,4 +1,4 @@
-"""What is shipped: one folder in the hub's layout, whole or not there, that says what is in it and can prove it.
+"""Write and load bundles: one folder in the hub's layout, whole or not there, that can prove what is in it.
 
     config.json  model.safetensors  tokenizer.json  tokenizer_config.json  README.md  manifest.json
     onnx/model.onnx  onnx/model_quantized.onnx

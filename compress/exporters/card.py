@@ -1,4 +1,4 @@
-"""The model card: `README.md` of a bundle, in the hub's form."""
+"""Render the model card: `README.md` of a bundle, in the hub's form."""
 
 import json
 import re
@@ -26,7 +26,7 @@ MARKS = re.compile(r"[\\`*_\[\]|#]")
 
 @dataclass(frozen=True)
 class Card:
-    """What only the maker knows of the model; all of it optional but the name.
+    """Fields that only the maker knows of the model; all of it optional but the name.
 
     name        the title
     recipe      name of the recipe; citation: the paper it follows, one line
@@ -50,7 +50,7 @@ class Card:
 
     @classmethod
     def parse(cls, card: Mapping[str, Any]) -> "Card":
-        """Raises BundleError for an unknown or missing key, and for rows whose columns differ."""
+        """Read the fields. Raises BundleError for an unknown or missing key, and for rows whose columns differ."""
         known = [field.name for field in fields(cls)]
         for key in card:
             if key not in known:
@@ -75,10 +75,18 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
 
     content, task = Card.parse(card), manifest.task
     assert task is not None, "the card is of a model with a task"
+    front = {
+        "library_name": "transformers",
+        "pipeline_tag": PIPELINES.get(task.kind, "text-classification"),
+        "language": content.language,
+        "base_model": content.base_model,
+        "tags": ["compress", "distillation", "onnx", "int8"],
+    }
+    known = {key: value for key, value in front.items() if value}
     page = Environment(undefined=StrictUndefined, finalize=escaped, trim_blocks=True, keep_trailing_newline=True)
     return page.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         card=content,
-        front_matter=Markup(_front_matter(content, task.kind)),
+        front_matter=Markup(yaml.safe_dump(known, sort_keys=False, allow_unicode=True)),
         made=manifest,
         task=task,
         example=Markup(EXAMPLES.get(task.kind, '"first text", "second text"' if task.pair else '"a text"')),
@@ -87,19 +95,8 @@ def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
     )
 
 
-def _front_matter(card: Card, kind: Kind) -> str:
-    front = {
-        "library_name": "transformers",
-        "pipeline_tag": PIPELINES.get(kind, "text-classification"),
-        "language": card.language,
-        "base_model": card.base_model,
-        "tags": ["compress", "distillation", "onnx", "int8"],
-    }
-    return yaml.safe_dump({key: value for key, value in front.items() if value}, sort_keys=False, allow_unicode=True)
-
-
 def escaped(value: object) -> str:
-    """Text as one line of Markdown that breaks no table cell, link or page; numbers to four significant digits.
+    """Write text as one line of Markdown that breaks no table cell, link or page; numbers to four significant digits.
 
     Applied to every expression of the template but those already marked as safe.
     """

@@ -1,4 +1,4 @@
-"""What `compress export` is given: a bundle, a run, or a checkpoint with any head or none -> what can be exported.
+"""Load what `compress export` is given: a bundle, a run, or a checkpoint with any head or none.
 
 A checkpoint is a folder, an alias or a hub id, as everywhere (`compress.models.checkpoints`): safetensors only, no code
 of its own is ever run, and tensors that are missing are never made up.

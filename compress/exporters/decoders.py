@@ -1,11 +1,11 @@
-"""Models that write text as graphs: GPT-2's decoder, T5's encoder and decoder, with the keys and values of the tokens
+"""Trace models that write text: GPT-2's decoder, T5's encoder and decoder, with the keys and values of the tokens
 before as inputs and outputs. Names are optimum's and transformers.js's.
 
 B batch, L tokens read now, M tokens seen in all, S tokens of T5's source, D hidden, N layers.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,8 +213,10 @@ def merge_decoders(first: onnx.ModelProto, following: onnx.ModelProto) -> onnx.M
 
 def _branch(graph: onnx.GraphProto, prefix: str, weights: dict[str, onnx.TensorProto]) -> onnx.GraphProto:
     """Make a branch of the graph: its weights are added to `weights`, under a name that tells their content."""
-    told = {each.name: _content(each) for each in graph.initializer}
+    told = {}
     for each in graph.initializer:
+        digest = hashlib.sha256(numpy_helper.to_array(each).tobytes()).hexdigest()[:24]
+        told[each.name] = f"weight/{each.data_type}/{'x'.join(map(str, each.dims))}/{digest}"
         if told[each.name] not in weights:
             kept = onnx.TensorProto()
             kept.CopyFrom(each)
@@ -222,7 +224,14 @@ def _branch(graph: onnx.GraphProto, prefix: str, weights: dict[str, onnx.TensorP
             weights[kept.name] = kept
     outer = {each.name: each.name for each in graph.input} | {"": ""}
     names = outer | told
-    nodes = [_renamed(node, names, prefix) for node in graph.node]
+    nodes = []
+    for node in graph.node:
+        changed = onnx.NodeProto()
+        changed.CopyFrom(node)
+        changed.name = f"{prefix}{node.name}" if node.name.startswith("/") else f"{prefix}/{node.name}"
+        changed.input[:] = [names.get(name, f"{prefix}/{name}") for name in node.input]
+        changed.output[:] = [f"{prefix}/{name}" if name else "" for name in node.output]
+        nodes.append(changed)
     outputs = []
     for each in graph.output:
         output = onnx.ValueInfoProto()
@@ -236,33 +245,21 @@ def _branch(graph: onnx.GraphProto, prefix: str, weights: dict[str, onnx.TensorP
     return helper.make_graph(nodes, prefix, [], outputs)
 
 
-def _renamed(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> onnx.NodeProto:
-    changed = onnx.NodeProto()
-    changed.CopyFrom(node)
-    changed.name = f"{prefix}{node.name}" if node.name.startswith("/") else f"{prefix}/{node.name}"
-    changed.input[:] = [names.get(name, f"{prefix}/{name}") for name in node.input]
-    changed.output[:] = [f"{prefix}/{name}" if name else "" for name in node.output]
-    return changed
-
-
-def _content(tensor: onnx.TensorProto) -> str:
-    """Name a tensor by its values, type and shape."""
-    values = numpy_helper.to_array(tensor)
-    digest = hashlib.sha256(values.tobytes()).hexdigest()[:24]
-    return f"weight/{tensor.data_type}/{'x'.join(map(str, tensor.dims))}/{digest}"
-
-
 def tie_matrices(model: onnx.ModelProto, *, smallest: int = 2**16) -> onnx.ModelProto:
     """Read matrices that are another's transpose from that one, as a head from the embedding it shares.
 
     onnxruntime turns them when it opens the file. Changes `model`; matrices of fewer values than `smallest` stay.
     """
+
+    def digest(array: NDArray[Any]) -> str:
+        return f"{array.shape}{hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"
+
     tables = [each for each in model.graph.initializer if len(each.dims) == 2 and np.prod(each.dims) >= smallest]
     arrays = {each.name: numpy_helper.to_array(each) for each in tables}
-    known = {_digest(array): name for name, array in arrays.items()}
+    known = {digest(array): name for name, array in arrays.items()}
     turned: dict[str, str] = {}
     for name, array in reversed(arrays.items()):  # the table comes before the head that is made of it
-        other = known.get(_digest(array.T))
+        other = known.get(digest(array.T))
         if other is not None and other != name and other not in turned:
             turned[name] = other
     kept = [each for each in model.graph.initializer if each.name not in turned]
@@ -274,7 +271,3 @@ def tie_matrices(model: onnx.ModelProto, *, smallest: int = 2**16) -> onnx.Model
     model.graph.initializer.extend(kept)
     model.graph.node.extend(nodes)
     return model
-
-
-def _digest(array: "NDArray[Any]") -> str:
-    return f"{array.shape}{hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"

@@ -1,4 +1,5 @@
-"""Texts in, vectors out: an encoder in the layout of sentence-transformers, with its ONNX files."""
+"""Write and run bundles that turn texts into vectors: an encoder in the layout of sentence-transformers, with its ONNX
+files."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Pooling:
-    """How an encoder's tokens become one vector.
+    """Describes how an encoder's tokens become one vector.
 
     pool        the mean of all tokens, the first token, or the largest of each number; None: tokens only
     normalise   whether the vector is divided by its length
@@ -160,6 +161,7 @@ def write(
     """
     from compress.exporters.int8 import quantize_dynamic
     from compress.exporters.onnx import Pooled, as_float32, makes_segments, to_onnx
+    from compress.exporters.session import certified
     from compress.models.checkpoints import save_checkpoint
 
     plain = as_float32(encoder)
@@ -173,19 +175,17 @@ def write(
         quantize_dynamic(fp32, int8)
         if pooling.pool is not None and texts:
             exact, small = (embed(folder, file, texts, max_length, threads=1) for file in (fp32, int8))
-            _certify(int8, exact, small, data)
+            certified(int8, int8, _compare(exact, small, data))
         (folder / "README.md").write_text(_card(name, manifest, pooling), encoding="utf-8")
     return Bundle.load(path)
 
 
-def _certify(path: Path, exact: Floats, small: Floats, data: str) -> None:
+def _compare(exact: Floats, small: Floats, data: str) -> Certificate:
     import onnxruntime
-
-    from compress.exporters.session import certified
 
     cosine, spearman = similarity(exact, small)
     drop = 1.0 - spearman
-    proof = Certificate(
+    return Certificate(
         artefact=FILES["int8"],
         method="dynamic int8",
         metric="spearman of similarities with fp32's",
@@ -203,7 +203,6 @@ def _certify(path: Path, exact: Floats, small: Floats, data: str) -> None:
         reason=f"mean cosine with fp32 {cosine:.4f}; the order of similarities changes by {drop:.4f}",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    certified(path, path, proof)
 
 
 CARD = """---

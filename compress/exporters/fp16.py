@@ -1,4 +1,5 @@
-"""fp16: half the size, for GPUs, WebGPU and phones that compute in it; on an x86 CPU it saves space, not time.
+"""Convert to float16: half the size, for GPUs, WebGPU and phones that compute in it; on an x86 CPU it saves space, not
+time.
 
 What float16 cannot hold stays float32: nodes whose numbers come near its limit of 65504 on trial rows, as the residual
 stream of MobileBERT does. How exact the file is cannot be seen on a CPU, where onnxruntime computes most of it in

@@ -1,4 +1,4 @@
-"""A bundle that writes text: GPT-2 as one decoder, T5 as an encoder and a decoder.
+"""Write and run bundles that write text: GPT-2 as one decoder, T5 as an encoder and a decoder.
 
     GPT-2:  onnx/model.onnx            T5:  onnx/encoder_model.onnx  onnx/decoder_model_merged.onnx
     and each in int8, as onnx/model_quantized.onnx

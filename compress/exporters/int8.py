@@ -1,4 +1,4 @@
-"""int8 ONNX files, made of fp32 ones.
+"""Make int8 ONNX files of fp32 ones.
 
     dynamic  weights stored as int8, activations quantised as they come: no calibration data is needed
     static   activations are quantised with scales known beforehand, from calibration or from training; of two forms:
@@ -119,7 +119,18 @@ def quantize_static(
     """
     model = read_model(source)
     graph = Graph(model.graph)
-    chosen = _chosen(graph, source, ranges, keep)
+    found = products(graph)
+    names = [product.name for product in found]
+    if not found:
+        raise ExportError(f"{source}: no matrix product with constant weights; expected the fp32 file of a bundle")
+    for name in keep:
+        if name not in names:
+            raise ExportError(f"{source}: keep: no product {name!r}.{did_you_mean(name, names)}")
+    chosen = [product for product in found if product.name not in keep]
+    if unknown := sorted({product.reads for product in chosen} - ranges.keys()):
+        raise ExportError(
+            f"{source}: no range for {', '.join(unknown)}; calibrate this very file: compress.quantization.calibration"
+        )
     writer = _Static(graph, ranges, per_channel=per_channel, bits=7 if reduce_range else 8, form=form)
     writer.rewrite(chosen)
     if form == "fused":
@@ -142,22 +153,6 @@ def quantise_matrix(
     largest = np.abs(matrix).max(axis=0 if per_channel else None)
     scales = np.where(largest > 0, largest / most, 1.0).astype(np.float32)
     return np.clip(np.rint(matrix / scales), -most, most).astype(np.int8), np.asarray(scales)
-
-
-def _chosen(graph: Graph, source: Path, ranges: Ranges, keep: Sequence[str]) -> list[Product]:
-    found = products(graph)
-    names = [product.name for product in found]
-    if not found:
-        raise ExportError(f"{source}: no matrix product with constant weights; expected the fp32 file of a bundle")
-    for name in keep:
-        if name not in names:
-            raise ExportError(f"{source}: keep: no product {name!r}.{did_you_mean(name, names)}")
-    chosen = [product for product in found if product.name not in keep]
-    if unknown := sorted({product.reads for product in chosen} - ranges.keys()):
-        raise ExportError(
-            f"{source}: no range for {', '.join(unknown)}; calibrate this very file: compress.quantization.calibration"
-        )
-    return chosen
 
 
 class _Static:
@@ -186,14 +181,13 @@ class _Static:
 
     def _product(self, product: Product) -> list[onnx.NodeProto]:
         before, eight = self._activations(product.reads)
-        return [*before, *(self._fused(product, eight) if self.form == "fused" else self._qdq(product))]
-
-    def _fused(self, product: Product, eight: str) -> list[onnx.NodeProto]:
+        if self.form == "qdq":
+            return before + self._qdq(product)
         matrix, scales = self._weight(product)
         inputs = [eight, matrix, f"{product.reads}_scale", scales, f"{product.reads}_zero"]
-        if product.bias is not None:
-            inputs += ["", product.bias]
-        return [helper.make_node("MatMulIntegerToFloat", inputs, [product.output], name=product.name, domain=MICROSOFT)]
+        inputs += [] if product.bias is None else ["", product.bias]
+        whole = helper.make_node("MatMulIntegerToFloat", inputs, [product.output], name=product.name, domain=MICROSOFT)
+        return [*before, whole]
 
     def _qdq(self, product: Product) -> list[onnx.NodeProto]:
         matrix, scales = self._weight(product)

@@ -1,4 +1,4 @@
-"""`manifest.json`: what a bundle holds, how it was made, and the hash of every other file in it."""
+"""Read and write `manifest.json`: what a bundle holds, how it was made, and the hash of every other file in it."""
 
 import hashlib
 import json

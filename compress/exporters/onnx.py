@@ -1,4 +1,4 @@
-"""fp32 ONNX of an encoder with a task head, and the proof that it computes what the model does.
+"""Export an encoder with a task head as fp32 ONNX, and prove that the file computes what the model does.
 
 The graph is left unfused, from the TorchScript exporter under eager attention: onnxruntime's own session optimiser
 makes that form the fastest on a CPU, and it is the one `quantize_dynamic` can read (graphs of the dynamo exporter
@@ -56,12 +56,15 @@ PROBES = ((1, 2), (3, 7))
 def to_onnx(
     model: nn.Module, path: Path, *, opset: int = 17, segments: bool = True, form: Form | None = SHIPPED
 ) -> None:
-    """Write `path`: input_ids, attention_mask (and token_type_ids, where the model has segments and the tokenizer
-    makes `segments`), each (batch_size, sequence_length) int64 -> logits float32 (batch_size, outputs), or (batch_size,
-    sequence_length, outputs) of a head that answers per token; start_logits and end_logits (batch_size,
-    sequence_length) of one that answers with spans; of an encoder last_hidden_state (batch_size, sequence_length,
-    hidden), and sentence_embedding (batch_size, hidden) where it is `Pooled`. The graph is rewritten in this
-    `form` (`rewrite.rewrite_graph`, which needs opset 13); None: it stays as it was traced.
+    """Export a model to the ONNX file `path`.
+
+    Inputs   input_ids, attention_mask, and token_type_ids where the model has segments and the tokenizer makes
+             `segments`; each (batch_size, sequence_length) int64
+    Outputs  logits float32 (batch_size, outputs), or (batch_size, sequence_length, outputs) of a head that answers per
+             token; start_logits and end_logits (batch_size, sequence_length) of one that answers with spans; of an
+             encoder last_hidden_state (batch_size, sequence_length, hidden), and sentence_embedding (batch_size,
+             hidden) where it is `Pooled`
+    form     how the graph is rewritten (`rewrite.rewrite_graph`, which needs opset 13); None: it stays as traced
 
     The model stays as it was: mode, attention implementation, dtype, device. Raises ExportError when the model cannot
     be exported, is over 2 GB, or when the file's logits are not the model's (checked here at other shapes than

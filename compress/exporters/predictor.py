@@ -1,4 +1,4 @@
-"""Texts in, answers out, with `tokenizers` and onnxruntime alone: neither torch nor transformers is imported."""
+"""Predict with `tokenizers` and onnxruntime alone: neither torch nor transformers is imported."""
 
 import math
 import re
@@ -22,8 +22,6 @@ from compress.evaluation.qa import Windows, best_spans
 from compress.exporters.session import UNOPENED, EncodedRow, open_session
 
 Text = str | tuple[str, str]
-
-
 WORDS = re.compile(r"https?://\S+|[@#]?\w+(?:[-.'’&]\w+)*|[^\w\s]")
 """What counts as a word: an address, a name with its @ or #, letters and digits held together by single marks; any
 other mark alone. Data of tagged words are cut about so."""
@@ -219,9 +217,8 @@ def open_predictor(
     folder: Path, onnx_file: Path, *, task: Task, max_length: int, threads: int, threshold: float = math.inf
 ) -> Predictor:
     """Open the ONNX file with the tokenizer of the folder, which gives the tokens that transformers gives."""
-    tokenizer = open_tokenizer(
-        folder, None if task.tokenwise else max_length
-    )  # those read what is too long in several rows
+    cut = None if task.tokenwise else max_length  # tokenwise tasks read what is too long in several rows
+    tokenizer = open_tokenizer(folder, cut)
     return Predictor(task, tokenizer, open_session(onnx_file, threads=1), max_length, threads, threshold)
 
 
@@ -243,8 +240,8 @@ def open_tokenizer(folder: Path, max_length: int | None = None) -> Tokenizer:
         raise BundleError(f"{path}: no such file; expected the tokenizer that belongs to the model")
     try:
         tokenizer: Any = Tokenizer.from_file(str(path))
-    except Exception as error:
-        if type(error) is not Exception:  # which is what the library raises for any file that it cannot read
+    except Exception as error:  # the library raises Exception itself for a file that it cannot read, and no other class
+        if type(error) is not Exception:
             raise
         raise BundleError(f"{path}: no tokenizer that can be read ({error}); copy the model again") from None
     tokenizer.no_padding()
@@ -271,21 +268,17 @@ def _prediction(task: Task, text: Text, logits: NDArray[np.float32]) -> Predicti
         raise BundleError(f"predict: the model's answer to {text!r} is not finite; its weights are broken")
     if task.kind == "regression":
         return Prediction("", float(logits[0]), {})
-    values = (_sigmoid if task.kind == "multilabel" else _softmax)(logits.astype(np.float64))
+    wide = logits.astype(np.float64)
+    if task.kind == "multilabel":
+        values = 0.5 * (1.0 + np.tanh(0.5 * wide))  # a sigmoid; exp(-x) would overflow
+    else:
+        powers = np.exp(wide - wide.max())
+        values = powers / powers.sum()
     scores = {label: float(value) for label, value in zip(task.labels, values, strict=True)}
     best = max(scores, key=lambda label: scores[label])
     if task.kind == "multilabel":
         return Prediction(", ".join(label for label in scores if scores[label] >= 0.5), scores[best], scores)
     return Prediction(best, scores[best], scores)
-
-
-def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    powers = np.exp(logits - logits.max())
-    return powers / powers.sum()
-
-
-def _sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    return 0.5 * (1.0 + np.tanh(0.5 * logits))  # exp(-x) would overflow
 
 
 def _fed(row: windows.Window) -> dict[str, list[int]]:
@@ -308,7 +301,7 @@ def _log_shares(values_T2: NDArray[np.float64], cuts: NDArray[np.integer]) -> ND
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredLine:
     """One text of a stream, and what the model says of it; or, in `error`, why it was not asked."""
 
     text: str
@@ -316,7 +309,7 @@ class Answered:
     error: str = ""
 
 
-def lines(stream: BinaryIO) -> Iterator[bytes]:
+def read_lines(stream: BinaryIO) -> Iterator[bytes]:
     """Read lines without their ends; of one that is longer than LONGEST, its beginning."""
     while line := stream.readline(LONGEST + 2):
         rest = line
@@ -325,9 +318,9 @@ def lines(stream: BinaryIO) -> Iterator[bytes]:
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def answers(
+def answer_lines(
     predictor: Predictor, texts: Iterable[bytes], *, second: str | None = None, unit: str = "line"
-) -> Iterator[Answered]:
+) -> Iterator[AnsweredLine]:
     """Answer each text, or its pair with `second`; `unit` and its number name one that is no text.
 
     Raises BundleError, naming it too, where the model itself fails.
@@ -337,13 +330,13 @@ def answers(
         try:
             text = decode(raw, where)
         except DataError as error:
-            yield Answered("", None, str(error))
+            yield AnsweredLine("", None, str(error))
             continue
         try:
             (answer,) = predictor.predict([text if second is None else (text, second)])
         except BundleError as error:
             raise BundleError(f"{where}: {error}") from error
-        yield Answered(text, answer)
+        yield AnsweredLine(text, answer)
 
 
 def decode(raw: bytes, where: str) -> str:

@@ -80,25 +80,20 @@ def _checked(tensor: onnx.TensorProto, path: Path) -> str:
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Yield every tensor of the file, those of branches, loops and functions too."""
-    yield from _of_graph(model.graph)
-    for function in model.functions:
-        yield from _of_nodes(function.node)
-
-
-def _of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    yield from _of_nodes(graph.node)
-
-
-def _of_nodes(nodes: "list[onnx.NodeProto]") -> Iterator[onnx.TensorProto]:
-    for attribute in (attribute for node in nodes for attribute in node.attribute):
-        yield from (attribute.t, *attribute.tensors)
-        for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-            yield from (sparse.values, sparse.indices)
-        for graph in (attribute.g, *attribute.graphs):
-            yield from _of_graph(graph)
+    graphs = [model.graph]
+    nodes = [node for function in model.functions for node in function.node]
+    while graphs or nodes:
+        for graph in graphs:
+            yield from graph.initializer
+            nodes += graph.node
+        attributes = [attribute for node in nodes for attribute in node.attribute]
+        sparse = [each for graph in graphs for each in graph.sparse_initializer]
+        sparse += [each for attribute in attributes for each in (attribute.sparse_tensor, *attribute.sparse_tensors)]
+        for attribute in attributes:
+            yield from (attribute.t, *attribute.tensors)
+        for each in sparse:
+            yield from (each.values, each.indices)
+        graphs, nodes = [graph for attribute in attributes for graph in (attribute.g, *attribute.graphs)], []
 
 
 SESSION_KEY = "compress.session"
@@ -152,6 +147,7 @@ def weights_elsewhere(path: Path) -> list[str]:
 
 
 def metadata(model: onnx.ModelProto) -> dict[str, str]:
+    """Read the properties that a model carries."""
     return {entry.key: entry.value for entry in model.metadata_props}
 
 
@@ -279,7 +275,7 @@ def token_tables(graph: onnx.GraphProto) -> set[str]:
 
 
 def declared_vocabulary(path: Path) -> int | None:
-    """`vocab_size` of the config.json beside the file, or one folder up; None where there is none."""
+    """Read `vocab_size` of the config.json beside the file, or one folder up; None where there is none."""
     for config in (path.parent / "config.json", path.parent.parent / "config.json"):
         if config.is_file() and (size := json.loads(config.read_text(encoding="utf-8")).get("vocab_size")):
             return int(size)
@@ -299,12 +295,12 @@ def inherited(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def save_changed(model: onnx.ModelProto, target: Path, entries: Mapping[str, str] | None = None) -> None:
-    """Writes a model that is another now than the file it came from, with `entries` among its metadata."""
+    """Save a model that is another now than the file it came from, with `entries` among its metadata."""
     _save(model, target, {**inherited(model), **(entries or {})})
 
 
 def certified(source: Path, target: Path, proof: Certificate) -> None:
-    """Writes the ONNX file `source` with its certificate to `target`, which may be `source` itself."""
+    """Write the ONNX file `source` with its certificate to `target`, which may be `source` itself."""
     model = read_model(source)
     _save(model, target, {**metadata(model), CERTIFICATE_KEY: json.dumps(asdict(proof))})
 
@@ -315,7 +311,7 @@ def certificate(path: Path) -> str:
 
 
 def declare_microsoft(model: onnx.ModelProto) -> None:
-    """Lets a model have nodes of onnxruntime's own operators."""
+    """Declare the domain of onnxruntime's own operators in a model."""
     if all(each.domain != MICROSOFT for each in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
 
@@ -350,7 +346,7 @@ class Difference:
 
     @property
     def relative(self) -> float:
-        """To the largest logit, or to 1."""
+        """Divide by the largest logit, or by 1."""
         return self.largest / max(1.0, self.logit)
 
 

@@ -1,5 +1,5 @@
-"""Weight-only int8 and int4: what is stored shrinks, activations keep their range. For size, where int8 costs too
-much score.
+"""Quantise weights alone to int8 or int4: what is stored shrinks, activations keep their range. For size, where int8
+costs too much score.
 
 Weights are quantised in blocks along the inner dimension, each block with a scale (and, in 4 bits, a zero point) of
 its own, and expanded where they are used: matrix products by `MatMulNBits`, embedding tables by `GatherBlockQuantized`,
@@ -54,6 +54,10 @@ class Packed:
     columns: int
     block: int
     bits: Bits
+
+    def parts(self, key: str) -> list[str]:
+        """Name the constants that are stored beside the numbers."""
+        return [f"{key}.scales", *([] if self.zeros_NC is None else [f"{key}.zeros"])]
 
 
 def pack(weight_NK: NDArray[np.float32], bits: Bits) -> Packed:
@@ -110,18 +114,17 @@ class _WeightOnly:
         self.lookups = {node.output[0]: node.input[0] for node in graph.lookups() if self._large(node.input[0])}
 
     def rewrite(self) -> None:
-        nodes = [each for node in self.graph.nodes for each in self._rewritten(node)]
+        nodes: list[onnx.NodeProto] = []
+        for node in self.graph.nodes:
+            if node.output[0] in self.lookups:
+                nodes += self._lookup(node)
+            elif node.op_type in ("MatMul", "Gemm") and (found := self._weight(node)) is not None:
+                nodes += self._product(node, *found)
+            else:
+                nodes.append(node)
         read = {name for node in nodes for name in node.input} | set(self.graph.outputs)
         self.graph.nodes = [node for node in nodes if read & set(node.output)]  # no transposes that nobody reads now
         self.graph.store()
-
-    def _rewritten(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-        if node.output[0] in self.lookups:
-            yield from self._lookup(node)
-        elif node.op_type in ("MatMul", "Gemm") and (found := self._weight(node)) is not None:
-            yield from self._product(node, *found)
-        else:
-            yield node
 
     def _large(self, name: str) -> bool:
         return self.graph.is_matrix(name) and math.prod(self.graph.tensors[name].dims) >= SMALL
@@ -142,7 +145,7 @@ class _WeightOnly:
         padded = packed.block * packed.scales_NB.shape[1] != packed.columns
         yield helper.make_node(
             "GatherBlockQuantized",
-            [f"{table}.numbers", node.input[1], *self._of(table, packed)],
+            [f"{table}.numbers", node.input[1], *packed.parts(table)],
             [f"{output}.padded" if padded else output],
             node.name,
             domain=MICROSOFT,
@@ -172,7 +175,7 @@ class _WeightOnly:
         product = f"{node.output[0]}.product" if bias else node.output[0]
         yield helper.make_node(
             "MatMulNBits",
-            [node.input[0], numbers, *self._of(key, packed)],
+            [node.input[0], numbers, *packed.parts(key)],
             [product],
             node.name,
             domain=MICROSOFT,
@@ -195,9 +198,6 @@ class _WeightOnly:
             if packed.zeros_NC is not None:
                 self.graph.put(f"{key}.zeros", packed.zeros_NC)
         return self.packed[key]
-
-    def _of(self, key: str, packed: Packed) -> list[str]:
-        return [f"{key}.scales", *([] if packed.zeros_NC is None else [f"{key}.zeros"])]
 
     def _same_table(self, weight_NK: NDArray[np.float32]) -> str | None:
         """Find the table that a product's weight is a copy of: the exporter folds the transpose of a tied one."""

@@ -7,6 +7,7 @@ bounded by TOKENS tokens of one batch, whatever the number of rows.
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from compress.exporters.session import EncodedRow
 
 Method = Literal["minmax", "percentile", "entropy"]
-Array = NDArray[np.float64]
 
 BINS = 4096
 """Bins on each side of 0."""
@@ -69,16 +69,12 @@ class Histogram:
             return self._nearest()
         return self.low, self.high
 
-    @property
-    def _edges(self) -> Array:
-        return np.linspace(-self.limit, self.limit, 2 * BINS + 1)
-
     def _middle(self, percentile: float) -> tuple[float, float]:
         share = np.cumsum(self.counts) / self.counts.sum()
         outside = (1 - percentile / 100) / 2
         first = int(np.searchsorted(share, outside, side="right"))
         last = int(np.searchsorted(share, 1 - outside, side="left"))
-        edges = self._edges
+        edges = np.linspace(-self.limit, self.limit, 2 * BINS + 1)
         return (
             float(min(0.0, max(self.low, edges[min(first, 2 * BINS - 1)]))),
             float(max(0.0, min(self.high, edges[min(last, 2 * BINS - 1) + 1]))),
@@ -99,8 +95,8 @@ class Histogram:
 
 
 def _divergence(counts: NDArray[np.int64], first: int, last: int) -> float:
-    """KL(P || Q): P the counts with what is outside [first, last) moved into the outermost bins, Q what is left of the
-    inside when its bins are told apart by LEVELS only."""
+    """Compute KL(P || Q): P the counts with what is outside [first, last) moved into the outermost bins, Q what is left
+    of the inside when its bins are told apart by LEVELS only."""
     inside = counts[first:last].astype(np.float64)
     clipped = inside.copy()
     clipped[0] += counts[:first].sum()
@@ -129,7 +125,7 @@ def ranges(
     percentile: float = 99.99,
     threads: int = 1,
 ) -> dict[str, tuple[float, float]]:
-    """Lowest and highest value of each tensor that a product of the fp32 file `source` reads, by name: see
+    """Find the lowest and highest value of each tensor that a product of the fp32 file `source` reads, by name: see
     `Histogram.range`. Zero is always inside.
 
     Raises ExportError for a file without products, no rows, or activations that are not finite.
@@ -182,21 +178,15 @@ def watch(
 
 
 def _batches(rows: "Iterable[EncodedRow]", inputs: Sequence[str], source: Path) -> Iterator[dict[str, Any]]:
-    held: list[EncodedRow] = []
-    for row in rows:
-        if missing := [name for name in inputs if name not in row]:
-            raise ExportError(f"{source}: a row has {', '.join(row)}; expected {', '.join(missing)} too")
-        held.append(row)
-        if len(held) == WINDOW:
-            yield from _of_equal_lengths(held, inputs)
-            held = []
-    yield from _of_equal_lengths(held, inputs)
-
-
-def _of_equal_lengths(rows: "Sequence[EncodedRow]", inputs: Sequence[str]) -> Iterator[dict[str, Any]]:
-    lengths = sorted({len(row[inputs[0]]) for row in rows})
-    for length in lengths:
-        alike = [row for row in rows if len(row[inputs[0]]) == length]
-        size = max(1, TOKENS // max(1, length))
-        for at in range(0, len(alike), size):
-            yield {name: np.array([row[name] for row in alike[at : at + size]], np.int64) for name in inputs}
+    """Yield batches of rows of one length."""
+    rows = iter(rows)
+    while held := list(islice(rows, WINDOW)):
+        by_length: dict[int, list[EncodedRow]] = {}
+        for row in held:
+            if missing := [name for name in inputs if name not in row]:
+                raise ExportError(f"{source}: a row has {', '.join(row)}; expected {', '.join(missing)} too")
+            by_length.setdefault(len(row[inputs[0]]), []).append(row)
+        for length, alike in sorted(by_length.items()):
+            size = max(1, TOKENS // max(1, length))
+            for at in range(0, len(alike), size):
+                yield {name: np.array([row[name] for row in alike[at : at + size]], np.int64) for name in inputs}

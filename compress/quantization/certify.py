@@ -1,30 +1,143 @@
-"""Certify what a file of a bundle lost, measured on the device that is to run it; the file carries the certificate."""
+"""Compare files of a bundle with its fp32 file: many of them here, to choose one; the chosen on the device that is to
+run it, for the certificate that the file carries."""
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from datasets import Dataset
 from numpy.typing import NDArray
 
 from compress.benchmark.devices import Device
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import FILES, Bundle, Precision
+from compress.exporters.predictor import open_predictor
 from compress.exporters.session import certified, read_model
 from compress.io import sha256
-from compress.quantization.evaluator import ROUNDING, ScoreDrop, compare_logits
-from compress.quantization.sensitivity import FloatCost
 from compress.records.certificate import Certificate, Sensitivity
-from compress.records.class_scores import describe, fallen
+from compress.records.class_scores import ClassChange, changes, describe, fallen
 from compress.records.latency import identity
+
+if TYPE_CHECKING:
+    from compress.quantization.sensitivity import FloatCost
+
+ROWS = 2000
+"""Rows that decide whether the score is kept, spread evenly over the split."""
+PROBE = 128
+"""Rows, spread likewise, that compare variants by how far they move the logits."""
+RESOLVED = 2
+"""Examples that may be answered otherwise whatever the limit. Two changes are both for the worse one time in four where
+int8 does neither good nor harm (sign test): a limit below RESOLVED / rows is finer than the rows resolve."""
+ROUNDING = 1e-9
+"""The difference of two scores is not exact."""
+FEWEST = 32
+MANY = 48
+"""Products; where there are more, fewer rows probe them, down to FEWEST."""
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ScoreDrop:
+    """The difference of a file's score from fp32's.
+
+    before, after  the score of fp32 and of the file
+    agreement      the share of answers that are alike; Pearson's r of a regression
+    difference     the largest |logit difference|; classes: the recalls of each class
+    changed        how many examples are answered otherwise (None: of a regression, all are)
+    """
+
+    before: float
+    after: float
+    agreement: float
+    difference: float
+    classes: tuple[ClassChange, ...] = ()
+    changed: int | None = None
+
+    @property
+    def drop(self) -> float:
+        return self.before - self.after
+
+    @property
+    def unresolved(self) -> bool:
+        """Check that so few answers changed that these rows cannot tell it from chance: see RESOLVED."""
+        return self.changed is not None and self.changed <= RESOLVED
+
+    @property
+    def least_limit(self) -> float:
+        """Compute the lowest limit within which it is near, whatever the rows resolve."""
+        return max(0.0, self.drop, 1 - self.agreement)
+
+    def keeps_score(self, limit: float) -> bool:
+        """Check that the score falls by at most `limit`, or by no more than the rows resolve."""
+        return self.unresolved or self.drop <= limit + ROUNDING
+
+    def near(self, limit: float) -> bool:
+        """Check that the score falls by at most `limit` and at most that share of the answers changes, which is the
+        steadier figure: scores of few rows cross a limit by chance. What the rows do not resolve is near anyway."""
+        return self.unresolved or self.least_limit <= limit + ROUNDING
+
+
+def compare_logits(evaluator: Evaluator, exact: Logits, other: Logits, *, threshold: float | None = None) -> ScoreDrop:
+    """Compare `other` with `exact`, logits of the evaluator's rows. `threshold`: qa, see `Evaluator.scores`."""
+    before, after = (evaluator.scores(each, threshold=threshold)[evaluator.task.metric] for each in (exact, other))
+    thresholds = (threshold, threshold)
+    return ScoreDrop(
+        before,
+        after,
+        evaluator.agreement(other, exact, thresholds=thresholds),
+        float(np.abs(other - exact).max()),
+        changes(evaluator.by_class(exact), evaluator.by_class(other)),
+        evaluator.changed(other, exact, thresholds=thresholds),
+    )
+
+
+@dataclass(frozen=True)
+class QuantizationEvaluator:
+    """Compares many files of one bundle with its fp32 file, here, on the rows of `evaluator`.
+
+    exact  fp32's logits of those rows; probe: a few of them; expected: fp32's logits of these
+    """
+
+    bundle: Bundle
+    evaluator: Evaluator
+    exact: Logits
+    probe: Dataset
+    expected: Logits
+    threads: int
+
+    @staticmethod
+    def from_bundle(
+        bundle: Bundle, evaluator: Evaluator, *, threads: int, products: int = MANY
+    ) -> "QuantizationEvaluator":
+        """Run the fp32 file. The more `products` there are to be tried, the fewer rows the probe has."""
+        evaluator = evaluator.spread(ROWS)
+        probe = evaluator.spread(max(FEWEST, min(PROBE, PROBE * MANY // max(1, products)))).rows
+        exact, expected = (bundle.logits(rows, precision="fp32", threads=threads) for rows in (evaluator.rows, probe))
+        return QuantizationEvaluator(bundle, evaluator, exact, probe, expected, threads)
+
+    def error(self, file: Path) -> float:
+        """Compute the mean squared difference of the logits from fp32's, on the probe."""
+        return float(np.square(self._logits(file, self.probe) - self.expected).mean())
+
+    def outcome(self, file: Path) -> ScoreDrop:
+        """Compare the file's score and answers with fp32's."""
+        return compare_logits(self.evaluator, self.exact, self._logits(file, self.evaluator.rows))
+
+    def _logits(self, file: Path, rows: Dataset) -> Logits:
+        task, length = self.bundle.task, self.bundle.manifest.max_length
+        opened = open_predictor(self.bundle.path, file, task=task, max_length=length, threads=self.threads)
+        return opened.logits(rows)
 
 
 def certify(
     bundle: Bundle,
     precision: Precision,
-    exam: Evaluator,
+    evaluator: Evaluator,
     *,
     max_drop: float,
     device: Device,
@@ -32,7 +145,7 @@ def certify(
     split: str,
     data: str,
     kept: Sequence[str] = (),
-    cost: FloatCost | None = None,
+    cost: "FloatCost | None" = None,
     exact: Path | None = None,
 ) -> Certificate:
     """Compare the bundle's file of this precision with its fp32 file, both run on the device, on every row.
@@ -43,9 +156,9 @@ def certify(
     Raises DeviceError where the device fails, CompressError for logits that are not finite.
     """
     files = (exact or bundle.path / FILES["fp32"], bundle.path / FILES[precision])
-    before, after = (_logits(device, file, exam) for file in files)
+    before, after = (compute_logits(device, file, evaluator) for file in files)
     threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
-    outcome = compare_logits(exam, before, after, threshold=threshold)
+    outcome = compare_logits(evaluator, before, after, threshold=threshold)
     facts = device.facts()
     kept_to, reason = verdict(outcome, max_drop)
     return Certificate(
@@ -57,7 +170,7 @@ def certify(
         max_drop=max_drop,
         agreement=outcome.agreement,
         max_logit_difference=outcome.difference,
-        rows=len(exam),
+        rows=len(evaluator),
         split=split,
         data=data,
         device=identity(device.name, facts),
@@ -106,9 +219,9 @@ def sign_file(bundle: Bundle, precision: Precision, proof: Certificate) -> tuple
     return bundle, replace(proof, sha256=bundle.manifest.files[FILES[precision]].sha256)
 
 
-def _logits(device: Device, file: Path, exam: Evaluator) -> NDArray[np.float32]:
-    """Compute the logits of all rows: stacked, or concatenated for tasks that answer per token."""
+def compute_logits(device: Device, file: Path, evaluator: Evaluator) -> Logits:
+    """Compute the logits of all rows on a device: stacked, or concatenated for tasks that answer per token."""
     names = {each.name for each in read_model(file).graph.input}
-    columns = [name for name in exam.rows.column_names if name in names]
-    answers = device.logits(file, list(exam.rows.select_columns(columns)))
-    return np.concatenate(answers) if exam.task.tokenwise else np.stack(answers)
+    columns = [name for name in evaluator.rows.column_names if name in names]
+    answers = device.logits(file, list(evaluator.rows.select_columns(columns)))
+    return np.concatenate(answers) if evaluator.task.tokenwise else np.stack(answers)

@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,7 @@ from compress.exporters.rewrite.graph import products
 from compress.exporters.session import read_model
 from compress.quantization import calibration as calibrate
 from compress.quantization.calibration import Method as Calibration
-from compress.quantization.evaluator import QuantizationEvaluator
+from compress.quantization.certify import QuantizationEvaluator
 from compress.quantization.sensitivity import Make, Mixed, by_size, mix, price_float
 from compress.quantization.smoothquant import channels, smooth
 from compress.records.certificate import Certificate
@@ -55,7 +56,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What the methods with calibration need: rows to calibrate on, evaluator, a folder that outlives the attempt."""
+    """Makes int8 with calibration: rows to calibrate on, evaluator, a folder that outlives the attempt."""
 
     rows: Dataset
     evaluator: QuantizationEvaluator
@@ -66,7 +67,7 @@ class Calibrated:
     reduce_range: bool = False
 
     def static(self, source: Path, say: Say) -> Attempt:
-        """Static int8 with the calibration asked for, or the one that brings the logits nearest to fp32's."""
+        """Quantise with the calibration asked for, or the one that brings the logits nearest to fp32's."""
         seen = calibrate.observe(source, self.rows, threads=self.evaluator.threads)
         asked = CALIBRATIONS if self.calibration is None else ((self.calibration, self.percentile),)
         return self._nearest(
@@ -76,58 +77,44 @@ class Calibrated:
         )
 
     def smoothquant(self, source: Path, say: Say) -> Attempt:
-        """Static int8 of the smoothed graph, with the alpha that brings the logits nearest to fp32's; min-max unless
-        another calibration is asked for."""
+        """Quantise the smoothed graph, with the alpha that brings the logits nearest to fp32's; min-max unless another
+        calibration is asked for."""
         seen = channels(source, self.rows, threads=self.evaluator.threads)
         found = []
         for alpha in ALPHAS:
             file = self.scratch / f"smooth-{alpha}.onnx"
             ranges: Ranges = smooth(source, file, seen, alpha=alpha)
-            self._exact(file)
+            error = self.evaluator.error(file)
+            if not error <= 1e-6 * max(1.0, float((self.evaluator.expected**2).mean())):
+                raise ExportError(
+                    f"{file.name}: the smoothed float graph answers differently (mean squared error {error:.2g}); "
+                    "use --method static, and please report this model's config.json"
+                )
             if self.calibration not in (None, "minmax"):
                 watched = calibrate.observe(file, self.rows, threads=self.evaluator.threads)
                 ranges = calibrate.choose_ranges(watched, self.calibration, self.percentile)
-            found.append(
-                (
-                    f"alpha {alpha:g}, {describe_calibration(self.calibration or 'minmax', self.percentile)}",
-                    file,
-                    ranges,
-                )
-            )
+            way = f"alpha {alpha:g}, {describe_calibration(self.calibration or 'minmax', self.percentile)}"
+            found.append((way, file, ranges))
         return self._nearest(found, "SmoothQuant static int8", say)
 
     def auto(self, source: Path, limit: float, say: Say) -> Attempt:
-        """Static where all of it is near enough at `limit`; else smoothquant, whose multiplications cost a little."""
+        """Choose static where all of it is near enough at `limit`; else smoothquant, which costs a little time."""
         attempt, file = self.static(source, say), self.scratch / "auto.onnx"
-        attempt.make(file, ())
+        attempt.make(file)
         return attempt if self.evaluator.outcome(file).near(limit) else self.smoothquant(source, say)
 
     def _nearest(self, ways: Sequence[tuple[str, Path, Ranges]], name: str, say: Say) -> Attempt:
-        errors = []
-        for at, (way, source, ranges) in enumerate(ways):
-            file = self.scratch / f"way-{at}.onnx"
-            self._make(source, ranges)(file, ())
-            errors.append(self.evaluator.error(file))
-            say(f"  {name}, {way}: mean squared error of the logits {errors[-1]:.5f}")
-        way, source, ranges = ways[min(range(len(ways)), key=errors.__getitem__)]
-        bits = ", 7-bit weights" if self.reduce_range else ""
-        form = ", qdq" if self.form == "qdq" else ""
-        return Attempt(f"{name}, {way}{bits}{form}", self._make(source, ranges))
-
-    def _make(self, source: Path, ranges: Ranges) -> Make:
-        def make(target: Path, keep: Sequence[str]) -> None:
-            quantize_static(source, target, ranges, keep=keep, form=self.form, reduce_range=self.reduce_range)
-
-        return make
-
-    def _exact(self, smoothed: Path) -> None:
-        """Refuse a smoothed float graph that computes something else, because the smoother misread it."""
-        error = self.evaluator.error(smoothed)
-        if not error <= 1e-6 * max(1.0, float((self.evaluator.expected**2).mean())):
-            raise ExportError(
-                f"{smoothed.name}: the smoothed float graph answers differently (mean squared error {error:.2g}); "
-                "use --method static, and please report this model's config.json"
-            )
+        """Choose the way whose file, all of it in int8, has the least error."""
+        bits, form = ", 7-bit weights" if self.reduce_range else "", ", qdq" if self.form == "qdq" else ""
+        quantize = partial(quantize_static, form=self.form, reduce_range=self.reduce_range)
+        errors: dict[float, Attempt] = {}
+        for way, source, ranges in ways:
+            attempt = Attempt(f"{name}, {way}{bits}{form}", partial(quantize, source, ranges=ranges))
+            attempt.make(self.scratch / "way.onnx")
+            error = self.evaluator.error(self.scratch / "way.onnx")
+            errors.setdefault(error, attempt)
+            say(f"  {name}, {way}: mean squared error of the logits {error:.5f}")
+        return errors[min(errors)]
 
 
 def describe_calibration(calibration: Calibration, percentile: float) -> str:
@@ -135,10 +122,8 @@ def describe_calibration(calibration: Calibration, percentile: float) -> str:
 
 
 def dynamic(source: Path) -> Attempt:
-    def make(target: Path, keep: Sequence[str]) -> None:
-        quantize_dynamic(source, target, keep=keep)
-
-    return Attempt(DYNAMIC, make)
+    """Quantise activations as they come."""
+    return Attempt(DYNAMIC, partial(quantize_dynamic, source))
 
 
 def attempt_as_written(bundle: Bundle) -> Attempt:
@@ -147,17 +132,13 @@ def attempt_as_written(bundle: Bundle) -> Attempt:
     config = json.loads((bundle.path / "config.json").read_text(encoding="utf-8"))
     if not (ranges := config.get(LEARNED_KEY)):
         return dynamic(source)
-
-    def make(target: Path, keep: Sequence[str]) -> None:
-        quantize_learned(source, target, ranges, keep=keep)
-
-    return Attempt("static int8, ranges learned in training", make)
+    return Attempt("static int8, ranges learned in training", partial(quantize_learned, source, learned=ranges))
 
 
 def keep_score(
-    bundle: Bundle, exam: Evaluator, *, limit: float, threads: int, rows: Callable[[], Dataset] | None = None
+    bundle: Bundle, evaluator: Evaluator, *, limit: float, threads: int, rows: Callable[[], Dataset] | None = None
 ) -> tuple[Bundle, Mixed, str]:
-    """The bundle with an int8 file that is near enough to fp32 on the exam's rows, how near, and how it was made.
+    """Return the bundle with an int8 file that is near enough to fp32 on these rows, how near, and how it was made.
 
     The file it was written with, where that is near enough at `limit` (`ScoreDrop.near`); else SmoothQuant of `rows`,
     as fast, where they are given and the ranges are not learned ones; else the nearer of the two with the products left
@@ -168,30 +149,25 @@ def keep_score(
     graph = read_model(source).graph
     parts, attempt = products(graph), attempt_as_written(bundle)
     written_as = attempt.method
-    evaluator = QuantizationEvaluator.from_bundle(bundle, exam, threads=threads, products=len(parts))
+    files = QuantizationEvaluator.from_bundle(bundle, evaluator, threads=threads, products=len(parts))
     with tempfile.TemporaryDirectory() as scratch:
-        if rows is not None and attempt.method == DYNAMIC and not evaluator.outcome(bundle.files()["int8"]).near(limit):
-            settings = Calibrated(rows(), evaluator, Path(scratch))
-            attempt = _nearer(attempt, settings.smoothquant(source, lambda _: None), evaluator, Path(scratch))
+        if rows is not None and attempt.method == DYNAMIC and not files.outcome(bundle.files()["int8"]).near(limit):
+            settings = Calibrated(rows(), files, Path(scratch))
+            other, file = settings.smoothquant(source, lambda _: None), Path(scratch) / "other.onnx"
+            other.make(file)
+            if files.error(file) < files.error(bundle.files()["int8"]):
+                attempt = other
         mixed = mix(
-            attempt.make, parts, evaluator, limit=limit, worth=SHIPPED_WORTH, whatever_it_takes=False,
+            attempt.make, parts, files, limit=limit, worth=SHIPPED_WORTH, whatever_it_takes=False,
             costs=lambda: by_size(parts, graph),
         )  # fmt: skip
         if mixed.keep:
             with open_device("local") as here:
                 mixed = price_float(mixed, attempt.make, here, max_length=bundle.manifest.max_length)
         if mixed.keep or attempt.method != written_as:
-            attempt.make(Path(scratch) / "int8.onnx", mixed.keep)
+            attempt.make(Path(scratch) / "int8.onnx", keep=mixed.keep)
             bundle = bundle.put("int8", Path(scratch) / "int8.onnx")
     return bundle, mixed, attempt.method
-
-
-def _nearer(one: Attempt, other: Attempt, evaluator: QuantizationEvaluator, scratch: Path) -> Attempt:
-    """Choose the way whose file, all of it in int8, has the least error."""
-    files = [scratch / name for name in ("one.onnx", "other.onnx")]
-    for attempt, file in zip((one, other), files, strict=True):
-        attempt.make(file, ())
-    return (one, other)[evaluator.nearest(files)]
 
 
 BEFORE = "int8 before"

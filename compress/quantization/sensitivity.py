@@ -7,20 +7,27 @@ So where the score falls on real rows, every product is tried, and those stay in
 
 import math
 import tempfile
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import onnx
 
 from compress.benchmark.devices import Device
 from compress.exporters.rewrite.graph import Product, layer
-from compress.quantization.evaluator import QuantizationEvaluator, ScoreDrop
+from compress.quantization.certify import QuantizationEvaluator, ScoreDrop
 from compress.records.certificate import Sensitivity
 from compress.records.latency import Setting
 
-Make = Callable[[Path, Sequence[str]], None]
-"""A function that writes the int8 file with these products left in float32."""
+
+class Make(Protocol):
+    """Writes the int8 file `target` with the products `keep` left in float32."""
+
+    def __call__(self, target: Path, /, *, keep: Sequence[str] = ()) -> None: ...
+
 
 Costs = Callable[[], Mapping[str, float]]
 """Product -> what leaving it in float32 costs, in milliseconds, or in proportion to them; all above 0."""
@@ -36,7 +43,7 @@ HEAD = 0.01
 
 @dataclass(frozen=True)
 class FloatCost:
-    """What the products in float32 cost beside the same file with all of them in int8.
+    """The cost of the products in float32 beside the same file with all of them in int8.
 
     ms          p50 of one forward at `setting` on the device; mb: 10^6 bytes of the file
     max_drop    the lowest limit, in the score's own unit, at which none would have stayed in float32
@@ -50,8 +57,9 @@ class FloatCost:
 
 @dataclass(frozen=True)
 class Mixed:
-    """What stays in float32 of `products`, what that comes to, whether it is near enough, every product's sensitivity
-    (none where all-int8 was near enough), how all-int8 does, and what float32 costs, where that was measured."""
+    """The choice of what stays in float32 of `products`, what that comes to, whether it is near enough, every product's
+    sensitivity (none where all-int8 was near enough), how all-int8 does, and what float32 costs, where that was
+    measured."""
 
     keep: tuple[str, ...]
     outcome: ScoreDrop
@@ -131,12 +139,12 @@ class _Trials:
 
     def outcome(self, keep: tuple[str, ...]) -> ScoreDrop:
         if keep not in self.known:
-            self.make(self.file, keep)
+            self.make(self.file, keep=keep)
             self.known[keep] = self.evaluator.outcome(self.file)
         return self.known[keep]
 
     def error(self, keep: Sequence[str]) -> float:
-        self.make(self.file, keep)
+        self.make(self.file, keep=keep)
         return self.evaluator.error(self.file)
 
 
@@ -154,12 +162,7 @@ def _sensitivities(trials: _Trials, products: Sequence[Product], say: Callable[[
 
 
 def _chosen(trials: _Trials, worthy: tuple[str, ...], others: tuple[str, ...], limit: float) -> tuple[str, ...]:
-    def near(outcome: ScoreDrop) -> bool:
-        return outcome.near(limit)
-
-    def met(outcome: ScoreDrop) -> bool:
-        return outcome.keeps_score(limit)
-
+    near, met = partial(ScoreDrop.near, limit=limit), partial(ScoreDrop.keeps_score, limit=limit)
     if (keep := _fewest(trials, (), worthy, near)) is not None:
         return _needed(trials, keep, near)
     if met(trials.outcome(worthy)):
@@ -172,18 +175,13 @@ def _chosen(trials: _Trials, worthy: tuple[str, ...], others: tuple[str, ...], l
 def _fewest(
     trials: _Trials, before: tuple[str, ...], order: tuple[str, ...], enough: Callable[[ScoreDrop], bool]
 ) -> tuple[str, ...] | None:
-    """`before` and as few of `order`, from its front, as are enough; None where all of them are not. By bisection: what
-    is enough with some is taken to be enough with more."""
+    """Add to `before` as few of `order`, from its front, as are enough; None where all of them are not. By bisection:
+    what is enough with some is taken to be enough with more."""
     if not order or not enough(trials.outcome(before + order)):
         return None
-    too_few, plenty = 0, len(order)
-    while plenty - too_few > 1:
-        middle = (too_few + plenty) // 2
-        if enough(trials.outcome(before + order[:middle])):
-            plenty = middle
-        else:
-            too_few = middle
-    return before + order[:plenty]
+    fewer = range(1, len(order))
+    count = 1 + bisect_left(fewer, True, key=lambda some: enough(trials.outcome(before + order[:some])))
+    return before + order[:count]
 
 
 def _needed(trials: _Trials, keep: tuple[str, ...], enough: Callable[[ScoreDrop], bool]) -> tuple[str, ...]:
@@ -216,7 +214,7 @@ def race_products(
     with tempfile.TemporaryDirectory() as scratch:
         files = {kind: Path(scratch) / f"{at}.onnx" for at, kind in enumerate(("int8", *alike))}
         for kind, file in files.items():
-            make(file, alike.get(kind, ()))
+            make(file, keep=alike.get(kind, ()))
         times = device.race(files, [Setting(1, 1, min(TOKENS, max_length))], rounds=ROUNDS, runs=RUNS)
     p50 = {time.name: time.p50_ms for time in times}
     return {
@@ -234,8 +232,8 @@ def price_float(mixed: Mixed, make: Make, device: Device, *, max_length: int) ->
     setting = Setting(1, 1, min(TOKENS, max_length))
     with tempfile.TemporaryDirectory() as scratch:
         kept, whole = (Path(scratch) / name for name in ("kept.onnx", "whole.onnx"))
-        make(kept, mixed.keep)
-        make(whole, ())
+        make(kept, keep=mixed.keep)
+        make(whole)
         times = device.race({"kept": kept, "whole": whole}, [setting], rounds=ROUNDS, runs=RUNS)
         megabytes = (kept.stat().st_size - whole.stat().st_size) / 1e6
     p50 = {time.name: time.p50_ms for time in times}

@@ -1,4 +1,4 @@
-"""SmoothQuant: move what is hard to quantise in activations into the weights, where it is easy.
+"""Smooth graphs by SmoothQuant: move what is hard to quantise in activations into the weights, where it is easy.
 
 Xiao et al. 2022, SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models,
 arXiv:2211.10438.
@@ -66,7 +66,7 @@ def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
         return node is not None and not any(numpy_helper.to_array(each.t).any() for each in node.attribute)
 
     def columns(product: Product | None) -> Producer | None:
-        """The output columns of a weight and its bias; a bias that another layer reads too cannot be changed."""
+        """Divide the output columns of a weight and its bias; a bias that another layer reads too cannot be changed."""
         if product is None or (product.bias and len(readers[product.bias]) > len(readers[product.weight])):
             return None
         bias = () if product.bias is None else ((product.bias, 0),)
@@ -81,7 +81,7 @@ def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
         return Producer(tuple((each, 0) for each in affine)) if node is not None and own else None
 
     def activated(name: str) -> Producer | None:
-        """A linear layer, or its ReLU: s > 0 passes through that."""
+        """Divide in a linear layer, or before its ReLU: s > 0 passes through that."""
         relu = written_by(writers, name, "Relu")
         made = name if relu is None else relu.input[0]
         return columns(linear.get(made)) if relu is None or len(reading(made)) == 1 else None
@@ -91,7 +91,7 @@ def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
         return node if node is not None and attribute(node, "perm") in SWAPS else None
 
     def attended(name: str) -> Producer | None:
-        """Probabilities x values, head by head: a channel of the result is a mean of that channel of the values."""
+        """Divide in the values: a channel of probabilities x values is a mean of that channel of the values."""
         joined = written_by(writers, name, "Reshape")
         back = joined and turned(joined.input[0])
         mixed = back and written_by(writers, back.input[0], "MatMul")
@@ -176,10 +176,12 @@ def smooth(
         if not smoother.owns(group):
             continue
         scale_C = _scale(group, seen, graph.tensors, alpha)
-        sources = [made_by.get(name) for name in group.tensors]
-        foldable = _whole([each for each in sources if each is not None], found) if None not in sources else []
-        if foldable:
-            smoother.fold(foldable, scale_C)
+        sources = [made_by[name] for name in group.tensors if name in made_by]
+        making = {each.product.name for each in sources if each.product is not None}
+        shared = {each.product.weight for each in sources if each.product is not None}
+        elsewhere = any(product.weight in shared and product.name not in making for product in found)
+        if len(sources) == len(group.tensors) and not elsewhere:  # else a weight also makes other tensors
+            smoother.fold(sources, scale_C)
         elif multiply and not all(product.gemm for product in group.products):
             smoother.multiply(group, scale_C)
         else:
@@ -219,15 +221,6 @@ def _groups(found: Sequence[Product]) -> list[_Group]:
                 group_of[key] = joined
     groups = {id(group): group for group in group_of.values()}.values()
     return [_Group(tuple(dict.fromkeys(each.reads for each in group)), tuple(group)) for group in groups]
-
-
-def _whole(sources: Sequence[Producer], found: Sequence[Product]) -> list[Producer]:
-    """The producers, if their scales can be changed for this group alone: a weight that also makes other tensors
-    cannot."""
-    making = {each.product.name for each in sources if each.product is not None}
-    shared = {each.product.weight for each in sources if each.product is not None}
-    elsewhere = any(product.weight in shared and product.name not in making for product in found)
-    return [] if elsewhere else list(sources)
 
 
 class _Smoother:

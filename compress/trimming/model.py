@@ -1,4 +1,4 @@
-"""Vocabulary trimming: tokens that a corpus never uses leave the tokenizer and the embedding together.
+"""Trim vocabularies: tokens that a corpus never uses leave the tokenizer and the embedding together.
 
     trimmed = trim_bundle(Bundle.load(path), texts, out)
 
@@ -125,18 +125,8 @@ def compare_files(before: Bundle, after: Bundle, found: TrimmedTokenizer, texts:
             )
 
 
-def rows_of(checkpoint: Path, texts: Sequence[str]) -> list[list[int]]:
-    """Encode texts, of at most PROBED tokens each."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    return [tokenizer(text, truncation=True, max_length=PROBED)["input_ids"] for text in texts]
-
-
 def first_output(model: Any, row: Sequence[int]) -> Any:
     """Run a model on one row: logits, or the states of its last layer."""
-    import torch
-
     ids = torch.tensor([row])
     decoder = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with torch.no_grad():
@@ -172,7 +162,7 @@ LIMIT: Final = (
 
 @dataclass(frozen=True)
 class Trimmed:
-    """What was trimmed.
+    """The result of trimming.
 
     path            the folder that was written
     kept            old ids of the tokens that stay, ascending: a token's new id is its place in them
@@ -209,8 +199,9 @@ def trimming(
     bundle: Bundle, texts: Iterable[str], out: Path, *, min_count: int = 1, keep: Sequence[str] = ()
 ) -> Iterator[tuple[Bundle, Trimmed]]:
     """Yield the bundle of `trim_bundle` in a folder beside `out` for the caller to finish; then it gets its name."""
+    check_new(out)
     model = task_class(bundle.task.kind).from_pretrained(bundle.path)
-    with _new(out) as folder:
+    with filled(out) as folder:
         found, trimmed, tokenizer = _trim(bundle.path, model, texts, min_count, keep)
         save_checkpoint(folder, model, tokenizer, bundle.manifest.max_length)
         for name in ("recipe.yaml", "prompt.yaml"):
@@ -237,13 +228,15 @@ def trim_checkpoint(
 
     from compress.models.teacher import explain_load_errors, load_config
 
+    check_new(out)
     config = load_config(checkpoint)
     with explain_load_errors(checkpoint):
         named = (config.architectures or ["AutoModel"])[0]
         model = getattr(transformers, named).from_pretrained(checkpoint, config=config)
-    rows = rows_of(checkpoint, list(islice(texts, PROBED)))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    rows = [tokenizer(each, truncation=True, max_length=PROBED)["input_ids"] for each in islice(texts, PROBED)]
     expected = [first_output(model, row) for row in rows]
-    with _new(out) as folder:
+    with filled(out) as folder:
         found, trimmed, tokenizer = _trim(checkpoint, model, texts, min_count, keep)
         check_outputs(model, found, rows, expected)
         save_checkpoint(folder, model, tokenizer, tokenizer.model_max_length)
@@ -304,13 +297,6 @@ def check_new(out: Path) -> None:
     """Raise BundleError where something is already."""
     if out.exists():
         raise BundleError(f"{out}: exists; expected a new folder: trimming changes every file")
-
-
-@contextmanager
-def _new(out: Path) -> Iterator[Path]:
-    check_new(out)
-    with filled(out) as partial:
-        yield partial
 
 
 def _sizes(before: Path, after: Path) -> dict[str, tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Which tokens of a vocabulary a corpus needs, and the tokenizer that has only these.
+"""Find the tokens of a vocabulary that a corpus needs, and make the tokenizer that has only these.
 
 What may go is decided so that every text of the corpus is encoded as before. WordPiece takes the longest match: a
 token that never was one can go. Byte-pair encoding applies its merges in their order: those that build the tokens in
@@ -10,7 +10,7 @@ can still be spelled, single characters (and bytes) stay, in both forms where th
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -35,14 +35,9 @@ def counts(tokenizer: Tokenizer, texts: Iterable[str]) -> NDArray[np.int64]:
 
 def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
     """Yield texts, many at a time."""
-    held: list[str] = []
-    for text in texts:
-        held.append(text)
-        if len(held) == CHUNK:
-            yield held
-            held = []
-    if held:
-        yield held
+    texts = iter(texts)
+    while chunk := list(islice(texts, CHUNK)):
+        yield chunk
 
 
 def needed(described: Mapping[str, Any], used: Iterable[int]) -> list[int]:
@@ -111,14 +106,6 @@ def numbered(described: Mapping[str, Any]) -> dict[str, int]:
     return {**vocabulary, **{token["content"]: token["id"] for token in described["added_tokens"]}}
 
 
-def spelled_in(described: Mapping[str, Any], texts: Iterable[str]) -> set[int]:
-    """Find every WordPiece token whose characters stand in one of these normalised texts, used or not."""
-    prefix = described["model"]["continuing_subword_prefix"]
-    whole = "\n".join(texts)
-    bare = ((token.removeprefix(prefix), number) for token, number in described["model"]["vocab"].items())
-    return {number for part, number in bare if part and part in whole}
-
-
 def _spelling(numbers: Mapping[str, int]) -> set[int]:
     """Find single characters, which are bytes in byte BPE, and bytes that are written out."""
     return {
@@ -165,7 +152,7 @@ def _framing(post: Mapping[str, Any] | None) -> list[int]:
 
 
 def _renumbered(post: Mapping[str, Any] | None, new: Mapping[int, int]) -> dict[str, Any] | None:
-    """Number the post-processor's ids anew."""
+    """Renumber the post-processor's ids."""
     if post is None:
         return None
     if post["type"] == "Sequence":
@@ -186,6 +173,12 @@ class TrimmedTokenizer:
     kept: tuple[int, ...]
     described: dict[str, Any]
 
+    @classmethod
+    def from_used(cls, described: Mapping[str, Any], used: Iterable[int]) -> "TrimmedTokenizer":
+        """Cut a tokenizer's json down to the `used` tokens and what goes with them."""
+        kept = needed(described, used)
+        return cls(tuple(kept), trimmed(described, kept))
+
     @property
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_str(json.dumps(self.described))
@@ -199,7 +192,7 @@ def cut(
     used = counts(tokenizer, texts) >= min_count
     used |= counts(tokenizer, keep) > 0
     chosen = set(np.flatnonzero(used).tolist()) | pinned
-    found = _cut(described, chosen)
+    found = TrimmedTokenizer.from_used(described, chosen)
     if min_count > 1:
         return found
     if different := [text for text, same in encoded_alike(tokenizer, found.tokenizer, texts) if not same]:
@@ -207,7 +200,11 @@ def cut(
         normal = tokenizer.normalizer
         plain_texts = [text if normal is None else normal.normalize_str(text) for text in different]
         if described["model"]["type"] == "WordPiece":
-            found = _cut(described, chosen | spelled_in(described, plain_texts))
+            # every token whose characters stand in one of these texts, used or not
+            prefix, whole = described["model"]["continuing_subword_prefix"], "\n".join(plain_texts)
+            bare = ((token.removeprefix(prefix), number) for token, number in described["model"]["vocab"].items())
+            chosen |= {number for part, number in bare if part and part in whole}
+            found = TrimmedTokenizer.from_used(described, chosen)
             different = [text for text, same in encoded_alike(tokenizer, found.tokenizer, different) if not same]
     if different:
         raise CompressError(

@@ -1,7 +1,7 @@
-"""The fastest file for a device: every variant built, checked, raced there in turns; the fastest that is right kept.
+"""Keep the fastest file for a device: build and check every variant, and race them there in turns.
 
 with open_device("local") as device:
-    tuned = tune(bundle, device=device, settings=[Setting()], exam=exam, calibration=rows)
+    tuned = tune(bundle, device=device, settings=[Setting()], evaluator=evaluator, calibration=rows)
 """
 
 import json
@@ -9,28 +9,34 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import exp, log
+from math import exp, isfinite, log
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from compress.benchmark.devices import Device
 from compress.config.limits import check_max_drop
-from compress.errors import ExportError
+from compress.errors import CompressError, ExportError
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.int8 import LEARNED_KEY
 from compress.exporters.rewrite.graph import left_in_float
-from compress.exporters.session import opset_of, read_model
-from compress.quantization.certify import attach_certificate, certify
+from compress.exporters.session import difference, onnx_run, opset_of, read_model, rows_for
+from compress.quantization.certify import attach_certificate, certify, compare_logits, compute_logits
 from compress.records.certificate import Tried
-from compress.records.latency import Latency, Setting
+from compress.records.latency import DeviceError, Latency, Setting
 from compress.records.run_report import NAME as REPORT
-from compress.tuning.check import ROWS, Checked, check_exact, check_int8
-from compress.tuning.variants import fp32_variants, int8_variants
+from compress.tuning.variants import Variant, fp32_variants, int8_variants
 
 if TYPE_CHECKING:
     from compress.evaluation.evaluator import Evaluator
     from compress.exporters.session import EncodedRow
 
+PARITY = 1e-4
+"""How far the logits of another form may be from the traced graph's, relative to the largest logit (or to 1)."""
+ROWS = 400
+"""Rows of the evaluator that judge an int8 file, spread evenly over it."""
+LOSES = "loses {:.2f} points and changes {:.1f} % of the answers; at most {:g} of each are allowed"
 GAIN = 0.02
 """By how much a file has to be faster than the one that is there to take its place."""
 Say = Callable[[str], None]
@@ -54,7 +60,7 @@ def tune(
     *,
     device: Device,
     settings: Sequence[Setting],
-    exam: "Evaluator | None" = None,
+    evaluator: "Evaluator | None" = None,
     calibration: "Sequence[EncodedRow]" = (),
     max_drop: float = 0.005,
     proof: "Evaluator | None" = None,
@@ -65,15 +71,15 @@ def tune(
     runs: int = 10,
     say: Say = lambda _: None,
 ) -> Tuned:
-    """Tune the bundle, in place or in a new folder `out`: with the fp32 file, and with an exam the int8 file, that is
-    fastest on the device; what was tried goes into its report.
+    """Tune the bundle, in place or in a new folder `out`: with the fp32 file, and with an evaluator the int8 file,
+    that is fastest on the device; what was tried goes into its report.
 
     settings     at each of which all are raced; the geometric mean of the ratios decides
-    exam         rows that judge int8; without it int8 stays as it is, since nothing says what it may lose
-    calibration  encoded rows, none of the exam's: with them static int8 is in the race
+    evaluator    rows that judge int8; without it int8 stays as it is, since nothing says what it may lose
+    calibration  encoded rows, none of the evaluator's: with them static int8 is in the race
     max_drop     of the score, in its own unit, that an int8 file may lose; at most that share of the answers may
                  change. One that is no worse than the bundle's own passes as well
-    proof        rows that certify the int8 file, where those of the exam, which chose it, should not
+    proof        rows that certify the int8 file, where those of the evaluator, which chose it, should not
     split, data  what the certificate's rows are
     rounds, runs    turns that each file has at a setting, and timed forwards in each
 
@@ -96,20 +102,20 @@ def tune(
         checked = check_exact(bundle, device, exact)
         tried, taken = race(checked)
         chosen: dict[Precision, Path] = {"fp32": taken.variant.path} if not taken.own else {}
-        if exam is not None:
+        if evaluator is not None:
             say("building int8 variants")
             kept = left_in_float(own["fp32"], own["int8"])
             learned = json.loads((bundle.path / "config.json").read_text(encoding="utf-8")).get(LEARNED_KEY, {})
             built = int8_variants(exact, folder / "int8", keep=kept, calibration=calibration, learned=learned)
-            judged = check_int8(bundle, device, exact[0], built, exam=exam.spread(ROWS), max_drop=max_drop)
+            judged = check_int8(bundle, device, exact[0], built, evaluator=evaluator.spread(ROWS), max_drop=max_drop)
             more, taken = race(judged, beside=checked[0])
             tried += more
             chosen |= {"int8": taken.variant.path} if not taken.own else {}
         candidate = bundle.copy_to(folder / "candidate" / bundle.path.name)
         for precision, path in chosen.items():
             candidate = candidate.put(precision, path)
-        if "int8" in chosen and exam is not None:
-            judges = proof or exam
+        if "int8" in chosen and evaluator is not None:
+            judges = proof or evaluator
             say(f"certifying int8 on {len(judges):,} {split} rows")
             way = next(each.variant for each in reversed(tried) if each.chosen)
             certificate = certify(
@@ -122,6 +128,79 @@ def tune(
             return Tuned(candidate.copy_to(out), tuple(tried))
         names = [*(FILES[precision] for precision in chosen), REPORT]
         return Tuned(bundle.adopt(candidate, names), tuple(tried))
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A variant and what its answers are worth: wrong says why they are not good enough, '' when they are.
+
+    own  it is the bundle's file as it is
+    """
+
+    variant: Variant
+    difference: float | None
+    wrong: str
+    agreement: float | None = None
+    own: bool = False
+
+
+def check_exact(bundle: Bundle, device: Device, variants: Sequence[Variant]) -> list[Checked]:
+    """Compare the bundle's own file, then the variants, with the first of these, which is as traced: on the device row
+    by row, and here in a padded batch."""
+    first = variants[0]
+    own = Variant("fp32 of the bundle", bundle.files()["fp32"]).counted()
+    rows = rows_for(first.path, bundle.manifest.max_length)
+    lists: list[EncodedRow] = [{name: array[0].tolist() for name, array in row.items()} for row in rows]
+    exact = device.logits(first.path, lists)
+    longest = max(row["input_ids"].shape[1] for row in rows)
+    padded = {
+        name: np.concatenate([np.pad(row[name], ((0, 0), (0, longest - row[name].shape[1]))) for row in rows])
+        for name in rows[0]
+    }
+    largest = max(1.0, *(float(np.abs(each).max()) for each in exact))
+    found = []
+    for variant in (own, *variants):
+        try:
+            pairs = zip(device.logits(variant.path, lists), exact, strict=True)
+            there = float(np.max([np.abs(one - two).max() for one, two in pairs])) / largest
+        except DeviceError as error:  # this form is not for this device; a device that is gone fails the race too
+            found.append(Checked(variant, None, str(error), own=variant is own))
+            continue
+        here = difference(onnx_run(first.path), onnx_run(variant.path), [padded]).relative
+        apart = float(np.max([there, here]))  # NaN stays NaN
+        wrong = "" if apart <= PARITY else f"its logits differ by {apart:.2g} of the largest; at most {PARITY:g} may"
+        found.append(Checked(variant, apart if isfinite(apart) else None, wrong, own=variant is own))
+    return found
+
+
+def check_int8(
+    bundle: Bundle,
+    device: Device,
+    exact: Variant,
+    variants: Sequence[Variant],
+    *,
+    evaluator: "Evaluator",
+    max_drop: float,
+) -> list[Checked]:
+    """Compare each with fp32, on the device, on the rows of the evaluator; the bundle's own first."""
+    threshold = bundle.manifest.threshold if bundle.task.unanswerable else None
+    logits = partial(compute_logits, device, evaluator=evaluator)
+    expected = logits(exact.path)
+    own = Variant("int8 of the bundle", bundle.files()["int8"]).counted()
+    usual = compare_logits(evaluator, expected, logits(own.path), threshold=threshold)
+    found = [Checked(own, usual.difference, "", usual.agreement, own=True)]
+    for variant in variants:
+        try:
+            outcome = compare_logits(evaluator, expected, logits(variant.path), threshold=threshold)
+        except CompressError as error:  # does not run there, or answers what is no number
+            found.append(Checked(variant, None, str(error)))
+            continue
+        no_worse = outcome.drop <= usual.drop and outcome.agreement >= usual.agreement
+        wrong = "" if no_worse or outcome.near(max_drop) else LOSES.format(
+            100 * outcome.drop, 100 * (1 - outcome.agreement), 100 * max_drop
+        )  # fmt: skip
+        found.append(Checked(variant, outcome.difference, wrong, outcome.agreement))
+    return found
 
 
 def _exported(bundle: Bundle, folder: Path) -> Path:

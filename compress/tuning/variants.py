@@ -1,4 +1,4 @@
-"""The files one model can be: forms of its graph, session settings, ways to int8. Built here, raced by `tune`."""
+"""Build the files that one model can be: forms of its graph, session settings, ways to int8; `tune` races them."""
 
 import json
 import logging
@@ -25,6 +25,7 @@ from compress.exporters.session import (
     UNFUSED_SKIP,
     UNFUSED_SKIP_WHY,
     create_session,
+    declare_microsoft,
     metadata,
     quiet_logging,
     read_model,
@@ -35,8 +36,6 @@ from compress.quantization.calibration import choose_ranges, observe
 
 if TYPE_CHECKING:
     from compress.exporters.session import EncodedRow
-
-MICROSOFT = "com.microsoft"
 
 
 def attention_fused(model: ModelProto, *, norms: bool) -> ModelProto | None:
@@ -61,8 +60,7 @@ def attention_fused(model: ModelProto, *, norms: bool) -> ModelProto | None:
         )
     fused: ModelProto = found.model
     fused.producer_name, fused.producer_version = model.producer_name, model.producer_version
-    if MICROSOFT not in {each.domain for each in fused.opset_import}:
-        fused.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
+    declare_microsoft(fused)
     onnx.helper.set_model_props(fused, metadata(model))
     return fused
 
@@ -108,6 +106,18 @@ PERCENTILE = 99.99
 SLEEPING = {"session.intra_op.allow_spinning": "0"}
 """On cores that other programs use too, threads that spin while they wait take turns with them: 2 threads took 20 ms
 instead of 2 (docs/export-speed.md). Not measured on a machine that does nothing else."""
+
+NORMS, SLEEP = ", fused norms", ", sleeping threads"
+WAYS: Mapping[str, tuple[Mapping[str, str], str, tuple[str, ...]]] = {
+    "": (UNFUSED_SKIP, UNFUSED_SKIP_WHY, ()),
+    NORMS: ({}, "Fused norms were the fastest of all variants where this file was tuned.", ("SkipLayerNormalization",)),
+    SLEEP: (
+        {**UNFUSED_SKIP, **SLEEPING},
+        f"{UNFUSED_SKIP_WHY} Threads that sleep while they wait were the fastest where this file was tuned.",
+        (),
+    ),
+}
+"""The end of a variant's name -> session settings, why, and an operator more that onnxruntime should run."""
 
 
 @dataclass(frozen=True)
@@ -159,20 +169,19 @@ def fp32_variants(source: Path, folder: Path, *, threads: int = 1) -> list[Varia
     """Write forms of the fp32 file `source`, as `to_onnx(form=None)` writes it, each in `folder`; the first is `source`
     as it is. For more than one of `threads`, one whose threads sleep while they wait is among them."""
     raw = read_model(source)
-    made = [_saved("fp32", raw, folder), _with_norms("fp32", raw, folder)]
+    made = [_saved("fp32", raw, folder), _saved("fp32", raw, folder, way=NORMS)]
     for norms in (False, True):
         if (found := attention_fused(raw, norms=norms)) is not None:
-            put = _with_norms if norms else _saved
-            fused = put("fp32, onnxruntime's fused attention", found, folder, ("Attention",))
+            name = "fp32, onnxruntime's fused attention"
+            fused = _saved(name, found, folder, ("Attention",), NORMS if norms else "")
             made.append(replace(fused, quantise=False))  # QAttention was slower wherever it was measured
     for form in FORMS:
         new = rewrite_graph(raw, form)
         if (form.tokens_first and not new.turned) or (form.merged and not new.merged):
             continue  # the same graph as of the form before
         left = f"attention of {new.softmaxes - new.attentions} of {new.softmaxes} layers is of no known form"
-        ways = (_saved, _with_norms, *([_sleeping] if threads > 1 else [])) if form == PLAIN else (_saved,)
-        for put in ways:
-            one = put(f"fp32, {form}", new.model, folder, ("FusedMatMul",) if new.turned else ())
+        for way in ("", NORMS, *([SLEEP] if threads > 1 else [])) if form == PLAIN else ("",):
+            one = _saved(f"fp32, {form}", new.model, folder, ("FusedMatMul",) if new.turned else (), way)
             told = [left] if new.attentions < new.softmaxes else []
             made.append(replace(one, form=form, warning="; ".join((*told, *filter(None, [one.warning])))))
     return made
@@ -205,21 +214,16 @@ def int8_variants(
         if source.form == PLAIN and source.entries == UNFUSED_SKIP:
             per_matrix = partial(quantize_dynamic, keep=keep, per_channel=False)
             made.append(_quantised(source, "dynamic int8 per matrix", folder, per_matrix))
-            made += _static(source, folder, keep, calibration)
+            if calibration:
+                seen = observe(source.path, calibration)
+                extremes, most = choose_ranges(seen, "minmax"), choose_ranges(seen, "percentile", PERCENTILE)
+                ways = {
+                    "static int8, minmax": partial(quantize_static, ranges=extremes, keep=keep),
+                    f"static int8, percentile {PERCENTILE:g}": partial(quantize_static, ranges=most, keep=keep),
+                    "static int8, minmax, qdq": partial(quantize_static, ranges=extremes, keep=keep, form="qdq"),
+                }
+                made += [_quantised(source, name, folder, way) for name, way in ways.items()]
     return made
-
-
-def _static(source: Variant, folder: Path, keep: Sequence[str], calibration: "Sequence[EncodedRow]") -> list[Variant]:
-    if not calibration:
-        return []
-    seen = observe(source.path, calibration)
-    extremes, most = choose_ranges(seen, "minmax"), choose_ranges(seen, "percentile", PERCENTILE)
-    ways = {
-        "static int8, minmax": partial(quantize_static, ranges=extremes, keep=keep),
-        f"static int8, percentile {PERCENTILE:g}": partial(quantize_static, ranges=most, keep=keep),
-        "static int8, minmax, qdq": partial(quantize_static, ranges=extremes, keep=keep, form="qdq"),
-    }
-    return [_quantised(source, name, folder, way) for name, way in ways.items()]
 
 
 def _quantised(source: Variant, way: str, folder: Path, quantise: Callable[[Path, Path], None]) -> Variant:
@@ -230,34 +234,15 @@ def _quantised(source: Variant, way: str, folder: Path, quantise: Callable[[Path
     ).counted()
 
 
-def _saved(
-    name: str,
-    model: ModelProto,
-    folder: Path,
-    expects: Sequence[str] = (),
-    *,
-    entries: Mapping[str, str] = UNFUSED_SKIP,
-    why: str = UNFUSED_SKIP_WHY,
-) -> Variant:
-    """Save the model as a file that asks for these session settings."""
+def _saved(name: str, model: ModelProto, folder: Path, expects: Sequence[str] = (), way: str = "") -> Variant:
+    """Save the model as a file that asks for the session settings of this way."""
     target, made = _next(folder), ModelProto()
     made.CopyFrom(model)
+    entries, why, more = WAYS[way]
     told = {**metadata(model), SESSION_KEY: json.dumps(dict(entries)), SESSION_WHY_KEY: why}
     onnx.helper.set_model_props(made, told)
     onnx.save_model(made, target)
-    return Variant(name, target, tuple((each,) for each in expects)).counted()
-
-
-def _with_norms(name: str, model: ModelProto, folder: Path, expects: Sequence[str] = ()) -> Variant:
-    """Save the same with onnxruntime's SkipLayerNormalization."""
-    why = "Fused norms were the fastest of all variants where this file was tuned."
-    return _saved(f"{name}, fused norms", model, folder, (*expects, "SkipLayerNormalization"), entries={}, why=why)
-
-
-def _sleeping(name: str, model: ModelProto, folder: Path, expects: Sequence[str] = ()) -> Variant:
-    """Save the same with threads that sleep while they wait for work instead of spinning."""
-    why = f"{UNFUSED_SKIP_WHY} Threads that sleep while they wait were the fastest where this file was tuned."
-    return _saved(f"{name}, sleeping threads", model, folder, expects, entries={**UNFUSED_SKIP, **SLEEPING}, why=why)
+    return Variant(name + way, target, tuple((each,) for each in (*expects, *more))).counted()
 
 
 def _next(folder: Path) -> Path:

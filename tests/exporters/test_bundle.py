@@ -5,6 +5,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,12 @@ from compress.errors import BundleError, ExportError
 from compress.exporters.artifact import Bundle, check_parts
 from compress.exporters.manifest import Manifest
 from tests import tiny
+from tests.tiny import SENTIMENT
 
-SENTIMENT = Task("classification", ("sentence",), "label", ("negative", "positive"), "accuracy")
 CARD = {"name": "A <b>tiny</b> student"}
 
 
-def write(path: Path, **changed: Any) -> Bundle:
-    parts = {"model": tiny.bert(), "tokenizer": tiny.tokenizer(), "task": SENTIMENT, "max_length": 16}
-    return Bundle.write(path, **{**parts, "recipe": "stages: []\n", "card": CARD, **changed})
+write = partial(tiny.bundle, card=CARD)
 
 
 @pytest.fixture(scope="module")
@@ -115,21 +114,10 @@ def test_missing_truncated_and_changed_files_are_named_with_both_hashes(name: st
         Bundle.load(copied)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('"format": 1', '"format": 2', "format: Input should be 1"),
-        ('"sha256"', '"sha512"', r"files\.README\.md\.sha256: Field required"),
-        ('"classification"', '"clustering"', r"task\.kind"),
-        ('"README.md"', '"../README.md"', "inside the bundle only"),
-        ("}\n", "", "the file: Invalid JSON"),
-    ],
-)
-def test_a_manifest_that_is_none_is_refused(old: str, new: str, message: str, copied: Path) -> None:
-    text = (copied / "manifest.json").read_text()
-    assert old in text
-    (copied / "manifest.json").write_text(text.replace(old, new))
-    with pytest.raises(BundleError, match=message):
+@pytest.mark.parametrize("text", ["", "[" * 20_000, '{"format": 1'])
+def test_a_manifest_that_cannot_be_read_is_refused(text: str, copied: Path) -> None:
+    (copied / "manifest.json").write_text(text)
+    with pytest.raises(BundleError, match=r"manifest\.json"):
         Bundle.load(copied)
 
 
@@ -241,10 +229,6 @@ def test_a_file_put_into_a_bundle_is_listed_opened_and_replaced(copied: Path) ->
 
 
 def test_a_copy_is_the_same_bundle_and_stands_alone(written: Path, tmp_path: Path) -> None:
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken/notes.txt").write_text("mine")
-    with pytest.raises(BundleError, match="exists and is no bundle"):
-        Bundle.load(written).copy_to(tmp_path / "taken")
     copy = Bundle.load(written).copy_to(tmp_path / "copy")
     assert copy.manifest == Bundle.load(written).manifest
     assert copy.attach("README.md", "another").manifest != Bundle.load(written).manifest
@@ -254,6 +238,7 @@ def test_loading_and_predicting_import_neither_torch_nor_transformers(written: P
     program = (
         "import sys; from pathlib import Path; from compress.exporters.artifact import Bundle;"
         f"print(Bundle.load(Path({str(written)!r})).predict(['a good film'])[0].label);"
+        "import compress.exporters.embeddings, compress.exporters.generation;"
         "print(sorted({'torch', 'transformers', 'datasets', 'jinja2'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -279,6 +264,10 @@ def test_card_snippets_run_as_printed(written: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("path", "value"),
     [
+        (("format",), 2),
+        (("task", "kind"), "clustering"),
+        (("files", "../README.md"), {"bytes": 1, "sha256": ""}),
+        (("files", "config.json"), {"bytes": 1}),
         (("max_length",), -1),
         (("max_length",), 0),
         (("max_length",), 10**30),
@@ -300,11 +289,5 @@ def test_a_manifest_of_nonsense_is_refused(copied: Path, path: tuple[str, ...], 
         inner = inner[key]
     inner[path[-1]] = value
     file.write_text(json.dumps(manifest))
-    with pytest.raises(BundleError, match=r"manifest\.json"):
-        Bundle.load(copied)
-
-
-def test_a_manifest_nested_too_deep_is_refused(copied: Path) -> None:
-    (copied / "manifest.json").write_text("[" * 20_000)
     with pytest.raises(BundleError, match=r"manifest\.json"):
         Bundle.load(copied)

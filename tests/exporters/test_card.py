@@ -11,7 +11,6 @@ from compress.exporters.card import model_card
 from compress.exporters.manifest import Manifest
 
 PAIR = Task("classification", ("premise", "hypothesis"), "label", ("a|b", "<script>"), "f1")
-NUMBER = Task("regression", ("text",), "score", (), "pearson")
 ROWS = ({"model": "teacher", "f1": 0.91234567, "file": None}, {"model": "my|student\n", "f1": 0.9, "file": "4 MB"})
 
 
@@ -50,15 +49,6 @@ def test_text_from_outside_cannot_break_the_page() -> None:
     assert "- a\\|b\n- &lt;script&gt;\n" in page
     assert "taught by &lt;img src=x&gt;, on a \\# b." in page
     assert "- \\[x\\](y)\n" in page
-
-
-def test_each_kind_of_task_is_told_as_it_is() -> None:
-    assert "It reads a pair of texts and chooses one of these labels:\n\n- a" in card()
-    assert 'tokenizer("first text", "second text", truncation' in card()
-    assert "14,350,248 parameters" in card()
-    assert "It reads one text and answers with one number (score).\n\nTexts are cut to 64 tokens." in card(NUMBER)
-    many = Task("multilabel", ("text",), "labels", ("x", "y"), "f1")
-    assert "gives each of these labels a probability of its own:\n\n- x\n- y\n" in card(many)
 
 
 def test_wrong_fields_are_named() -> None:

@@ -1,8 +1,6 @@
 """What a file made of another one takes over, and what it must not: a certificate is of one file alone."""
 
-import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,14 +71,3 @@ def test_a_file_made_of_a_certified_one_is_not_certified(way: str, file: Path, t
 def test_a_certificate_is_in_the_file_beside_what_was_there(file: Path) -> None:
     assert Certificate.from_json(certificate(file)) == PROOF
     assert metadata(read_model(file))["compress.model_type"] == "tiny"
-
-
-def test_a_later_certificate_takes_the_place_of_the_first(file: Path, tmp_path: Path) -> None:
-    certified(file, tmp_path / "again.onnx", replace(PROOF, certified=False))
-    assert json.loads(certificate(tmp_path / "again.onnx"))["certified"] is False
-    assert json.loads(certificate(file))["certified"] is True
-
-
-def test_a_file_without_one_has_none(file: Path, tmp_path: Path) -> None:
-    quantize_dynamic(file, tmp_path / "small.onnx")
-    assert certificate(tmp_path / "small.onnx") == ""

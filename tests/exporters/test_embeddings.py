@@ -1,8 +1,6 @@
 """Embeddings are what sentence-transformers makes of the same weights, from torch and from the files."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,28 +152,6 @@ def test_other_modules_are_refused(modules: object, message: str, tmp_path: Path
         Pooling.read(tmp_path)
 
 
-def test_a_folder_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = written(tmp_path / "made", Pooling("mean"))
-    with monkeypatch.context() as patched, pytest.raises(ExportError, match="broken"):
-
-        def fail(*_: object) -> None:
-            raise ExportError("broken")
-
-        patched.setattr("compress.exporters.int8.quantize_dynamic", fail)
-        written(tmp_path / "made", Pooling("cls"))
-    assert Bundle.load(tmp_path / "made") == found
-    assert [path.name for path in tmp_path.iterdir()] == ["made"]
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/letter.txt").write_text("dear")
-    with pytest.raises(BundleError, match="exists and is no bundle"):
-        written(tmp_path / "mine", Pooling("mean"))
-    (found.path / "config.json").write_text("{}")
-    with pytest.raises(BundleError, match=r"config\.json: 2 bytes"):
-        Bundle.load(found.path)
-    with pytest.raises(BundleError, match=r"no manifest\.json in it"):
-        Bundle.load(tmp_path / "mine")
-
-
 def test_bundles_of_version_0_1_load(tmp_path: Path) -> None:
     found = written(tmp_path / "made", Pooling("mean"))
     vectors, file = found.embed(TEXTS), found.path / "manifest.json"
@@ -186,22 +162,9 @@ def test_bundles_of_version_0_1_load(tmp_path: Path) -> None:
     again = Bundle.load(found.path)
     assert again.manifest == replace(found.manifest, parameters=0)
     np.testing.assert_array_equal(again.embed(TEXTS), vectors)
-    assert again.attach("notes.txt", "new").manifest.files.keys() == {*known["files"], "notes.txt"}
-    assert Bundle.load(found.path).copy_to(tmp_path / "copy").embed(TEXTS).shape == vectors.shape
     for task in ("predict", "complete"):
         with pytest.raises(BundleError, match="embeddings; expected"):
             getattr(again, task)(["good"])
-
-
-def test_embedding_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
-    found = written(tmp_path / "made", Pooling("mean"))
-    program = (
-        "import sys; from pathlib import Path; from compress.exporters.artifact import Bundle; "
-        f"print(Bundle.load(Path({str(found.path)!r})).embed(['good']).shape); "
-        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
-    )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert told.stdout == "(1, 32)\n[]\n"
 
 
 def test_the_embedded_teacher_is_a_sentence_encoder() -> None:

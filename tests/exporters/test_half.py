@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from compress.errors import ExportError
-from compress.exporters.fp16 import LIMIT, to_float16
+from compress.exporters.fp16 import to_float16
 from compress.exporters.onnx import to_onnx
 from compress.exporters.session import difference, metadata, onnx_run, read_model, rows_for
 from tests import tiny
 
-FAMILIES = ("bert", "distilbert", "roberta", "electra", "albert", "mobilebert", "deberta-v2")
+FAMILIES = ("bert", "albert", "mobilebert", "deberta-v2")
 
 
 def written(folder: Path, model: Any) -> Path:
@@ -81,7 +81,3 @@ def test_what_float16_cannot_answer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"in float16 the logits differ from fp32's .* Use int8 or w8"):
         to_float16(source, tmp_path / "half.onnx", rows_for(source, 32))
     assert not (tmp_path / "half.onnx").exists()
-
-
-def test_the_limit_leaves_the_mask_alone() -> None:
-    assert 1e4 < LIMIT < 65504

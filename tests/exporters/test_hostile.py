@@ -13,7 +13,6 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import set_external_data
 
 from compress.benchmark.jobs import logits_job, parts
-from compress.data.task import Task
 from compress.errors import BundleError, ExportError
 from compress.exporters.artifact import Bundle
 from compress.exporters.fp16 import to_float16
@@ -139,7 +138,7 @@ def test_a_truncated_file_is_refused(kept: int, tmp_path: Path) -> None:
     assert sorted(found.name for found in path.parent.rglob("*") if found.is_file()) == ["model.onnx"]
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip", b"\x08\x08", b"{}", bytes(range(256))])
+@pytest.mark.parametrize("content", [b"", b"\x08\x08", bytes(range(256))])
 def test_what_is_no_onnx_file_is_refused(content: bytes, tmp_path: Path) -> None:
     path = reader(tmp_path / "model")
     path.write_bytes(content)
@@ -187,11 +186,7 @@ def test_a_file_chooses_no_setting_but_how_to_compute(settings: str, message: st
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    task = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
-    return Bundle.write(
-        tmp_path_factory.mktemp("hostile") / "bundle",
-        model=tiny.bert(), tokenizer=tiny.tokenizer(), task=task, max_length=16, recipe="", card={"name": "tiny"},
-    ).path  # fmt: skip
+    return tiny.bundle(tmp_path_factory.mktemp("hostile") / "bundle").path
 
 
 def forged(bundle: Path, target: Path, name: str, content: bytes | None) -> Path:
@@ -229,11 +224,8 @@ def evil(bundle: Path, tmp_path: Path) -> Path:
     [
         ("predict", "{bundle}", "good"),
         ("bench", "{bundle}", "--seq", "8", "--rounds", "2"),
-        ("bench", "{bundle}/onnx/model.onnx", "--seq", "8", "--rounds", "2"),
         ("quantize", "{bundle}", "--data", "{data}"),
         ("export", "{bundle}", "--precision", "fp16"),
-        ("export", "{bundle}", "--out", "{out}"),
-        ("export", "{bundle}", "--out", "{out}", "--for", "ort"),
         ("export", "{bundle}", "--out", "{out}", "--for", "web"),
         ("export", "{bundle}", "--out", "{out}", "--for", "openvino"),
     ],

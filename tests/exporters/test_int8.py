@@ -2,44 +2,28 @@
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from transformers import AutoModelForSequenceClassification
 
 from compress.errors import ExportError
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
-from compress.exporters.session import metadata, open_session, read_model
+from compress.exporters.session import metadata, read_model
 from tests import tiny
-from tests.exporters.test_onnx import FAMILIES
 
 
-def logits(path: Path) -> Any:
-    session = open_session(path, threads=1)
-    ids = np.array([[2, 9, 25, 17, 30, 3]])
-    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-    return session.run(["logits"], {node.name: feeds[node.name] for node in session.get_inputs()})[0]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_quantises_and_stays_near(
-    family: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+def test_nothing_is_said_nor_left(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = AutoModelForSequenceClassification.from_config(FAMILIES[family])
-    to_onnx(model, tmp_path / "model.onnx")
+    to_onnx(tiny.bert(), tmp_path / "model.onnx")
     handlers = list(logging.getLogger().handlers)
     quantize_dynamic(tmp_path / "model.onnx", tmp_path / "int8" / "model.onnx")
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
-    assert logging.getLogger().handlers == handlers
-    assert not logging.getLogger().filters
+    assert (logging.getLogger().handlers, logging.getLogger().filters) == (handlers, [])
     assert [path.name for path in (tmp_path / "int8").iterdir()] == ["model.onnx"]
-
-    full, small = logits(tmp_path / "model.onnx"), logits(tmp_path / "int8" / "model.onnx")
-    assert 0 < abs(full - small).max() < 0.5 * abs(full).max()  # MobileBERT with random weights is the furthest
 
 
 def test_weights_and_embeddings_take_a_byte_but_products_of_activations_are_not(tmp_path: Path) -> None:

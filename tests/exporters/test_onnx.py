@@ -11,20 +11,7 @@ import onnxruntime
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    AlbertConfig,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    BertForSequenceClassification,
-    DebertaV2Config,
-    DistilBertConfig,
-    ElectraConfig,
-    MobileBertConfig,
-    MPNetConfig,
-    RobertaConfig,
-    XLMConfig,
-    XLNetConfig,
-)
+from transformers import BertForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from compress.errors import ExportError
@@ -32,40 +19,12 @@ from compress.exporters import onnx as export
 from compress.exporters.onnx import parity, to_onnx
 from tests import tiny
 
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 66,
-    "num_labels": 3,
-    "initializer_range": 0.2,
-}
-V3 = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8, "type_vocab_size": 0}
-DISTIL = {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4}
-FAMILIES: dict[str, Any] = {
-    "bert": BertConfig(**SIZES),
-    "roberta": RobertaConfig(**SIZES, type_vocab_size=1, pad_token_id=1),
-    "distilbert": DistilBertConfig(**{**SIZES, **DISTIL}),
-    "electra": ElectraConfig(**SIZES, embedding_size=16),
-    "albert": AlbertConfig(**SIZES, embedding_size=16),
-    "mobilebert": MobileBertConfig(**SIZES, embedding_size=32, intra_bottleneck_size=16),
-    "deberta-v2": DebertaV2Config(**SIZES, **V3, position_biased_input=False, share_att_key=True),
-    "mpnet": MPNetConfig(**SIZES, pad_token_id=1),
-    "xlm": XLMConfig(**SIZES, pad_token_id=2),
-    "xlnet": XLNetConfig(
-        vocab_size=50, d_model=32, n_layer=2, n_head=4, d_inner=64, num_labels=3, initializer_range=0.2, pad_token_id=0
-    ),
-}
-SEGMENTS = {"bert", "electra", "albert", "mobilebert", "xlm", "xlnet"}
-
 
 def batches(config: Any) -> Iterator[dict[str, Tensor]]:
     """Batches as a collator makes them: padded rows of several lengths, the second text of a pair marked."""
     generator = torch.Generator().manual_seed(1)
-    for rows, tokens in ((1, 1), (4, 9), (2, 64)):
-        ids = torch.randint(3, config.vocab_size, (rows, tokens), generator=generator)
+    for rows, tokens in ((1, 1), (4, 9), (2, 48)):
+        ids = torch.randint(5, config.vocab_size, (rows, tokens), generator=generator)
         length = torch.randint(1, tokens + 1, (rows, 1), generator=generator)
         mask = (torch.arange(tokens) < length).long()
         yield {
@@ -74,21 +33,6 @@ def batches(config: Any) -> Iterator[dict[str, Tensor]]:
             "token_type_ids": (torch.arange(tokens) >= length // 2).long() * mask,
             "labels": torch.zeros(rows, dtype=torch.long),
         }
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_file_computes_the_models_logits_at_every_shape(family: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_config(FAMILIES[family]).eval()
-    to_onnx(model, tmp_path / "model.onnx")
-    assert parity(model, tmp_path / "model.onnx", batches(model.config)) < 2e-5
-
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (family in SEGMENTS)
-    assert [(node.name, node.type, node.shape) for node in session.get_inputs()] == [
-        (name, "tensor(int64)", ["batch_size", "sequence_length"]) for name in names
-    ]
-    assert [(node.name, node.shape) for node in session.get_outputs()] == [("logits", ["batch_size", 3])]
 
 
 def test_parity_tells_another_models_file(tmp_path: Path) -> None:

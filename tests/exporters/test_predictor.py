@@ -35,8 +35,7 @@ def bundle(folder: Path, kind: Kind, *, pair: bool = False) -> tuple[Bundle, Any
         seen = model(**words).logits
         model.classifier.weight.mul_(4)
         model.classifier.bias.sub_(4 * seen.mean(0))
-    parts = {"tokenizer": tiny.tokenizer(), "task": task, "max_length": 12, "recipe": "", "card": {"name": "tiny"}}
-    return Bundle.write(folder / "bundle", model=model, **parts), model
+    return tiny.bundle(folder / "bundle", model=model, task=task, max_length=12), model
 
 
 def expected(written: Bundle, model: Any, texts: list[Any]) -> torch.Tensor:

@@ -23,11 +23,19 @@ from compress.exporters import tokenizer as texting
 from compress.exporters.artifact import TEXT, Bundle
 from compress.exporters.predictor import Prediction, Text
 from compress.exporters.session import open_session, read_model
+from compress.exporters.tokenizer import (
+    TEXTS,
+    TokenDifference,
+    differences,
+    run_text,
+    text_model,
+    torture,
+    verdict_of,
+    wordpiece,
+)
 from compress.exporters.tokenizer import build as frames
-from compress.exporters.tokenizer import run_text, text_model, trie, verdict_of, wordpiece
 from compress.exporters.tokenizer import wordpiece as characters
 from compress.exporters.tokenizer.build import reader
-from compress.exporters.tokenizer.verify import TEXTS, TokenDifference, differences, torture
 from compress.exporters.tokenizer.wordpiece import CharacterMap, WordPiece
 from tests import tiny
 
@@ -93,27 +101,6 @@ def test_random_texts_of_known_and_unknown_characters_are_read_alike() -> None:
     assert read(words(), texts, max_length=128) == []
 
 
-def test_a_word_is_cut_where_the_longest_match_says_or_unknown_as_a_whole() -> None:
-    tokenizer = words()
-    rows = tokenizer(["unaffable", "unaffableq~", "un" + "aff" * 40])["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(rows[0])[1:-1] == ["un", "##aff", "##able"]
-    assert tokenizer.convert_ids_to_tokens(rows[2])[1:-1] == ["[UNK]"]
-    assert read(tokenizer, ["unaffable", "unaffableq~", "un" + "aff" * 40]) == []
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_trie_finds_the_longest_word_of_each_set(seed: int) -> None:
-    draw = random.Random(seed)
-    sets = [{tuple(draw.choices(range(1, 7), k=draw.randint(1, 5))): i for i in range(60)} for _ in range(2)]
-    made = trie.build(sets, 7)
-    for _ in range(300):
-        text = draw.choices(range(1, 7), k=draw.randint(1, 8))
-        for root, known in enumerate(sets):
-            found = [length for length in range(1, len(text) + 1) if tuple(text[:length]) in known]
-            best = (found[-1], known[tuple(text[: found[-1]])]) if found else (0, -1)
-            assert made.match(text, root) == best
-
-
 TASKS = {
     "classification": Task("classification", ("sentence",), "label", ("negative", "positive"), "accuracy"),
     "pairs": Task("classification", ("one", "other"), "label", ("no", "yes", "maybe"), "accuracy"),
@@ -125,9 +112,7 @@ TASKS = {
 def write(path: Path, task: Task, tokenizer: Any = None) -> Bundle:
     chosen = words() if tokenizer is None else tokenizer
     model = tiny.bert(task.outputs, vocab_size=len(chosen))
-    return Bundle.write(
-        path, model=model, tokenizer=chosen, task=task, max_length=32, recipe="stages: []\n", card={"name": "tiny"}
-    )
+    return tiny.bundle(path, model=model, tokenizer=chosen, task=task, max_length=32)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -213,9 +198,7 @@ def test_a_task_that_answers_per_token_is_refused(tmp_path: Path) -> None:
 
     task, tokenizer = Task("tagging", ("words",), "tags", ("O", "B-A"), "f1"), words()
     model = tiny.model("bert", head=AutoModelForTokenClassification, labels=2, vocab_size=len(tokenizer))
-    made = Bundle.write(
-        tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task, max_length=32, recipe="", card={"name": "t"}
-    )
+    made = tiny.bundle(tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task, max_length=32)
     with pytest.raises(ExportError, match="tagging answers per token"):
         text_model(made)
 

@@ -1,7 +1,7 @@
 """Of all variants the fastest that is right is kept; what is slower, wrong or broken never takes a file's place."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +18,13 @@ from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import FORM_KEY, SHIPPED
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import CERTIFICATE_KEY as CERTIFICATE
-from compress.exporters.session import SESSION_KEY, EncodedRow, metadata, open_session, opset_of, read_model
+from compress.exporters.session import SESSION_KEY, EncodedRow, metadata, opset_of, read_model
 from compress.records.certificate import Tried
-from compress.records.latency import DeviceError, Latency, Setting, Sustained, summarise
+from compress.records.latency import DeviceError, Setting
 from compress.records.run_report import Report
 from compress.tuning.race import Tuned, tune
 from compress.tuning.variants import fp32_variants
-from tests.quantization.graphs import exported
+from tests.quantization.graphs import Rule, exported
 from tests.quantization.test_mixed import bundle
 
 TURNED = "fp32, one token at the end, tokens first"
@@ -33,38 +33,8 @@ STATIC = "static int8, minmax, one token at the end, tokens first"
 SETTINGS = (Setting(seq=8), Setting(seq=16))
 
 
-class Rule:
-    """A device that answers as this machine does, unless told to spoil a file, and takes as long as it is told."""
-
-    name = "rule"
-
-    def __init__(self, p50: Callable[[str], float], spoils: Callable[[Path], bool] = lambda _: False) -> None:
-        self.p50, self.spoils, self.raced = p50, spoils, list[str]()
-
-    def facts(self) -> dict[str, str]:
-        return {"cpu": "a rule", "runtime": "none"}
-
-    def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
-        self.raced += files
-        rest = {"init_ms": 1.0, "first_ms": 1.0, "peak_rss_mb": 1.0}
-        return [
-            summarise(name, setting, [[self.p50(name)] * runs] * rounds, **rest)
-            for setting in settings
-            for name in files
-        ]
-
-    def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
-        raise NotImplementedError
-
-    def logits(self, file: Path, rows: Sequence[EncodedRow]) -> list[NDArray[np.float32]]:
-        session = open_session(file, threads=1)
-        names = [node.name for node in session.get_inputs()]
-        found = [session.run(None, {name: np.array([row[name]]) for name in names})[0][0] for row in rows]
-        return [-each for each in found] if self.spoils(file) else found
-
-
-def fastest(*names: str) -> Callable[[str], float]:
-    return lambda name: 1.0 if name in names else 2.0
+def fastest(*names: str) -> Callable[[str, Path], float]:
+    return lambda name, _: 1.0 if name in names else 2.0
 
 
 def form(path: Path) -> str:
@@ -86,7 +56,7 @@ def shipped(written: tuple[Bundle, Evaluator], tmp_path: Path) -> Bundle:
 
 
 @pytest.fixture
-def exam(written: tuple[Bundle, Evaluator]) -> Evaluator:
+def evaluator(written: tuple[Bundle, Evaluator]) -> Evaluator:
     return written[1]
 
 
@@ -123,12 +93,12 @@ def test_session_settings_that_won_travel_in_the_file(shipped: Bundle) -> None:
     assert "SkipLayerNormFusion" in json.loads(told[SESSION_KEY])["optimization.disable_specified_optimizers"]
 
 
-def test_threads_may_sleep_where_there_are_several(shipped: Bundle, exam: Evaluator) -> None:
+def test_threads_may_sleep_where_there_are_several(shipped: Bundle, evaluator: Evaluator) -> None:
     name, small = f"{TURNED}, sleeping threads", f"{TURNED_INT8}, sleeping threads"
     alone = tune(shipped, device=Rule(fastest()), settings=SETTINGS)
     assert name not in [each.variant for each in alone.tried]
     device, several = Rule(fastest(name, small)), [Setting(threads=2, seq=8)]
-    tuned = tune(Bundle.load(shipped.path), device=device, settings=several, exam=exam, max_drop=1.0)
+    tuned = tune(Bundle.load(shipped.path), device=device, settings=several, evaluator=evaluator, max_drop=1.0)
     assert [each.variant for each in tuned.chosen] == [name, small]
     for precision in ("fp32", "int8"):
         told = json.loads(metadata(read_model(shipped.path / FILES[precision]))[SESSION_KEY])
@@ -139,7 +109,7 @@ def test_threads_may_sleep_where_there_are_several(shipped: Bundle, exam: Evalua
 
 def test_what_answers_otherwise_is_neither_raced_nor_kept(shipped: Bundle) -> None:
     before = contents(shipped.path)
-    device = Rule(lambda name: 1.0 if "tokens first" in name else 2.0, lambda file: "tokens first" in form(file))
+    device = Rule(lambda name, _: 1.0 if "tokens first" in name else 2.0, lambda file: "tokens first" in form(file))
     tuned = tune(shipped, device=device, settings=SETTINGS)
     wrong = named(tuned, TURNED)
     assert not wrong.passed
@@ -152,16 +122,18 @@ def test_what_answers_otherwise_is_neither_raced_nor_kept(shipped: Bundle) -> No
 
 def test_a_little_faster_is_not_worth_a_change(shipped: Bundle) -> None:
     before = contents(shipped.path)
-    tuned = tune(shipped, device=Rule(lambda name: 0.99 if name == TURNED else 1.0), settings=SETTINGS)
+    tuned = tune(shipped, device=Rule(lambda name, _: 0.99 if name == TURNED else 1.0), settings=SETTINGS)
     assert [each.variant for each in tuned.chosen] == ["fp32 of the bundle"]
     after = contents(shipped.path)
     assert {name for name in after if after[name] != before.get(name)} == {"report.json", "manifest.json"}
 
 
-def test_int8_is_judged_on_rows_and_certified(shipped: Bundle, exam: Evaluator) -> None:
-    calibration = list(exam.rows.select(range(24)))
+def test_int8_is_judged_on_rows_and_certified(shipped: Bundle, evaluator: Evaluator) -> None:
+    calibration = list(evaluator.rows.select(range(24)))
     device = Rule(fastest(TURNED, STATIC))
-    tuned = tune(shipped, device=device, settings=SETTINGS, exam=exam, calibration=calibration, max_drop=0.1, data="d")
+    tuned = tune(
+        shipped, device=device, settings=SETTINGS, evaluator=evaluator, calibration=calibration, max_drop=0.1, data="d"
+    )
     assert [each.variant for each in tuned.chosen] == [TURNED, STATIC]
     chosen = named(tuned, STATIC)
     assert chosen.ratio == {str(setting): 0.5 for setting in SETTINGS}, "beside the bundle's own fp32"
@@ -171,24 +143,24 @@ def test_int8_is_judged_on_rows_and_certified(shipped: Bundle, exam: Evaluator) 
     assert "MatMulIntegerToFloat" in operators(small)
     assert Bundle.load(shipped.path)
     (proof,) = Report.from_json(shipped.path / "report.json").certificates
-    assert (proof.method, proof.rows, proof.data, proof.artefact) == (STATIC, len(exam), "d", FILES["int8"])
+    assert (proof.method, proof.rows, proof.data, proof.artefact) == (STATIC, len(evaluator), "d", FILES["int8"])
     assert json.loads(metadata(read_model(small))[CERTIFICATE])["method"] == STATIC
 
 
-def test_other_rows_than_those_that_chose_it_can_certify_int8(shipped: Bundle, exam: Evaluator) -> None:
-    few = exam.spread(5)
+def test_other_rows_than_those_that_chose_it_can_certify_int8(shipped: Bundle, evaluator: Evaluator) -> None:
+    few = evaluator.spread(5)
     device = Rule(fastest(TURNED, TURNED_INT8))
-    tune(shipped, device=device, settings=SETTINGS, exam=exam, proof=few, split="test", max_drop=1.0)
+    tune(shipped, device=device, settings=SETTINGS, evaluator=evaluator, proof=few, split="test", max_drop=1.0)
     (proof,) = Report.from_json(shipped.path / "report.json").certificates
     assert (proof.rows, proof.split) == (5, "test")
 
 
-def test_int8_that_loses_too_much_is_not_kept_however_fast(shipped: Bundle, exam: Evaluator) -> None:
+def test_int8_that_loses_too_much_is_not_kept_however_fast(shipped: Bundle, evaluator: Evaluator) -> None:
     def spoils(file: Path) -> bool:
         return "tokens first" in form(file) and "int8" in metadata(read_model(file)).get("compress.precision", "")
 
     before = (shipped.path / FILES["int8"]).read_bytes()
-    tuned = tune(shipped, device=Rule(fastest(TURNED_INT8), spoils), settings=SETTINGS, exam=exam)
+    tuned = tune(shipped, device=Rule(fastest(TURNED_INT8), spoils), settings=SETTINGS, evaluator=evaluator)
     wrong = named(tuned, TURNED_INT8)
     assert not wrong.passed
     assert "points and changes" in wrong.reason
@@ -197,22 +169,22 @@ def test_int8_that_loses_too_much_is_not_kept_however_fast(shipped: Bundle, exam
 
 
 def test_products_that_stay_in_float_stay_so(tmp_path: Path) -> None:
-    made, exam = bundle(tmp_path / "bundle", outlier_in=(0,))
+    made, evaluator = bundle(tmp_path / "bundle", outlier_in=(0,))
     from compress.exporters.int8 import quantize_dynamic
 
     name = "/model/bert/encoder/layer.0/output/dense/MatMul"
     quantize_dynamic(made.files()["fp32"], tmp_path / "kept.onnx", keep=[name])
     made = made.put("int8", tmp_path / "kept.onnx")
-    tuned = tune(made, device=Rule(fastest(TURNED_INT8)), settings=SETTINGS, exam=exam, max_drop=1.0)
+    tuned = tune(made, device=Rule(fastest(TURNED_INT8)), settings=SETTINGS, evaluator=evaluator, max_drop=1.0)
     assert TURNED_INT8 in [each.variant for each in tuned.chosen]
     assert [each.name for each in products(read_model(made.path / FILES["int8"]).graph)] == [name]
     (proof,) = Report.from_json(made.path / "report.json").certificates
     assert proof.kept == (name,)
 
 
-def test_the_bundles_own_files_are_what_others_are_measured_by(shipped: Bundle, exam: Evaluator) -> None:
+def test_the_bundles_own_files_are_what_others_are_measured_by(shipped: Bundle, evaluator: Evaluator) -> None:
     times = {"fp32 of the bundle": 4.0, "int8 of the bundle": 2.0, "fp32": 8.0}
-    tuned = tune(shipped, device=Rule(lambda name: times.get(name, 3.95)), settings=SETTINGS, exam=exam)
+    tuned = tune(shipped, device=Rule(lambda name, _: times.get(name, 3.95)), settings=SETTINGS, evaluator=evaluator)
     assert form(shipped.files()["fp32"]) == form(shipped.files()["int8"]) == str(SHIPPED)
     assert [each.variant for each in tuned.chosen] == ["fp32 of the bundle", "int8 of the bundle"]
     ratios = {each.variant: set(each.ratio.values()) for each in tuned.tried if each.variant in times}
@@ -252,7 +224,7 @@ def test_a_new_folder_leaves_the_bundle_alone(shipped: Bundle, tmp_path: Path) -
 def test_a_device_that_fails_leaves_the_bundle_alone(shipped: Bundle) -> None:
     before = contents(shipped.path)
 
-    def gone(_: str) -> float:
+    def gone(*_: object) -> float:
         raise DeviceError("rule: unplugged")
 
     with pytest.raises(DeviceError, match="unplugged"):
@@ -294,9 +266,11 @@ def test_a_fusion_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_this_machine_races_real_files(shipped: Bundle, exam: Evaluator) -> None:
+def test_this_machine_races_real_files(shipped: Bundle, evaluator: Evaluator) -> None:
     with open_device("local") as device:
-        tuned = tune(shipped, device=device, settings=[Setting(seq=16)], exam=exam, max_drop=0.1, rounds=2, runs=2)
+        tuned = tune(
+            shipped, device=device, settings=[Setting(seq=16)], evaluator=evaluator, max_drop=0.1, rounds=2, runs=2
+        )
     assert all(each.p50_ms for each in tuned.tried if each.passed)
     assert len(tuned.chosen) == 2
     assert Bundle.load(shipped.path).predict(["good film"])

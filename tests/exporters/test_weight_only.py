@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compress.errors import ExportError
 from compress.exporters.onnx import to_onnx
-from compress.exporters.session import Difference, difference, metadata, onnx_run, read_model, rows_for
+from compress.exporters.session import difference, metadata, onnx_run, read_model, rows_for
 from compress.exporters.weight_only import SMALL, Bits, Packed, pack, quantize_weights
 from tests import tiny
 
@@ -147,8 +147,3 @@ def test_a_file_without_matrices_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="no constant matrix of 4096"):
         quantize_weights(tmp_path / "model.onnx", tmp_path / "small.onnx", bits=8)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.onnx", "model.onnx"]
-
-
-def test_a_difference_is_relative_to_the_largest_logit() -> None:
-    assert Difference(0.5, 10.0, 1).relative == 0.05
-    assert Difference(0.5, 0.1, 1).relative == 0.5

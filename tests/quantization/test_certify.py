@@ -6,19 +6,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
 from compress.benchmark.devices import Device, open_device
+from compress.data.task import Task
 from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import FILES, Bundle
 from compress.exporters.session import CERTIFICATE_KEY as KEY
 from compress.exporters.session import metadata, read_model
 from compress.io import sha256
-from compress.quantization.certify import attach_certificate, certify, verdict
-from compress.quantization.evaluator import ScoreDrop
+from compress.quantization.certify import ScoreDrop, attach_certificate, certify, compare_logits, verdict
 from compress.records.certificate import Certificate
 from compress.records.class_scores import ClassChange
 from compress.records.run_report import Report
 from tests.quantization.test_mixed import TASK, bundle
+
+ACCURACY = Task("classification", ("text",), "label", ("a", "b"), "accuracy")
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +43,11 @@ def proof(shipped: tuple[Bundle, Evaluator], here: Device, max_drop: float) -> C
 
 
 def test_it_says_what_the_files_answer_on_the_rows(shipped: tuple[Bundle, Evaluator], here: Device) -> None:
-    made, exam = shipped
+    made, evaluator = shipped
     found = proof(shipped, here, 1.0)
-    exact, small = (made.logits(exam.rows, precision=each) for each in ("fp32", "int8"))
-    assert found.before == exam.scores(exact)[TASK.metric] == 1.0
-    assert found.after == exam.scores(small)[TASK.metric] < 1.0
+    exact, small = (made.logits(evaluator.rows, precision=each) for each in ("fp32", "int8"))
+    assert found.before == evaluator.scores(exact)[TASK.metric] == 1.0
+    assert found.after == evaluator.scores(small)[TASK.metric] < 1.0
     assert found.agreement == (exact.argmax(1) == small.argmax(1)).mean()
     assert found.max_logit_difference == pytest.approx(float(np.abs(exact - small).max()))
     assert (found.rows, found.split, found.artefact, found.kept) == (200, "test", FILES["int8"], ("x",))
@@ -84,11 +87,11 @@ def test_a_class_that_collapses_is_no_certificate_though_the_score_is_kept() -> 
 
 
 def test_the_file_and_the_report_carry_it(shipped: tuple[Bundle, Evaluator], here: Device, tmp_path: Path) -> None:
-    made, exam = shipped[0].copy_to(tmp_path / "bundle"), shipped[1]
-    before = made.logits(exam.rows)
+    made, evaluator = shipped[0].copy_to(tmp_path / "bundle"), shipped[1]
+    before = made.logits(evaluator.rows)
     found = proof(shipped, here, 1.0)
     kept, signed = attach_certificate(made, "int8", found)
-    assert (Bundle.load(kept.path).logits(exam.rows) == before).all()
+    assert (Bundle.load(kept.path).logits(evaluator.rows) == before).all()
     written = metadata(read_model(kept.files()["int8"]))
     assert Certificate.from_json(written[KEY]) == found
     assert written["compress.precision"] == "int8"
@@ -97,3 +100,57 @@ def test_the_file_and_the_report_carry_it(shipped: tuple[Bundle, Evaluator], her
     assert Report.from_json(kept.path / "report.json").certificates == (signed,)
     again, _ = attach_certificate(kept, "int8", proof(shipped, here, 0.5))
     assert [each.max_drop for each in Report.from_json(again.path / "report.json").certificates] == [0.5]
+
+
+def changed(rows: int, wrong: int) -> ScoreDrop:
+    """fp32 answers everything right, the other file `wrong` of the rows wrong."""
+    labels = np.arange(rows) % 2
+    evaluator = Evaluator(ACCURACY, Dataset.from_dict({"label": labels}), Dataset.from_dict({"length": [1] * rows}))
+    exact = np.eye(2)[labels]
+    other = exact.copy()
+    other[:wrong] = other[:wrong, ::-1]
+    return compare_logits(evaluator, exact, other)
+
+
+@pytest.mark.parametrize(
+    ("rows", "wrong", "limit", "near"),
+    [
+        (500, 1, 0.002, True),  # lost by rounding: 1 - 0.998 is more than 0.002
+        (500, 2, 0.002, True),
+        (500, 3, 0.002, False),
+        (500, 2, 0.0, True),
+        (100, 2, 0.005, True),
+        (100, 3, 0.005, False),
+        (10_000, 20, 0.002, True),
+        (10_000, 21, 0.002, False),
+    ],
+)
+def test_two_answers_are_allowed_on_any_number_of_rows_and_beyond_them_the_limit(
+    rows: int, wrong: int, limit: float, near: bool
+) -> None:
+    outcome = changed(rows, wrong)
+    assert outcome.changed == wrong
+    assert outcome.near(limit) is outcome.keeps_score(limit) is near
+    assert verdict(outcome, limit)[0] is near
+    assert outcome.near(outcome.least_limit)
+
+
+def test_the_verdict_says_when_it_is_the_rows_that_decide() -> None:
+    good, reason = verdict(changed(100, 2), 0.005)
+    assert good
+    assert "1.50 more than the 0.5 allowed" in reason
+    assert "2 changed answers" in reason
+
+
+def test_answers_of_a_regression_all_differ_and_the_limit_is_the_limit() -> None:
+    task = Task("regression", ("text",), "label", (), "pearson")
+    evaluator = Evaluator(task, Dataset.from_dict({"label": [0.0, 1.0, 2.0]}), Dataset.from_dict({"length": [1] * 3}))
+    outcome = compare_logits(evaluator, np.array([[0.0], [1.0], [2.0]]), np.array([[0.0], [2.0], [1.0]]))
+    assert outcome.changed is None
+    assert not outcome.near(0.1)
+
+
+def test_answers_are_counted_by_the_example() -> None:
+    task = Task("multilabel", ("text",), "label", ("a", "b"), "f1")
+    evaluator = Evaluator(task, Dataset.from_dict({"label": [[1.0, 1.0]] * 3}), Dataset.from_dict({"length": [1] * 3}))
+    assert evaluator.changed(np.array([[1, 1], [-1, -1], [1, 1]]), np.array([[1, 1], [1, 1], [1, -1]])) == 2

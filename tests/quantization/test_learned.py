@@ -37,7 +37,7 @@ def trained(family: str) -> tuple[Any, Tensor, dict[str, Tensor]]:
     return student.eval(), said, batch
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert", "albert", "electra", "roberta", "mobilebert"])
+@pytest.mark.parametrize("family", ["bert", "distilbert", "albert", "mobilebert"])
 def test_the_int8_file_answers_as_the_student_did_in_training(family: str, tmp_path: Path) -> None:
     student, said, batch = trained(family)
     bundle = write(tmp_path / "bundle", model=student)

@@ -13,17 +13,17 @@ from compress.evaluation.evaluator import Evaluator
 from compress.exporters.artifact import Bundle
 from compress.exporters.rewrite.graph import Product, layer, products
 from compress.exporters.session import read_model
-from compress.quantization.evaluator import QuantizationEvaluator, ScoreDrop
+from compress.quantization.certify import QuantizationEvaluator, ScoreDrop
 from compress.quantization.select import attempt_as_written, keep_score
 from compress.quantization.sensitivity import by_size, mix, race_products
 from tests import learning, tiny
-from tests.quantization.graphs import Stopwatch
+from tests.quantization.graphs import Rule
 
 TASK = Task("classification", ("text",), "label", ("a", "b", "c"), "accuracy")
 
 
 def bundle(path: Path, *, outlier_in: tuple[int, ...] = ()) -> tuple[Bundle, Evaluator]:
-    """A bundle and an exam in which the fp32 model's own answers are right, so that fp32 scores 1.
+    """A bundle and an evaluator in which the fp32 model's own answers are right, so that fp32 scores 1.
 
     `outlier_in`: one inner neuron of these layers is huge and read by nobody: it changes nothing but the scale that all
     of its neighbours are quantised with.
@@ -40,15 +40,7 @@ def bundle(path: Path, *, outlier_in: tuple[int, ...] = ()) -> tuple[Bundle, Eva
             layer = model.bert.encoder.layer[at]
             layer.intermediate.dense.bias[3] = 2000.0
             layer.output.dense.weight[:, 3] = 0.0
-    shipped = Bundle.write(
-        path,
-        model=model,
-        tokenizer=tiny.tokenizer(),
-        task=TASK,
-        max_length=24,
-        recipe="stages: []\n",
-        card={"name": "x"},
-    )
+    shipped = tiny.bundle(path, model=model, task=TASK, max_length=24)
     rows = learning.rows(200)
     rows = rows.add_column("token_type_ids", [[0] * length for length in rows["length"]])
     answers = shipped.logits(rows, precision="fp32").argmax(1)
@@ -66,13 +58,13 @@ def outputs(shipped: Bundle) -> list[str]:
 
 @pytest.mark.parametrize("outlier_in", [0, 1])
 def test_the_product_that_hurts_stays_float_and_no_other(outlier_in: int, tmp_path: Path) -> None:
-    shipped, exam = bundle(tmp_path / "bundle", outlier_in=(outlier_in,))
-    lost = 1 - exam.scores(shipped.logits(exam.rows))[TASK.metric]
+    shipped, evaluator = bundle(tmp_path / "bundle", outlier_in=(outlier_in,))
+    lost = 1 - evaluator.scores(shipped.logits(evaluator.rows))[TASK.metric]
     assert lost > 0.05, "the case is no case: int8 is good as it is"
-    kept, mixed, _ = keep_score(shipped, exam, limit=0.05, threads=1)
+    kept, mixed, _ = keep_score(shipped, evaluator, limit=0.05, threads=1)
     assert mixed.near
     assert mixed.keep == (outputs(shipped)[outlier_in],)
-    assert 1 - exam.scores(kept.logits(exam.rows))[TASK.metric] == pytest.approx(mixed.outcome.drop)
+    assert 1 - evaluator.scores(kept.logits(evaluator.rows))[TASK.metric] == pytest.approx(mixed.outcome.drop)
     assert mixed.outcome.drop <= 0.05
     nodes = {node.name: node.op_type for node in onnx.load(kept.files()["int8"]).graph.node}
     assert nodes[mixed.keep[0]] == "MatMul"
@@ -81,8 +73,8 @@ def test_the_product_that_hurts_stays_float_and_no_other(outlier_in: int, tmp_pa
 
 
 def test_smoothing_comes_before_floats_where_there_are_rows_to_smooth_by(tmp_path: Path) -> None:
-    shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0,))
-    kept, mixed, method = keep_score(shipped, exam, limit=0.05, threads=1, rows=lambda: exam.rows)
+    shipped, evaluator = bundle(tmp_path / "bundle", outlier_in=(0,))
+    kept, mixed, method = keep_score(shipped, evaluator, limit=0.05, threads=1, rows=lambda: evaluator.rows)
     assert method.startswith("SmoothQuant static int8")
     assert mixed.near
     assert mixed.keep == ()
@@ -94,16 +86,16 @@ def test_smoothing_comes_before_floats_where_there_are_rows_to_smooth_by(tmp_pat
 
 
 def test_what_floats_cost_is_told_with_the_limit_that_would_do_without(tmp_path: Path) -> None:
-    shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0,))
+    shipped, evaluator = bundle(tmp_path / "bundle", outlier_in=(0,))
     whole = size(shipped)
-    kept, mixed, _ = keep_score(shipped, exam, limit=0.05, threads=1)
+    kept, mixed, _ = keep_score(shipped, evaluator, limit=0.05, threads=1)
     assert mixed.cost is not None
     assert mixed.cost.max_drop == mixed.whole.least_limit > 0.05
     assert mixed.cost.mb == pytest.approx((size(kept) - whole) / 1e6)
     assert "24 tokens" in mixed.cost.setting
     points = re.findall(r"--max-drop ([0-9.]+)", mixed.price())
     assert mixed.price().startswith(f"1 of {len(parts(shipped))} ")
-    assert keep_score(shipped, exam, limit=float(points[0]) / 100, threads=1)[1].keep == ()
+    assert keep_score(shipped, evaluator, limit=float(points[0]) / 100, threads=1)[1].keep == ()
 
 
 def size(of: Bundle) -> int:
@@ -111,8 +103,8 @@ def size(of: Bundle) -> int:
 
 
 def test_sensitivity_tells_the_error_of_each_product_and_what_goes_without_it(tmp_path: Path) -> None:
-    shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0,))
-    found = keep_score(shipped, exam, limit=0.05, threads=1)[1].sensitivity
+    shipped, evaluator = bundle(tmp_path / "bundle", outlier_in=(0,))
+    found = keep_score(shipped, evaluator, limit=0.05, threads=1)[1].sensitivity
     assert [each.product for each in found] == [each.name for each in parts(shipped)]
     worst = max(found, key=lambda each: each.error)
     assert worst == max(found, key=lambda each: each.share)
@@ -122,35 +114,33 @@ def test_sensitivity_tells_the_error_of_each_product_and_what_goes_without_it(tm
 
 
 def test_nothing_is_kept_nor_measured_where_nothing_is_lost(tmp_path: Path) -> None:
-    shipped, exam = bundle(tmp_path / "bundle")
-    same, mixed, _ = keep_score(shipped, exam, limit=1.0, threads=1)
+    shipped, evaluator = bundle(tmp_path / "bundle")
+    same, mixed, _ = keep_score(shipped, evaluator, limit=1.0, threads=1)
     assert (mixed.keep, mixed.sensitivity, mixed.near) == ((), (), True)
     assert (mixed.cost, mixed.price()) == (None, "")
     assert same == shipped
 
 
 def test_a_limit_that_cannot_be_met_keeps_only_what_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0,))
+    shipped, evaluator = bundle(tmp_path / "bundle", outlier_in=(0,))
     for name in ("near", "keeps_score"):
-        monkeypatch.setattr(ScoreDrop, name, lambda *_: False)
-    _, mixed, _ = keep_score(shipped, exam, limit=0.0, threads=1)
+        monkeypatch.setattr(ScoreDrop, name, lambda *_, **__: False)
+    _, mixed, _ = keep_score(shipped, evaluator, limit=0.0, threads=1)
     assert mixed.keep == (outputs(shipped)[0],)
     assert not mixed.near
 
 
 def test_of_two_that_hurt_alike_the_cheaper_is_tried_first(tmp_path: Path) -> None:
-    shipped, exam = bundle(tmp_path / "bundle", outlier_in=(0, 1))
-    evaluator, attempt = QuantizationEvaluator.from_bundle(shipped, exam, threads=1), attempt_as_written(shipped)
+    shipped, evaluator = bundle(tmp_path / "bundle", outlier_in=(0, 1))
+    files, attempt = QuantizationEvaluator.from_bundle(shipped, evaluator, threads=1), attempt_as_written(shipped)
     names = outputs(shipped)
     for dear in names:
         costs = {each.name: 1e6 if each.name == dear else 1.0 for each in parts(shipped)}
         said: list[str] = []
-        mixed = mix(attempt.make, parts(shipped), evaluator, limit=0.6, costs=lambda: costs, say=said.append)  # noqa: B023
+        mixed = mix(attempt.make, parts(shipped), files, limit=0.6, costs=lambda: costs, say=said.append)  # noqa: B023
         assert dear not in mixed.keep
         assert mixed.outcome.near(0.6)
-    both = mix(
-        attempt.make, parts(shipped), evaluator, limit=0.05, costs=lambda: by_size(parts(shipped), graph(shipped))
-    )
+    both = mix(attempt.make, parts(shipped), files, limit=0.05, costs=lambda: by_size(parts(shipped), graph(shipped)))
     assert set(both.keep) >= set(names)
 
 
@@ -166,11 +156,7 @@ def test_a_cost_is_what_a_race_of_few_files_shows(tmp_path: Path) -> None:
         made[target.name] = tuple(keep)
         target.touch()
 
-    def p50(file: Path) -> float:
-        """A millisecond, and two for each product in float."""
-        return 1.0 + 2.0 * len(made[file.name])
-
-    device = Stopwatch(p50)
+    device = Rule(lambda _, file: 1.0 + 2.0 * len(made[file.name]))
     found = race_products(make, parts(shipped), graph(shipped), device, max_length=24)
     assert set(found.values()) == {2.0}
     assert found.keys() == {each.name for each in parts(shipped)}
@@ -184,6 +170,6 @@ def test_dynamic_int8_leaves_what_it_is_told_heads_too(which: str, tmp_path: Pat
     shipped, _ = bundle(tmp_path / "bundle")
     names = [each.name for each in parts(shipped)]
     keep = {"first": names[:1], "head": names[-1:], "all": names}[which]
-    attempt_as_written(shipped).make(tmp_path / "int8.onnx", keep)
+    attempt_as_written(shipped).make(tmp_path / "int8.onnx", keep=keep)
     found = onnx.load(tmp_path / "int8.onnx").graph
     assert [node.op_type for node in found.node].count("MatMulInteger") == len(names) - len(keep)

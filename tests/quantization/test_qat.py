@@ -56,14 +56,3 @@ def test_the_bundle_itself_is_not_overwritten(places: tuple[Bundle, str]) -> Non
     for out in (None, bundle.path):
         with pytest.raises(BundleError, match="give --out another folder"):
             quantize(bundle, data, method="qat", out=out)
-
-
-def test_other_tasks_are_refused(places: tuple[Bundle, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
-    (tmp_path / "stars").mkdir()
-    for split in ("train", "dev"):
-        rows = [f"a film {at}\t{stars}" for at in range(4) for stars in ("one", "two", "three")]
-        (tmp_path / "stars" / f"{split}.tsv").write_text("\n".join(["text\tlabel", *rows]))
-    refused = pytest.raises(BundleError, match=r"3 labels \(one, three, two\) .* 2 labels \(negative, positive\)")
-    with refused, trained_for_int8(places[0], str(tmp_path / "stars")):
-        pass

@@ -19,7 +19,7 @@ from compress.quantization.smoothquant import Channels, channels, producers, smo
 from tests import tiny
 from tests.quantization import graphs
 
-BY_MODEL = ["bert", "distilbert", "roberta", "electra", "albert", "mobilebert", "deberta-v2", "modernbert"]
+BY_MODEL = ["bert", "distilbert", "albert", "mobilebert", "deberta-v2", "modernbert"]
 
 
 def uneven(path: Path, family: str = "bert", **changes: Any) -> Path:
@@ -77,7 +77,7 @@ def test_a_scale_is_equation_4(tmp_path: Path) -> None:
     assert model.graph.node[0].name == "product"
 
 
-@pytest.mark.parametrize("family", ["bert", "albert", "distilbert"])
+@pytest.mark.parametrize("family", ["bert", "albert"])
 def test_int8_comes_nearer_where_channels_are_uneven(family: str, tmp_path: Path) -> None:
     source, given = uneven(tmp_path / "model.onnx", family), graphs.rows(40)
     full = graphs.logits(source, given)

@@ -1,10 +1,9 @@
-"""A model for another runtime: one module per format, each with
+"""Export a model for another runtime. A format is a function, named in `WRITERS`:
 
-    PRECISIONS   those it can write, the ones it writes unless asked first: `DEFAULT` of them
-    write(context, folder, precisions) -> ExportResult
+    write_openvino(context, folder, precisions) -> ExportResult
 
-and this, which gives all of them the same frame: the folder is whole or not there, has the tokenizer, and an
-`export.json` that says what each file is, how far its answers are from fp32's, and what made it.
+`export` gives all of them the same frame: the folder is whole or not there, has the tokenizer, and an `export.json`
+that says what each file is, how far its answers are from fp32's, and what made it.
 """
 
 import importlib
@@ -38,6 +37,16 @@ if TYPE_CHECKING:
 
 Format = Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+WRITERS: Mapping[Format, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "onnx": ("onnxruntime", tuple(FILES), ("fp32", "int8")),
+    "ort": ("onnxruntime", tuple(FILES), ("fp32", "int8")),
+    "web": ("onnxruntime", tuple(FILES), ("int8", "fp16")),
+    "text": ("onnxruntime", tuple(FILES), ("int8",)),
+    "openvino": ("openvino", ("fp32", "fp16", "w8", "int8"), ("fp16", "w8")),
+    "executorch": ("mobile", ("fp32", "int8"), ("fp32", "int8")),
+    "litert": ("mobile", ("fp32", "int8", "w8"), ("fp32", "int8")),
+}
+"""The module that has `write_<format>`, the precisions that it can write, and those that it writes unless asked."""
 NAME = "export.json"
 BESIDE = ("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER = ("tokenizer*.json", "tokenizer.model", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "spm.model")
@@ -72,7 +81,8 @@ class ExportedFile:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What a format wrote; verdicts are sentences on where and how to run it, packages those whose versions matter.
+    """The files that a format wrote; verdicts are sentences on where and how to run it, packages those whose versions
+    matter.
 
     path, to, sizes   the folder, the format, and the bytes of each file: filled in by `export`
     tried             what was raced before
@@ -112,21 +122,27 @@ def export(
     Raises ExportError for a precision or opset that cannot be, a missing extra, a model that this format cannot hold,
     or a file whose answers are not the model's; nothing is left then.
     """
-    writer, chosen = check(source, out, to=to, precisions=precisions, opset=opset)
+    write, chosen = check(source, out, to=to, precisions=precisions, opset=opset)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compress-export.")))
         context = ExportContext.open(source, scratch, name=name, opset=opset, load_data=load_data, calibrate=calibrate)
         folder = context.bundle.path if out is None else stack.enter_context(filled(out))
-        result: ExportResult = writer.write(context, folder, chosen)
+        result: ExportResult = write(context, folder, chosen)
         if to not in ("onnx", "text"):  # which copies all there is, and has it inside
             copy_tokenizer(context.bundle.path, folder)
         names = [name for each in result.files for name in (each.file, *each.with_files)]
+        far = [
+            f"{each.file}: logits differ from fp32's by up to {apart.largest:.2g} where the largest is "
+            f"{apart.logit:.2g}, on {apart.rows} rows of random tokens; score it on real data before it ships"
+            for each in result.files
+            if (apart := each.difference) is not None and not apart.relative <= FAR
+        ]
         result = replace(
             result,
             path=context.bundle.path if out is None else out,
             to=to,
             sizes={name: (folder / name).stat().st_size for name in names},
-            warnings=(*context.warnings, *result.warnings, *_far_off(result.files)),
+            warnings=(*context.warnings, *result.warnings, *far),
         )
         record = _as_json(result, folder, context, command)
         if manifest.is_bundle(folder):
@@ -139,15 +155,15 @@ def export(
 def check(
     source: Source, out: Path | None, *, to: Format, precisions: Sequence[str], opset: int | None
 ) -> tuple[Any, list[Precision]]:
-    """Raise ExportError for a format, precision, opset or folder that cannot be; return the format's module, and the
-    precisions that it is to write."""
+    """Raise ExportError for a format, precision, opset or folder that cannot be; return the function that writes the
+    format, and the precisions that it is to write."""
     if to not in FORMATS:
         raise ExportError(f"--for {to}: no such format.{did_you_mean(to, FORMATS)}")
-    writer = importlib.import_module(f"{__name__}.{to}")
-    chosen: list[Any] = list(dict.fromkeys(precisions or writer.DEFAULT))
+    module, able, usual = WRITERS[to]
+    chosen: list[Any] = list(dict.fromkeys(precisions or usual))
     for precision in chosen:
-        if precision not in writer.PRECISIONS:
-            raise ExportError(f"--precision {precision}: --for {to} writes {', '.join(writer.PRECISIONS)}")
+        if precision not in able:
+            raise ExportError(f"--precision {precision}: --for {to} writes {', '.join(able)}")
     if opset is not None and opset not in OPSETS:
         raise ExportError(
             f"--opset {opset}: expected {OPSETS[0]} to {OPSETS[-1]}, which torch's exporter and onnxruntime can both do"
@@ -163,7 +179,7 @@ def check(
         check_writable(source.path)
     else:
         raise ExportError("expected --out with the folder to write: only new precisions go into a bundle itself")
-    return writer, chosen
+    return getattr(importlib.import_module(f"{__name__}.{module}"), f"write_{to}"), chosen
 
 
 def _check_free(out: Path, to: Format, source: Source) -> None:
@@ -178,17 +194,6 @@ def _check_free(out: Path, to: Format, source: Source) -> None:
     ours = manifest.is_bundle(out) or (out / NAME).is_file()
     if (out.exists() and not out.is_dir()) or (out.is_dir() and any(out.iterdir()) and not ours):
         raise ExportError(f"{out}: exists and is no export; expected a new folder, or an export to replace")
-
-
-def _far_off(files: Sequence[ExportedFile]) -> list[str]:
-    """Warn of each file whose answers are far from fp32's."""
-    return [
-        f"{each.file}: logits differ from fp32's by up to {each.difference.largest:.2g} where the largest is "
-        f"{each.difference.logit:.2g}, on {each.difference.rows} rows of random tokens; score it on real data before "
-        "it ships"
-        for each in files
-        if each.difference is not None and not each.difference.relative <= FAR
-    ]
 
 
 def _as_json(result: ExportResult, folder: Path, context: "ExportContext", command: str) -> str:
@@ -221,7 +226,7 @@ class ExportContext:
     """A bundle while it is exported; a checkpoint has become one.
 
     name       what the user called it
-    load       loads the torch model
+    source     what was given: the bundle itself, or the checkpoint
     scratch    a folder for files on the way, gone afterwards
     load_data  loads examples of the task; calibrate: finds the ranges of an fp32 file; none where there are no data
     remade     ONNX files that take the place of all of the bundle's: another opset
@@ -230,7 +235,7 @@ class ExportContext:
 
     name: str
     bundle: Bundle
-    load: Callable[[], Any]
+    source: Source
     scratch: Path
     load_data: "Callable[[Bundle], TaskData] | None" = None
     calibrate: "Callable[[Bundle, Path], Ranges] | None" = None
@@ -254,18 +259,7 @@ class ExportContext:
         else:
             bundle, called = source.write(scratch / "bundle", opset=OPSET if opset is None else opset), source.name
 
-        def load() -> Any:
-            if isinstance(source, Bundle):
-                from compress.models.heads import task_class
-
-                return task_class(bundle.task.kind).from_pretrained(bundle.path, use_safetensors=True)
-            if source.pooling is not None:
-                from compress.exporters.onnx import Pooled
-
-                return Pooled(source.model, source.pooling)
-            return source.model
-
-        context = cls(called, bundle, load, scratch, load_data, calibrate)
+        context = cls(called, bundle, source, scratch, load_data, calibrate)
         return context if opset is None or bundle.manifest.kind != "task" else context._at(opset)
 
     def onnx(self, precision: Precision) -> Path:
@@ -297,9 +291,16 @@ class ExportContext:
 
     def model(self) -> Any:
         """Load the torch model: float32, eval mode, attention written out as every exporter reads it."""
-        from compress.exporters.onnx import as_float32
+        from compress.exporters.onnx import Pooled, as_float32
+        from compress.models.heads import task_class
 
-        model = as_float32(self.load())
+        if isinstance(self.source, Bundle):
+            model = task_class(self.bundle.task.kind).from_pretrained(self.bundle.path, use_safetensors=True)
+        elif self.source.pooling is not None:
+            model = Pooled(self.source.model, self.source.pooling)
+        else:
+            model = self.source.model
+        model = as_float32(model)
         model.set_attn_implementation("eager")
         return model
 

@@ -1,4 +1,5 @@
-"""OpenVINO's own files (.xml and .bin), for Intel processors above all; shapes stay open, it plans for each it meets.
+"""Export OpenVINO's own files (.xml and .bin), for Intel processors above all; shapes stay open, it plans for each it
+meets.
 
     fp32   as it is
     fp16   weights stored in float16, computed in what the processor does best
@@ -22,8 +23,6 @@ from compress.exporters.int8 import quantize_static
 from compress.exporters.session import Run
 from compress.exporters.weight_only import SMALL
 
-PRECISIONS = ("fp32", "fp16", "w8", "int8")
-DEFAULT = ("fp16", "w8")
 STEMS = {
     "fp32": "openvino_model",
     "fp16": "openvino_model_fp16",
@@ -36,7 +35,7 @@ EXTRA = "openvino"
 NOTES = {"w8": "int8 weights", "int8": "static, calibrated"}
 
 
-def write(context: ExportContext, folder: Path, precisions: Sequence[str]) -> ExportResult:
+def write_openvino(context: ExportContext, folder: Path, precisions: Sequence[str]) -> ExportResult:
     """Write each precision as .xml and .bin, and run it in OpenVINO."""
     openvino = required("openvino", EXTRA)
     made = []

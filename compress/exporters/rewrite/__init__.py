@@ -1,4 +1,4 @@
-"""The graph of an encoder written so that it runs faster and computes the same: `rewrite_graph(model, Form())`.
+"""Rewrite the graph of an encoder so that it runs faster and computes the same: `rewrite_graph(model, Form())`.
 
     graph       the index of a graph, for all that reads or changes one
     products    matrix products with constant weights

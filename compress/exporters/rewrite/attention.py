@@ -1,4 +1,4 @@
-"""Attention found in a graph by its structure, held as one node while the graph is rewritten, and written out again.
+"""Find attention in a graph by its structure, hold it as one node during the rewriting, and write it out again.
 
 The node reads queries, keys, values, each (rows, tokens, heads x size), and where there is a mask what is added to the
 keys for it. It writes (rows, tokens, heads x value_size). With `tokens_first` the first two axes of all of these are
@@ -32,7 +32,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionCore:
     """One attention of the form `to_onnx` exports: softmax(queries @ keys x scale + mask of the keys) @ values.
 
     `joined` is the node that puts the heads side by side again, `name` where in the model it is.
@@ -50,7 +50,7 @@ class Attention:
     joined: NodeProto
 
     @staticmethod
-    def around(graph: Graph, softmax: NodeProto, writers: Writers, readers: Readers) -> "Attention | None":
+    def around(graph: Graph, softmax: NodeProto, writers: Writers, readers: Readers) -> "AttentionCore | None":
         """Find the attention this softmax belongs to; None for one of another form."""
         context = only_reader(readers, softmax.output[0], "MatMul")
         turned = context and only_reader(readers, context.output[0], "Transpose", BY_HEAD)
@@ -71,7 +71,7 @@ class Attention:
         queries, keys, values = found
         name = softmax.name.removesuffix("/Softmax")
         inputs = queries.source, keys.source, values.source
-        return Attention(name, *inputs, mask, queries.heads, queries.size, values.size, scale, joined)
+        return AttentionCore(name, *inputs, mask, queries.heads, queries.size, values.size, scale, joined)
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class _ByHead:
     size: int
 
 
-def collapse(graph: Graph) -> list[Attention]:
-    """Makes one node of every attention that is of the known form; the others stay as they are."""
+def collapse(graph: Graph) -> list[AttentionCore]:
+    """Make one node of every attention that is of the known form; the others stay as they are."""
     writers, readers = graph.writers(), graph.readers()
     softmaxes = [node for node in graph.nodes if node.op_type == "Softmax"]
-    cores = [core for node in softmaxes if (core := Attention.around(graph, node, writers, readers)) is not None]
+    cores = [core for node in softmaxes if (core := AttentionCore.around(graph, node, writers, readers)) is not None]
     for core in cores:
         graph.replace(
             core.joined,
@@ -137,8 +137,10 @@ def write_out(graph: Graph) -> None:
 
 
 def _shown(graph: Graph, node: NodeProto, name: str, part: str) -> str:
-    """Queries, keys or values by head: (rows, heads, tokens, size), keys (rows, heads, size, tokens). With tokens first
-    rows and heads are one axis: onnxruntime's product then reads the turned tensor where it is, and nothing is copied.
+    """Split queries, keys or values by head: (rows, heads, tokens, size), keys (rows, heads, size, tokens).
+
+    With tokens first rows and heads are one axis: onnxruntime's product then reads the turned tensor where it is, and
+    nothing is copied.
     """
     heads, size = attribute(node, "heads"), attribute(node, "value_size" if part == "values" else "size")
     first = attribute(node, "tokens_first")

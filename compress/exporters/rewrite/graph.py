@@ -1,4 +1,4 @@
-"""The one index of a graph: nodes found by what they write and by what they read, constants by value; and the matrix
+"""Index a graph: nodes found by what they write and by what they read, constants by value; and the matrix
 products with constant weights in it, which quantisation quantises.
 
 A product is known by the name of its node, which in our exports carries the module's path; it is a MatMul with a

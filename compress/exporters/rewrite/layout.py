@@ -1,4 +1,4 @@
-"""Tokens on the first axis, rows on the second: then a head's queries, keys and values are where a product can read
+"""Put tokens on the first axis, rows on the second: then a head's queries, keys and values are where a product can read
 them, and three of the four copies that attention costs are not made."""
 
 from collections.abc import Callable
@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 from onnx import NodeProto
 
-from compress.exporters.rewrite.attention import TURNED, Attention, Linear, linear
+from compress.exporters.rewrite.attention import TURNED, AttentionCore, Linear, linear
 from compress.exporters.rewrite.graph import OURS, Array, Graph, attribute, set_attribute
 
 
 def tokens_first(graph: Graph) -> int:
-    """Turns everything from the last tensor that all of the first attention comes from; how many attentions are."""
+    """Turn everything from the last tensor that all of the first attention comes from; return how many attentions."""
     graph.prune()
     attentions = graph.attentions()
     start = _start(graph, attentions[0]) if attentions else None
@@ -31,7 +31,10 @@ def tokens_first(graph: Graph) -> int:
             if all(name in turned or name in before for name in read):
                 for name in read:
                     _turn_tensor(graph, name, turned)
-                _turn(graph, node, turned)
+                node.input[:] = [turned.get(name, name) for name in node.input]
+                _rename(graph, node, turned)
+                if node.domain == OURS:
+                    set_attribute(node, "tokens_first", 1)
                 continue
         elif _takes_tokens(graph, node, turned):
             continue
@@ -51,7 +54,7 @@ def _turn_tensor(graph: Graph, name: str, turned: dict[str, str]) -> None:
 
 
 def _before(graph: Graph, start: str) -> set[str]:
-    """`start`, and the tensors that it comes from token by token: residuals begin there."""
+    """Find `start` and the tensors that it comes from token by token: residuals begin there."""
     writers, found, open_ = graph.writers(), set[str](), [start]
     while open_:
         name = open_.pop()
@@ -60,13 +63,6 @@ def _before(graph: Graph, start: str) -> set[str]:
         if node is not None and graph.tokenwise(node):
             open_ += [each for each in graph.varying(node) if each not in found]
     return found
-
-
-def _turn(graph: Graph, node: NodeProto, turned: dict[str, str]) -> None:
-    node.input[:] = [turned.get(name, name) for name in node.input]
-    _rename(graph, node, turned)
-    if node.domain == OURS:
-        set_attribute(node, "tokens_first", 1)
 
 
 def _rename(graph: Graph, node: NodeProto, turned: dict[str, str]) -> None:
@@ -99,23 +95,21 @@ def _start(graph: Graph, attention: NodeProto) -> str | None:
     while len(frontier) > 1:
         latest = max(frontier, key=lambda name: order.get(name, -1))
         node = writers.get(latest)
-        if node is None or not (graph.tokenwise(node) or _takes_one(graph, node)):
+        if node is None:
+            return None
+        index = graph.value(node.input[1]) if node.op_type == "Gather" and attribute(node, "axis", 0) == 1 else None
+        takes_tokens = index is not None and index.ndim == 1  # and keeps their axis
+        if not takes_tokens and not graph.tokenwise(node):
             return None
         frontier = (frontier - {latest}) | set(graph.varying(node))
     return frontier.pop()
 
 
-def _takes_one(graph: Graph, node: NodeProto) -> bool:
-    """Return True for a node that takes tokens and keeps their axis."""
-    if node.op_type != "Gather" or attribute(node, "axis", 0) != 1:
-        return False
-    index = graph.value(node.input[1])
-    return index is not None and index.ndim == 1
-
-
 def one_token(graph: Graph) -> int:
-    """Rewrites the graph so that what is taken of one token is computed for that one alone; the number of nodes that
-    became a row each. Expects tokens on axis 1, and attention as one node."""
+    """Compute what is taken of one token for that one alone; return the number of nodes that became a row each.
+
+    Expects tokens on axis 1, and attention as one node.
+    """
     taken = [node for node in graph.nodes if node.op_type == "Gather" and attribute(node, "axis", 0) == 1]
     return sum(_pushed_back(graph, node) for node in taken)
 
@@ -145,38 +139,37 @@ def _narrow(graph: Graph, last: NodeProto) -> list[NodeProto]:
     graph.prune()
     readers = graph.readers()
     narrow: dict[str, NodeProto] = {}
+
+    def reads_by_row(reader: NodeProto, name: str) -> bool:
+        if not reader.output or reader.output[0] == last.output[0]:  # the graph's own output; the one that takes a row
+            return bool(reader.output)
+        only_as_queries = reader.domain != OURS or (list(reader.input).count(name) == 1 and reader.input[0] == name)
+        return reader.output[0] in narrow and only_as_queries
+
     for node in reversed(graph.nodes):
         if not (node.domain == OURS or graph.tokenwise(node)) or len(node.output) != 1:
             continue
-        if all(_by_row(reader, node.output[0], last, narrow) for reader in readers.get(node.output[0], [])):
+        if all(reads_by_row(reader, node.output[0]) for reader in readers.get(node.output[0], [])):
             narrow[node.output[0]] = node
     return list(reversed(narrow.values()))
 
 
-def _by_row(reader: NodeProto, name: str, last: NodeProto, narrow: dict[str, NodeProto]) -> bool:
-    if not reader.output:  # the graph's own output
-        return False
-    if reader.output[0] == last.output[0]:
-        return True
-    only_as_queries = reader.domain != OURS or (list(reader.input).count(name) == 1 and reader.input[0] == name)
-    return reader.output[0] in narrow and only_as_queries
-
-
-def fold_scales(graph: Graph, cores: list[Attention]) -> None:
+def fold_scales(graph: Graph, cores: list[AttentionCore]) -> None:
     """Fold the scale of the scores into the weights of the queries."""
-    for core, node in _nodes(graph, cores):
+    by_name = {node.name: node for node in graph.attentions()}
+    for core in cores:
         if core.scale != 1.0:
-            made = _product(graph, node.input[0])
+            made = _product(graph, by_name[core.name].input[0])
             _reweigh(graph, made, "scaled", partial(_scaled, factor=core.scale))
 
 
-def mask_keys(graph: Graph, cores: list[Attention]) -> None:
-    """The mask is added to the keys (rows x tokens x width numbers) instead of to the scores (rows x heads x tokens x
+def mask_keys(graph: Graph, cores: list[AttentionCore]) -> None:
+    """Add the mask to the keys (rows x tokens x width numbers) instead of to the scores (rows x heads x tokens x
     tokens): every head gets one feature more, 1 in all queries and the mask's value in the keys."""
     spread: dict[tuple[str, int, int, int], str] = {}
-    for core, node in _nodes(graph, cores):
-        if not core.mask:
-            continue
+    by_name = {node.name: node for node in graph.attentions()}
+    for core in (core for core in cores if core.mask):
+        node = by_name[core.name]
         heads, size, first = core.heads, core.size, attribute(node, "tokens_first")
         for name, bias in ((node.input[0], 1.0), (node.input[1], 0.0)):
             made = _product(graph, name)
@@ -189,7 +182,7 @@ def mask_keys(graph: Graph, cores: list[Attention]) -> None:
 
 
 def merge(graph: Graph) -> int:
-    """Makes one product of the queries', keys' and values' products that read the same tensor; how many became one."""
+    """Make one product of the queries', keys' and values' products that read the same tensor; return how many were."""
     merged = 0
     for node in graph.attentions():
         made = [_product(graph, name) for name in node.input[:3]]
@@ -201,11 +194,6 @@ def merge(graph: Graph) -> int:
     return merged
 
 
-def _nodes(graph: Graph, cores: list[Attention]) -> list[tuple[Attention, NodeProto]]:
-    by_name = {node.name: node for node in graph.attentions()}
-    return [(core, by_name[core.name]) for core in cores]
-
-
 def _product(graph: Graph, name: str) -> Linear:
     found = linear(graph, name, graph.writers(), graph.readers())
     assert found is not None, "an attention's products are checked when it is found"
@@ -213,7 +201,7 @@ def _product(graph: Graph, name: str) -> Linear:
 
 
 def _reweigh(graph: Graph, made: Linear, suffix: str, change: Callable[[Array], Array]) -> None:
-    """Other weight and bias; of a weight that several layers share, one other for all of them."""
+    """Change weight and bias; a weight that several layers share is changed once for all of them."""
     for node, name in ((made.product, made.weight), (made.sum, made.bias)):
         value = graph.value(name)
         assert value is not None

@@ -1,4 +1,5 @@
-"""Text in, label out: one ONNX file with the tokenizer inside, of operators that every standard onnxruntime has.
+"""Build one ONNX file that takes a text and gives a label, with the tokenizer inside, of operators that every standard
+onnxruntime has.
 
     bundle = text_model(Bundle.load(path))            # onnx/model_text.onnx, or refused
     run_text(bundle.path / TEXT, ["a good film"])
@@ -10,7 +11,7 @@ hard texts, and all texts that are given, token by token as the bundle's own tok
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +19,9 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from tokenizers import Tokenizer
+import onnxruntime
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
 
 from compress.errors import ExportError
 from compress.exporters.artifact import Bundle, Precision
@@ -26,7 +29,6 @@ from compress.exporters.predictor import Prediction, Text, encode, open_tokenize
 from compress.exporters.session import metadata, open_session, read_model
 from compress.exporters.tokenizer import build as frames
 from compress.exporters.tokenizer.build import RowTemplate, joined, reader
-from compress.exporters.tokenizer.verify import TokenDifference, differences, feeds, torture
 from compress.exporters.tokenizer.wordpiece import WordPiece
 from compress.io import written
 
@@ -38,10 +40,105 @@ ANSWERED = 64
 """Texts whose logits are compared too: where the rows are equal, so must they be."""
 TOLERANCE = 1e-4
 
+TEXTS: Final[tuple[str, ...]] = (
+    # Nothing, and white space of all kinds
+    "",
+    " ",
+    "   \t \n\r\n ",
+    "\u00a0\u2003\u3000 \u2028\u2029",
+    "a\u00a0b\u1680c\u2000d\u2009e\u202ff\u205fg\u3000h",
+    "line\nbreak\ttab\rreturn\x0bvertical\x0cfeed\x85next",
+    " leading and trailing ",
+    "two  spaces   three",
+    # Accents, composed and decomposed
+    "café CAFÉ cafe\u0301 naïve résumé coöperate",
+    "Ångström A\u030angstro\u0308m \u212bngström",
+    "Việt Nam Viê\u0323t e\u0302\u0323 \u1ec7",
+    "Łódź Øresund đ ħ ŧ ı ĸ ŋ",
+    "\u0301 lone mark, \u0301\u0302\u0303 three, x\u0301\u0302\u0303y",
+    "ﬁne ﬂuﬀy oﬃce ﬆ Ĳssel ŉ ǆ ǅ Ǆ",
+    "straße STRASSE STRAẞE ß",
+    "İstanbul IĞDIR ışık i̇ I\u0307",
+    "ΟΔΥΣΣΕΥΣ Οδυσσεύς ΐ ΰ \u0390",
+    "Ёлка Йод ёлка й и\u0306 Київ",
+    # Scripts
+    "中文字符没有空格",
+    "日本語のテキスト カタカナ ｶﾀｶﾅ ﾊﾟ",
+    "がぎぐげご か\u3099 パピプ ハ\u309a ゔ ヷ",
+    "한국어 문장입니다. 각 \u1100\u1161\u11a8 \u3131\u314f",
+    "漢字\uf900\ufa10\U0002f800 \U00020000\U0002a6d6 㐀䶵",
+    "العربية مُحَمَّد ﷺ لا إله ـــ ۱۲۳",
+    "עִבְרִית שָׁלוֹם ש\u05c1",
+    "हिन्दी में क्षत्रिय १२३ नि कु",
+    "ภาษาไทย ก็ น้ำ ๑๒๓ ำ",
+    "தமிழ் ಕನ್ನಡ తెలుగు മലയാളം සිංහල",
+    "မြန်မာ ខ្មែរ ລາວ བོད་ཡིག",
+    "ქართული Հայերեն አማርኛ ᏣᎳᎩ Ꭰꭰ",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𝕏 𝒜 𝟙𝟚𝟛 𐐀𐐨 𒀀 𓀀",
+    # Emoji: joined, coloured, flagged, with and without selectors
+    "🙂 😂😂 👍🏽 👩‍👩‍👧‍👦 🏳️‍🌈 ❤️ ❤ ☎︎ ☎️ 1️⃣ #️⃣",
+    "🇩🇪🇫🇷 🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f 🫠🪿",
+    "good🙂film bad👎🏿film",
+    # What is not seen
+    "zero\u200bwidth\u200cnon\u200djoiner\u2060word\ufeffmark",
+    "\ufeffbyte order mark first",
+    "soft\u00adhyphen \u200e left \u200f right \u202eoverride\u202c",
+    "nul\x00inside \x00 \x01\x02\x1f\x7f\x80\x9f",
+    "\ufffd replacement \ufffd\ufffd",
+    "private \ue000\uf8ff \U000f0000 \U0010fffd unassigned \u0378 \U0003ffff \uffff \ufdd0",
+    "a\u034fb \u180e \u115f\u1160 \u3164 \uffa0 \U000e0001",
+    # Punctuation, symbols, numbers
+    "Don't can't we'll they've I'd it's o'clock 'quoted' ''twice'' ``ticks``",
+    "don’t “quoted” ‘single’ „low“ «guillemets» ‹x› … – — ―",
+    "3.14 1,000,000 -5 +7 50% $9.99 €5 £3 ¥7 1/2 ½ ² ³ ₂ ⅷ ①",
+    "!!! ??? ... ,,, ;;; ::: --- ___ *** ~~~ ^^^ ||| \\\\ ``` <<<>>> {}[]()",
+    "C++ C# F# .NET a+b=c x≠y x=\u0338y ≤ ≥ ∞ ∑ √ ° § ¶ © ® ™ †",
+    "http://www.example.org/a_b?c=d&e=%20#f user@example.com www.x.y/z:8080 ../a/b.c",
+    "@user #hashtag #日本 RT: :-) ;) <3 ^_^ ¯\\_(ツ)_/¯",
+    "ｆｕｌｌ ｗｉｄｔｈ ＡＢＣ １２３ ！？ 、。「」・〜",
+    "\u037e \u0387 \u055c \u05be \u060c \u061f \u0964 \u0e5a \u3001 \u30fb \ufe50 \uff01 \U00010100",
+    "snake_case camelCase kebab-case SCREAMING_CASE x86_64 v1.2.3-rc4",
+    # Long
+    "a" * 99,
+    "a" * 100,
+    "a" * 101,
+    "x" * 101 + " short after a long word " + "y" * 300,
+    "pneumonoultramicroscopicsilicovolcanoconiosis antidisestablishmentarianism",
+    "e\u0301" * 60 + " " + "é" * 101 + " " + "각" * 40,
+    "中" * 150,
+    "the cat sat on the mat and " * 60,
+    "word " * 130 + "[SEP]",
+    "!" * 200,
+    "🙂" * 130,
+    # Special tokens in a text, whole and broken
+    "[SEP]",
+    "[CLS] text [SEP] more [PAD] and [UNK] with [MASK].",
+    "a[SEP]b [sep] [Sep] [S EP] [SEP [[SEP]] ［SEP］",
+    "[S\u200bEP] [SE\u0301P] [SEP]\u0301 \u0301[SEP]",
+    "<s> </s> <pad> <unk> <mask> <s>tight</s> a <mask> b <|endoftext|>",
+    "[unused0] [unused99] ##ing a##b ## #",
+    "▁ ▁under a▁b Ġword ĠĠ Ċ",
+    "<0x0A> <0xE4> <extra_id_0> <extra_id_99>",
+    # Plain
+    "A plain sentence, as most texts are.",
+    "unaffable unbelievable tokenization tokenizers retokenised",
+    "It was the BEST of times; it was the WORST of times.",
+)
+"""Truncation is on this list too: some are longer than any row."""
+
+PAIRS: Final[tuple[tuple[str, str], ...]] = (
+    *zip(TEXTS, (*TEXTS[1:], TEXTS[0]), strict=True),
+    *((TEXTS[-1], text) for text in TEXTS),
+)
+"""Every text before the next one, and behind a short one."""
+
+TOGETHER = 16
+"""Texts in a batch that is compared, so that rows of different length share one."""
+
 
 @dataclass(frozen=True)
 class TextProof:
-    """What a text file was compared on before it was kept: it reads every one of these texts as the tokenizer does.
+    """The texts that a text file was compared on before it was kept: it reads each of them as the tokenizer does.
 
     tokenizer      its kind; tokenizers: the version of the library it was compared with
     hard           texts, or pairs, of the list of hard ones; given: of the user's own
@@ -97,7 +194,12 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
         front = Path(scratch) / "front.onnx"
         onnx.save_model(read, front)
         if found := differences(open_session(front, threads=1), words, frame, [*hard, *texts]):
-            raise ExportError(_refusal(bundle.path, found, len(hard) + len(texts)))
+            listed = "\n".join(f"  {each}" for each in found[:SHOWN])
+            more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+            raise ExportError(
+                f"{bundle.path}: the graph reads {len(found)} of {len(hard) + len(texts)} texts otherwise than "
+                f"tokenizer.json; nothing was kept. Expected the same ids:\n{listed}{more}"
+            )
     with written(target) as file:
         onnx.save_model(whole, file)
         _check_logits(bundle, file, precision, [*texts, *hard][:ANSWERED])
@@ -185,10 +287,76 @@ def _check_logits(bundle: Bundle, file: Path, precision: Precision, texts: Seque
         )
 
 
-def _refusal(path: Path, found: Sequence[TokenDifference], compared: int) -> str:
-    listed = "\n".join(f"  {each}" for each in found[:SHOWN])
-    more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return (
-        f"{path}: the graph reads {len(found)} of {compared} texts otherwise than tokenizer.json; nothing was kept. "
-        f"Expected the same ids:\n{listed}{more}"
-    )
+@dataclass(frozen=True)
+class TokenDifference:
+    """A text that the graph reads otherwise: the first token at which, and the ids from there on."""
+
+    text: Text
+    at: int
+    expected: tuple[int, ...]
+    found: tuple[int, ...]
+
+    def __str__(self) -> str:
+        shown = f"{self.text!r}" if len(f"{self.text!r}") < 80 else f"{self.text!r:.77}..."
+        return f"{shown} at token {self.at}: expected {list(self.expected[:5])}, found {list(self.found[:5])}"
+
+
+def torture(frame: RowTemplate) -> list[Text]:
+    """List the texts, or pairs of texts, that every file is held against."""
+    room = frame.room  # and texts of about as many tokens as a row holds, and of about half as many
+    counts = {1, room // 2 - 1, room // 2, room // 2 + 1, room - 1, room, room + 1, 2 * room}
+    edges = ["a " * count for count in sorted(counts)]
+    if frame.pair:
+        return [*PAIRS, *((one, other) for one in edges for other in edges)]
+    return [*TEXTS, *edges]
+
+
+def differences(
+    session: onnxruntime.InferenceSession, tokenizer: Tokenizer, frame: RowTemplate, texts: Sequence[Text]
+) -> list[TokenDifference]:
+    """Find the texts whose row differs, from a session that gives input_ids, attention_mask and token_type_ids."""
+    reference = Tokenizer.from_str(tokenizer.to_str())
+    reference.enable_truncation(frame.max_length, strategy="longest_first")
+    found = []
+    for first in range(0, len(texts), TOGETHER):
+        batch = texts[first : first + TOGETHER]
+        expected = reference.encode_batch(list(batch))
+        for size in (1, len(batch)) if len(batch) > 1 else (1,):
+            rows = [row for start in range(0, len(batch), size) for row in _rows(session, batch[start : start + size])]
+            pairs = zip(batch, expected, rows, strict=True)
+            found += [each for text, row, ours in pairs if (each := _difference(text, row, ours, frame))]
+    return list({each.text: each for each in found}.values())
+
+
+def feeds(texts: Sequence[Text]) -> dict[str, NDArray[np.object_]]:
+    """Make the inputs of a text file: `text`, and `text_pair` of pairs."""
+    firsts = [text if isinstance(text, str) else text[0] for text in texts]
+    given = {"text": np.array(firsts, dtype=object)}
+    if not isinstance(texts[0], str):
+        given["text_pair"] = np.array([text[1] for text in texts], dtype=object)
+    return given
+
+
+def _rows(session: onnxruntime.InferenceSession, texts: Sequence[Text]) -> Iterator[Mapping[str, list[int]]]:
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    for row in zip(*session.run(names, feeds(texts)), strict=True):
+        yield {name: values.tolist() for name, values in zip(names, row, strict=True)}
+
+
+def _difference(
+    text: Text, expected: Encoding, found: Mapping[str, list[int]], frame: RowTemplate
+) -> TokenDifference | None:
+    """Compare a row; None where ids, types and mask are the tokenizer's, followed by nothing but padding."""
+    beyond = len(found["input_ids"]) - len(expected.ids)
+    whole = {
+        "input_ids": expected.ids + [frame.padding] * beyond,
+        "attention_mask": [1] * len(expected.ids) + [0] * beyond,
+        "token_type_ids": expected.type_ids + [0] * beyond,
+    }
+    wrong = [name for name, values in whole.items() if values != found[name]]
+    if not wrong:
+        return None
+    ours, theirs = found[wrong[0]], whole[wrong[0]]
+    same = [one == other for one, other in zip(ours, theirs, strict=False)]
+    at = same.index(False) if False in same else len(same)
+    return TokenDifference(text, at, tuple(theirs[at:]), tuple(ours[at:]))

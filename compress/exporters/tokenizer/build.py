@@ -1,4 +1,4 @@
-"""From tokens to the rows a model reads: truncation, the special tokens around a text, padding, mask, token types.
+"""Make of tokens the rows that a model reads: truncation, the special tokens around a text, padding, mask, token types.
 
 Shapes: B texts or pairs, R texts (B; of pairs 2B: all first ones, then all second ones), T tokens of all texts.
 """
@@ -28,7 +28,8 @@ class RowPart:
 
 @dataclass(frozen=True)
 class RowTemplate:
-    """How rows are made: the parts of a row in order, the most tokens in it, what shorter rows are filled up with."""
+    """Describes how rows are made: the parts of a row in order, the most tokens in it, what shorter rows are filled up
+    with."""
 
     parts: tuple[RowPart, ...]
     max_length: int
@@ -66,7 +67,7 @@ def read_off(tokenizer: Tokenizer, *, pair: bool, max_length: int, padding: int)
 
 
 def rows(graph: GraphBuilder, frame: RowTemplate, tokens_T: str, lines_T: str, texts: str) -> dict[str, str]:
-    """input_ids, attention_mask and token_type_ids (B, longest row) of tokens, the text each is of, and (1,) R."""
+    """Write input_ids, attention_mask and token_type_ids (B, longest row) of tokens, the text of each, and (1,) R."""
     counts_R = graph.sums(graph.full(graph.op("Shape", tokens_T), 1), lines_T, texts)
     before_R = graph.op("CumSum", counts_R, graph.constant(0), exclusive=1)
     place_T = graph.op("Sub", graph.numbers(graph.size(tokens_T, 0)), graph.op("Gather", before_R, lines_T))
@@ -104,7 +105,7 @@ def rows(graph: GraphBuilder, frame: RowTemplate, tokens_T: str, lines_T: str, t
 def _offsets(
     graph: GraphBuilder, frame: RowTemplate, kept: Sequence[str]
 ) -> tuple[str, list[str], list[tuple[str, RowPart]]]:
-    """(B,) tokens of each row; where in a row each text starts; where each special token stands."""
+    """Write (B,) tokens of each row; where in a row each text starts; where each special token stands."""
     offset = graph.op("Mul", kept[0], graph.constant(0))
     starts, own = {}, []
     for part in frame.parts:
@@ -118,7 +119,7 @@ def _offsets(
 
 
 def _truncated(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[str]:
-    """(B,) tokens kept of each text, of the first and of the second one.
+    """Write (B,) tokens kept of each text, of the first and of the second one.
 
     Of a pair too long for the row: half the room each, the longer text having the odd token; where one takes less than
     half, the other has what is left. So truncates tokenizers 0.23 with `longest_first`.
@@ -143,7 +144,7 @@ LIKELY = 0.5
 
 
 def answer(graph: GraphBuilder, task: Task, logits_BK: str) -> list[ValueInfoProto]:
-    """Adds the outputs for a task's kind, and says what they are.
+    """Add the outputs for a task's kind; return what they are.
 
     classification  label (B,) string, score (B,), probabilities (B, K)
     multilabel      label (B, K) string: '' for those below 0.5; score (B,): the highest probability; probabilities
@@ -179,8 +180,8 @@ ROWS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def reader(words: WordPiece, frame: RowTemplate, like: onnx.ModelProto) -> onnx.ModelProto:
-    """`text` (and `text_pair`), (batch,) strings -> input_ids, attention_mask, token_type_ids (batch, longest row), in
-    the operator set and format version of the model `like`."""
+    """Build the graph from `text` (and `text_pair`), (batch,) strings, to input_ids, attention_mask and token_type_ids
+    (batch, longest row), in the operator set and format version of the model `like`."""
     graph = GraphBuilder(PREFIX)
     inputs = [helper.make_tensor_value_info("text", TensorProto.STRING, ["batch_size"])]
     texts = "text"

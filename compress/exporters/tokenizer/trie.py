@@ -1,4 +1,4 @@
-"""ONNX graphs written by hand, and in one of them the longest match in a set of words, for all positions at once.
+"""Build ONNX graphs node by node, and in one of them the longest match in a set of words, for all positions at once.
 
 The words are a double-array trie (Aoe 1989, An efficient digital search algorithm by using a double-array structure):
 from state s, symbol c leads to base[s] + c if check[base[s] + c] == s, and nowhere otherwise.
@@ -119,18 +119,6 @@ class Trie:
     value: NDArray[np.int32]
     roots: tuple[int, ...]
     longest: int
-
-    def match(self, symbols: Sequence[int], root: int) -> tuple[int, int]:
-        """Find the longest word that `symbols` begins with: its length and value; (0, -1) for none."""
-        state, found = self.roots[root], (0, -1)
-        for length, symbol in enumerate(symbols, 1):
-            place = int(self.base[state]) + symbol
-            if place >= len(self.check) or self.check[place] != state:
-                break
-            state = place
-            if self.value[state] >= 0:
-                found = (length, int(self.value[state]))
-        return found
 
 
 def build(sets: Sequence[Mapping[Word, int]], symbols: int) -> Trie:

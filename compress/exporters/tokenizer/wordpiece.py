@@ -1,4 +1,5 @@
-"""WordPiece as a graph: BERT's normalisation, splitting and greedy longest match, on all characters of a batch at once.
+"""Write WordPiece as a graph: BERT's normalisation, splitting and greedy longest match, on all characters of a batch at
+once.
 
 Three operators do the strings: onnxruntime's own `Tokenizer` cuts a text into characters and special tokens, passing
 over characters that the normaliser drops; a second one finds the characters that stand alone; `LabelEncoder` numbers
@@ -8,7 +9,7 @@ Shapes: R texts, M symbols of all texts, one after another, T tokens of all text
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,7 +33,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class CharacterMap:
-    """What becomes of each character.
+    """Maps each character to what it becomes.
 
     listed    character -> the characters it becomes, with BETWEEN where a word ends
     dropped   ranges (both ends included) of characters that leave nothing behind
@@ -50,7 +51,8 @@ def read_off(tokenizer: Tokenizer, known: frozenset[str]) -> CharacterMap:
     listed: dict[str, tuple[str, ...]] = {}
     dropped: list[int] = []
     alone: list[int] = []
-    for block in _blocks():
+    for first in (first for first in range(0, UNICODE, BLOCK) if first not in SURROGATES):
+        block = range(first, first + BLOCK)
         whole = "".join(map(chr, block))
         if becomes(tokenizer, whole) == tuple(whole) and not known & set(whole):
             continue  # most of Unicode: letters of one unknown word
@@ -63,13 +65,6 @@ def read_off(tokenizer: Tokenizer, known: frozenset[str]) -> CharacterMap:
             elif BETWEEN in parts:
                 alone.append(code)
     return CharacterMap(listed, _ranges(dropped), _ranges(alone))
-
-
-def _blocks() -> Iterator[range]:
-    """Yield all code points that a text can hold."""
-    for first in range(0, UNICODE, BLOCK):
-        if first not in SURROGATES:
-            yield range(first, first + BLOCK)
 
 
 def becomes(tokenizer: Tokenizer, character: str) -> tuple[str, ...]:
