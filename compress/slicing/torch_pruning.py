@@ -78,7 +78,7 @@ def _refuse(model: PreTrainedModel) -> None:
     """Raise PruneError for what would be cut wrong, or never."""
     name, family = type(model).__name__, model.config.model_type
     if family in FAMILIES:
-        raise PruneError(f"{name}: {family} has a slice plan, which is exact; use compress.slicing.sliced")
+        raise PruneError(f"{name}: {family} has a slice plan, which is exact; use compress.slicing.cut.slice_model")
     if getattr(model.config, "num_key_value_heads", None) is not None:
         raise PruneError(f"{name}: torch-pruning does not end on grouped keys (VainF/Torch-Pruning#527)")
     names = [each for each, _ in model.named_parameters(remove_duplicate=False)]
