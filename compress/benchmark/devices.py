@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -124,9 +123,10 @@ def open_device(
 
 def open_chosen(options: DeviceOptions, *, say: Callable[[str], None] = print) -> AbstractContextManager[Device]:
     """Open the device that the options name: see `open_device`."""
-    given = asdict(options)
-    given |= {"affinity": cpus(options.affinity)}
-    return open_device(given.pop("device"), say=say, **given)
+    return open_device(
+        options.device, lan=options.lan, timeout=options.timeout, say=say, affinity=cpus(options.affinity),
+        python=options.python, native=options.native, assets=options.assets, webgpu=options.webgpu,
+    )  # fmt: skip
 
 
 def measure(

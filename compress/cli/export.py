@@ -78,11 +78,10 @@ def export(
         from compress.provenance import command_line
         from compress.reporting.tables import export_lines
 
-        device = DeviceOptions(**{each.name: getattr(race, each.name) for each in fields(DeviceOptions)})
         raced = None
         if race.tune:
             settings = options.settings(race.threads, race.batch, race.seq)
-            raced = command.RaceOptions(settings, device, max_drop / 100)
+            raced = command.RaceOptions(settings, race, max_drop / 100)
         elif race != TuneOptions():
             _refuse_unraced(race)
         made = command.export(

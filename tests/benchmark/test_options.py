@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from compress.benchmark import options
+from compress.benchmark.devices import open_chosen
+from compress.config.options import DeviceOptions, MeasureOptions
 from compress.records.latency import DeviceError, Setting
 
 
@@ -28,6 +30,13 @@ def test_spans_of_time_are_seconds() -> None:
     for text in ("5", "0m", "-1m", "5 minutes", ""):
         with pytest.raises(DeviceError, match=f"--sustain {text}: expected a span of time, as in 90s, 5m or 1h"):
             options.span(text)
+
+
+@pytest.mark.parametrize("group", [DeviceOptions, MeasureOptions])
+def test_a_device_is_opened_by_the_options_of_it_that_a_group_holds(group: type[DeviceOptions]) -> None:
+    with open_chosen(group(affinity="0"), say=lambda _: None) as device:
+        assert device.name == "local"
+        assert device.affinity == (0,)  # type: ignore[attr-defined]
 
 
 def test_cpus_are_read_and_written_as_taskset_does() -> None:

@@ -1,5 +1,6 @@
 """A tiny space, and a device that takes what a file's size says: what tests of whole searches use."""
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import compress.commands.search  # noqa: F401 shipping keeps the real device when tests replace it
+from compress.benchmark.devices import open_device
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 from tests.command import Shelf
 
@@ -89,8 +91,9 @@ def _latency(name: str, setting: Setting, ms: float) -> Latency:
 
 
 @contextmanager
-def weighing(name: str, **_: Any) -> Iterator[Weighing]:
-    """In place of `open_device`."""
+def weighing(name: str, **options: Any) -> Iterator[Weighing]:
+    """Stand in for `open_device`, which takes these options and no others."""
+    inspect.signature(open_device).bind(name, **options)
     yield Weighing(name)
 
 
