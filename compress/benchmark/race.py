@@ -30,7 +30,7 @@ class Pass:
 
 @dataclass
 class PassTimes:
-    """What one file took in one pass.
+    """The times of one file in one pass.
 
     ms         of every run; init_ms: opening the file; first_ms: the first forward
     celsius    at the end of the pass; None where the device shows none

@@ -9,13 +9,13 @@ import typer
 from compress.cli.options import Command, CommandGroup, console, grouped, print_result, told
 from compress.config.options import (
     AllowCode,
+    BudgetOptions,
     DataOptions,
     Json,
     MaxDrop,
     MeasureOptions,
     RunOptions,
     StudyOptions,
-    budget,
     data_option,
     output,
     search_option,
@@ -26,22 +26,15 @@ app = typer.Typer(cls=CommandGroup, add_completion=False, pretty_exceptions_enab
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetOptions:
-    """The limits of one student: those of `compress.nas.config.Budget`, and the points that int8 may lose."""
+class LimitOptions(BudgetOptions):
+    """The limits of one student, and the points of its score that int8 may lose."""
 
-    max_latency_ms: Annotated[float | None, budget(help="Limit the latency of its file on --device.")] = None
-    speedup: Annotated[
-        float | None, budget(help="Ask for so many times the speed of the teacher's file of that precision.")
-    ] = None
-    max_params: Annotated[float | None, budget(help="Limit its parameters, such as 5e6.")] = None
-    max_file_mb: Annotated[float | None, budget(help="Limit the size of its file.")] = None
-    min_score: Annotated[float | None, budget(help="Ask for this score on the validation split.")] = None
     max_drop: MaxDrop = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """Another process that evaluates shapes for a search."""
+    """The part of another process, which evaluates shapes for a search."""
 
     worker: Annotated[
         bool, search_option("--worker", help="Join the search in --storage and evaluate shapes for it.")
@@ -62,7 +55,7 @@ def search(
         str,
         training(help="The space: width-depth, dynabert, autotinybert, mobilebert, albert or a .yaml."),
     ] = "width-depth",
-    limits: BudgetOptions = BudgetOptions(),
+    limits: LimitOptions = LimitOptions(),
     device: MeasureOptions = MeasureOptions(),
     study: StudyOptions = StudyOptions(),
     join: WorkerOptions = WorkerOptions(),

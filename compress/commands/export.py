@@ -35,7 +35,10 @@ LoadData = Callable[[Bundle], "TaskData"]
 
 @dataclass(frozen=True)
 class RaceOptions:
-    """Where and at what a bundle's files are raced; `max_drop`: of the score, in its own unit, that int8 may lose."""
+    """The device and the settings that a bundle's files are raced on.
+
+    max_drop  of the score, in its own unit, that int8 may lose
+    """
 
     settings: "Sequence[Setting]"
     device: DeviceOptions = DeviceOptions()

@@ -1,4 +1,4 @@
-"""What can be told of a command in its first second: recipe, files, places and numbers, before torch is imported.
+"""Check a command in its first second: recipe, files, places and numbers, before torch is imported.
 
 Commands call this before they import what trains, library functions before they do anything. Nothing is opened but
 settings, nothing is fetched, and no code of the user's runs.

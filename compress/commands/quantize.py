@@ -72,7 +72,7 @@ def trained_for_int8(
 
 
 TOKENS, ROUNDS, RUNS = 64, 6, 10
-"""Of the race of the files before and after."""
+"""Tokens, rounds and runs of the race of the files before and after."""
 
 Say = Callable[[str], None]
 

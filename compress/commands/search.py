@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 TRIALS = {"supernet": 200, "plain": 24}
 """Shapes scored where neither their number nor a time is stated."""
 LEAST_TRIALS = 8
-"""Of students that are each trained, where a time is stated: so many are to fit."""
+"""Students that are each trained of which so many fit into a stated time, at least."""
 STUDY = "study.db"
 """The file of the study in the search's folder."""
 SHOWN = 30.0

@@ -90,7 +90,7 @@ class DataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a run computes, continues, and which code and files it may load.
+    """The settings of a run: how it computes and continues, and which code and files it may load.
 
     overrides  changes of numbers, such as `stages.0.lr=3e-5`, of a recipe or space that is given by name or file
     gate       what a teacher that is no better than the majority answer leads to
@@ -139,7 +139,7 @@ class MeasureOptions(DeviceOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """How a search draws shapes and chooses among them, and where its study is kept.
+    """The study of a search: how it draws shapes and chooses among them, and where it is kept.
 
     objective  what the front is over beside the score; None: latency
     trials     shapes that are scored; None: as many as `minutes` allow, or 200 (plain spaces: 24)
@@ -169,8 +169,26 @@ class StudyOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BudgetOptions:
+    """The limits of one student of a search; None: there is none.
+
+    speedup      so many times faster than its teacher at least, both measured in one race
+    max_file_mb  10^6 bytes of the file that ships
+    min_score    the least it must score, in the task's metric
+    """
+
+    max_latency_ms: Annotated[float | None, budget(help="Limit the latency of its file on --device.")] = None
+    speedup: Annotated[
+        float | None, budget(help="Ask for so many times the speed of the teacher's file of that precision.")
+    ] = None
+    max_params: Annotated[float | None, budget(help="Limit its parameters, such as 5e6.")] = None
+    max_file_mb: Annotated[float | None, budget(help="Limit the size of its file.")] = None
+    min_score: Annotated[float | None, budget(help="Ask for this score on the validation split.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PruneOptions:
-    """What is to be left of a model, or what it may cost. What is not named stays.
+    """The sizes that a pruned model keeps, or the limits that decide them. A size that is not named stays.
 
     layers ... bottleneck   counts, or shares below 1 of the model's
     max_latency_ms          milliseconds that one forward of the int8 file may take
@@ -212,7 +230,7 @@ class SettingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Int8Options:
-    """How an int8 file is calibrated and written.
+    """The calibration and the form of an int8 file.
 
     calibration   static, smoothquant: None takes the one that comes nearest (smoothquant: minmax)
     rows          rows of the train split to calibrate on
@@ -235,7 +253,7 @@ class Int8Options:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """How a checkpoint is read that is no bundle: see `compress.exporters.checkpoint.load_source`."""
+    """The reading of a checkpoint that is no bundle: see `compress.exporters.checkpoint.load_source`."""
 
     pair: Annotated[bool, data_option("--pair", help="Say that a checkpoint's classifier reads two texts.")] = False
     pool: Annotated[

@@ -28,11 +28,8 @@ from compress.io import write_json
 from compress.latency.features import Terms
 from compress.latency.measure import Sample, choose_spread, sample
 from compress.records import search_report
-from compress.records.latency import Setting, identity
+from compress.records.latency import FEWEST_SHAPES, Setting, identity
 from compress.slicing.sizes import Sizes
-
-FEWEST = 5
-"""Shapes that a latency model needs: with fewer, its leave-one-out error means nothing."""
 
 Numbers = NDArray[np.float64]
 
@@ -91,13 +88,13 @@ class LatencyModel:
     format: Literal[1] = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        if len(self.fitted) < FEWEST:
+        if len(self.fitted) < FEWEST_SHAPES:
             noisy = len(self.samples) - len(self.fitted)
             noise = next((f"{each.name}: {each.noise}" for each in self.samples if each.noisy), "")
             why = f" ({noisy} of the {len(self.samples)} measured were noisy: {noise})" if noisy else ""
             raise SearchError(
-                f"latency: {len(self.fitted)} shapes to fit to{why}; expected at least {FEWEST}, better 10 to 24. "
-                + ("Measure while the machine does nothing else." if noisy else "Measure more shapes.")
+                f"latency: {len(self.fitted)} shapes to fit to{why}; expected at least {FEWEST_SHAPES}, better "
+                "10 to 24. " + ("Measure while the machine does nothing else." if noisy else "Measure more shapes.")
             )
         if wrong := [each.name for each in self.fitted if not 0 < each.ms < math.inf]:
             raise SearchError(f"latency: {wrong[0]}: not a latency that anything takes; measure it again")
@@ -111,7 +108,7 @@ class LatencyModel:
         kind: Kind | None = "classification",
         device: Device | None = None,
     ) -> "LatencyModel":
-        """Fit to samples measured on this device. Raises SearchError for fewer than FEWEST that are not noisy."""
+        """Fit to samples measured on this device. Raises SearchError for fewer than FEWEST_SHAPES quiet ones."""
         name, facts = ("local", {}) if device is None else (device.name, device.facts())
         return LatencyModel(tuple(samples), setting, precision, kind, name, facts)
 

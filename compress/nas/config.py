@@ -15,12 +15,12 @@ from pydantic import Field, ValidationError, field_validator
 from compress import io
 from compress.config import user_code
 from compress.config.loader import parsed
-from compress.config.options import DataOptions
+from compress.config.options import BudgetOptions, DataOptions
 from compress.config.recipe import Frozen
 from compress.errors import SearchError, did_you_mean
 from compress.nas import space_file
 from compress.nas.space_file import Space
-from compress.records.latency import Setting
+from compress.records.latency import FEWEST_SHAPES, Setting
 from compress.records.search_report import ObjectiveName
 
 if TYPE_CHECKING:
@@ -33,11 +33,8 @@ OBJECTIVES: Mapping[str, Literal["maximize", "minimize"]] = {
     "flops_per_token": "minimize",
     "file_mb": "minimize",
 }
-"""What a study can be over, and what may be limited: the score from below, the others from above."""
+"""The objectives of a study, which may also be limited: the score from below, the others from above."""
 NAME = "search.yaml"
-FEWEST = 5
-"""Shapes that a prediction needs at least (`latency.model.FEWEST`)."""
-
 SURE = 2.0
 """Standard deviations of its prediction by which a shape must be within the latency asked for."""
 
@@ -47,20 +44,9 @@ def describe_choice(choice: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.removeprefix('config.')} {value}" for name, value in choice.items())
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Limits of one student; None: there is none.
-
-    speedup      so many times faster than its teacher at least, both measured in one race
-    max_file_mb  10^6 bytes of the file that ships
-    min_score    the least it must score, in the task's metric
-    """
-
-    max_latency_ms: float | None = None
-    speedup: float | None = None
-    max_params: float | None = None
-    max_file_mb: float | None = None
-    min_score: float | None = None
+@dataclass(frozen=True, kw_only=True)
+class Budget(BudgetOptions):
+    """The limits of one student, checked: see `BudgetOptions`."""
 
     def __post_init__(self) -> None:
         """Raise SearchError for limits that nothing can keep."""
@@ -121,7 +107,7 @@ class SearchConfig(Frozen):
     precision: Literal["int8", "fp32"] = "int8"
     training: Literal["bf16", "fp32"] = "fp32"
     max_drop: float = Field(0.005, ge=0, le=1)
-    shapes: int = Field(16, ge=FEWEST, le=64)
+    shapes: int = Field(16, ge=FEWEST_SHAPES, le=64)
     rounds: int = Field(4, ge=2)
     runs: int = Field(10, ge=1)
     anchors: tuple[str, ...] = ()
@@ -143,13 +129,13 @@ class SearchConfig(Frozen):
 
     @property
     def precisions(self) -> "tuple[Precision, ...]":
-        """Those in which shapes are measured."""
+        """Return the precisions in which shapes are measured."""
         chosen: Any = self.space.axes.get("precision", (self.precision,))
         return tuple(chosen)
 
     @property
     def max_length(self) -> int:
-        """Of the texts that what ships reads."""
+        """Return the tokens of the longest text that the shipped student reads."""
         return self.space.final[-1].max_length
 
     def identity(self) -> dict[str, str]:

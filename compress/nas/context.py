@@ -52,12 +52,12 @@ SUPERNET: Parts = {
     "final": 0.18,
 }  # fmt: skip
 PLAIN: Parts = {"measuring": 0.08, "trials": 0.66, "timing finalists": 0.04, "final": 0.22}
-"""What each part of a search may take of the time that is stated for all of it."""
+"""The share of a stated time that each part of a search may take."""
 
 
 @dataclass(frozen=True)
 class TimeBudget:
-    """What the parts of a search have taken so far, and may still take; kept in its folder.
+    """The time that the parts of a search have taken and may still take; kept in its folder.
 
     total   seconds for all of it, of all its sessions; None: each part takes what its stages say
     """

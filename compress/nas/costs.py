@@ -13,9 +13,10 @@ from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.latency.costs import LatencyTable, ModelCost, model_cost
 from compress.latency.features import Terms
 from compress.latency.measure import choose_spread, sample
-from compress.latency.model import FEWEST, Estimate, LatencyModel
+from compress.latency.model import Estimate, LatencyModel
 from compress.nas.config import SURE, SearchConfig, describe_choice
 from compress.nas.space import Choice, Shapes
+from compress.records.latency import FEWEST_SHAPES
 from compress.records.search_report import ObjectiveName
 
 DRAWN = 400
@@ -76,10 +77,10 @@ def measure(
     ]
     configs = {describe_choice(choice): shapes.config(choice) for choice in bare}
     chosen = choose_spread(configs, search.shapes, search.setting, kind)
-    if len(chosen) < FEWEST:
+    if len(chosen) < FEWEST_SHAPES:
         raise SearchError(
-            f"{search.space.name}: has only {len(chosen)} shapes; a latency is predicted from at least {FEWEST}. Give "
-            "its axes more values"
+            f"{search.space.name}: has only {len(chosen)} shapes; a latency is predicted from at least "
+            f"{FEWEST_SHAPES}. Give its axes more values"
         )
     say(f"measuring {len(chosen)} shapes of {shapes.size():,}, and the teacher, on {device.name} at {search.setting}")
     wanted = {(name, precision): configs[name] for precision in search.precisions for name in chosen}

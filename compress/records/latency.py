@@ -15,6 +15,9 @@ WARM_UP = 5
 BUSY = 0.2
 """CPUs that other processes may keep busy, of those that a measurement needs."""
 
+FEWEST_SHAPES = 5
+"""Measured shapes that a latency model needs: with fewer, its leave-one-out error means nothing."""
+
 MOST_TOKENS = 2**24
 """In one forward: the inputs alone would be gigabytes."""
 

@@ -25,7 +25,7 @@ WORTH_IT = 0.7
 
 
 class _InUse(nn.Module):
-    """Be an embedding whose parameter is the (U, D) rows in use; in eval mode it answers for every token."""
+    """An embedding whose parameter is the (U, D) rows in use; in eval mode it answers for every token."""
 
     def __init__(self, whole: nn.Embedding, used: NDArray[np.int64]) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from compress.training.teacher_cache import TeacherCache
 
 
 class Step(Protocol):
-    """Be what a training loop needs: a module that turns a batch into {"loss": ..., part: detached, ...}.
+    """The module that a training loop needs: it turns a batch into {"loss": ..., part: detached, ...}.
 
     `student` is what is kept. A step may also have
         items(batch)           what its means run over, so that they stay exact when a batch is spread out

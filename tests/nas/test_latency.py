@@ -12,8 +12,8 @@ import pytest
 from compress.errors import SearchError
 from compress.latency.features import Terms
 from compress.latency.measure import Sample, choose_spread
-from compress.latency.model import FEWEST, Errors, LatencyModel
-from compress.records.latency import Setting
+from compress.latency.model import Errors, LatencyModel
+from compress.records.latency import FEWEST_SHAPES, Setting
 from tests import tiny
 
 SETTING = Setting(seq=32)
@@ -142,8 +142,8 @@ def test_noisy_shapes_are_kept_but_not_fitted_to() -> None:
 
 
 def test_too_few_shapes_are_refused_with_the_reason() -> None:
-    with pytest.raises(SearchError, match=rf"{FEWEST - 1} shapes to fit to; expected at least {FEWEST}"):
-        LatencyModel.fit(samples(FEWEST - 1), SETTING, "int8")
+    with pytest.raises(SearchError, match=rf"{FEWEST_SHAPES - 1} shapes to fit to; expected at least {FEWEST_SHAPES}"):
+        LatencyModel.fit(samples(FEWEST_SHAPES - 1), SETTING, "int8")
     noisy = [replace(each, noisy=True, noise="x1.4") for each in samples(8)]
     with pytest.raises(
         SearchError, match=r"8 of the 8 measured were noisy: .*x1.4.*Measure while the machine does not"
