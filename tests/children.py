@@ -1,12 +1,7 @@
-"""`compress distill` in a process of its own that ends where a test wants it to.
+"""`compress distill` in a process of its own that ends where a test wants it to."""
 
-Processes are forked from a server that has imported everything once, so that one costs a second less than it would.
-"""
-
-import gc
 import itertools
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -17,6 +12,8 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from tests import forks
 
 PATIENCE = 120.0
 """Seconds until a child that does not do what it should is given up."""
@@ -33,11 +30,9 @@ def start(
     environment: Mapping[str, str] | None = None,
 ) -> BaseProcess:
     """`compress ARGUMENTS --out OUT`; what it says is in `said(out)`."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["compress.commands.distill", "compress.cli", __name__])
     environment = {**os.environ, **(environment or {})}
     arguments = [*arguments, "--out", str(out)]
-    child = context.Process(target=_command, args=(arguments, environment, accident), daemon=True)
+    child = forks.context().Process(target=_command, args=(arguments, environment, accident), daemon=True)
     child.start()
     return child
 
@@ -91,7 +86,6 @@ def _output(out: Path, rank: str | int = 0) -> Path:
 
 
 def _command(arguments: list[str], environment: dict[str, str], accident: Accident | None) -> None:
-    gc.freeze()  # see conftest
     os.environ.update(environment)
     sys.argv = ["compress", *arguments]
     file = _output(Path(arguments[-1]), environment.get("RANK", 0)).open("w", encoding="utf-8", buffering=1)

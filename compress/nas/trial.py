@@ -13,8 +13,10 @@ Attributes of a trial, beside its parameters and values (optuna-dashboard shows 
 """
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -202,14 +204,31 @@ def _check_limits(trial: optuna.Trial, limits: Mapping[str, float], names: set[s
     return "; ".join(over)
 
 
+DRAWING = 10.0
+"""Seconds within which a trial that has begun has drawn its shape, unless its process died."""
+
+
 def _find_twin(study: optuna.Study, key: str, number: int) -> FrozenTrial | None:
-    """Return the trial of the same shape whose outcome is known, or that began before this one and runs."""
-    for trial in study.get_trials(deepcopy=False):
-        if trial.number == number or trial.user_attrs.get("key") != key or outcome(trial) == "duplicate":
-            continue
-        if outcome(trial) or (trial.state == TrialState.RUNNING and trial.number < number):
-            return trial
-    return None
+    """Return the trial of the same shape whose outcome is known, or that began before this one and runs.
+
+    Waits for trials that began before this one to draw their shapes: one of two that draw the same must see the other.
+    """
+    while True:
+        trials = study.get_trials(deepcopy=False)
+        for trial in trials:
+            if trial.number == number or trial.user_attrs.get("key") != key or outcome(trial) == "duplicate":
+                continue
+            if outcome(trial) or (trial.state == TrialState.RUNNING and trial.number < number):
+                return trial
+        if not any(_is_drawing(trial) for trial in trials[:number]):
+            return None
+        time.sleep(0.02)
+
+
+def _is_drawing(trial: FrozenTrial) -> bool:
+    if trial.state != TrialState.RUNNING or "key" in trial.user_attrs or trial.datetime_start is None:
+        return False
+    return abs((datetime.now() - trial.datetime_start).total_seconds()) < DRAWING
 
 
 def _copy_outcome(trial: optuna.Trial, twin: FrozenTrial) -> Verdict:

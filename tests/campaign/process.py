@@ -1,9 +1,5 @@
-"""Run `compress` in forked processes that a test may kill, spoil, limit and watch.
+"""Run `compress` in forked processes that a test may kill, spoil, limit and watch."""
 
-They are forked from a server that has imported everything once, so a command costs what it does and not its imports.
-"""
-
-import multiprocessing
 import os
 import resource
 import shutil
@@ -14,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from tests import forks
 
 PATIENCE = 180.0
 """Seconds until a command that does not end is a fault."""
@@ -69,8 +67,6 @@ def start(
     environment: Mapping[str, str] | None = None,
 ) -> Child:
     """Start `compress *words` in `folder`, with the caches of `home`, after calling `before` in its process."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.campaign.imports"])
     talk = Path(tempfile.mkdtemp(prefix="campaign-"))
     if isinstance(stdin, bytes):
         (talk / "in").write_bytes(stdin)
@@ -78,7 +74,7 @@ def start(
     environment = {**os.environ, **CALM, **(environment or {})}
     if home is not None:
         environment["COMPRESS_HOME"] = str(home)
-    process = context.Process(target=_command, args=(list(words), environment, folder, stdin, talk, before))
+    process = forks.context().Process(target=_command, args=(list(words), environment, folder, stdin, talk, before))
     process.start()
     return Child(process, talk, time.monotonic())
 

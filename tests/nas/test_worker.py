@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import optuna
@@ -10,7 +11,7 @@ from optuna.storages import InMemoryStorage
 
 from compress.errors import SearchError
 from compress.nas.study import close_study, join_study
-from compress.nas.trial import count_scored, outcome
+from compress.nas.trial import count_scored, evaluate_trial, outcome
 from tests.nas.toy import ToyEvaluator, begin, hasty, run, start_worker
 
 
@@ -88,6 +89,26 @@ def test_a_search_that_goes_on_takes_workers_again() -> None:
     run(study, ToyEvaluator(), trials=6, watch=join)
     assert len(evaluator.seen) == 3
     assert count_scored(study.trials) == 6
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_of_two_trials_that_draw_the_same_shape_the_later_one_waits(
+    monkeypatch: pytest.MonkeyPatch, dead: bool
+) -> None:
+    storage = InMemoryStorage()
+    study = begin(storage)
+    for _ in range(2):
+        study.enqueue_trial({"layers": 2, "hidden": 8})
+    earlier, later = study.ask(), study.ask()
+    if dead:
+        monkeypatch.setattr("compress.nas.trial.DRAWING", 0.2)
+    with ThreadPoolExecutor() as pool:
+        verdict = pool.submit(evaluate_trial, study, later, ToyEvaluator(), {})
+        with pytest.raises(TimeoutError):
+            verdict.result(timeout=0.1)
+        if not dead:
+            assert evaluate_trial(study, earlier, ToyEvaluator(), {}).state == "complete"
+        assert verdict.result(timeout=5).state == ("complete" if dead else "duplicate")
 
 
 @pytest.mark.slow

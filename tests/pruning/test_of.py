@@ -1,6 +1,5 @@
 """Importance once: whatever the batch, the padding and the process; kept on disk; refused where it says nothing."""
 
-import multiprocessing
 import os
 import shutil
 import socket
@@ -23,7 +22,7 @@ from compress.pruning.importance import Batches, Targets, answer_loss, compute_i
 from compress.slicing.plan import Group, SlicePlan
 from compress.slicing.select import Importance, Kept, choose, magnitude
 from compress.slicing.sizes import Sizes
-from tests import tiny
+from tests import forks, tiny
 from tests.pruning import measured
 from tests.slicing import families
 
@@ -182,13 +181,11 @@ def together(target: Any, folder: Path, *arguments: Any) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["compress.commands.distill", "compress.pruning.importance", __name__])
     started = []
     for rank in range(2):
         named = {"RANK": str(rank), "LOCAL_RANK": str(rank), "CUDA_VISIBLE_DEVICES": ""}
         home = {"COMPRESS_HOME": str(folder / f"home-{rank}")}
-        child = context.Process(target=_begins, args=(shared | named | home, target, folder, rank, arguments))
+        child = forks.context().Process(target=_begins, args=(shared | named | home, target, folder, rank, arguments))
         child.start()
         started.append(child)
     for child in started:

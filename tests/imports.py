@@ -1,4 +1,4 @@
-"""Import what commands import: the fork server does it once, before it forks."""
+"""Import what commands import, as the `compress` script would: see `tests.forks`."""
 
 import gc
 import importlib
