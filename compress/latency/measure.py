@@ -1,8 +1,8 @@
 """Measure the latency of shapes: random weights through the exporter and quantiser that ship, timed on the device.
 
 Weights do not matter to time, so nothing is trained: a shape is built, exported as `Bundle.write` exports it, and
-timed beside the others in turns. On a machine that other work disturbs, the median of one pass can be 50 % off; the
-fastest of several passes is not, so that is what counts here, once a second pass confirms it.
+timed beside the others in turns. Other work makes runs slower, never faster, so what counts is the fastest tenth of the
+runs, once another race confirms it; docs/latency-prediction.md has what that is worth on a busy machine.
 """
 
 import tempfile
@@ -26,18 +26,18 @@ from compress.records.latency import Latency, Setting
 from compress.slicing.shape import positions
 
 AGREE = 1.05
-"""How far apart two passes of one file may be for both to be of the same, quiet machine."""
+"""How far apart the best passes of two races of one file may be for both to be undisturbed."""
 
 TOGETHER = 8
 """Files open on the device at once: a phone holds no more."""
 
-SWEEPS, MORE = 2, 4
-"""How often every file races, and how often more the ones that were disturbed."""
+SWEEPS, MORE = 3, 5
+"""How often every file races, and how often more the ones that were disturbed: two in a row can be, alike."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A measured shape. `ms`: p50 of the fastest pass of its file; `noisy`: no second pass confirms it."""
+    """A measured shape. `ms`: as `race` measures it; `noisy`: no second race confirms it."""
 
     name: str
     terms: Terms
@@ -129,24 +129,24 @@ def race(
 ) -> dict[str, Latency]:
     """Measure the latency of files, by name, robustly against what else the machine does.
 
-    TOGETHER files at a time take turns in races of two passes of `rounds` x `runs` forwards in all; the largest file,
-    which disturbance hits most, is in every race, and where it took more than AGREE times its best, that pass counts
-    for nobody. All race SWEEPS times; a file without two passes that count and agree races again, MORE times at most.
-    p50_ms is that of the fastest pass that counts; `noisy` where no second one is within AGREE of it.
+    TOGETHER files at a time take turns in races of two passes of `rounds` x `runs` forwards in all. All race SWEEPS
+    times; a file whose best passes in two races do not agree races again, MORE times at most. p50_ms is the median of
+    an undisturbed pass: the least p10 of a pass, times the least ratio of median to p10. `noisy` where no second race
+    has a pass whose p10 is within AGREE of the least.
     """
-    gauge = max(files, key=lambda name: files[name].stat().st_size)
     races: list[dict[str, Latency]] = []
     for sweep in range(SWEEPS + MORE):
-        left = [name for name in files if sweep < SWEEPS or _summarise(name, gauge, races).noisy]
+        left = [name for name in files if sweep < SWEEPS or _summarise(name, races).noisy]
         if sweep % 2:
             left.reverse()
         if left:
             why = "" if sweep < SWEEPS else ", disturbed until now"
             say(f"{device.name}: timing {len(left)} files at {setting}, turn {sweep + 1}{why}")
         for at in range(0, len(left), TOGETHER):
-            some = {name: files[name] for name in dict.fromkeys([*left[at : at + TOGETHER], gauge])}
+            together = list(dict.fromkeys([*left[at : at + TOGETHER], *files]))[:TOGETHER]
+            some = {name: files[name] for name in together}  # alone, a file would have the caches for itself
             races.append({each.name: each for each in device.race(some, [setting], rounds=rounds, runs=runs)})
-    return {name: _summarise(name, gauge, races) for name in files}
+    return {name: _summarise(name, races) for name in files}
 
 
 def choose_spread(
@@ -209,17 +209,18 @@ def _convert(full: Path, path: Path, setting: Setting, precision: Precision) -> 
         full.rename(path)
 
 
-def _summarise(name: str, gauge: str, races: Sequence[Mapping[str, Latency]]) -> Latency:
+def _summarise(name: str, races: Sequence[Mapping[str, Latency]]) -> Latency:
     """Sum up the races of one file."""
-    limit = AGREE * min(min(each[gauge].passes) for each in races)
-    mine = [each for each in races if name in each]
-    passes = [ms for each in mine for ms in each[name].passes]
-    quiet = [ms for each in mine for ms, at in zip(each[name].passes, each[gauge].passes, strict=True) if at <= limit]
-    counted = sorted(quiet or passes)
-    noise = ""
-    if len(quiet) < 2:
-        noise = f"the machine was disturbed in all but {len(quiet)} of {len(passes)} passes"
-    elif counted[1] > AGREE * counted[0]:
-        noise = f"the fastest of {len(quiet)} undisturbed passes took {counted[0]:.2f} ms, the next {counted[1]:.2f} ms"
-    best = next(each[name] for each in mine if counted[0] in each[name].passes)
-    return replace(best, p50_ms=counted[0], noisy=bool(noise), noise=noise, passes=tuple(passes))
+    mine = sorted((each[name] for each in races if name in each), key=lambda each: min(each.lows))
+    least, confirming = (min(each.lows) for each in mine[:2])
+    spread = min(p50 / low for each in mine for p50, low in zip(each.passes, each.lows, strict=True))
+    noisy = confirming > AGREE * least
+    noise = f"the fastest runs took {least:.2f} ms in one of {len(mine)} races, {confirming:.2f} ms in the next best"
+    return replace(
+        mine[0],
+        p50_ms=least * spread,
+        noisy=noisy,
+        noise=noise if noisy else "",
+        passes=tuple(p50 for each in mine for p50 in each.passes),
+        lows=tuple(low for each in mine for low in each.lows),
+    )

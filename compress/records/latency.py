@@ -59,6 +59,7 @@ class Latency:
     noisy        the two passes disagree: the figures are of the faster one alone, and not to be quoted; `noise` says
                  how far apart they are
     passes       p50 of each pass
+    lows         p10 of each pass: what a run takes that nothing disturbs, even on a busy machine
     affinity     the CPUs it was kept on, as `0-3`; '' for wherever the system liked
     celsius      the temperature at the end; None where the device shows none
     other_load   how many CPUs other processes and other machines of the same host kept busy meanwhile; None where the
@@ -79,6 +80,7 @@ class Latency:
     noisy: bool
     noise: str
     passes: tuple[float, ...] = ()
+    lows: tuple[float, ...] = ()
     affinity: str = ""
     celsius: float | None = None
     other_load: float | None = None
@@ -160,6 +162,7 @@ def summarise(
         noisy=noisy,
         noise=noise if noisy else "",
         passes=(first, second),
+        lows=tuple(float(np.percentile(times, 10)) for times in passes),
         affinity=affinity,
         celsius=celsius,
     )

@@ -87,7 +87,7 @@ class Weighing:
 
 
 def _latency(name: str, setting: Setting, ms: float) -> Latency:
-    return Latency(name, setting, 4, ms, ms, ms, ms, 1.0, 1.0, None, False, "", (ms, ms))
+    return Latency(name, setting, 4, ms, ms, ms, ms, 1.0, 1.0, None, False, "", (ms, ms), (ms, ms))
 
 
 @contextmanager
