@@ -52,9 +52,10 @@ def prepare(data: str, folder: Path) -> None:
     from compress.data.tokenize import encode
     from compress.models import student
     from compress.models import teacher as teachers
+    from compress.models.checkpoints import resolve
 
     task = load_task(data)
-    teacher = teachers.load("minilm", teachers.resolve("minilm"), task.task)
+    teacher = teachers.load("minilm", resolve("minilm"), task.task)
     recipe = Recipe.load("tinybert")
     teacher.model.save_pretrained(folder / "teacher")
     teacher.tokenizer.save_pretrained(folder / "teacher")
@@ -80,6 +81,7 @@ def worker(command: list[str]) -> dict:
 
 def report(runs: dict[str, list[dict]], out: Path | None) -> None:
     from compress.benchmark.local import machine
+    from compress.exporters.manifest import PACKAGES
     from compress.provenance import versions
 
     speeds = {name: [run["examples"] / run["seconds"] for run in each] for name, each in runs.items() if each}
@@ -88,7 +90,8 @@ def report(runs: dict[str, list[dict]], out: Path | None) -> None:
         ratio = f"  {median(each) / peer:5.2f}x" if peer else ""
         print(f"{name:16} median {median(each):7.1f} samples/s  min {min(each):7.1f}  max {max(each):7.1f}{ratio}")
     if out:
-        out.write_text(json.dumps({"speeds": speeds, "machine": machine(), "versions": versions()}, indent=1) + "\n")
+        found = {"speeds": speeds, "machine": machine(), "versions": versions(PACKAGES)}
+        out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

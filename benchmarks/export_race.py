@@ -105,8 +105,8 @@ def drawn(name: str, scratch: Path) -> Model:
     logging.disable_progress_bar()
     layers, width, inner = SHAPES[name]
     torch.manual_seed(0)
-    sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": inner, "num_attention_heads": 12}
-    model = BertForSequenceClassification(BertConfig(**sizes)).eval()
+    config = BertConfig(num_hidden_layers=layers, hidden_size=width, intermediate_size=inner, num_attention_heads=12)
+    model = BertForSequenceClassification(config).eval()
     for key, weight in model.named_parameters():
         if key.endswith("bias"):  # equal ones would be stored once
             torch.nn.init.normal_(weight, std=0.02)

@@ -21,13 +21,14 @@ from typing import Any
 from compress.benchmark.devices import open_device
 from compress.commands.quantize import quantize
 from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import PACKAGES
 from compress.exporters.rewrite.graph import layer
 from compress.provenance import versions
 from compress.records.latency import Latency, Setting
 
 ALL = 1.0
 """A drop that any file keeps to: nothing is left in float32."""
-WAYS = {"dynamic, all of it": "dynamic", "dynamic": "dynamic", "static": "static", "smoothquant": "smoothquant"}
+WAYS: dict[str, Any] = {"dynamic, all of it": "dynamic"} | {way: way for way in ("dynamic", "static", "smoothquant")}
 SETTING, ROUNDS, RUNS = Setting(threads=1, batch=1, seq=64), 10, 15
 
 
@@ -43,7 +44,7 @@ def main() -> None:
             "command": " ".join(["python", "benchmarks/int8_methods.py", *sys.argv[1:]]),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": here.facts(),
-            "versions": {**versions(), "python": platform.python_version()},
+            "versions": {**versions(PACKAGES), "python": platform.python_version()},
             "bundles": found,
         }
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -60,7 +61,7 @@ def measured(named: str, max_drop: float) -> dict[str, Any]:
         for way, method in WAYS.items():
             complain(f"{name}: {way}")
             limit = ALL if way not in WAYS.values() else max_drop
-            done = quantize(bundle, data, method=method, out=Path(scratch) / way, max_drop=limit, say=complain)  # type: ignore[arg-type]
+            done = quantize(bundle, data, method=method, out=Path(scratch) / way, max_drop=limit, say=complain)
             files[way] = done.bundle.files()["int8"]
             lines[way] = {
                 "certificate": asdict(done.proof),

@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 
 from compress.errors import CompressError
-from compress.exporters.artifact import Bundle
+from compress.exporters.artifact import Bundle, Precision
 from compress.exporters.generation import ENCODER, TextGenerator
 from compress.exporters.predictor import open_tokenizer
 from compress.exporters.session import open_session
 
 PACKAGE = "@huggingface/transformers@4.3.1"
 SCRIPT = Path(__file__).with_suffix(".mjs")
-DTYPES = {"fp32": "fp32", "int8": "q8"}
+DTYPES: dict[Precision, str] = {"fp32": "fp32", "int8": "q8"}
 TEXTS = (
     "a good film, and never dull!",
     "The plot is very poor; it was sad",
@@ -59,7 +59,7 @@ def rows_for(folder: Path, kind: str) -> list[list[str]]:
     return [[text, other] for text, other in zip(TEXTS, TEXTS[::-1], strict=True)] if pairs else [[t] for t in TEXTS]
 
 
-def compared(folder: Path, kind: str, precision: str, answers: Sequence[Mapping[str, Any]]) -> str:
+def compared(folder: Path, kind: str, precision: Precision, answers: Sequence[Mapping[str, Any]]) -> str:
     """Describe the measured difference. Raises MismatchError."""
     rows = rows_for(folder, kind)
     if kind in ("causal", "seq2seq"):
@@ -85,7 +85,7 @@ def compared(folder: Path, kind: str, precision: str, answers: Sequence[Mapping[
             largest = max(largest, float(np.abs(array).max()))
             worst = max(worst, float(np.abs(array.ravel() - np.array(answer["outputs"][name], np.float32)).max()))
         if kind == "classification":
-            (said,) = bundle.predict([tuple(row) if len(row) == 2 else row[0]], precision=precision)  # type: ignore[arg-type]
+            (said,) = bundle.predict([(row[0], row[1]) if len(row) == 2 else row[0]], precision=precision)
             same(answer["label"], said.label, f"{row}: other label")  # type: ignore[union-attr]
     if worst > TOLERANCE[precision] * largest:
         raise MismatchError(f"{precision}: outputs differ by {worst:.2g} where the largest is {largest:.2g}")

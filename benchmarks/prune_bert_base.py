@@ -59,10 +59,10 @@ def run(side: str) -> dict[str, Any]:
     from transformers import BertConfig, BertForSequenceClassification
     from transformers.utils import logging
 
-    logging.set_verbosity(logging.CRITICAL)
+    logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    model = BertForSequenceClassification(BertConfig(num_labels=2)).eval()
+    model = BertForSequenceClassification(BertConfig()).eval()
     batch = {"input_ids": torch.randint(1000, 20_000, (1, 32)), "attention_mask": torch.ones(1, 32, dtype=torch.long)}
     prune = ours(model) if side == "compress" else theirs(model, batch)
     before = reset_peak_mb()
@@ -148,6 +148,7 @@ def memory_mb(name: str) -> float:
 
 def report(runs: dict[str, list[dict[str, Any]]], out: Path | None) -> None:
     from compress.benchmark.local import machine
+    from compress.exporters.manifest import PACKAGES
     from compress.provenance import versions
 
     middle = {
@@ -166,7 +167,7 @@ def report(runs: dict[str, list[dict[str, Any]]], out: Path | None) -> None:
     if out:
         facts = {
             "runs": runs, "median": middle, "ratios": ratios, "machine": machine(),
-            "versions": versions() | {"torch-pruning": version("torch-pruning")},
+            "versions": versions(PACKAGES) | {"torch-pruning": version("torch-pruning")},
             "date": datetime.now(UTC).date().isoformat(), "command": shlex.join(["python", *sys.argv]),
         }  # fmt: skip
         out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

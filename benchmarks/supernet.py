@@ -36,8 +36,10 @@ from compress.config.term import Term
 from compress.data.collate import Collate, LengthGrouped
 from compress.data.tokenize import encode
 from compress.evaluation.evaluator import EvaluationBatches, Evaluator
+from compress.exporters.manifest import PACKAGES
 from compress.models import precision
 from compress.models import teacher as teachers
+from compress.models.checkpoints import resolve
 from compress.models.precision import cast_linear_layers
 from compress.models.signals import Signals, read
 from compress.nas.supernet import Supernet
@@ -71,7 +73,7 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     torch.manual_seed(0)
     data = load_task(asked.data)
-    teacher = teachers.load("minilm", teachers.resolve("minilm"), data.task)
+    teacher = teachers.load("minilm", resolve("minilm"), data.task)
     plan = SlicePlan.from_model(teacher.model)
     whole = slice_model(teacher.model, rank_units(plan, magnitude(teacher.model, plan))).requires_grad_(True)
     bf16 = precision.choose("auto") == "bf16"
@@ -84,7 +86,7 @@ def main() -> None:
         "command": " ".join(["python", "benchmarks/supernet.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
-        "versions": versions(),
+        "versions": versions(PACKAGES),
         "threads": asked.threads,
         "bf16": bf16,
         "step_ms": steps(teacher.model, whole, rows, collate, rounds=asked.rounds, bf16=bf16),
@@ -130,12 +132,12 @@ def steps(teacher: Any, whole: Any, rows: Any, collate: Collate, *, rounds: int,
     return {"tokens": median(tokens), "rounds": rounds, **{name: turn.medians() for name, turn in ways.items()}}
 
 
-def net(teacher: Any, student: Any, answered: "Answered") -> dynabert.Sandwich:
+def net(teacher: Any, student: Any, answered: Any) -> dynabert.Sandwich:
     objective = Objective(TERMS, Shape.from_config(student.config), Shape.from_config(teacher.config))
     return dynabert.Sandwich(student, teacher, objective, shown=answered, widths=WIDTHS, layers=DEPTHS)
 
 
-def plain(teacher: Any, student: Any, answered: "Answered") -> Distillation:
+def plain(teacher: Any, student: Any, answered: Any) -> Distillation:
     return Distillation(
         student, answered, Objective(TERMS, Shape.from_config(student.config), Shape.from_config(teacher.config))
     )
@@ -191,7 +193,7 @@ class Turn:
 def scores(whole: Any, sheets: Mapping[str, EvaluationBatches], *, bf16: bool) -> dict[str, Any]:
     """Seconds per shape, of random shapes of the steps' grid, and shapes per minute; each shape for the first time."""
     made, draw = Supernet(whole), random.Random(0)
-    shapes = []
+    shapes: list[Sizes] = []
     while len(shapes) < SHAPES:
         heads = draw.randint(3, 12)
         ffn = draw.choice(range(384, 1537, 64))

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from compress.training.reads import reads
     from compress.training.step import Distillation
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _HOMES = {
     "Budget": "compress.nas.config",
     "Bundle": "compress.exporters.artifact",

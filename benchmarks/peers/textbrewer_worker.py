@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import textbrewer
@@ -58,7 +59,8 @@ matches = [
     {"layer_T": t - 1, "layer_S": s, "feature": "attention", "loss": "attention_mse", "weight": 1}
     for s, t in enumerate(above)
 ]
-loader = DataLoader(range(len(rows)), batch_size=32, shuffle=True, collate_fn=collate, drop_last=True)
+order: Any = range(len(rows))
+loader = DataLoader(order, batch_size=32, shuffle=True, collate_fn=collate, drop_last=True)
 distiller = GeneralDistiller(
     TrainingConfig(device="cpu", ckpt_steps=1_000_000, log_dir=None, output_dir=str(folder / f"out{round_}")),
     DistillationConfig(temperature=1, hard_label_weight=0, kd_loss_type="ce", intermediate_matches=matches),
@@ -68,7 +70,7 @@ distiller = GeneralDistiller(
     adaptor,
 )
 optimizer = torch.optim.AdamW(student.parameters(), lr=5e-5)
-started = []
+started: list[float] = []
 
 
 def first_step_done(batch):

@@ -94,7 +94,7 @@ def _cut(
     loss: Callable[[PreTrainedModel], Tensor] | None,
 ) -> None:
     """Cut in place, with the numbers of heads in modules and config set right, which the library leaves to others."""
-    import torch_pruning  # type: ignore[import-untyped]
+    import torch_pruning
 
     rules = {
         "magnitude": torch_pruning.importance.GroupMagnitudeImportance,
