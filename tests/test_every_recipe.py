@@ -86,7 +86,11 @@ def test_the_recipes_that_run_in_tests_are_all_there_are() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name not in GENERATIVE + ASKED])
-def test_a_recipe_ends_in_a_bundle_that_predicts(name: str, places: dict[str, str], tmp_path: Path) -> None:
+def test_a_recipe_ends_in_a_bundle_that_predicts(
+    name: str, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All with the same caches: a teacher of the same settings is fine-tuned once."""
+    monkeypatch.setenv("COMPRESS_HOME", f"{places['folder']}/home")
     family, head = OTHER_TEACHERS.get(name, ("bert", AutoModel))
     teacher = tiny.checkpoint(tmp_path / "teacher", tiny.model(family, head=head, layers=4, heads=2))
     bundle = tiny.call(compress.distill,
