@@ -36,7 +36,7 @@ FAILURES = (
     ("No route to host", "no way there. Is it on, and in this network?"),
     ("Network is unreachable", "no way there. Is it on, and in this network?"),
 )
-"""What ssh says, and what that means to whoever reads our message. The first that is found counts."""
+"""Words of ssh, and what they mean to whoever reads our message. The first that is found counts."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from compress.records.latency import Setting
 
 CALIBRATION_ROWS = 256
-"""That ranges are taken from, spread evenly over the training split."""
+"""Rows that ranges are taken from, spread evenly over the training split."""
 
 LoadData = Callable[[Bundle], "TaskData"]
 

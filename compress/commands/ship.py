@@ -63,7 +63,7 @@ class Examined:
 
 @dataclass(frozen=True)
 class Room:
-    """Where models are examined: the measured rows, and, where a threshold must be chosen, those that choose it."""
+    """The rows on which models are examined: those measured on, and those that choose a threshold, if one is needed."""
 
     evaluator: Evaluator
     chosen: Evaluator | None
@@ -298,7 +298,7 @@ def _noticed(task: Task, fp32: ReportRow, int8: ReportRow) -> list[str]:
 
 
 INT8_LIMIT = 0.002
-"""How much of the score, and what share of the answers, quantisation may change on the validation split, where nobody
+"""The share of the score, and of the answers, that quantisation may change on the validation split, where nobody
 says otherwise."""
 BUDGETED_LIMIT = 0.005
 """The same of a student that was made for a latency: a product in float32 costs what pruning has saved."""

@@ -1,4 +1,4 @@
-"""Which students a teacher allows, and what they weigh, before anything is trained or even downloaded.
+"""List the students that a teacher allows, and their sizes, before anything is trained or even downloaded.
 
 Models are built on the meta device, from the teacher's config.json alone: no weights, no time. Sizes are those of the
 model without its head, which every task has its own of.

@@ -5,7 +5,7 @@ from typing import Final
 from compress.errors import CompressError
 
 MOST_SEED: Final = 2**32 - 1
-"""What numpy's generators take."""
+"""The largest seed that numpy's generators take."""
 
 
 def check_number(name: str, value: float, least: float, most: float) -> None:

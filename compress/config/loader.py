@@ -1,4 +1,4 @@
-"""Where recipes lie, how their YAML is read, and how `--set` changes it. Imports neither torch nor transformers."""
+"""Find recipes, read their YAML, and change it by `--set`. Imports neither torch nor transformers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,10 @@ import yaml
 from compress.errors import RecipeError, did_you_mean
 
 MOST_BYTES: Final = 64 * 1024
-"""Of a settings file; ours have 3 kB."""
+"""The largest settings file that is read; ours have 3 kB."""
 MOST_DEPTH: Final = 100
 MOST_VALUES: Final = 20_000
-"""Of a settings file, what aliases repeat included."""
+"""The most values of a settings file, those that aliases repeat included."""
 
 
 def folder() -> Path:

@@ -44,7 +44,7 @@ class Frozen(BaseModel):
 
 
 class StudentSpec(Frozen):
-    """What to build. A size left out is the teacher's; a size below 1 is a share of the teacher's.
+    """The student to build. A size left out is the teacher's; a size below 1 is a share of the teacher's.
 
     init: scratch (random weights), teacher (copy chosen layers, narrowed in width where the student is smaller), the
     folder of a checkpoint, or a function (student, teacher) that fills the weights. copy_layers: even (first, last and
@@ -202,7 +202,7 @@ class Prune(Frozen):
 
     @property
     def rule(self) -> str | None:
-        """By which layers stay; None: by importance."""
+        """Return the rule by which layers stay; None: by importance."""
         return None if self.copy_layers == "importance" else self.copy_layers
 
     def plain(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class Prune(Frozen):
 
 
 TAGS = ("a stage that trains", "a stage that prunes")
-"""Where pydantic found a problem of a stage; never the name of a setting."""
+"""Places in which pydantic finds a problem of a stage; never the name of a setting."""
 
 
 def _tag(line: Any) -> str:
@@ -224,7 +224,7 @@ AnyStage = Annotated[Annotated[Stage, Tag(TAGS[0])] | Annotated[Prune, Tag(TAGS[
 
 
 class Target(Frozen):
-    """What the prune stages are to reach: sizes, or a budget that is to be kept. Nothing given: neither is known yet.
+    """The aim of the prune stages: sizes, or a budget that is to be kept. Nothing given: neither is known yet.
 
     layers, hidden, heads, ffn, embedding, bottleneck: counts, or shares below 1 of the teacher's; left out: as there
 
@@ -251,12 +251,12 @@ class Target(Frozen):
 
     @property
     def sizes(self) -> dict[str, float]:
-        """Those that are asked for."""
+        """Return the sizes that are asked for."""
         return {name: value for name in SIZES if (value := getattr(self, name)) is not None}
 
     @property
     def budgets(self) -> dict[str, float]:
-        """Those that are to be kept."""
+        """Return the budgets that are to be kept."""
         return {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
 
     @model_validator(mode="after")
@@ -301,7 +301,7 @@ WHOLE = StudentSpec.model_validate({"init": "teacher"})
 
 
 class Recipe(Frozen):
-    """What `stages` make of a `student`.
+    """The `stages` that make a student, and the `student` they begin with.
 
     teacher is the stage that fine-tunes a teacher without a head for the task, teacher_lm the one that gives it a
     language model's head where a stage needs that and the checkpoint has none; both results are kept for later runs.

@@ -91,7 +91,7 @@ class Term:
 
 
 SETTINGS = tuple(each.name for each in fields(Term) if each.name not in ("options", "code"))
-"""What a line of YAML says of a term; anything else in it is an option of the loss."""
+"""The settings of a term in YAML; anything else in its line is an option of the loss."""
 
 
 def parse(line: object, where: str) -> Term:

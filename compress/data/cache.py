@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 RESUMABLE_SECONDS: Final = 7 * 24 * 3600
-"""How long the finished parts of an entry wait for the process that goes on with them."""
+"""Seconds that the finished parts of an entry wait for a process that goes on with them."""
 
 
 def home() -> Path:

@@ -39,7 +39,7 @@ WRITES_PER_PART: Final = 50
 """Writes in one file: about 40 MB of blocks of 128 tokens, which a process that is stopped has to make again."""
 
 HUB_SECONDS: Final = 10.0
-"""How long the hub may take to answer at all."""
+"""Seconds that the hub may take to answer at all."""
 
 
 SENTENCES_PER_CALL: Final = 2000
@@ -61,7 +61,7 @@ class Corpus:
     fingerprint: str
     documents: Callable[[], Iterator[str]]
     parallel: bool = False
-    """Whether each document is a text and its translation, a line each."""
+    """True where each document is a text and its translation, a line each."""
 
     def part(self, held_out: bool, every: int = 50) -> Corpus:
         """Keep only the documents held out, or all others: those whose number from 1 is a multiple of `every`.

@@ -168,7 +168,7 @@ class Look:
 class Header(NamedTuple):
     names: tuple[str, ...]
     own: bool
-    """Whether the file's first row is the header."""
+    """True where the file's first row is the header."""
     note: str | None = None
 
 

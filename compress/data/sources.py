@@ -54,7 +54,7 @@ SUITES: Final = {"glue": "nyu-mll/glue", "super_glue": "aps/super_glue", "tweet_
 """Data sets of many tasks, which `suite/task` names as the papers do."""
 
 ANSWER_SECONDS: Final = 5.0
-"""How long the hub may take to answer at all; without this check its client retries for minutes."""
+"""Seconds that the hub may take to answer at all; without this check its client retries for minutes."""
 
 
 def check(source: str) -> None:

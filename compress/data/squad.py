@@ -23,7 +23,7 @@ from compress.data.text_files import head, parse_json, whole
 from compress.errors import DataError
 
 FEW_ARTICLES = 20
-"""From as many articles on, whole articles are held out, otherwise single paragraphs."""
+"""The least number of articles of which whole ones are held out; of fewer, single paragraphs are."""
 
 _SCHEMA = pa.schema(
     {

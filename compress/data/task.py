@@ -84,7 +84,7 @@ class TaskData:
     test: Dataset | None
     fingerprint: str
     notes: tuple[str, ...] = ()
-    """What the reader should know: splits made or passed over, guesses that were taken."""
+    """Notes for the reader: splits made or passed over, guesses that were taken."""
 
 
 class Examples(NamedTuple):

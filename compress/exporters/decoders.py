@@ -22,7 +22,7 @@ from compress.exporters.onnx import MASKED, export_graph, tracing
 from compress.slicing.shape import Shape
 
 BATCH, PAST_LENGTH, LENGTH, SOURCE = 2, 3, 4, 5
-"""What the graphs are traced at."""
+"""The sizes at which the graphs are traced."""
 
 
 class CachedLayer(DynamicLayer):

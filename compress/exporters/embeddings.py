@@ -20,9 +20,9 @@ Pool = Literal["mean", "cls", "max"]
 POOLS: tuple[Pool, ...] = get_args(Pool)
 MODULES, POOLING, SIZES = "modules.json", "1_Pooling", "sentence_bert_config.json"
 UNLIMITED = 10**6
-"""What a tokenizer without a limit calls its limit is above this."""
+"""A tokenizer without a limit gives as its limit a number above this."""
 MAX_DROP = 0.01
-"""How far the order of similarities may be from fp32's (1 - Spearman) for an int8 file to be certified."""
+"""The most that the order of similarities may differ from fp32's (1 - Spearman) for an int8 file to be certified."""
 
 Floats = NDArray[np.float32]
 

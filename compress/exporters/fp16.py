@@ -36,7 +36,7 @@ LIMIT = LARGEST / 4
 """Numbers beyond it stay float32: a quarter of float16's largest, as real texts may go further than the trial rows."""
 
 TOLERANCE = 0.02
-"""How far the logits may be from fp32's, relative to the largest (or to 1): float16 itself gives a few thousandths."""
+"""The most that logits may differ from fp32's, relative to the largest (or to 1): float16 gives a few thousandths."""
 
 
 @dataclass(frozen=True)

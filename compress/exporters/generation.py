@@ -34,7 +34,7 @@ DECODER: Mapping[str, str] = {
     "int8": "onnx/decoder_model_merged_quantized.onnx",
 }
 TOLERANCE = 1e-3
-"""How far the files' logits may be from the model's, relative to the largest logit (or to 1)."""
+"""The most that the files' logits may differ from the model's, relative to the largest logit (or to 1)."""
 
 
 def complete(folder: Path, texts: Sequence[str], precision: str, *, max_length: int, new: int) -> list[str]:

@@ -275,7 +275,7 @@ LEARNED_KEY = "activation_ranges"
 """The key of a config that holds the ranges of a model that was trained for int8 (compress.papers.q8bert)."""
 
 REPEATED = re.compile(r"_\d+(?=\.|$)")
-"""What the exporter adds to a layer's name where the layer is called again."""
+"""The suffix that the exporter adds to a layer's name where the layer is called again."""
 
 
 def learned_ranges(config: Any) -> Mapping[str, Sequence[float]]:

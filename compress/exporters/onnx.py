@@ -43,10 +43,10 @@ SEGMENTS_UNCOUNTED = ("xlm", "xlnet")
 """Model types that read token types without a `type_vocab_size` in their config."""
 
 OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state", "sentence_embedding")
-"""What the hub's tools look for in a file, by their names."""
+"""The names of outputs that the hub's tools look for in a file."""
 
 TOLERANCE = 1e-3
-"""How far the file's logits may be from the model's, relative to the largest logit (or to 1): float32 noise is 1e-6."""
+"""The most that a file's logits may differ from the model's, relative to the largest (or 1): float32 noise is 1e-6."""
 
 TRACED = (2, 5)
 PROBES = ((1, 2), (3, 7))

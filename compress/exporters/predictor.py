@@ -23,7 +23,7 @@ from compress.exporters.session import UNOPENED, EncodedRow, open_session
 
 Text = str | tuple[str, str]
 WORDS = re.compile(r"https?://\S+|[@#]?\w+(?:[-.'’&]\w+)*|[^\w\s]")
-"""What counts as a word: an address, a name with its @ or #, letters and digits held together by single marks; any
+"""The pattern of a word: an address, a name with its @ or #, letters and digits held together by single marks; any
 other mark alone. Data of tagged words are cut about so."""
 
 

@@ -119,7 +119,7 @@ UNOPENED = (
     runtime.NotImplemented,
     runtime.RuntimeException,
 )
-"""What onnxruntime raises for a file it cannot run; these have no parent in common."""
+"""The errors of onnxruntime for a file it cannot run; they have no parent in common."""
 
 
 def opset_of(model: onnx.ModelProto) -> int:

@@ -26,13 +26,13 @@ from compress.records.latency import Latency, Setting
 from compress.slicing.shape import positions
 
 AGREE = 1.05
-"""How far apart the best passes of two races of one file may be for both to be undisturbed."""
+"""The largest ratio of the best passes of two races of one file for both to be undisturbed."""
 
 TOGETHER = 8
 """Files open on the device at once: a phone holds no more."""
 
 SWEEPS, MORE = 3, 5
-"""How often every file races, and how often more the ones that were disturbed: two in a row can be, alike."""
+"""Races of every file, and further ones of those that were disturbed: two in a row can be, alike."""
 
 
 @dataclass(frozen=True)

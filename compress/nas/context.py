@@ -40,7 +40,7 @@ from compress.training.stage import Trained, planned_steps
 PROBES = (8, 24)
 """Steps of two short trainings that are timed: what the longer one took more is what steps take."""
 LEAST = 0.5
-"""Of the longer one's mean step: a step takes no less, whatever the difference of two short times says."""
+"""The least share of the longer one's mean step that a step takes, whatever the difference of two short times says."""
 SPARE = 0.9
 """Share of a stage's time that its steps are planned to fill: it is scored, and written, in the rest."""
 
@@ -243,7 +243,7 @@ FACTS, WINNERS = "student.json", "winners.json"
 
 @dataclass(frozen=True)
 class StudentState:
-    """What a search knows of one student beyond its trial; students/N/student.json.
+    """A search's knowledge of one student beyond its trial; students/N/student.json.
 
     measured   setting -> ms; bundle: where it was written to
     """

@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CostModel:
-    """What a choice costs, before anything is trained."""
+    """The costs of a choice, before anything is trained."""
 
     search: SearchConfig
     shapes: Shapes

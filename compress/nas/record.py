@@ -186,7 +186,7 @@ def _stage_rungs(context: SearchContext, known: Sequence[TrialRecord]) -> list[R
 
 
 LEAST_TRIALS = 20
-"""Of fewer, the best tenth is one trial."""
+"""The least number of trials of which the best tenth is more than one."""
 
 
 def compute_importances(found: SearchReport) -> tuple[ChoiceImportance, ...]:

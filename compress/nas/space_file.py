@@ -31,13 +31,13 @@ from compress.config.term import Term
 from compress.errors import RecipeError, SearchError, did_you_mean
 
 Value = int | float | str | bool
-"""Of an axis. Of sizes an int is a count, a float a share of the teacher's (1.0: all of it)."""
+"""A value of an axis. For sizes, an int is a count and a float a share of the teacher's (1.0: all of it)."""
 
 SIZES = ("layers", "hidden", "heads", "ffn", "embedding", "bottleneck")
 SLICED = (*SIZES, "precision")
-"""What the subnets of one supernet can differ in."""
+"""The axes in which the subnets of one supernet can differ."""
 AXES = (*SIZES[:-1], "share.attention", "share.ffn", "precision")
-"""What students that are each built anew can differ in, besides `config.SETTING`."""
+"""The axes in which students that are each built anew can differ, besides `config.SETTING`."""
 PRECISIONS = ("int8", "fp32")
 
 
@@ -75,7 +75,7 @@ def _student(given: Any) -> Any:
 
 
 class Space(Frozen):
-    """Which students there may be, and what is done with each.
+    """The students that there may be, and what is done with each.
 
     mode      supernet: one training of the teacher's own weights, of which every student is a part. plain: each is
               built and trained by itself

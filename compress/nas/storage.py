@@ -32,9 +32,9 @@ class StorageError(SearchError):
 HEARTBEAT, GRACE = 10, 60
 """Seconds between the heartbeats of a trial, and after its last one until its process counts as dead."""
 RETRIES = 2
-"""How often the shape of a killed process is tried again: one that runs out of memory kills every worker."""
+"""The most times that the shape of a killed process is tried again: one too large for memory kills every worker."""
 LOCK_SECONDS, CONNECT_SECONDS = 60, 10
-"""How long to wait for another process to release an SQLite file, and for a server to answer."""
+"""Seconds to wait for another process to release an SQLite file, and for a server to answer."""
 
 
 class HeartbeatStorage(RDBStorage):

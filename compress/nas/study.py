@@ -62,7 +62,7 @@ def close_study(study: optuna.Study) -> None:
 
 SAMPLERS = ("tpe", "nsga2", "gp", "random")
 POPULATION = 24
-"""Of NSGA-II: a generation is that many completed trials, and a search has some hundred of them."""
+"""The population of NSGA-II: a generation is that many completed trials, and a search has some hundred of them."""
 
 
 def make_sampler(name: str, seed: int | None = None, stream: Sequence[int] = ()) -> BaseSampler:

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 LOGITS: Final = frozenset({"logits"})
 SKELETONS: Final = 64
-"""How many shapes' modules are kept; making one anew takes some 15 ms."""
+"""The number of shapes whose modules are kept; making one anew takes some 15 ms."""
 
 
 @dataclass(frozen=True)

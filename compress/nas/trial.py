@@ -127,7 +127,7 @@ def reason_to_prune(standing: Standing, others: Sequence[Standing]) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of a trial: its values in the order of the objectives, if it has any; else the reason."""
+    """The end of a trial: its values in the order of the objectives, if it has any; else the reason."""
 
     state: State | None
     values: tuple[float, ...] | None = None

@@ -46,7 +46,7 @@ ATTRIBUTE = "for workers"
 
 @dataclass(frozen=True)
 class WorkerInputs:
-    """What a worker needs, kept in the study.
+    """The inputs of a worker, kept in the study.
 
     search    search.yaml
     latencies    the latency models

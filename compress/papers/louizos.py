@@ -19,7 +19,7 @@ GAMMA: Final = -0.1
 ZETA: Final = 1.1
 """Sec. 4: the values of every experiment."""
 _END = 1e-6
-"""How near u comes to 0 and 1, whose logarithms have no end."""
+"""The least distance of u from 0 and 1, whose logarithms are infinite."""
 
 
 def drawn(log_alpha: Tensor, uniform: Tensor | None = None) -> Tensor:

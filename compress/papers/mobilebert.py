@@ -44,7 +44,7 @@ from compress.training.reads import reads
 from compress.training.step import Distillation
 
 EPSILON = 1e-12
-"""Of the parameter-free normalisation: the authors' layer norm."""
+"""The epsilon of the parameter-free normalisation, that of the authors' layer norm."""
 
 
 @reads("layers", per="token")

@@ -35,7 +35,7 @@ ROWS_PER_CALL = 1000
 STEP = 0.2
 """STS-B's scores are rounded to this (Sec. 2.4)."""
 NO_NUMBER = -1.0
-"""What a text that is no number counts as (authors' code)."""
+"""The value of a text that is no number (authors' code)."""
 
 
 def relative_bucket(

@@ -1,4 +1,4 @@
-"""What a language model answers, and where it is kept: no question is paid for twice.
+"""Keep what a language model answers: no question is paid for twice.
 
 Shapes: N prompts, A answers.
 """
@@ -39,7 +39,7 @@ class UnansweredError(TeacherError):
 
 @dataclass(frozen=True)
 class Likelihood:
-    """How likely each answer is to follow one prompt.
+    """The likelihood of each answer after one prompt.
 
     log_p   natural logarithm of its probability, the sum over its tokens; tokens: how many these are
     absent  how many answers the model did not tell of, so that `log_p` is only the most it can be
@@ -52,7 +52,7 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class Likelihoods:
-    """Of many prompts. `asked` of them were put to the model now, in `seconds`; the others were answered before."""
+    """The likelihoods of many prompts. `asked` of them were put to the model now, in `seconds`, the others before."""
 
     log_p_NA: NDArray[np.float64]
     tokens_NA: NDArray[np.int64]

@@ -55,7 +55,7 @@ LogP = Annotated[float, Field(strict=True, le=0.01, allow_inf_nan=False)]
 
 
 class Endpoint(Frozen):
-    """Where to ask.
+    """The endpoint to ask.
 
     mode         echo: /completions scores prompt and answer (`echo` with `logprobs`): exact, for answers of any length;
                  top: /completions lists its `top` next tokens; chat: /chat/completions does. For these two an answer

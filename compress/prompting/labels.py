@@ -253,7 +253,7 @@ class PromptedTeacher:
 
     @cached_property
     def digest(self) -> str:
-        """Of all that decides the labels: the model, the prompt, the examples."""
+        """Return the digest of all that decides the labels: the model, the prompt, the examples."""
         settings = self.questions.prompt.model_dump(exclude={"name", "about", "examples"})
         shown = [each.model_dump() for each in self.questions.examples]
         return digest.of_value([self.speaker.digest, settings, shown, self.questions.labels])

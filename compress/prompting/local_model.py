@@ -97,7 +97,7 @@ class LocalModel:
 
     @property
     def encodes(self) -> bool:
-        """Whether an encoder reads the prompt."""
+        """Return True where an encoder reads the prompt."""
         return bool(self.model.config.is_encoder_decoder)
 
     @property
@@ -146,7 +146,7 @@ class LocalModel:
 
     @property
     def _end(self) -> int:
-        """What the decoder says when an answer is complete."""
+        """Return the token that the decoder ends an answer with."""
         if self.tokenizer.eos_token_id is None:
             raise TeacherError(f"teacher {self.name}: its tokenizer has no token that ends an answer")
         return int(self.tokenizer.eos_token_id)

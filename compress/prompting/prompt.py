@@ -36,7 +36,7 @@ class Example(Frozen):
 
 
 class Prompt(Frozen):
-    """What to ask, and how to read the answer.
+    """The question to ask, and how to read the answer.
 
     template        of one question; the same for the examples, with their label
     instruction     stands once before everything, followed by `separator`
@@ -155,7 +155,7 @@ class Prompt(Frozen):
 
     @cached_property
     def pair(self) -> bool:
-        """Whether the template asks about two texts."""
+        """Return True where the template asks about two texts."""
         return "text_pair" in meta.find_undeclared_variables(_environment().parse(self.template))
 
     @cached_property

@@ -34,14 +34,14 @@ CALIBRATIONS: tuple[tuple[Calibration, float], ...] = (
     ("percentile", 99.99),
     ("entropy", 100.0),
 )
-"""Those compared where none is asked for, and their percentiles."""
+"""The methods compared where none is asked for, and their percentiles."""
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
 """Xiao et al. 2022 find 0.5 right for OPT and BLOOM, 0.75 and more for models with more outliers (section 4.1)."""
 PERCENTILE = 99.99
 DYNAMIC = "dynamic int8"
 CALIBRATION_ROWS = 512
 SHIPPED_WORTH = 0.2
-"""Of the error, that a product must carry to be left in float32 where nobody asked what the answers are worth."""
+"""The share of the error that a product must carry to be left in float32 where nobody asked what answers are worth."""
 
 Say = Callable[[str], None]
 

@@ -33,12 +33,12 @@ Costs = Callable[[], Mapping[str, float]]
 """Product -> what leaving it in float32 costs, in milliseconds, or in proportion to them; all above 0."""
 
 WORTH = 0.05
-"""Of the mean squared error of the logits, that a product must carry to be left in float32 for the answers' sake; for
-the score's sake less will do."""
+"""The share of the mean squared error of the logits that a product must carry to be left in float32 for the answers'
+sake; for the score's sake less will do."""
 STEP = 10
 """Products between two reports of progress."""
 HEAD = 0.01
-"""What a head's layer costs beside one of the same size that reads every token: it reads one row."""
+"""The cost of a head's layer beside one of the same size that reads every token: it reads one row."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _needed(trials: _Trials, keep: tuple[str, ...], enough: Callable[[ScoreDrop]
 TOKENS = 64
 ROUNDS, RUNS = 4, 8
 LEAST = 1e-3
-"""Of the file's latency, that a product costs at least: less is not told from nothing."""
+"""The least share of the file's latency that a product costs: less is not told from nothing."""
 
 
 def race_products(

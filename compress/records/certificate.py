@@ -1,4 +1,4 @@
-"""What was proved of a file, and how: plain records, kept in report.json and in the ONNX file's own metadata."""
+"""The records of what was proved of a file, and how: plain, kept in report.json and in the ONNX file's own metadata."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What quantising one matrix product costs.
+    """The cost of quantising one matrix product.
 
     product  the graph's node; layer: what it is to a reader, as `layer 3 feed-forward out`
     error    mean squared difference of the logits from fp32's, with this product alone quantised

@@ -1,4 +1,4 @@
-"""What a latency measurement is, whatever the device: the setting, the figures, the verdict on noise."""
+"""A latency measurement, whatever the device: the setting, the figures, the verdict on noise."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from compress.errors import CompressError
 
 NOISE_FACTOR = 1.15
-"""How much the medians of the two passes may differ before a measurement is flagged."""
+"""The largest ratio of the medians of the two passes that is not flagged."""
 
 
 WARM_UP = 5
@@ -19,7 +19,7 @@ FEWEST_SHAPES = 5
 """Measured shapes that a latency model needs: with fewer, its leave-one-out error means nothing."""
 
 MOST_TOKENS = 2**24
-"""In one forward: the inputs alone would be gigabytes."""
+"""The most tokens in one forward: the inputs alone would be gigabytes."""
 
 
 class DeviceError(CompressError):
@@ -51,7 +51,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Latency:
-    """What one file took at one setting.
+    """The latency of one file at one setting.
 
     runs         how many timed runs the percentiles are of
     *_ms         of one forward, in milliseconds; init_ms opens the file, first_ms is the first forward
@@ -89,7 +89,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Sustained:
-    """What one file took while it ran without pause.
+    """The latency of one file while it ran without pause.
 
     minutes       p50 of one forward in each minute, in milliseconds; the last minute may be cut short
     temperatures  at the end of each minute, degrees Celsius; None where the device shows none

@@ -30,7 +30,7 @@ ScoreStage = Literal["subnet", "short", "final", "shipped"]
 ObjectiveName = Literal["score", "latency", "parameters", "flops_per_token", "file_mb"]
 
 STAGES: tuple[ScoreStage, ...] = ("subnet", "short", "final", "shipped")
-"""In the order in which a shape gets its scores: the last one it has is the one it stands at."""
+"""The stages in the order in which a shape gets its scores: the last one it has is the one it stands at."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class LatencyPrediction:
-    """How latency was predicted, and how well: errors are means of |predicted - measured| / measured, left out.
+    """The prediction of latency, and its quality: errors are means of |predicted - measured| / measured, left out.
 
     about   the predictor in words: its terms, rounds and runs of each measurement
     """
@@ -144,7 +144,7 @@ class Anchor:
 
 @dataclass(frozen=True)
 class ChoiceImportance:
-    """How much of what varies in `target` each choice explains: shares that sum to 1.
+    """The share of what varies in `target` that each choice explains: shares that sum to 1.
 
     evaluator   Optuna's, by name
     trials      so many complete ones it rests on
@@ -158,7 +158,7 @@ class ChoiceImportance:
 
 @dataclass(frozen=True)
 class SearchReport:
-    """What a search found under its budgets, with all that is needed to judge and repeat it.
+    """The findings of a search under its budgets, with all that is needed to judge and repeat it.
 
     study        where it is, as `compress search show` takes it
     teacher_ms   on the same device at the same setting, in the same race as the finalists

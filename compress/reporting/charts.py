@@ -30,13 +30,13 @@ NAME_LETTERS = 26
 FAR = 3
 """A score this many times as far from the best as the median score is off the scale, which is for those in question."""
 WITH_FACTS = 5
-"""So many points have their figures beside their names."""
+"""The number of points that have their figures beside their names."""
 LOG_FROM = 4
 """Many costs that span more than this factor are on a logarithmic axis; few, from LOG_FEW on."""
 LOG_FEW = 20
 NARROW = 500
 ASIDE = frozenset({"step", "epoch", "grad_norm", "learning_rate", "total_flos", "num_input_tokens_seen"})
-"""What a trainer logs beside the loss and its parts."""
+"""The entries that a trainer logs beside the loss and its parts."""
 
 Pixel = tuple[float, float]
 Line = list[Pixel]

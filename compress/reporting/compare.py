@@ -53,7 +53,7 @@ class Basis:
 
 @dataclass(frozen=True)
 class View:
-    """Where latency is read: one setting on one device."""
+    """The place where latency is read: one setting on one device."""
 
     device: str
     setting: Setting

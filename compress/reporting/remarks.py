@@ -14,7 +14,7 @@ from compress.reporting.compare import OWN, ComparedModel, Comparison, Limits, P
 from compress.reporting.format import GAP, capitalised, listed
 
 MACRO = 0.05
-"""By so much more than the score macro F1 may fall without a word."""
+"""The most by which macro F1 may fall further than the score without a remark."""
 BARELY = 0.1
 """A teacher has learned little that makes less than this share of a baseline's errors good."""
 COSTS: Mapping[ObjectiveName, tuple[str, str]] = {

@@ -52,7 +52,7 @@ RISK = 0.01
 """A trend must be this unlikely without one (F-test)."""
 STEEPEST = 4.0
 FAR = 2.0
-"""So many times beyond what was measured a curve still counts as shown by it."""
+"""The factor beyond what was measured up to which a curve still counts as shown by it."""
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ Points = list[tuple[Mapping[str, float], float]]
 
 @dataclass(frozen=True)
 class Growth:
-    """What a search's page says of size, data and compute: sentences, a table, pictures, and what is not known."""
+    """A search page's part on size, data and compute: sentences, a table, pictures, and what is not known."""
 
     about: str
     expected: ResultTable | None

@@ -527,7 +527,7 @@ def heat_map(found: Sequence[Sensitivity]) -> tuple[list[str], list[tuple[str, l
 
 STANDING = {"subnet": "scored", "short": "trained briefly", "final": "trained", "shipped": "shipped"}
 TRIAL_HEADINGS = ("shape", "became", "score", "predicted, ms", "measured, ms", "file, MB", "parameters")
-"""What is told of every trial, beside its number."""
+"""The columns of every trial, beside its number."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from compress.models.teacher import Teacher
 from compress.training.augment import asks_language_model, augmented, task_text
 
 HELD_OUT_TOKENS: Final = 200_000
-"""How much text, at most, scores a language model."""
+"""The most tokens of text that score a language model."""
 
 
 @dataclass(frozen=True)

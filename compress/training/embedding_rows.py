@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from compress.data.masking import counts
 
 WORTH_IT = 0.7
-"""With a larger share of the vocabulary in use nothing is gained."""
+"""The share of the vocabulary in use above which nothing is gained."""
 
 
 class _InUse(nn.Module):

@@ -31,7 +31,7 @@ from compress.training.stage import run_stage
 SURE = 1.645
 """Standard errors by which a teacher must lead the majority's answer: 95 %, one-sided."""
 HALFWAY, HARDLY = 0.5, 0.1
-"""Of the way from the majority's score to 1: below, a teacher is compared with a bag of words, or is none."""
+"""Shares of the way from the majority's score to 1: below, a teacher is compared with a bag of words, or is none."""
 
 
 def with_head(teacher: Teacher, stage: Stage, context: TrainingContext, run: Run) -> Teacher:

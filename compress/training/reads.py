@@ -17,7 +17,7 @@ Difference = Literal["width", "heads", "head_size"]
 Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Loss = TypeVar("Loss", bound=Callable[..., Any])
 USUAL_ITEMS: Mapping[str, Item] = MappingProxyType({"logits": "example", "pair": "example", "scores": "pair"})
-"""What a mean usually runs over, by the signal that is read; of all others it is tokens."""
+"""The items that a mean usually runs over, by the signal that is read; of all others, tokens."""
 
 
 @dataclass(frozen=True)

@@ -49,18 +49,18 @@ def from_first(compute: Callable[[], T]) -> T:
 
 
 _IDENTITY = ("teacher", "prompt", "data", "corpus", "seed", "precision", "columns", "code")
-"""What must agree for a run to be continued, besides the recipe."""
+"""The settings that must agree for a run to be continued, besides the recipe."""
 _FACTS, _LOCK = "run.json", ".lock"
 _PAPERS = ("recipe.yaml", "search.yaml", _FACTS)
 """Written before anything runs; a directory that holds no more than these has nothing to lose."""
 _SPENT = "costs.json"
-"""What a search that failed at once has spent: nothing to lose either, and none of the next one's time."""
+"""The record of time that a failed search has spent: nothing to lose, and none of the next one's time."""
 _SECONDS = "seconds.json"
 _NO_FACTS = "What the run is of is not known without it: begin anew in another --out"
 _LEFTOVERS = (
     "stages/*/checkpoints", "stages/*/best.safetensors", "stages/*/.partial", ".*.partial", ".*.retired", ".timing-*",
 )  # fmt: skip
-"""What only an unfinished run needs, or what a kill has left."""
+"""The files that only an unfinished run needs, or that a kill has left."""
 
 
 class Resolved(Protocol):
@@ -74,7 +74,7 @@ class Run:
     path: Path
     seed: int
     main: bool
-    """Whether this process writes; false in all but the first of a multi-process launch."""
+    """True where this process writes: in all but the first of a multi-process launch it does not."""
     before: float = 0.0
     """Seconds that earlier processes have worked on it."""
     _opened: float = 0.0

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from compress.exporters.session import EncodedRow
 
 PARITY = 1e-4
-"""How far the logits of another form may be from the traced graph's, relative to the largest logit (or to 1)."""
+"""The most that the logits of another form may differ from the traced graph's, relative to the largest (or to 1)."""
 ROWS = 400
 """Rows of the evaluator that judge an int8 file, spread evenly over it."""
 LOSES = "loses {:.2f} points and changes {:.1f} % of the answers; at most {:g} of each are allowed"
 GAIN = 0.02
-"""By how much a file has to be faster than the one that is there to take its place."""
+"""The least gain by which a faster file takes the place of the one that is there."""
 Say = Callable[[str], None]
 
 

@@ -17,7 +17,7 @@ VERSION = "1.30.0"
 PACKAGE = f"onnxruntime-web@{VERSION}"
 TARBALL = f"onnxruntime-web-{VERSION}.tgz"
 INTEGRITY = "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
-"""Of the tarball, as the package's `dist.integrity` says."""
+"""The tarball's hash, as the package's `dist.integrity` gives it."""
 
 WASM: Mapping[str, str] = {
     "ort.wasm.min.mjs": "219e6a1fc8a9938268d18efca3c91d310bd2f4a59bbd13744df5b2b7fc6cee3b",

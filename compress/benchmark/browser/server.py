@@ -189,7 +189,7 @@ PUBLIC: Mapping[str, Path] = {
 
 @dataclass(frozen=True)
 class Site:
-    """What a job's page may fetch under its secret path, by name, and whom it talks to."""
+    """The files that a job's page may fetch under its secret path, by name, and the talk it belongs to."""
 
     visitor: Visitor
     offers: dict[str, Path | bytes] = field(default_factory=dict)
@@ -405,7 +405,7 @@ Milliseconds = Annotated[FiniteFloat, Field(ge=0)]
 
 @dataclass(frozen=True)
 class Known:
-    """What the browser tells of itself; '' and 0 where it does not.
+    """The browser's description of itself; '' and 0 where it gives none.
 
     timer_ms  the least step its clock shows
     isolated  whether the page may share memory between threads
@@ -425,7 +425,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Opened:
-    """What opening a file took: init_ms; first_ms of the first forward; forwards: one sample is the mean of so many.
+    """The times of opening a file: init_ms; first_ms of the first forward; forwards: one sample is the mean of so many.
 
     With these the clock's step is at most 1 % of what it times.
     """
@@ -437,7 +437,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Timed:
-    """What a round took. ms: of one forward, per sample; heap_mb: what WebAssembly's memory grew to, 10^6 bytes."""
+    """The times of a round. ms: of one forward, per sample; heap_mb: what WebAssembly's memory grew to, 10^6 bytes."""
 
     ms: Annotated[list[Annotated[FiniteFloat, Field(gt=0)]], Field(min_length=1)]
     heap_mb: Annotated[FiniteFloat, Field(ge=0)]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Runners = dict[str, "Running"]
 
 READY = '{"agent": '
-"""How the first line of ours begins: what a login shell prints before it is passed over."""
+"""The beginning of our first line: what a login shell prints before it is passed over."""
 
 FAST_SETS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm", "sve")
 """Instruction sets that decide how fast int8 and bf16 are."""
@@ -46,7 +46,7 @@ SENSORS = Path("/sys/class")
 CPUS = Path("/sys/devices/system/cpu")
 CHUNK = 2**20
 LAST_WORDS = 600
-"""How many characters of a runner's last line its death repeats."""
+"""Characters of a runner's last line that the report of its death repeats."""
 
 
 class Running(NamedTuple):

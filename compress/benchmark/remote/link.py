@@ -18,7 +18,7 @@ PATIENCE = 15.0
 """Seconds an agent has to end after its input did: it kills its runners, and removes its folder where it has one."""
 
 Loss = Callable[[int | None, str], DeviceError]
-"""What a lost agent means: its process's exit code, None where it was given up; and its words on standard error."""
+"""The error for a lost agent, of its process's exit code (None: given up) and its words on standard error."""
 
 
 @dataclass

@@ -51,7 +51,7 @@ NAME = "export.json"
 BESIDE = ("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER = ("tokenizer*.json", "tokenizer.model", "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "spm.model")
 OPSETS = range(12, 24)
-"""What torch's TorchScript exporter, onnxruntime and its quantiser all do, for every family (torch 2.13,
+"""The opsets that torch's TorchScript exporter, onnxruntime and its quantiser all do, for every family (torch 2.13,
 onnxruntime 1.31): DeBERTa's graph is invalid below, the exporter ends above."""
 
 OPSET = WITH_NORM = 17

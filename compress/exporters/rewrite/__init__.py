@@ -47,8 +47,8 @@ class Form:
 PLAIN = Form()
 
 SHIPPED = Form(tokens_first=False)
-"""What `to_onnx` writes: less work for any runtime. Tokens first is faster in onnxruntime on x86, slower in OpenVINO:
-that is for `tune` to find out."""
+"""The form that `to_onnx` writes: less work for any runtime. Tokens first is faster in onnxruntime on x86, slower in
+OpenVINO: that is for `tune` to find out."""
 
 OLDEST = 13
 """The first opset in which Squeeze and Unsqueeze read their axes as a tensor."""

@@ -238,7 +238,7 @@ REPEATED = re.compile(r"(.+?)_(\d+)")
 
 
 OF_GEMM = "_MatMul"
-"""What onnxruntime's dynamic quantiser adds to the name of a Gemm, which it takes apart, quantised or not."""
+"""The suffix that onnxruntime's dynamic quantiser adds to a Gemm's name; it takes each apart, quantised or not."""
 
 
 @dataclass(frozen=True)

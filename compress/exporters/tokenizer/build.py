@@ -174,7 +174,7 @@ def answer(graph: GraphBuilder, task: Task, logits_BK: str) -> list[ValueInfoPro
 
 
 PREFIX = "text"
-"""Of every name in the part that is added."""
+"""The prefix of every name in the part that is added."""
 
 ROWS = ("input_ids", "attention_mask", "token_type_ids")
 

@@ -100,7 +100,7 @@ FIRST: Final = 3
 """Symbols: padding, what ends a word, a character that no token has; then the characters that tokens have."""
 
 PAD: Final = "padding"
-"""What fills the shorter rows of characters; no single character, so that no text can hold it."""
+"""The filling of the shorter rows of characters; no single character, so that no text can hold it."""
 
 
 @dataclass(frozen=True)
