@@ -86,7 +86,7 @@ def compared(folder: Path, kind: str, precision: Precision, answers: Sequence[Ma
             worst = max(worst, float(np.abs(array.ravel() - np.array(answer["outputs"][name], np.float32)).max()))
         if kind == "classification":
             (said,) = bundle.predict([(row[0], row[1]) if len(row) == 2 else row[0]], precision=precision)
-            same(answer["label"], said.label, f"{row}: other label")  # type: ignore[union-attr]
+            same(answer["label"], said.label, f"{row}: other label")  # type: ignore[union-attr]  # a label
     if worst > TOLERANCE[precision] * largest:
         raise MismatchError(f"{precision}: outputs differ by {worst:.2g} where the largest is {largest:.2g}")
     return f"{len(rows)} texts, {', '.join(names)} within {worst:.1e} of {largest:.3g}"

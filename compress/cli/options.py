@@ -78,6 +78,7 @@ def grouped(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]],
                 given[name] = group(**own)
             command(**given)
 
+        # inspect and Typer read it, typeshed does not know it
         run.__signature__ = Signature([each.replace(kind=Parameter.KEYWORD_ONLY) for each in flat])  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in flat}
         return run

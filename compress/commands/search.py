@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 TRIALS = {"supernet": 200, "plain": 24}
 """Shapes scored where neither their number nor a time is stated."""
 LEAST_TRIALS = 8
-"""Students that are each trained of which so many fit into a stated time, at least."""
+"""Students that a stated time has to hold at least, where each is trained by itself."""
 STUDY = "study.db"
 """The file of the study in the search's folder."""
 SHOWN = 30.0

@@ -298,8 +298,8 @@ def _noticed(task: Task, fp32: ReportRow, int8: ReportRow) -> list[str]:
 
 
 INT8_LIMIT = 0.002
-"""The share of the score, and of the answers, that quantisation may change on the validation split, where nobody
-says otherwise."""
+"""The part of the score, in its own unit, and the share of the answers that quantisation may change on the validation
+split, where nobody says otherwise."""
 BUDGETED_LIMIT = 0.005
 """The same of a student that was made for a latency: a product in float32 costs what pruning has saved."""
 

@@ -317,6 +317,7 @@ class Recipe(Frozen):
     cost: str | None = None
     teacher: Stage
     teacher_lm: Stage
+    # mypy infers Never for what these factories return, and refuses the classes
     student: StudentSpec = Field(default_factory=StudentSpec)  # type: ignore[arg-type]
     target: Target = Field(default_factory=Target)  # type: ignore[arg-type]
     stages: tuple[AnyStage, ...] = Field(min_length=1)

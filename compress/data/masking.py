@@ -119,8 +119,8 @@ class Words:
             size,
             tokenizer.mask_token_id,
             tokenizer.pad_token_id,
-            special_V,  # type: ignore[arg-type]
-            starts_V | special_V,  # type: ignore[arg-type]
+            special_V,  # type: ignore[arg-type]  # torch types every tensor Tensor
+            starts_V | special_V,  # type: ignore[arg-type]  # the same
             counts,
             tokenizer.unk_token_id,
             *map(tuple, Template.from_tokenizer(tokenizer, 1).ids),
@@ -169,7 +169,7 @@ def counts(rows: Dataset, vocabulary: int) -> LongTensor:
                     "These rows were made by another tokenizer."
                 )
             total += found
-    return torch.from_numpy(total)  # type: ignore[return-value]
+    return torch.from_numpy(total)  # type: ignore[return-value]  # torch types every tensor Tensor
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ class T5Decoder(nn.Module):
 
 def trace(module: nn.Module, path: Path, *, opset: int) -> None:
     """Write the graph of one of the modules above. Raises ExportError when it cannot be traced."""
-    example: dict[str, Tensor] = module.example()  # type: ignore[operator]
+    example: dict[str, Tensor] = module.example()  # type: ignore[operator]  # nn.Module types what it lacks as Tensor
     past: list[str] = getattr(module, "past", [])
     outputs = ["logits", *(f"present.{name}" for name in past)] if past else ["last_hidden_state"]
     axes = {name: _axes(name) for name in (*example, *outputs)}

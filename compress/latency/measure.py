@@ -26,7 +26,7 @@ from compress.records.latency import Latency, Setting
 from compress.slicing.shape import positions
 
 AGREE = 1.05
-"""The largest ratio of the best passes of two races of one file for both to be undisturbed."""
+"""The largest ratio of the p10s of the best passes of two races of one file for both to be undisturbed."""
 
 TOGETHER = 8
 """Files open on the device at once: a phone holds no more."""

@@ -125,7 +125,7 @@ def under(model: "PreTrainedModel", head: "Head", kind: Kind | None) -> "PreTrai
         if carried is not None and carried.shape == tensor.shape:
             tensor.copy_(carried)
     share_again(other)
-    return other.to(model.device)  # type: ignore[arg-type]
+    return other.to(model.device)  # type: ignore[arg-type]  # transformers wraps `to` and loses self
 
 
 def load(folder: Path, head: "Head", kind: Kind | None) -> "PreTrainedModel":

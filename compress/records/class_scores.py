@@ -8,7 +8,7 @@ from dataclasses import dataclass
 FAR = 0.8
 """A recall below this share of the other model's has fallen far."""
 SIGNIFICANCE = 0.025
-"""The significance of a fall that is no accident of few rows, one-sided: 95 % of both sides."""
+"""The p-value, one-sided, below which a fall is no accident of few rows: 95 % of both sides."""
 MOST_NAMED = 3
 """Classes that a sentence names before it counts."""
 

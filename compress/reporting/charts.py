@@ -30,7 +30,7 @@ NAME_LETTERS = 26
 FAR = 3
 """A score this many times as far from the best as the median score is off the scale, which is for those in question."""
 WITH_FACTS = 5
-"""The number of points that have their figures beside their names."""
+"""The most points that a chart may have to show figures beside their names."""
 LOG_FROM = 4
 """Many costs that span more than this factor are on a logarithmic axis; few, from LOG_FEW on."""
 LOG_FEW = 20

@@ -54,7 +54,7 @@ _FACTS, _LOCK = "run.json", ".lock"
 _PAPERS = ("recipe.yaml", "search.yaml", _FACTS)
 """Written before anything runs; a directory that holds no more than these has nothing to lose."""
 _SPENT = "costs.json"
-"""The record of time that a failed search has spent: nothing to lose, and none of the next one's time."""
+"""The time that a search has spent. Of one that failed at once, nothing is lost with it."""
 _SECONDS = "seconds.json"
 _NO_FACTS = "What the run is of is not known without it: begin anew in another --out"
 _LEFTOVERS = (

@@ -189,7 +189,7 @@ PUBLIC: Mapping[str, Path] = {
 
 @dataclass(frozen=True)
 class Site:
-    """The files that a job's page may fetch under its secret path, by name, and the talk it belongs to."""
+    """The files that a job's page may fetch under its secret path, by name, and the visitor whose they are."""
 
     visitor: Visitor
     offers: dict[str, Path | bytes] = field(default_factory=dict)

@@ -128,7 +128,7 @@ def _dynamic_int8(program: Any, sample: tuple[Tensor, ...], shapes: Any) -> Any:
 def with_int8_rows(model: nn.Module) -> nn.Module:
     """Copy the model with its input table, and its positions where they are a table, as `Int8Rows`."""
     changed = copy.deepcopy(model)
-    words = changed.get_input_embeddings()  # type: ignore[operator]
+    words = changed.get_input_embeddings()  # type: ignore[operator]  # nn.Module types what it lacks as Tensor
     for name, module in list(changed.named_modules()):
         table = type(module) is nn.Embedding and module.weight.numel() >= SMALL
         if table and (module is words or name.endswith("position_embeddings")):
