@@ -13,7 +13,7 @@ from rich.console import Console
 
 from compress.errors import DamagedError
 from compress.io import CHECKSUMS, seal, verify
-from compress.training.stage import Trained, train
+from compress.training.stage import Scoring, Trained, train
 from compress.training.step import Distillation
 from compress.training.trainer import Spent, checkpoints
 from tests import learning
@@ -32,10 +32,10 @@ def run(path: Path, *, until: int | None = None, stage: Any = STAGE) -> tuple[Di
     step, console = learning.step(dropout=True), Console(file=(said := StringIO()), width=1000)
     material = (learning.rows(), learning.collate(), learning.run(path))
     if until is None:
-        return step, train(step, stage, *material, score=ByStep(path), console=console), said.getvalue()
+        return step, train(step, stage, *material, scoring=Scoring(ByStep(path), 1), console=console), said.getvalue()
     Interrupting(step, until)
     with pytest.raises(KeyboardInterrupt):
-        train(step, stage, *material, score=ByStep(path), console=console)
+        train(step, stage, *material, scoring=Scoring(ByStep(path), 1), console=console)
     return step, None, said.getvalue()
 
 

@@ -21,16 +21,17 @@ from tests.command import Shelf
 OPTIONS = {
     "distill": (
         "--teacher --recipe --data --out --corpus --prompt --set --text --label --kind --metric --seed --precision "
-        "--resume --gate --max-drop --allow-pickle --allow-code --json"
+        "--resume --gate --max-drop --allow-pickle --allow-code --json --paper --effort --minutes"
     ),
     "pretrain": (
-        "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle --allow-code"
+        "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle --allow-code "
+        "--paper --effort --minutes"
     ),
     "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle",
     "prune": (
         "model --data --out --recipe --layers --hidden --heads --ffn --embedding --bottleneck --max-latency-ms "
         "--speedup --max-params --device --threads --batch --seq --set --text --label --kind --metric "
-        "--seed --precision --resume --gate --max-drop --allow-pickle --allow-code --json"
+        "--seed --precision --resume --gate --max-drop --allow-pickle --allow-code --json --paper --effort --minutes"
     ),
     "export": (
         "model --out --for --precision --opset --tune --device --lan --timeout --python --threads --batch --seq "

@@ -19,6 +19,7 @@ PUBLIC = [
     "DeviceOptions",
     "Distillation",
     "Int8Options",
+    "LengthOptions",
     "MeasureOptions",
     "Objective",
     "PruneOptions",

@@ -11,9 +11,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+import compress
 from compress.commands.distill import StageModels
 from compress.exporters.artifact import Bundle
 from compress.pruning.stage import read_record
+from compress.slicing.plan import HIDDEN
 from tests import children, command, pruning_given, tiny
 from tests.pruning_given import pruned
 
@@ -264,3 +266,39 @@ def test_two_processes_keep_the_same_units_as_one(
         assert one == two
     for name, tensor in weights(tmp_path / "one", "recover").items():
         assert torch.allclose(weights(tmp_path / "two", "recover")[name], tensor, atol=2e-3), name
+
+
+def test_a_narrower_student_of_any_recipe_begins_as_the_most_important_part_of_its_teacher(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the importance that pruning goes by; its projections begin as the dimensions that are left."""
+    seen: dict[str, Any] = {}
+
+    class BegunError(Exception):
+        pass
+
+    def begin(stage: Any, student: Any, teacher: Any, *_: Any, origin_D: torch.Tensor, **__: Any) -> None:
+        seen.update(student=student, teacher=teacher.model, origin=origin_D)
+        raise BegunError
+
+    monkeypatch.setattr("compress.commands.distill.run_stage", begin)
+    monkeypatch.setenv("COMPRESS_HOME", str(tmp_path / "home"))
+    recipe = "\n".join(
+        [
+            *pruning_given.RECIPE.split("student:")[0].splitlines(),
+            "student: {hidden: 0.5, heads: 0.5, init: teacher}",
+            "stages:",
+            "  - {distill: only, steps: 3, max_length: 32, lr: 1.0e-3,",
+            "     objective: [{loss: tinybert.hidden, project: true}]}",
+        ]
+    )
+    with pytest.raises(BegunError):
+        tiny.call(
+            compress.distill, teacher=given["model"], recipe=tiny.recipe(tmp_path, recipe), data=given["data"],
+            out=tmp_path / "run", precision="fp32", gate="warn",
+        )  # fmt: skip
+    (rated,) = (tmp_path / "home" / "importance").glob("*/importance.safetensors")
+    widths = load_file(rated)[str(HIDDEN)]
+    assert seen["origin"].tolist() == sorted(widths.topk(16).indices.tolist())
+    mine, theirs = (seen[name].get_input_embeddings().weight for name in ("student", "teacher"))
+    assert torch.equal(mine, theirs[:, seen["origin"]])

@@ -51,7 +51,7 @@ def test_a_good_recipe(tmp_path: Path) -> None:
     assert (recipe.student.family, recipe.student.layers, recipe.student.heads) == ("teacher", 2, None)
     assert [(stage.kind, stage.name) for stage in recipe.stages] == [("distill", "first"), ("distill", "second")]
     assert recipe.stages[0].objective == (Term("tinybert.hidden", project=True),)
-    assert (recipe.teacher.kind, recipe.teacher.name, recipe.teacher.lr) == ("finetune", "teacher", 5e-5)
+    assert (recipe.teacher.kind, recipe.teacher.name, recipe.teacher.lr) == ("finetune", "teacher", "auto")
     assert recipe.teacher.objective == (Term("bert.labels"),)
 
 
@@ -223,7 +223,7 @@ def test_set_by_number_and_by_name(tmp_path: Path) -> None:
     assert (recipe.stages[0].lr, recipe.stages[1].epochs, recipe.stages[1].batch) == (3e-5, 0.5, 8)
     assert recipe.stages[1].objective[0].options == {"temperature": 7}
     assert (recipe.student.layers, recipe.student.copy_layers) == (3, (0, 1, 3))
-    assert (recipe.teacher.epochs, recipe.teacher.lr) == (1, 5e-5)
+    assert (recipe.teacher.epochs, recipe.teacher.lr) == (1, "auto")
     assert Recipe.load(name).stages[0].lr == 1e-3
 
 

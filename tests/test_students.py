@@ -15,6 +15,7 @@ from compress.errors import StudentError
 from compress.models.init_weights import KNOWN
 from compress.models.signals import open_attention, read
 from compress.models.student import build, config_for
+from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.sizes import select_layers
 from compress.training.stage import train
 from tests import learning, tiny
@@ -273,3 +274,15 @@ def test_a_student_attends_as_its_family_does_best_not_as_its_teacher_was_opened
     open_attention(opened)
     assert build(StudentSpec(layers=1), opened).config._attn_implementation == "sdpa"
     assert build(StudentSpec(family="deberta-v2"), opened).config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+def test_a_narrower_student_begins_with_the_units_of_most_importance(family: str) -> None:
+    teacher = tiny.model(family, layers=2, hidden=32, seed=4)
+    random = torch.Generator().manual_seed(1)
+    plan = SlicePlan.from_model(teacher)
+    importance = {group: torch.rand(size, generator=random) for group, size in plan.groups.items()}
+    student = build(StudentSpec(hidden=0.5, init="teacher"), teacher, importance=importance)
+    kept = importance[HIDDEN].topk(16).indices.sort().values
+    mine, theirs = (model.get_input_embeddings().weight for model in (student, teacher))
+    assert torch.equal(mine, theirs[:, kept]), "columns of the most important widths, in their order"

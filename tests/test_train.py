@@ -15,7 +15,7 @@ from compress.config.recipe import Stage
 from compress.config.term import Term
 from compress.data.collate import LengthGrouped
 from compress.errors import CompressError
-from compress.training.stage import Trained, train
+from compress.training.stage import Scoring, Trained, train
 from compress.training.step import Distillation
 from tests import learning, tiny
 
@@ -24,7 +24,14 @@ NAMES = [term.name for term in learning.TERMS]
 
 def trained(path: Path, stage: Stage, *, score: Any = None, dropout: bool = False) -> Distillation:
     step = learning.step(stage.objective, dropout=dropout)
-    train(step, stage, learning.rows(), learning.collate(), learning.run(path), score=score)
+    train(
+        step,
+        stage,
+        learning.rows(),
+        learning.collate(),
+        learning.run(path),
+        scoring=Scoring(score, 1) if score else None,
+    )
     return step
 
 
@@ -90,7 +97,7 @@ def test_tokens_that_never_occur_keep_their_weights_and_change_nothing_else(tmp_
     step, stage = learning.step(), learning.stage(weight_decay=0.0, evaluate=1)
     rows = learning.rows(vocabulary=10)
     scores = Scores(0.1, 0.2, 0.3)
-    train(step, stage, rows, learning.collate(), learning.run(tmp_path / "plain"), score=scores)
+    train(step, stage, rows, learning.collate(), learning.run(tmp_path / "plain"), scoring=Scoring(scores, 1))
     assert_same(step, by_hand(stage, vocabulary=10)[0], atol=1e-6)
     decayed = learning.step()
     words = decayed.student.get_input_embeddings().weight
@@ -144,7 +151,9 @@ class Scores:
 def test_the_best_weights_are_kept_not_the_last(tmp_path: Path) -> None:
     score = Scores(0.25, 0.75, 0.75, 0.5)
     stage, step = learning.stage(steps=8, epochs=2, evaluate=2), learning.step()
-    facts = train(step, stage, learning.rows(32), learning.collate(), learning.run(tmp_path), score=score)
+    facts = train(
+        step, stage, learning.rows(32), learning.collate(), learning.run(tmp_path), scoring=score and Scoring(score, 1)
+    )
     assert facts == Trained(8, 64, facts.seconds, score=0.75, best_step=4, peak_rss_mb=facts.peak_rss_mb)
     kept = step.student.state_dict()
     assert all(torch.equal(kept[name], tensor) for name, tensor in score.weights[1].items())
@@ -161,19 +170,16 @@ def test_the_last_weights_are_scored_too(tmp_path: Path) -> None:
         learning.rows(),
         learning.collate(),
         learning.run(tmp_path),
-        score=score,
+        scoring=Scoring(score, 1),
     )
     assert facts.best_step == 8
     assert [entry["step"] for entry in logged(tmp_path) if "eval_score" in entry] == [3, 6, 8]
 
 
 def test_without_scores_the_last_weights_stay(tmp_path: Path) -> None:
-    score = Scores()
     step = learning.step()
-    facts = train(
-        step, learning.stage(evaluate=0), learning.rows(), learning.collate(), learning.run(tmp_path), score=score
-    )
-    assert (facts.score, facts.best_step, score.weights) == (None, None, [])
+    facts = train(step, learning.stage(), learning.rows(), learning.collate(), learning.run(tmp_path))
+    assert (facts.score, facts.best_step) == (None, None)
     assert_same(step, by_hand(learning.stage())[0], atol=1e-6)
 
 
@@ -280,7 +286,7 @@ def test_a_continued_stage_ends_with_the_same_weights(
     step = learning.step(dropout=True)
     Interrupting(step, at * (stage.batch // (stage.micro_batch or stage.batch)))
     with pytest.raises(KeyboardInterrupt):
-        train(step, stage, learning.rows(), learning.collate(), learning.run(tmp_path), score=score)
+        train(step, stage, learning.rows(), learning.collate(), learning.run(tmp_path), scoring=Scoring(score, 1))
     torch.manual_seed(99)
     again = trained(tmp_path, stage, score=score, dropout=True)
     whole, path = uninterrupted[case]
@@ -293,8 +299,8 @@ def test_a_stage_stopped_after_its_last_step_takes_no_further_step(tmp_path: Pat
     """Its steps end within an epoch, and the schedule would still move the weights."""
     stage = learning.stage(schedule="constant", evaluate=1)
     whole = trained(tmp_path, stage, dropout=True, score=ByStep(tmp_path))
-    again = learning.step(dropout=True)
-    facts = train(again, stage, learning.rows(), learning.collate(), learning.run(tmp_path), score=ByStep(tmp_path))
+    again, scoring = learning.step(dropout=True), Scoring(ByStep(tmp_path), 1)
+    facts = train(again, stage, learning.rows(), learning.collate(), learning.run(tmp_path), scoring=scoring)
     assert_same(again, whole, atol=0)
     assert (facts.steps, facts.examples, facts.score, facts.best_step) == (8, 64, 0.5, 6)
 

@@ -14,6 +14,7 @@ from compress.config.options import (
     Int8MaxDrop,
     Json,
     LabelColumn,
+    LengthOptions,
     MaxDrop,
     Out,
     PruneOptions,
@@ -44,6 +45,7 @@ def prune(
     setting: SettingOptions = SettingOptions(),
     columns: DataOptions = DataOptions(),
     max_drop: Int8MaxDrop = None,
+    length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
     as_json: Json = False,
 ) -> None:
@@ -54,15 +56,15 @@ def prune(
     with told(hint=f"Continue with: compress prune ... --out {out} --resume"):
         from compress.commands import preflight
 
-        ready = preflight.load_recipe(recipe, options.overrides)
+        ready = preflight.load_recipe(recipe, options.overrides, length)
         preflight.check(ready, teacher=model, out=out, data=data, options=options)
         from compress.commands.prune import prune as run  # seconds: torch
 
         shown = console(as_json)
         bundle = run(
             model=model, recipe=ready, data=data, out=out, target=target, setting=setting, columns=columns,
-            max_drop=None if max_drop is None else max_drop / 100, options=replace(options, overrides=None),
-            console=shown,
+            max_drop=None if max_drop is None else max_drop / 100, length=length.minutes_alone,
+            options=replace(options, overrides=None), console=shown,
         )  # fmt: skip
         if as_json and not shown.quiet:
             print_result((bundle.path / "report.json").read_text(encoding="utf-8"))

@@ -14,6 +14,7 @@ from compress.config.options import (
     DataOptions,
     Int8MaxDrop,
     Json,
+    LengthOptions,
     OnWeakTeacher,
     Out,
     Precision,
@@ -39,6 +40,7 @@ def distill(
     ] = None,
     columns: DataOptions = DataOptions(),
     max_drop: Int8MaxDrop = None,
+    length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
     as_json: Json = False,
 ) -> None:
@@ -50,7 +52,7 @@ def distill(
         from compress.commands import preflight
         from compress.prompting.prompt import Prompt
 
-        ready = preflight.load_recipe(recipe, options.overrides)
+        ready = preflight.load_recipe(recipe, options.overrides, length)
         preflight.check_task(ready)
         asked = None if prompt is None else Prompt.load(prompt)
         preflight.check(
@@ -61,8 +63,8 @@ def distill(
         shown = console(as_json)
         bundle = run(
             teacher=teacher, recipe=ready, data=data, out=out, corpus=corpus, prompt=asked, columns=columns,
-            max_drop=None if max_drop is None else max_drop / 100, options=replace(options, overrides=None),
-            console=shown,
+            max_drop=None if max_drop is None else max_drop / 100, length=length.minutes_alone,
+            options=replace(options, overrides=None), console=shown,
         )  # fmt: skip
         if as_json and not shown.quiet:
             print_result((bundle.path / "report.json").read_text(encoding="utf-8"))
@@ -75,6 +77,7 @@ def pretrain(
     out: Out,
     corpus: CorpusName = None,
     data: Annotated[str | None, data_option(help="A labelled set, for stages that answer with text (T5).")] = None,
+    length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
 ) -> None:
     """Run a recipe's stages on text alone; the result is a checkpoint: a general student, a language model, a teacher.
@@ -84,14 +87,14 @@ def pretrain(
     with told(hint=f"Continue with: compress pretrain ... --out {out} --resume"):
         from compress.commands import preflight
 
-        ready = preflight.load_recipe(recipe, options.overrides)
+        ready = preflight.load_recipe(recipe, options.overrides, length)
         preflight.without_task(ready, corpus, data)
         preflight.check(ready, teacher=teacher, out=out, data=data, corpus=corpus, options=options)
         from compress.commands.pretrain import pretrain as run  # seconds: torch
 
         run(
             teacher=teacher, recipe=ready, out=out, corpus=corpus, data=data,
-            options=replace(options, overrides=None), console=console(),
+            length=length.minutes_alone, options=replace(options, overrides=None), console=console(),
         )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from compress.commands import preflight
 from compress.commands.ship import BUDGETED_LIMIT, INT8_LIMIT, ship
 from compress.config import reference, user_code
 from compress.config.limits import check_max_drop
-from compress.config.options import DataOptions, RunOptions
+from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import WHOLE, AnyStage, Prune, Recipe, Stage, StudentSpec, ancestor, spec_of
 from compress.config.reference import Call
 from compress.console import print_note, warn
@@ -34,19 +34,24 @@ from compress.models import precision as precisions
 from compress.models import student as students
 from compress.models import teacher as teachers
 from compress.models.flops import warn_if_larger
+from compress.models.init_weights import KNOWN, keep_units
 from compress.models.teacher import Teacher
 from compress.prompting.prompt import Prompt
 from compress.prompting.teacher import prompt_teacher, starting_checkpoint
 from compress.provenance import command_line
 from compress.pruning.budget import check_budget, resolve_budget
-from compress.pruning.stage import check_family, prune_stage, read_record, stage_sizes
+from compress.pruning.importance import compute_importance
+from compress.pruning.stage import calibration, check_family, prune_stage, read_record, stage_sizes
+from compress.slicing.plan import HIDDEN, SlicePlan
+from compress.slicing.select import Importance
 from compress.slicing.shape import Shape, positions
-from compress.slicing.sizes import resize_config
+from compress.slicing.sizes import resize_config, select_layers
 from compress.training.augment import asks_language_model
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.finetune import check_head, general, load_general, load_task_teacher
 from compress.training.objective import check_terms
 from compress.training.run import Run
+from compress.training.schedule import TimeLimit
 from compress.training.stage import run_stage, shares
 
 if TYPE_CHECKING:
@@ -63,6 +68,7 @@ def distill(
     prompt: str | Prompt | None = None,
     columns: DataOptions = DataOptions(),
     max_drop: float | None = None,
+    length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
     console: Console | None = None,
 ) -> Bundle:
@@ -79,6 +85,7 @@ def distill(
     out        the run's directory; `options.resume` continues a run that was interrupted, to the same final weights
     max_drop   of the score, in its own unit, that int8 may lose before products stay in float32; left out: INT8_LIMIT,
                or BUDGETED_LIMIT of a student made for a latency
+    length     how long its stages train: see `LengthOptions`
     options    seed, precision, resume and the like: see `RunOptions`. A recipe that names functions of yours is a
                program, and runs only with `allow_code`
 
@@ -88,7 +95,7 @@ def distill(
     if max_drop is not None:
         check_max_drop(max_drop)
     teacher, data = teacher_path(teacher), data_path(data)
-    recipe = preflight.load_recipe(recipe, options.overrides)
+    recipe = preflight.load_recipe(recipe, options.overrides, length)
     preflight.check_task(recipe)
     prompt = Prompt.load(prompt) if isinstance(prompt, str) else prompt
     preflight.check(
@@ -110,6 +117,9 @@ def distill(
             corpus=corpus, columns=columns, unlabelled=prompt is not None, number_format=number_format,
             allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
+        if length.minutes is not None:
+            untrained = () if base_teacher.trained or prompt is not None else (recipe.teacher,)
+            context = replace(context, time_limit=limit_time(length.minutes, (*untrained, *recipe.training), run))
         check_lengths(recipe, base_teacher, tuned=prompt is None)
         notes = StageModels(recipe, base_teacher, None, context, run).check()
         for note in notes:
@@ -137,6 +147,16 @@ def distill(
             run.finish()
         state.wait_for_everyone()
     return Bundle.load(run.path / "bundle")
+
+
+TRAINING = 0.8
+"""Share of a time limit that training may take; the rest is for exporting, certifying and measuring."""
+
+
+def limit_time(minutes: float, stages: Sequence[Stage], run: Run) -> TimeLimit:
+    """Split the minutes that a run may take, of which some are spent already, over these stages."""
+    ends = time.monotonic() + TRAINING * 60 * minutes - run.before
+    return TimeLimit(ends, tuple(stage.name for stage in stages), minutes)
 
 
 def on_cpu() -> bool:
@@ -322,11 +342,36 @@ class StageModels:
             return heads.under(before, stage.head, self.context.kind)
         source = teacher or self.task_teacher or self.base_teacher
         words = Words.from_tokenizer(self.base_teacher.tokenizer) if isinstance(spec.init, Call) else None
-        student = students.build(spec, source.model, head=stage.head, kind=self.context.kind, words=words)
+        student = students.build(
+            spec, source.model, head=stage.head, kind=self.context.kind, words=words,
+            importance=self.importance(stage, spec, source),
+        )  # fmt: skip
         last = self.recipe.stages[-1]
         if last.head == "task" and self.context.kind is not None:
             check_parts(student, self.base_teacher.tokenizer, self.context.data.task, last.max_length)
         return student
+
+    def importance(self, stage: AnyStage, spec: StudentSpec, source: Teacher) -> Importance | None:
+        """Rate the units of the teacher that a narrower student begins as a part of; None where it is not narrower.
+
+        By Taylor expansion, which tells better than the norms of weights which widths to keep (docs/LOG.md).
+        """
+        if spec.init != "teacher" or source.model.config.model_type not in KNOWN:
+            return None
+        mine = Shape.from_config(students.plan_config(spec, source.model.config))
+        theirs = Shape.from_config(source.model.config)
+        if all(getattr(mine, size) == getattr(theirs, size) for size in ("hidden", "embedding", "heads", "ffn")):
+            return None
+        labelled = stage.data == "task" and source is self.task_teacher
+        call = {"by": "molchanov.taylor", "targets": "labels" if labelled else "drawn"}
+        rated = Prune.model_validate(
+            {"prune": stage.name, "importance": call, "data": stage.data, "max_length": stage.max_length}
+        )
+        return compute_importance(
+            rated.importance, source.model.to(PartialState().device), SlicePlan.from_model(source.model),
+            calibration(rated, self.context, self.run.seed), self.context.collate,
+            batch=rated.batch, bf16=self.context.bf16, console=self.context.console,
+        )  # fmt: skip
 
     def prune(self, stage: Prune, before: PreTrainedModel | None) -> PreTrainedModel:
         """Cut the model down to the sizes of this stage. Its teacher is the model that its first stage was given."""
@@ -337,7 +382,18 @@ class StageModels:
         return prune_stage(stage, model, self.task_teacher, self.context, self.run, sizes=sizes, before=record)
 
     def origin(self, stage: Stage, student: PreTrainedModel) -> Tensor | None:
-        """Return the teacher's dimension for each one of the width of a student that was cut out of it."""
+        """Return the teacher's dimension for each one of the width of a student that was cut out of it.
+
+        None where the student began otherwise, or before this stage.
+        """
+        spec = spec_of(self.recipe, stage)
+        if not self.recipe.pruning and spec is not None and spec.init == "teacher":
+            source = self.teacher(stage) or self.task_teacher or self.base_teacher
+            mine, theirs = (Shape.from_config(each.config) for each in (student, source.model))
+            if {mine.family, theirs.family} <= set(KNOWN):
+                layers = select_layers(spec.copy_layers, mine.layers, theirs.layers)
+                kept = keep_units(source.model, mine, layers, self.importance(stage, spec, source))
+                return kept.indices.get(HIDDEN, torch.arange(mine.hidden))
         if not self.recipe.pruning:
             return None
         last = self._last_pruned(stage)

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from compress.config import user_code
 from compress.config.limits import check_seed
-from compress.config.options import RunOptions
+from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.data import sources
 from compress.errors import RecipeError, TeacherError
@@ -20,13 +20,19 @@ from compress.models import checkpoints
 from compress.training.run import Run
 
 
-def load_recipe(recipe: str | Path | Recipe, overrides: Sequence[str] | None = None) -> Recipe:
-    """Return the recipe of a name or a file, with what overrides change; a Recipe is itself. Raises RecipeError."""
+def load_recipe(
+    recipe: str | Path | Recipe, overrides: Sequence[str] | None = None, length: LengthOptions = LengthOptions()
+) -> Recipe:
+    """Return the recipe of a name or a file, as these options change it. Raises RecipeError.
+
+    A Recipe keeps its numbers; only `effort` reaches it.
+    """
     if not isinstance(recipe, Recipe):
-        return Recipe.load(recipe, overrides or ())
-    if overrides:
-        raise RecipeError([f"overrides ({', '.join(overrides)}): are for a recipe's name or file, not for a Recipe"])
-    return recipe
+        recipe = Recipe.load(recipe, overrides or (), paper=length.paper)
+    elif overrides or length.paper:
+        given = [*(overrides or ()), *(["paper"] if length.paper else [])]
+        raise RecipeError([f"overrides ({', '.join(given)}): are for a recipe's name or file, not for a Recipe"])
+    return recipe if length.effort is None else recipe.with_effort(length.effort)
 
 
 def check(

@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +11,9 @@ from accelerate import PartialState
 from rich.console import Console
 
 from compress.commands import preflight
-from compress.commands.distill import StageModels, check_lengths, load_functions, on_cpu
+from compress.commands.distill import StageModels, check_lengths, limit_time, load_functions, on_cpu
 from compress.config import user_code
-from compress.config.options import RunOptions
+from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.console import warn
 from compress.data import load_task
@@ -39,6 +40,7 @@ def pretrain(
     out: str | Path,
     corpus: str | None = None,
     data: "DataLike | None" = None,
+    length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
     console: Console | None = None,
 ) -> Path:
@@ -47,15 +49,14 @@ def pretrain(
     teacher   alias, folder or hub id: who teaches, or, where a stage learns from text alone, whose vocabulary and sizes
               the model takes
     corpus    the text of stages on text; data: the labelled set of stages that answer with text, as T5 does
-
-    options   as for `distill`; `gate` is of teachers of a task
+    length    how long its stages train; options: as for `distill`; `gate` is of teachers of a task
 
     The checkpoint is a plain transformers folder with its tokenizer, and may be the
     teacher of other runs. Raises a CompressError that says what to do for anything wrong with these.
     """
     console = console or Console(quiet=True)
     teacher, data = teacher_path(teacher), None if data is None else data_path(data)
-    recipe = preflight.load_recipe(recipe, options.overrides)
+    recipe = preflight.load_recipe(recipe, options.overrides, length)
     preflight.check(recipe, teacher=teacher, out=out, data=data, corpus=corpus, options=options)
     state = PartialState(cpu=on_cpu())
     recipe = load_functions(preflight.without_task(recipe, corpus, data), state.num_processes, options.allow_code)
@@ -86,6 +87,8 @@ def pretrain(
             use_bf16(number_format, recipe, base_teacher, console),
             console,
         )
+        if length.minutes is not None:
+            context = replace(context, time_limit=limit_time(length.minutes, recipe.training, run))
         models = StageModels(recipe, base_teacher, None, context, run)
         for note in models.check():
             warn(console, note)

@@ -14,7 +14,7 @@ from compress.benchmark.devices import open_device
 from compress.commands import preflight
 from compress.commands.distill import distill, load_functions, on_cpu
 from compress.config.loader import names
-from compress.config.options import DataOptions, PruneOptions, RunOptions, SettingOptions
+from compress.config.options import DataOptions, LengthOptions, PruneOptions, RunOptions, SettingOptions
 from compress.config.recipe import BUDGETS, SIZES, Recipe, Stage, Target
 from compress.config.reference import options as options_of
 from compress.data.objects import data_path, teacher_path
@@ -35,6 +35,7 @@ def prune(
     setting: SettingOptions = SettingOptions(),
     columns: DataOptions = DataOptions(),
     max_drop: float | None = None,
+    length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
     console: Console | None = None,
 ) -> Bundle:
@@ -50,7 +51,7 @@ def prune(
     Raises PruneError for what cannot be left of this model, and a CompressError that says what to do for the rest.
     """
     model, data = teacher_path(model), data_path(data)
-    recipe = preflight.load_recipe(recipe, options.overrides)
+    recipe = preflight.load_recipe(recipe, options.overrides, length)
     preflight.check(recipe, teacher=model, out=out, data=data, options=options)
     recipe = load_functions(recipe, PartialState(cpu=on_cpu()).num_processes, options.allow_code)
     recipe = aimed(recipe, asdict(target), asdict(setting))
@@ -58,7 +59,7 @@ def prune(
         _reach(recipe.target.device)
     return distill(
         teacher=model, recipe=recipe, data=data, out=out, columns=columns, max_drop=max_drop,
-        options=replace(options, overrides=None, allow_code=None), console=console,
+        length=length.minutes_alone, options=replace(options, overrides=None, allow_code=None), console=console,
     )  # fmt: skip
 
 

@@ -106,6 +106,27 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LengthOptions:
+    """How long a recipe's stages train.
+
+    paper    take the numbers of the recipe's paper where the recipe's own fit any data
+    effort   how long stages train whose end the validation split decides (`epochs: auto`); None: as the recipe says
+    minutes  of training and all else, about; stages that would take longer end sooner, their rate at zero all the same
+    """
+
+    paper: Annotated[bool, training("--paper", help="Train as long, and at the rates, that the paper says.")] = False
+    effort: Annotated[
+        Literal["quick", "normal", "best"] | None, training(help="Train for less or more than the usual time.")
+    ] = None
+    minutes: Annotated[float | None, training(min=0.1, help="Take about so many minutes for everything.")] = None
+
+    @property
+    def minutes_alone(self) -> "LengthOptions":
+        """Return what is left of them once a recipe has the rest."""
+        return LengthOptions(minutes=self.minutes)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
     """The device that latency is measured on, and how it is reached: see `compress.benchmark.devices.open_device`."""
 

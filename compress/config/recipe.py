@@ -28,7 +28,7 @@ from compress.config.loader import explain, extended, locate, override
 from compress.config.reference import Call
 from compress.config.reference import parse as parse_call
 from compress.config.term import Term, parse
-from compress.errors import RecipeError
+from compress.errors import RecipeError, did_you_mean
 
 KINDS = ("distill", "finetune", "pretrain")
 ALL_KINDS = (*KINDS, "prune")
@@ -37,6 +37,9 @@ Head = Literal["task", "encoder", "masked_lm", "pretraining", "causal_lm", "seq2
 Line = Annotated[Call, BeforeValidator(parse_call)]
 """A function by its address, with options: `paper.function` or `{by: paper.function, option: value}`."""
 Decay = Annotated[float, Field(ge=0, lt=1)]
+NUMBER, AUTO = "a number", "or auto"
+Auto = Annotated[Literal["auto"], Tag(AUTO)]
+NumberOrAuto = Discriminator(lambda given: AUTO if given == "auto" else NUMBER)
 
 
 class Frozen(BaseModel):
@@ -82,8 +85,10 @@ class Stage(Frozen):
 
     batch is the number of examples per optimiser step over all processes, micro_batch the most that one process holds
     at once (gradients accumulate); results do not depend on the number of processes. tokens, padding included, stand
-    in place of batch where rows are short and as many as fill them are wanted. epochs may be a fraction; steps stand in
-    their place, but are no more than what max_epochs come to.
+    in place of batch where rows are short and as many as fill them are wanted. epochs may be a fraction, or auto: until
+    the validation split shows no more improvement, and then the rate falls in a straight line instead of as `schedule`
+    says (`training.schedule`). lr auto is 5e-5 for BERT-base's width and goes with 1 / width. steps stand in the place
+    of epochs, but are no more than what max_epochs come to.
     evaluate: how often per epoch the student is scored; the best weights are kept (0: never, the last are kept; also
     so where there is nothing to score). checkpoint: optimiser steps between checkpoints (left out: ten per stage, but
     200 steps apart at least).
@@ -112,14 +117,15 @@ class Stage(Frozen):
     step: Line | None = None
     augment: Line | None = None
     limit_tokens: int | None = Field(None, gt=0)
-    epochs: float = Field(1.0, gt=0, le=100_000)
+    epochs: Annotated[Annotated[float, Field(gt=0, le=100_000), Tag(NUMBER)] | Auto, NumberOrAuto] = 1.0
+    effort: Literal["quick", "normal", "best"] = "normal"
     steps: int | None = Field(None, gt=0, le=100_000_000)
     max_epochs: float | None = Field(None, gt=0, le=100_000)
     batch: int = Field(32, gt=0, le=1_000_000)
     tokens: int | None = Field(None, gt=0, le=1_000_000_000)
     micro_batch: int | None = Field(None, gt=0)
     max_length: int = Field(128, ge=8, le=1_000_000)
-    lr: float = Field(gt=0, le=10)
+    lr: Annotated[Annotated[float, Field(gt=0, le=10), Tag(NUMBER)] | Auto, NumberOrAuto]
     schedule: Literal["linear", "constant", "cosine"] = "linear"
     warmup: float = Field(0.1, ge=0, lt=1)
     weight_decay: float = Field(0.01, ge=0, le=10)
@@ -157,6 +163,11 @@ class Stage(Frozen):
         elif "step" in line:
             usual["objective"] = ()
         return usual | line
+
+    @property
+    def open_ended(self) -> bool:
+        """Return True if the validation split decides how long the stage trains."""
+        return self.epochs == "auto" and self.steps is None
 
     def plain(self) -> dict[str, Any]:
         """Return the mapping of YAML, defaults included."""
@@ -211,7 +222,7 @@ class Prune(Frozen):
         return {self.kind: self.name, "importance": self.importance.plain()} | tree
 
 
-TAGS = ("a stage that trains", "a stage that prunes")
+TAGS = ("a stage that trains", "a stage that prunes", NUMBER, AUTO)
 """Places in which pydantic finds a problem of a stage; never the name of a setting."""
 
 
@@ -280,7 +291,8 @@ class Paper(Frozen):
     url: str
 
 
-FINETUNE = {"finetune": "teacher", "epochs": 3, "lr": 5e-5, "batch": 32, "evaluate": 2}
+FINETUNE = {"finetune": "teacher", "epochs": "auto", "lr": "auto", "batch": 32}
+PUBLISHED_FINETUNE = FINETUNE | {"epochs": 3, "lr": 5e-5}
 """Devlin et al. 2019, A.3: batch 16 or 32, Adam 5e-5, 3e-5 or 2e-5, 2 to 4 epochs, warm-up, decay 0.01."""
 TEACHER_LM = {
     "pretrain": "teacher-lm",
@@ -359,9 +371,12 @@ class Recipe(Frozen):
         return self
 
     @staticmethod
-    def load(name: str | Path, overrides: Sequence[str] = (), *, allow_code: str | Path | None = None) -> "Recipe":
+    def load(
+        name: str | Path, overrides: Sequence[str] = (), *, paper: bool = False, allow_code: str | Path | None = None
+    ) -> "Recipe":
         """Read `recipes/<name>.yaml` (or the .yaml file `name`), apply `path=value` overrides, check everything.
 
+        paper        take what stages say under `published`, the paper's own numbers, in place of what fits any data
         allow_code   the folder of the user's own functions that the recipe names (or an installed package): they are
                      imported last, and only then. Left out, none is.
 
@@ -370,16 +385,17 @@ class Recipe(Frozen):
         """
         path = locate(str(name))
         tree = extended(path)
+        problems = _take_published(tree, path.name, paper=paper)
         for line in overrides:
             override(tree, line, ALL_KINDS)
         tree.setdefault("name", path.stem)
-        for key, default in (("teacher", FINETUNE), ("teacher_lm", TEACHER_LM)):
+        for key, default in (("teacher", PUBLISHED_FINETUNE if paper else FINETUNE), ("teacher_lm", TEACHER_LM)):
             own = {} if tree.get(key) is None else tree[key]
             if isinstance(own, dict):
                 lasts = {"steps", "max_epochs"} if {"steps", "epochs"} & own.keys() else set[str]()
                 own = {name: value for name, value in default.items() if name not in lasts} | own
             tree[key] = own
-        problems = _parse_terms(tree, path.name)
+        problems += _parse_terms(tree, path.name)
         try:
             recipe = Recipe.model_validate(tree)
         except ValidationError as error:
@@ -394,6 +410,16 @@ class Recipe(Frozen):
             raise RecipeError(sorted(set(problems)))
         return recipe if allow_code is None else user_code.load(recipe, allow_code)
 
+    def with_effort(self, effort: Literal["quick", "normal", "best"]) -> "Recipe":
+        """Return the recipe with its open-ended stages at this effort."""
+
+        def changed(stage: AnyStage) -> AnyStage:
+            return stage.model_copy(update={"effort": effort}) if isinstance(stage, Stage) else stage
+
+        return self.model_copy(
+            update={"teacher": changed(self.teacher), "stages": tuple(changed(each) for each in self.stages)}
+        )
+
     def plain(self) -> dict[str, Any]:
         """Plain data with every number, defaults included."""
         tree = self.model_dump(mode="python", exclude={"stages", "teacher", "teacher_lm", "student", "target"})
@@ -407,6 +433,23 @@ class Recipe(Frozen):
     def to_yaml(self) -> str:
         """Write the resolved recipe. Loading it again gives an equal recipe."""
         return yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _take_published(tree: dict[str, Any], file: str, *, paper: bool) -> list[str]:
+    """Take a paper's own numbers out of each stage, in place, and use them if `paper`; return the problems."""
+    problems: list[str] = []
+    for where, stage in _stages(tree):
+        published = stage.pop("published", {})
+        if not isinstance(published, dict):
+            problems.append(f"{file}: {where}.published: expected a mapping of settings, found {published!r}")
+        elif unknown := published.keys() - Stage.model_fields.keys():
+            problems += [
+                f"{file}: {where}.published.{name}: no such setting.{did_you_mean(str(name), Stage.model_fields)}"
+                for name in unknown
+            ]
+        elif paper:
+            stage.update(published)
+    return problems
 
 
 def _parse_terms(tree: dict[str, Any], file: str) -> list[str]:

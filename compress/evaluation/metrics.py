@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 
 from compress.data.conll import entities
 from compress.errors import CompressError, DataError
@@ -77,6 +78,21 @@ def agreement(task: Task, student: Array, teacher: Array) -> float:
     if task.kind == "multilabel":
         return float(((student > 0) == (teacher > 0)).mean())
     return float((student.argmax(axis=1) == teacher.argmax(axis=1)).mean())
+
+
+def distance(task: Task, student: Array, teacher: Array) -> float:
+    """Measure how far the student's logits are from the teacher's: smooth where `agreement` counts answers.
+
+    Of classes, the mean KL divergence from the teacher's probabilities to the student's, in nats (several labels: of
+    each label, summed up); of numbers and of answers in a text, the mean squared difference.
+    """
+    mine, theirs = student.astype(np.float64), teacher.astype(np.float64)
+    if task.kind in ("regression", "qa"):
+        return float(np.square(mine - theirs).mean())
+    if task.kind == "multilabel":
+        mine, theirs = (np.stack([each, np.zeros_like(each)], axis=-1) for each in (mine, theirs))
+    mine, theirs = (each - logsumexp(each, axis=-1, keepdims=True) for each in (mine, theirs))
+    return float((np.exp(theirs) * (theirs - mine)).sum(axis=-1).sum(axis=tuple(range(1, mine.ndim - 1))).mean())
 
 
 def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64, bf16: bool = False) -> Array:

@@ -12,7 +12,7 @@ from compress.errors import StudentError
 from compress.slicing.cut import cut
 from compress.slicing.plan import SlicePlan, parameters_of
 from compress.slicing.rules import place
-from compress.slicing.select import choose, magnitude
+from compress.slicing.select import Importance, Kept, choose, magnitude
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, select_layers
 
@@ -38,10 +38,13 @@ def weight_of(name: str) -> Weight | None:
     return None if found is None else Weight(found.role, found.layer, name.rpartition(".")[2])
 
 
-def narrow_weights(teacher: PreTrainedModel, student: Shape, layers: Sequence[int]) -> dict[Weight, Tensor]:
-    """Cut the weights of these teacher layers to the student's widths, and number them as the student's are.
+def keep_units(
+    teacher: PreTrainedModel, student: Shape, layers: Sequence[int], importance: Importance | None = None
+) -> Kept:
+    """Choose the units of these teacher layers that a student of this shape begins with: the most important ones.
 
-    Raises StudentError when the student is wider than its teacher. A teacher on the meta device gives no weights.
+    importance: of every group of the teacher's units; None: the norms of their weights. Raises StudentError when the
+    student is wider than its teacher.
     """
     theirs, plan = Shape.from_config(teacher.config), SlicePlan.from_model(teacher)
     for size in ("hidden", "embedding", "heads", "head_size", "ffn"):
@@ -50,8 +53,6 @@ def narrow_weights(teacher: PreTrainedModel, student: Shape, layers: Sequence[in
                 f"student: init: teacher can only narrow, but {size} {getattr(student, size)} is more than the "
                 f"teacher's {getattr(theirs, size)}; make it smaller (hidden = heads x head size) or use init: scratch"
             )
-    if teacher.device.type == "meta":  # a listing builds students for their sizes alone
-        return {}
     sizes = Sizes(
         layers=len(layers),
         hidden=student.hidden,
@@ -60,8 +61,19 @@ def narrow_weights(teacher: PreTrainedModel, student: Shape, layers: Sequence[in
         ffn=student.ffn,
         embedding=None if plan.sizes.embedding is None else student.embedding,
     )
-    kept = choose(plan, magnitude(teacher, plan), sizes, layers=layers)
-    weights = cut(plan, parameters_of(teacher), kept)
+    if teacher.device.type == "meta":  # a listing builds students for their sizes alone
+        return Kept(sizes, tuple(layers), {})
+    return choose(plan, importance or magnitude(teacher, plan), sizes, layers=layers)
+
+
+def narrow_weights(teacher: PreTrainedModel, kept: Kept) -> dict[Weight, Tensor]:
+    """Cut what is kept out of the teacher's weights; layers are numbered as the student's are.
+
+    A teacher on the meta device gives no weights.
+    """
+    if teacher.device.type == "meta":
+        return {}
+    weights = cut(SlicePlan.from_model(teacher), parameters_of(teacher), kept)
     return {weight: tensor.detach() for name, tensor in weights.items() if (weight := weight_of(name)) is not None}
 
 

@@ -18,9 +18,10 @@ from compress.data.task import Kind
 from compress.errors import StudentError, TeacherError, did_you_mean
 from compress.models import heads
 from compress.models.checkpoints import resolve
-from compress.models.init_weights import KNOWN, WHOLE, Weight, copy_whole, narrow_weights, weight_of
+from compress.models.init_weights import KNOWN, WHOLE, Weight, copy_whole, keep_units, narrow_weights, weight_of
 from compress.models.sharing import share, share_again
 from compress.models.teacher import explain_load_errors, load_config
+from compress.slicing.select import Importance
 from compress.slicing.shape import Shape, setting_name
 from compress.slicing.sizes import select_layers
 
@@ -138,11 +139,13 @@ def build(
     head: Head = "task",
     kind: Kind | None = "classification",
     words: Words | None = None,
+    importance: Importance | None = None,
 ) -> PreTrainedModel:
     """Build a plain transformers model with the teacher's labels and vocabulary, and a `head` for this `kind` of task.
 
-    words: the tokenizer's, for an init function that takes them. Weights that are not copied (see StudentSpec.init) are
-    drawn from torch's global generator: seed it first. Raises StudentError.
+    words: the tokenizer's, for an init function that takes them. importance: of the teacher's units, for a student that
+    begins with the most important ones; None: the norms of their weights tell. Weights that are not copied (see
+    StudentSpec.init) are drawn from torch's global generator: seed it first. Raises StudentError.
     """
     if isinstance(spec.init, str) and spec.init not in ("scratch", "teacher"):
         return _from_checkpoint(spec.init, teacher, heads.auto(head, kind))
@@ -150,7 +153,7 @@ def build(
     heads.model_class(config, head, kind)
     student = heads.create(config, head, kind)
     if spec.init == "teacher":
-        _carry(spec, teacher, student)
+        _carry(spec, teacher, student, importance)
     elif isinstance(spec.init, Call):
         with torch.no_grad():
             spec.init(student, teacher, **({"words": words} if "words" in options(spec.init.function) else {}))
@@ -200,7 +203,9 @@ def _from_checkpoint(folder: str, teacher: PreTrainedModel, auto: Any) -> PreTra
 
 
 @torch.no_grad()
-def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel) -> None:
+def _carry(
+    spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel, importance: Importance | None
+) -> None:
     """Copy every weight that both models have, from the chosen layers, sliced to the student's width."""
     theirs, mine = Shape.from_config(teacher.config), Shape.from_config(student.config)
     every_layer = mine.layers == theirs.layers and mine.family not in KNOWN
@@ -211,7 +216,8 @@ def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel
             f"student.init: teacher knows the weights of {', '.join((*KNOWN, *WHOLE))}, not of "
             f"{theirs.family} -> {mine.family}; use init: scratch, the folder of a checkpoint, or leave out every size"
         )
-    source = narrow_weights(teacher, mine, select_layers(spec.copy_layers, mine.layers, theirs.layers))
+    layers = select_layers(spec.copy_layers, mine.layers, theirs.layers)
+    source = narrow_weights(teacher, keep_units(teacher, mine, layers, importance))
     for weight, parameter in _weights(student).items():
         tensor = source.get(weight)
         if tensor is None or (weight.role == "classifier" and tensor.shape[0] != parameter.shape[0]):

@@ -19,6 +19,7 @@ from compress.errors import DataError
 from compress.models.precision import FLOAT32_ONLY
 from compress.models.teacher import Teacher
 from compress.training.augment import asks_language_model, augmented, task_text
+from compress.training.schedule import TimeLimit
 
 HELD_OUT_TOKENS: Final = 200_000
 """The most tokens of text that score a language model."""
@@ -40,6 +41,11 @@ class TrainingContext:
     console: Console
     masked_lm: Callable[[], Teacher] | None = None
     base_teacher: Teacher | None = None
+    time_limit: TimeLimit | None = None
+
+    def seconds(self, stage: str) -> float | None:
+        """Return what the time limit leaves to this stage; None where there is none."""
+        return None if self.time_limit is None else self.time_limit.seconds(stage)
 
     @property
     def kind(self) -> Kind | None:

@@ -69,7 +69,8 @@ def trained_once(
     `said`: what to tell where it is trained, and what it is called where it was kept.
     """
     numbers = stage.model_dump(exclude_defaults=True)
-    key = io.of_value([teacher.digest, fingerprint, numbers, run.seed, context.bf16])
+    limited = [context.time_limit.minutes] if context.time_limit else []
+    key = io.of_value([teacher.digest, fingerprint, numbers, run.seed, context.bf16, *limited])
     name = "".join(c if c.isalnum() else "-" for c in f"{teacher.name}-{on}"[-60:]).strip("-")
     kept = home() / "teachers" / f"{name}-{key[:12]}"
     console = context.console

@@ -36,6 +36,7 @@ from compress.io import filled, verify
 from compress.models.checkpoints import save_tokenizer
 from compress.models.heads import LANGUAGE
 from compress.models.precision import cast_linear_layers
+from compress.models.signals import evaluating
 from compress.models.teacher import Teacher
 from compress.slicing.shape import Shape
 from compress.training.context import TrainingContext
@@ -43,6 +44,7 @@ from compress.training.embedding_rows import only_tokens_in_use
 from compress.training.logging import Journal, forget_after
 from compress.training.objective import Objective
 from compress.training.run import Run, from_first
+from compress.training.schedule import AutoLength, Length, learning_rate
 from compress.training.step import Distillation, Step
 from compress.training.teacher_cache import TeacherCache, of_logits, teacher_cache
 from compress.training.trainer import Corrupt, Score, StepTrainer, newest_checkpoint, steps_of
@@ -79,6 +81,15 @@ class Trained:
         (folder / "training.json").write_text(content, encoding="utf-8")
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """Score a student on `rows` rows. graded: by a metric of the task, else by a loss alone."""
+
+    score: Score
+    rows: int
+    graded: bool = True
+
+
 def train(
     step: Step,
     stage: Stage,
@@ -87,27 +98,39 @@ def train(
     run: Run,
     *,
     corrupt: Corrupt | None = None,
-    score: Score | None = None,
+    scoring: Scoring | None = None,
+    seconds: float | None = None,
     bf16: bool = False,
     console: Console | None = None,
 ) -> Trained:
     """Minimise `step` over `rows` as `stage` says; the step's student ends with the best weights scored, or the last.
 
     Continues from the newest whole checkpoint in the run's directory of this stage, to the same final weights as
-    without the interruption. `rows` are encoded (see data.tokenize.encode). Raises CompressError when the loss is not
-    finite.
+    without the interruption. `rows` are encoded (see data.tokenize.encode). `seconds` limit what the stage takes.
+    Raises CompressError when the loss is not finite.
     """
     folder = run.stage(stage.name)
     console = console or Console(quiet=True)
-    scored = score is not None and stage.evaluate > 0
     order = _order(stage, rows, run.seed)
-    arguments = _arguments(step, stage, order, folder, seed=run.seed, scored=scored, bf16=bf16)
-    if note := repeated(stage, _steps_per_epoch(stage, order), rows):
+    if stage.lr == "auto":
+        stage = stage.model_copy(update={"lr": learning_rate(Shape.from_config(step.student.config).hidden)})
+    per_epoch = _steps_per_epoch(stage, order)
+    length = None
+    if stage.open_ended or seconds is not None:
+        rows_scored, graded = (scoring.rows, scoring.graded) if scoring else (0, False)
+        length = Length.plan(per_epoch, stage.batch, stage.effort, rows=rows_scored, graded=graded)
+        if not stage.open_ended:
+            length = replace(length, least=planned_steps(stage, per_epoch), most=planned_steps(stage, per_epoch))
+    scored = scoring is not None
+    arguments = _arguments(step, stage, per_epoch, folder, seed=run.seed, scored=scored, length=length, bf16=bf16)
+    if note := repeated(stage, per_epoch, rows):
         warn(console, note)
     known = getattr(step, "only_rows", False) and corrupt is None  # others meet tokens that are not in the rows
     with only_tokens_in_use(step.student, rows) if known else nullcontext():
         trainer = StepTrainer(step, stage, rows, order=order, collate=collate, folder=folder, args=arguments)
-        trainer.score, trainer.corrupt = score, corrupt
+        trainer.score, trainer.corrupt = scoring.score if scoring else None, corrupt
+        if length is not None:
+            trainer.open_end(AutoLength(length, seconds, folder / "limit.json"))
         checkpoint = from_first(lambda: newest_checkpoint(folder, partial(warn, console)))
         journal = None
         if run.main:
@@ -127,7 +150,7 @@ def train(
         if hasattr(step, "finish"):
             step.finish()
         best = trainer.state.best_global_step
-        examples = round(steps * len(rows) / _steps_per_epoch(stage, order)) if stage.tokens else steps * stage.batch
+        examples = round(steps * len(rows) / per_epoch) if stage.tokens else steps * stage.batch
         best_score = trainer.state.best_metric if best else None
         return Trained(steps, examples, spent.seconds, best_score, best, spent.peak_rss_mb)
 
@@ -149,8 +172,11 @@ def _steps_per_epoch(stage: Stage, order: LengthGrouped | TokenBudget) -> int:
 
 
 def planned_steps(stage: Stage, per_epoch: int) -> int:
-    """Count the optimiser steps of a stage over data of which an epoch takes `per_epoch`."""
-    total = stage.steps or max(1, math.ceil(stage.epochs * per_epoch))
+    """Count the optimiser steps of a stage over data of which an epoch takes `per_epoch`; of an open end the most."""
+    if stage.steps is None and stage.epochs == "auto":
+        total = Length.plan(per_epoch, stage.batch, stage.effort).most
+    else:
+        total = stage.steps or max(1, math.ceil(float(stage.epochs) * per_epoch))
     return total if stage.max_epochs is None else min(total, max(1, math.ceil(stage.max_epochs * per_epoch)))
 
 
@@ -172,23 +198,25 @@ def _processes() -> int:
 def _arguments(
     step: Step,
     stage: Stage,
-    order: LengthGrouped | TokenBudget,
+    per_epoch: int,
     folder: Path,
     *,
     seed: int,
     scored: bool,
+    length: Length | None,
     bf16: bool,
 ) -> TrainingArguments:
     micro, accumulation = shares(stage, _processes())
-    per_epoch = _steps_per_epoch(stage, order)
     total = planned_steps(stage, per_epoch)
     every = max(1, min(total, per_epoch) // stage.evaluate) if scored else total
+    if length is not None:
+        every = length.every
     return TrainingArguments(
         output_dir=str(folder / ".partial"),
         max_steps=total,
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=accumulation,
-        learning_rate=stage.lr,
+        learning_rate=float(stage.lr),
         lr_scheduler_type=stage.schedule,
         warmup_steps=math.ceil(total * stage.warmup),
         weight_decay=stage.weight_decay,
@@ -276,13 +304,14 @@ def run_stage(
     if teacher and context.bf16:
         cast_linear_layers(teacher.model)
     made = _step(stage, student, teacher, context, words=words, rows=rows, origin_D=origin_D)
-    score = _score(stage, made, corrupt, context, seed=seed, teacher_logits=teacher_logits)
-    if wrap_score is not None and score is not None:
-        score = wrap_score(score)
+    scoring = _scoring(stage, made, corrupt, context, seed=seed, teacher_logits=teacher_logits)
+    if wrap_score is not None and scoring is not None:
+        scoring = replace(scoring, score=wrap_score(scoring.score))
     with _only_head(student) if stage.train == "head" else nullcontext():
         trained = train(
             made, stage, rows, context.collate, run,
-            corrupt=corrupt, score=score, bf16=context.bf16, console=context.console,
+            corrupt=corrupt, scoring=scoring, seconds=context.seconds(stage.name),
+            bf16=context.bf16, console=context.console,
         )  # fmt: skip
     if run.main:
         with filled(run.result(stage.name), sealed=True) as folder:
@@ -337,21 +366,28 @@ def _only_head(student: PreTrainedModel) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _score(
+def _scoring(
     stage: Stage, step: Step, corrupt: Corrupt | None, context: TrainingContext, *, seed: int, teacher_logits: Any
-) -> Score | None:
-    """Choose what tells the best weights of this stage: the task's metric, or a language model's on held-out text."""
+) -> Scoring | None:
+    """Choose what tells the best weights of this stage.
+
+    The task's metric, a language model's on held-out text, or where there is neither and the end is open, the objective
+    on the validation split.
+    """
     if stage.evaluate == 0:
         return None
     reads_logits = not isinstance(step, Distillation) or "logits" in step.objective.student_wants
     if stage.data == "task" and stage.head == "task" and reads_logits:
-        return scorer(context, stage, teacher_logits)
+        return Scoring(scorer(context, stage, teacher_logits), len(context.data.validation))
     if stage.data == "task" and stage.head == "seq2seq":
-        return text_scorer(context, stage)
+        return Scoring(text_scorer(context, stage), len(context.data.validation))
     speaks = stage.head in LANGUAGE and step.student.get_output_embeddings() is not None
+    if not (corrupt is not None and speaks and reads_logits) and not stage.open_ended:
+        return None
+    rows = context.rows(stage, seed, held_out=True)
     if corrupt is not None and speaks and reads_logits:
-        return language_scorer(context, stage, corrupt, seed)
-    return None
+        return Scoring(language_scorer(context, rows, corrupt), len(rows), graded=False)
+    return Scoring(objective_scorer(step, context, rows, stage.batch), len(rows), graded=False)
 
 
 def text_scorer(context: TrainingContext, stage: Stage) -> Score:
@@ -367,9 +403,26 @@ def text_scorer(context: TrainingContext, stage: Stage) -> Score:
     return score
 
 
-def language_scorer(context: TrainingContext, stage: Stage, corrupt: Corrupt, seed: int) -> Score:
+def objective_scorer(step: Step, context: TrainingContext, rows: Dataset, batch: int) -> Score:
+    """Return student -> the mean loss of `step` on held-out rows as `distance`, and minus that as `score`."""
+    order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
+    batches = [order[at : at + batch] for at in range(0, len(order), batch)]
+    device = PartialState().device
+
+    def score(student: PreTrainedModel) -> Mapping[str, float]:
+        total = 0.0
+        with evaluating(student), torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=context.bf16):
+            for chosen in batches:
+                made = context.collate([rows[int(row)] for row in chosen])
+                loss = step(**{name: tensor.to(device) for name, tensor in made.items()})["loss"]
+                total += len(chosen) * float(loss)
+        return {"score": -total / len(rows), "distance": total / len(rows)}
+
+    return score
+
+
+def language_scorer(context: TrainingContext, rows: Dataset, corrupt: Corrupt) -> Score:
     """Return student -> perplexity on held-out text, and as `score` the mean log-likelihood of a token, in nats."""
-    rows = context.rows(stage, seed, held_out=True)
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
         found = measure_perplexity(student, rows, context.collate, corrupt, bf16=context.bf16)
@@ -379,7 +432,10 @@ def language_scorer(context: TrainingContext, stage: Stage, corrupt: Corrupt, se
 
 
 def scorer(context: TrainingContext, stage: Stage, teacher_logits: NDArray[np.float32] | None) -> Score:
-    """Return student -> every metric on the validation split, the task's own as `score`, and the agreement."""
+    """Return student -> every metric on the validation split, the task's own as `score`, and how near the teacher is.
+
+    That is the agreement, and the `distance` (`metrics.distance`).
+    """
     task = context.data.task
     evaluator = Evaluator.from_split(task, context.data.validation, context.tokenizer, stage.max_length)
 
@@ -389,6 +445,7 @@ def scorer(context: TrainingContext, stage: Stage, teacher_logits: NDArray[np.fl
         values["score"] = values[task.metric]
         if teacher_logits is not None and teacher_logits.shape == logits.shape:
             values["agreement"] = evaluator.agreement(logits, teacher_logits)
+            values["distance"] = metrics.distance(task, logits, teacher_logits)
         return values
 
     return score

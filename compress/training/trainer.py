@@ -36,6 +36,7 @@ from compress.config.recipe import Stage
 from compress.data.collate import Batching, LengthGrouped, TokenBudget
 from compress.errors import CompressError, DamagedError
 from compress.io import load_json, make, naming, put, seal, verify, written
+from compress.training.schedule import AutoLength
 from compress.training.step import Step
 
 Factors = Callable[[int, int], Mapping[str, float]]
@@ -213,6 +214,7 @@ class StepTrainer(Trainer):
         self.parts: dict[str, Tensor] = {}
         self.passes = 0
         self.order = order
+        self.length: AutoLength | None = None
         self.before, self.began = Spent(), time.perf_counter()
         self._total_loss_scalar = 0.0
         super().__init__(
@@ -227,6 +229,11 @@ class StepTrainer(Trainer):
         self.remove_callback(ProgressCallback)
         self.add_callback(_Hooks(order, step))
 
+    def open_end(self, length: AutoLength) -> None:
+        """Let the evaluations decide how long this stage trains."""
+        self.length = length
+        self.add_callback(length)
+
     @property
     def student(self) -> PreTrainedModel:
         return self.model.student  # type: ignore[return-value,union-attr]
@@ -239,7 +246,8 @@ class StepTrainer(Trainer):
             return
         with loading(checkpoint):
             state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-        if state.global_step < self.args.max_steps:
+        last = self.args.max_steps if self.length is None else self.length.resume(state)
+        if state.global_step < last:
             self.train(resume_from_checkpoint=str(checkpoint))
         else:
             self._load_from_checkpoint(str(checkpoint))
@@ -273,7 +281,10 @@ class StepTrainer(Trainer):
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        if self.length is None:
+            scheduler = super().create_scheduler(num_training_steps, optimizer)
+        else:
+            scheduler = self.lr_scheduler = self.length.schedule(optimizer or self.optimizer)
         if hasattr(self.step, "factors"):
             per_group(scheduler, self.step.factors, num_training_steps)  # type: ignore[arg-type]
         return scheduler

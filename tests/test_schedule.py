@@ -1,0 +1,215 @@
+"""How long a stage trains whose end is open, at which rate, and that a resumed one decides the same."""
+
+import itertools
+import json
+import math
+import random
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compress.config.recipe import Recipe
+from compress.errors import RecipeError
+from compress.training import schedule
+from compress.training.schedule import Length, learning_rate
+from compress.training.stage import Scoring, Trained, train
+from tests import learning
+
+
+def history(scores: list[float], *, every: int, distances: list[float] | None = None) -> list[dict[str, float]]:
+    points = [{"step": every * (at + 1), "eval_score": score} for at, score in enumerate(scores)]
+    for point, distance in zip(points, distances or [], strict=False):
+        point["eval_distance"] = distance
+    return points
+
+
+LENGTH = Length(least=90, most=900, every=10, gain=0.01)
+
+
+def test_the_rate_falls_once_nothing_has_improved_for_a_quarter_of_the_steps() -> None:
+    rising = [0.5 + 0.01 * at for at in range(20)]
+    assert LENGTH.decay_start(history(rising, every=10)) is None
+    flat = rising + [rising[-1]] * 20
+    start = LENGTH.decay_start(history(flat, every=10))
+    assert start is not None
+    assert 200 / (1 - schedule.PATIENCE) <= start <= 220 / (1 - schedule.PATIENCE) + 10
+    assert LENGTH.decay_start(history(flat[: start // 10], every=10)) == start, "what comes later changes nothing"
+    assert LENGTH.decay_start(history(flat[: start // 10 - 1], every=10)) is None
+
+
+def test_a_distance_that_still_shrinks_goes_on_training() -> None:
+    scores = [0.9] * 60
+    shrinking, still = [0.95**at for at in range(60)], [0.5] * 60
+    assert LENGTH.decay_start(history(scores, every=10, distances=shrinking)) is None
+    assert LENGTH.decay_start(history(scores, every=10, distances=still)) == 70, "at three quarters of the least"
+
+
+def test_noise_below_the_standard_error_is_no_improvement() -> None:
+    noisy = [0.8 + random.Random(at).uniform(-0.005, 0.005) for at in range(60)]
+    start = LENGTH.decay_start(history(noisy, every=10))
+    assert start is not None
+    assert start < 200
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_length_ends_within_its_limits_and_at_rate_zero(seed: int) -> None:
+    draw = random.Random(seed)
+    per_epoch, rows, batch = draw.choice([1, 7, 130, 2000]), draw.choice([0, 10, 872, 20_000]), draw.choice([1, 8, 64])
+    scores = [draw.random() ** draw.choice([0.1, 1]) for _ in range(draw.randrange(80))]
+    length = Length.plan(per_epoch, batch, rows=rows)
+    assert 1 <= length.least <= length.most <= max(schedule.MOST, schedule.EPOCHS * per_epoch)
+    start = length.decay_start(history(scores, every=length.every))
+    end = length.end(start)
+    assert min(length.least, length.most) - 1 <= end <= length.most
+    factors = [length.factor(step, start) for step in range(end + 1)]
+    assert factors[-1] == 0 or end == 1
+    assert all(0 <= factor <= 1 for factor in factors)
+    top = factors.index(max(factors))
+    assert factors[:top] == sorted(factors[:top])
+    assert factors[top:] == sorted(factors[top:], reverse=True)
+
+
+def test_more_effort_is_longer() -> None:
+    lengths = [Length.plan(100, 32, effort, rows=500) for effort in schedule.EFFORTS]
+    for shorter, longer in itertools.pairwise(lengths):
+        assert shorter.least < longer.least
+        assert shorter.most < longer.most
+
+
+def test_the_rate_goes_with_the_width() -> None:
+    assert learning_rate(768) == 5e-5
+    assert learning_rate(384) == 1e-4
+
+
+class Plateau:
+    """Scores that rise until a step and then stay, as those of a model do; they depend on the step alone."""
+
+    def __init__(self, path: Path, until: int) -> None:
+        self.path, self.until = path, until
+
+    def __call__(self, student: Any) -> Mapping[str, float]:
+        lines = (self.path / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        step = json.loads(lines[-1])["step"]
+        return {"score": min(step, self.until) / 10}
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(schedule, "LEAST", 9)
+    monkeypatch.setattr(schedule, "MOST", 60)
+    yield
+
+
+def trained(path: Path, *, until: int, stop: int | None = None) -> tuple[dict[str, torch.Tensor], Trained]:
+    stage = learning.stage(steps=None, epochs="auto", checkpoint=2)
+    step = learning.step(dropout=True)
+    left = itertools.count()
+
+    def interrupt(*_: Any) -> None:
+        if stop is not None and next(left) == stop:
+            raise KeyboardInterrupt
+
+    step.register_forward_pre_hook(interrupt)
+    scoring = Scoring(Plateau(path, until), 4)
+    facts = train(step, stage, learning.rows(), learning.collate(), learning.run(path), scoring=scoring)
+    return learning.weights(step), facts
+
+
+@pytest.mark.usefixtures("short")
+def test_an_open_ended_stage_ends_with_its_evidence_and_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+    whole, facts = trained(tmp_path / "whole", until=12)
+    assert 12 < facts.steps < 60
+    log = [json.loads(line) for line in (tmp_path / "whole" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
+    assert rates[-1] < 0.35 * max(rates)
+    for kill in random.Random(0).sample(range(1, facts.steps), 8):
+        path = tmp_path / str(kill)
+        with pytest.raises(KeyboardInterrupt):
+            trained(path, until=12, stop=kill)
+        torch.manual_seed(99)
+        again, resumed = trained(path, until=12)
+        assert (resumed.steps, resumed.best_step, resumed.score) == (facts.steps, facts.best_step, facts.score)
+        assert all(torch.equal(again[name], tensor) for name, tensor in whole.items()), f"killed after step {kill}"
+
+
+@pytest.mark.usefixtures("short")
+def test_a_stage_that_always_improves_ends_at_the_most(tmp_path: Path) -> None:
+    _, facts = trained(tmp_path, until=10_000)
+    assert facts.steps == 60
+
+
+@pytest.mark.usefixtures("short")
+def test_the_weights_kept_are_of_the_fall(tmp_path: Path) -> None:
+    """Of the hold, the luckiest of many noisy scores would be kept."""
+    _, facts = trained(tmp_path, until=12)
+    assert facts.best_step is not None
+    assert facts.best_step > math.ceil(facts.steps * (1 - schedule.DECAY))
+
+
+def test_published_numbers_take_the_place_of_auto() -> None:
+    usual, paper = Recipe.load("distilbert"), Recipe.load("distilbert", paper=True)
+    assert (usual.training[0].epochs, usual.training[0].lr) == ("auto", "auto")
+    assert (paper.training[0].epochs, paper.training[0].lr) == (3, 5e-5)
+    assert (usual.teacher.epochs, paper.teacher.epochs) == ("auto", 3)
+    assert Recipe.load("distilbert", ["stages.0.epochs=7"], paper=True).training[0].epochs == 7
+
+
+def test_steps_end_what_is_open() -> None:
+    assert not Recipe.load("distilbert", ["stages.0.steps=30"]).training[0].open_ended
+
+
+@pytest.mark.parametrize(
+    ("line", "where"),
+    [("{epoks: 3}", "published.epoks"), ("3", "published"), ("{epochs: -1}", "epochs")],
+)
+def test_published_numbers_are_checked(line: str, where: str, tmp_path: Path) -> None:
+    text = Path(__file__).parent.parent.joinpath("recipes", "hinton.yaml").read_text(encoding="utf-8")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(text.replace("published: {epochs: 3, lr: 5.0e-5}", f"published: {line}"), encoding="utf-8")
+    with pytest.raises(RecipeError) as error:
+        Recipe.load(mine, paper=True)
+    assert any(where in problem for problem in error.value.problems)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("epochs", ["auto", 30])
+def test_a_time_limit_ends_a_stage_with_its_rate_at_zero(tmp_path: Path, epochs: Any) -> None:
+    stage = learning.stage(steps=None, epochs=epochs)
+    step, path = learning.step(), tmp_path
+    scoring = Scoring(Plateau(path, 10_000), 4)
+    train(step, stage, learning.rows(), learning.collate(), learning.run(path), scoring=scoring, seconds=0.01)
+    log = [json.loads(line) for line in (path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    last = schedule.SKIPPED + schedule.PROBED + schedule.PROBED // 2
+    assert log[-1]["step"] == last
+    rates = [entry["learning_rate"] for entry in log if "learning_rate" in entry]
+    assert rates[-1] < 0.2 * max(rates)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_resumed_stage_ends_where_its_time_limit_had_it_end(tmp_path: Path) -> None:
+    stage = learning.stage(steps=None, epochs="auto", checkpoint=2)
+    limited = schedule.AutoLength(Length(9, 60, 2), 0.01, tmp_path / "stages" / "lesson" / "limit.json")
+    limited.record.parent.mkdir(parents=True)
+    limited.record.write_text('{"most": 41}', encoding="utf-8")
+    scoring = Scoring(Plateau(tmp_path, 10_000), 4)
+    facts = train(
+        learning.step(),
+        stage,
+        learning.rows(),
+        learning.collate(),
+        learning.run(tmp_path),
+        scoring=scoring,
+        seconds=1e6,
+    )
+    assert facts.steps == 41
+
+
+def test_the_time_that_is_left_is_split_over_the_stages_that_are_left() -> None:
+    limit = schedule.TimeLimit(time.monotonic() + 90, ("teacher", "one", "two"), 2)
+    assert limit.seconds("teacher") == pytest.approx(30, abs=1)
+    assert limit.seconds("two") == pytest.approx(90, abs=1)
+    assert schedule.TimeLimit(0, ("one",), 2).seconds("one") == 0
