@@ -224,12 +224,9 @@ def test_a_step_that_never_ends_is_an_error(files: dict[str, Path], monkeypatch:
 
 def test_what_the_page_says_went_wrong_comes_back_and_the_page_stays(files: dict[str, Path]) -> None:
     refused = {"open": lambda told: {"error": "no kernel\n\x1b[31m for Foo"} if told["worker"] == "b" else OPENED}
-    with (
-        page(refused) as visitor,
-        browser(timeout=5, visit=visitor.visit) as found,
-        pytest.raises(DeviceError, match=r"^browser: b at 1 thread, batch 1, 8 tokens: no kernel \[31m for Foo$"),
-    ):
-        found.race(files, [BRIEF], rounds=2, runs=1)
+    with page(refused) as visitor, browser(timeout=5, visit=visitor.visit) as found:
+        with pytest.raises(DeviceError, match=r"^browser: b at 1 thread, batch 1, 8 tokens: no kernel \[31m for Foo$"):
+            found.race(files, [BRIEF], rounds=2, runs=1)
         assert len(found.race({"a": files["a"]}, [BRIEF], rounds=2, runs=1)) == 1
 
 
@@ -292,12 +289,9 @@ def test_webgpu_that_is_not_there_is_an_error_not_a_slower_figure(files: dict[st
 
 
 def test_what_a_page_cannot_run_is_refused_at_home(files: dict[str, Path], tmp_path: Path) -> None:
-    with (
-        page() as visitor,
-        browser(timeout=5, visit=visitor.visit) as found,
-        pytest.raises(DeviceError, match="2 rounds"),
-    ):
-        found.race(files, [BRIEF], rounds=1, runs=1)
+    with page() as visitor, browser(timeout=5, visit=visitor.visit) as found:
+        with pytest.raises(DeviceError, match="2 rounds"):
+            found.race(files, [BRIEF], rounds=1, runs=1)
         with pytest.raises(ExportError, match="no such file"):
             found.race({"x": tmp_path / "x.onnx"}, [BRIEF], rounds=2, runs=1)
         with pytest.raises(DeviceError, match="ONNX files only"):
