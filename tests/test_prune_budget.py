@@ -18,13 +18,14 @@ from compress.latency.model import Estimate, ShapeTimer
 from compress.pruning import budget
 from compress.pruning.budget import NAME, Decision, count_parameters, losses
 from compress.pruning.importance import compute_importance
-from compress.records.latency import Latency, Setting, summarise
+from compress.records.latency import Latency, Setting
 from compress.slicing.cut import slice_model
 from compress.slicing.plan import SlicePlan
 from compress.slicing.rules import FAMILIES
 from compress.slicing.select import choose, magnitude
 from compress.slicing.sizes import Sizes, resize_config
 from tests import command, learning, pruning_given, tiny
+from tests.latencies import steady
 from tests.pruning_given import pruned
 
 SETTING = Setting(seq=16)
@@ -238,11 +239,8 @@ class Counted:
 
     def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
         self.asked += len(files)
-        times = {name: [[file.stat().st_size / 1e6] * runs] * rounds for name, file in files.items()}
         return [
-            summarise(name, setting, each, init_ms=1.0, first_ms=1.0, peak_rss_mb=None)
-            for setting in settings
-            for name, each in times.items()
+            steady(name, setting, file.stat().st_size / 1e6) for setting in settings for name, file in files.items()
         ]
 
 
@@ -288,8 +286,7 @@ def test_what_ships_is_measured_and_held_against_the_budget(
             assert files[budget.SHIPPED] == tmp_path / "run" / "bundle" / "onnx" / "model_quantized.onnx"
             times = {budget.SHIPPED: ms, budget.WHOLE: 1.0}
             (setting,) = settings
-            rest = {"init_ms": 1.0, "first_ms": 1.0, "peak_rss_mb": None}
-            return [summarise(name, setting, [[times[name]] * runs] * rounds, **rest) for name in files]
+            return [steady(name, setting, times[name]) for name in files]
 
     @contextmanager
     def opened(*_: object, **__: object) -> Iterator[Counted]:

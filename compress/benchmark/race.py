@@ -1,9 +1,11 @@
 """Race files in turns: the same two passes over all settings on every device, however it runs a file."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from compress.records.latency import DeviceError, Latency, Setting, Sustained, contention, summarise
+import numpy as np
+
+from compress.records.latency import NOISE_FACTOR, DeviceError, Latency, Setting, Sustained, contention
 
 MINUTE = 60.0
 
@@ -75,24 +77,39 @@ def race_files(
             if number == 1:
                 first.append(found)
             else:
-                yield [_latency(name, setting, first[at][name], found[name], affinity) for name in names]
+                yield [summarise(name, setting, first[at][name], found[name], affinity=affinity) for name in names]
 
 
-def _latency(name: str, setting: Setting, first: PassTimes, second: PassTimes, affinity: str) -> Latency:
-    latency = summarise(
-        name,
-        setting,
-        (first.ms, second.ms),
-        init_ms=first.init_ms,
-        first_ms=first.first_ms,
+def summarise(name: str, setting: Setting, first: PassTimes, second: PassTimes, *, affinity: str = "") -> Latency:
+    """Summarise the two passes of a file: percentiles are over the runs of both where these agree.
+
+    Where they do not, nothing is averaged: they are of the faster pass, since what disturbs a machine makes it slower,
+    and the measurement is flagged.
+    """
+    passes = first.ms, second.ms
+    medians = tuple(float(np.median(ms)) for ms in passes)
+    low, high = sorted(medians)
+    why = [one.disturbed for one in (first, second) if one.disturbed][:1]
+    times = [*first.ms, *second.ms]
+    if high > NOISE_FACTOR * low:
+        faster = medians.index(low)
+        times = passes[faster]
+        said = f"p50 {medians[0]:.2f} ms in the first pass, {medians[1]:.2f} ms in the second (x{high / low:.2f})"
+        why = [f"{said}; the figures are of the {('first', 'second')[faster]}", *why]
+    p50, p95, p99 = map(float, np.percentile(times, (50, 95, 99)))
+    load, cpus = max(first.load, second.load)
+    return Latency(
+        name, setting, len(times), min(times), p50, p95, p99, first.init_ms, first.first_ms,
         peak_rss_mb=max((one.peak_rss_mb for one in (first, second) if one.peak_rss_mb is not None), default=None),
+        noisy=bool(why),
+        noise="; ".join(why),
+        passes=medians,
+        lows=tuple(float(np.percentile(ms, 10)) for ms in passes),
         affinity=affinity,
         celsius=second.celsius,
-    )
-    if disturbed := first.disturbed or second.disturbed:
-        latency = replace(latency, noisy=True, noise="; ".join(filter(None, (latency.noise, disturbed))))
-    other, cpus = max(first.load, second.load)
-    return replace(latency, other_load=other, busy=contention(other, cpus, setting.threads)) if cpus else latency
+        other_load=load if cpus else None,
+        busy=contention(load, cpus, setting.threads) if cpus else "",
+    )  # fmt: skip
 
 
 def sustain_file(

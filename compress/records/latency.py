@@ -1,13 +1,12 @@
 """A latency measurement, whatever the device: the setting, the figures, the verdict on noise."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compress.errors import CompressError
 
 NOISE_FACTOR = 1.15
 """The largest ratio of the medians of the two passes that is not flagged."""
-
 
 WARM_UP = 5
 """Untimed runs after the first one."""
@@ -116,53 +115,3 @@ def contention(other_load: float | None, cpus: int, threads: int) -> str:
 def identity(name: str, facts: Mapping[str, str]) -> str:
     """Describe a device as evidence names it: name, processor and instruction sets, as far as it tells them."""
     return ", ".join(filter(None, (name, facts.get("cpu", ""), facts.get("instructions", ""))))
-
-
-def summarise(
-    name: str,
-    setting: Setting,
-    rounds: Sequence[Sequence[float]],
-    *,
-    init_ms: float,
-    first_ms: float,
-    peak_rss_mb: float | None,
-    affinity: str = "",
-    celsius: float | None = None,
-) -> Latency:
-    """Summarise at least two rounds of runs, of which the first half is the first pass, the rest the second.
-
-    Percentiles are over the runs of both passes where these agree. Where they do not, nothing is averaged: they are of
-    the faster pass, since what disturbs a machine makes it slower, and the measurement is flagged.
-    """
-    import numpy as np  # not for commands that only check their options
-
-    half = len(rounds) // 2
-    passes = [np.concatenate([np.asarray(times) for times in part]) for part in (rounds[:half], rounds[half:])]
-    first, second = (float(np.median(times)) for times in passes)
-    factor = max(first, second) / min(first, second)
-    noisy = factor > NOISE_FACTOR
-    faster, which = (passes[0], "first") if first <= second else (passes[1], "second")
-    times = faster if noisy else np.concatenate(passes)
-    p50, p95, p99 = np.percentile(times, (50, 95, 99))
-    noise = (
-        f"p50 {first:.2f} ms in the first pass, {second:.2f} ms in the second (x{factor:.2f}); "
-        f"the figures are of the {which}"
-    )
-    return Latency(
-        name=name,
-        setting=setting,
-        runs=len(times),
-        min_ms=float(times.min()),
-        p50_ms=float(p50),
-        p95_ms=float(p95),
-        p99_ms=float(p99),
-        init_ms=init_ms,
-        first_ms=first_ms,
-        peak_rss_mb=peak_rss_mb,
-        noisy=noisy,
-        noise=noise if noisy else "",
-        passes=(first, second),
-        lows=tuple(float(np.percentile(times, 10)) for times in passes),
-        affinity=affinity,
-        celsius=celsius,
-    )

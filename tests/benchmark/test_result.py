@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from compress.benchmark.race import PassTimes, summarise
 from compress.records.bench_result import Result, save
-from compress.records.latency import DeviceError, Latency, Setting, Sustained, summarise
+from compress.records.latency import DeviceError, Latency, Setting, Sustained
 from compress.reporting.tables import bench_tables
 
 
 def latency(name: str, setting: Setting, *passes: float) -> Latency:
-    rounds = [[each] * 3 for each in passes]
-    return summarise(name, setting, rounds, init_ms=30, first_ms=9, peak_rss_mb=None, affinity="0-3", celsius=51.5)
+    first, second = (PassTimes(30, 9, [ms] * 3, celsius=51.5) for ms in passes)
+    return summarise(name, setting, first, second, affinity="0-3")
 
 
 RESULT = Result(

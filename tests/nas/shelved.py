@@ -14,6 +14,7 @@ import compress.commands.search  # noqa: F401 shipping keeps the real device whe
 from compress.benchmark.devices import open_device
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 from tests.command import Shelf
+from tests.latencies import steady
 
 SPACE = """
 paper: {title: A tiny test, authors: Nobody, year: 2025, url: https://example.org}
@@ -77,17 +78,13 @@ class Weighing:
 
     def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
         self.races += 1
-        return [_latency(name, settings[0], 1 + path.stat().st_size / 1e4) for name, path in files.items()]
+        return [steady(name, settings[0], 1 + path.stat().st_size / 1e4) for name, path in files.items()]
 
     def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
         raise DeviceError("not asked")
 
     def logits(self, file: Path, rows: Sequence[Any]) -> list[NDArray[np.float32]]:
         raise DeviceError("not asked")
-
-
-def _latency(name: str, setting: Setting, ms: float) -> Latency:
-    return Latency(name, setting, 4, ms, ms, ms, ms, 1.0, 1.0, None, False, "", (ms, ms), (ms, ms))
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from onnx import helper, numpy_helper
 from compress.exporters.onnx import to_onnx
 from compress.exporters.rewrite import SHIPPED, Form
 from compress.exporters.session import EncodedRow, open_session
-from compress.records.latency import Latency, Setting, Sustained, summarise
+from compress.records.latency import Latency, Setting, Sustained
 from tests import learning, tiny
+from tests.latencies import steady
 
 Array = np.ndarray[Any, Any]
 
@@ -69,12 +70,7 @@ class Rule:
     def race(self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int) -> list[Latency]:
         self.raced += files
         self.settings += settings
-        rest = {"init_ms": 1.0, "first_ms": 1.0, "peak_rss_mb": 1.0}
-        return [
-            summarise(name, setting, [[self.p50(name, file)] * runs] * rounds, **rest)
-            for setting in settings
-            for name, file in files.items()
-        ]
+        return [steady(name, setting, self.p50(name, file)) for setting in settings for name, file in files.items()]
 
     def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
         raise NotImplementedError
