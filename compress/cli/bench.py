@@ -46,7 +46,7 @@ def bench(
         from compress.benchmark import options
         from compress.commands.bench import bench as run
         from compress.records.bench_result import save
-        from compress.reporting.tables import bench_tables
+        from compress.reporting.terminal import bench_tables
 
         options.place(out)
         talk = console(as_json)
@@ -81,7 +81,7 @@ def report(
     Example: compress report runs/first runs/trimmed phone.json --html choice.html
     """
     with told():
-        from compress.reporting import remarks, tables
+        from compress.reporting import remarks, tables, terminal
         from compress.reporting.compare import Limits, compare, pick
 
         limits = Limits(budget_ms, max_mb, min_score)
@@ -97,9 +97,9 @@ def report(
         if as_json:
             import json
 
-            print_result(json.dumps(tables.choice_values(comparison, limits, chosen), ensure_ascii=False, indent=1))
+            print_result(json.dumps(terminal.choice_values(comparison, limits, chosen), ensure_ascii=False, indent=1))
         else:
-            talk.print(tables.to_terminal(tables.choice_table(comparison, chosen), talk.width))
+            talk.print(terminal.to_terminal(tables.choice_table(comparison, chosen), talk.width))
             headline = remarks.choice_headline(comparison, limits, chosen)
             for line in ("", headline, *remarks.choice_remarks(comparison, chosen)):
                 talk.print(line, markup=False, highlight=False)

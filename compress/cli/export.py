@@ -76,7 +76,7 @@ def export(
         from compress.commands import export as command
         from compress.exporters.formats import NAME
         from compress.provenance import command_line
-        from compress.reporting.tables import export_lines
+        from compress.reporting.terminal import export_lines
 
         raced = None
         if race.tune:
@@ -134,7 +134,7 @@ def quantize(
     with told(hint="The bundle is as it was."):
         from compress.commands import quantize as pipeline
         from compress.exporters.artifact import Bundle
-        from compress.reporting import tables
+        from compress.reporting import tables, terminal
 
         shown = console(as_json)
         done = pipeline.quantize(
@@ -143,11 +143,11 @@ def quantize(
             say=partial(shown.print, highlight=False, markup=False, soft_wrap=True),
         )  # fmt: skip
         if as_json:
-            print_result(tables.quantized_json(done))
+            print_result(terminal.quantized_json(done))
         else:
             for table in tables.latency_tables((time.name, time) for time in done.times):
-                shown.print(tables.to_terminal(table))
-            shown.print(tables.quantized_text(done), highlight=False, markup=False)
+                shown.print(terminal.to_terminal(table))
+            shown.print(terminal.quantized_text(done), highlight=False, markup=False)
             shown.print(f"bundle: {done.bundle.path}", highlight=False)
     if not done.proof.certified:
         raise typer.Exit(UNCERTIFIED)

@@ -36,7 +36,8 @@ from compress.records.latency import Latency, Setting
 from compress.records.run_report import Report, ReportRow
 from compress.reporting.html import render_html
 from compress.reporting.remarks import run_warnings
-from compress.reporting.tables import run_table, to_terminal
+from compress.reporting.tables import run_table
+from compress.reporting.terminal import to_terminal
 from compress.training.context import TrainingContext
 from compress.training.logging import curves, mend
 from compress.training.run import Run

@@ -32,7 +32,8 @@ from compress.records.search_report import (
 )
 from compress.reporting.html import render_search
 from compress.reporting.remarks import unmet
-from compress.reporting.tables import front_table, to_terminal
+from compress.reporting.tables import front_table
+from compress.reporting.terminal import to_terminal
 from compress.training.stage import taken
 
 RECORD, PAGE = "search.json", "search.html"

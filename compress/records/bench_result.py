@@ -1,5 +1,6 @@
 """A result file: what one command measured, on what, when. `compress report` reads such files."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,9 @@ from typing import Literal
 from compress.io import written
 from compress.records.json_text import from_json, to_json
 from compress.records.latency import DeviceError, Latency, Sustained
+
+MOST_PROBLEMS = 5
+"""Problems of one file that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,30 @@ class Result:
 
     @staticmethod
     def from_json(path: Path) -> "Result":
-        """Read the result in a file. Raises DeviceError naming each field in error."""
-        return from_json(
+        """Read the result in a file. Raises DeviceError naming each field in error, and the figures that no clock
+        shows."""
+        found = from_json(
             Result, path, DeviceError, "result of `compress bench --out`", "expected format 1. Measure again"
         )
+
+        def shown(value: float) -> bool:
+            return math.isfinite(value) and value > 0
+
+        problems = [
+            f"latencies.{index}.{key}: {getattr(one, key)} is no time"
+            for index, one in enumerate(found.latencies)
+            for key in ("min_ms", "p50_ms", "p95_ms")
+            if not shown(getattr(one, key))
+        ]
+        problems += [
+            f"sustained.{index}: expected one time above 0 and one temperature for every minute"
+            for index, run in enumerate(found.sustained)
+            if not all(map(shown, run.minutes)) or len(run.temperatures) != len(run.minutes)
+        ]
+        if problems:
+            more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
+            raise DeviceError(f"{path}: {'; '.join(problems[:MOST_PROBLEMS])}{more}; measure again")
+        return found
 
 
 def save(result: Result, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Draw charts as inline SVG: scatter with a front, bars and lines, each for the width it is shown at.
+"""Draw charts as inline SVG: bars, lines, predictions and progress, each for the width it is shown at.
 
 Many points are one path of dots, so that thousands stay a small file; a script finds each by the scale on the picture.
 """
@@ -6,17 +6,16 @@ Many points are one path of dots, so that thousands stay a small file; a script 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from statistics import fmean
 
 from markupsafe import Markup
 
-from compress.records.run_report import Point, Report, finite, series
-from compress.records.search_report import ObjectiveName, SearchReport
+from compress.records.run_report import Point, Report, series
+from compress.records.search_report import SearchReport
 from compress.reporting import format as units
-from compress.reporting.compare import ComparedModel, Comparison, MeasuredDevice, View
-from compress.reporting.remarks import COSTS, answer, cost_text, known_beside, shape, short_shape
+from compress.reporting.compare import MeasuredDevice
 
 MAIN, SIDE, WHOLE, PHONE = 690, 350, 1088, 342
 """Widths of the page's columns in pixels: the wider and the narrower of two, both together, and a phone's only one."""
@@ -26,15 +25,8 @@ COLOURS = 8
 MOST_POINTS = 400
 SMOOTHED_FROM = 60
 MANY = 1000
-NAME_LETTERS = 26
 FAR = 3
 """A score this many times as far from the best as the median score is off the scale, which is for those in question."""
-WITH_FACTS = 5
-"""The most points that a chart may have to show figures beside their names."""
-LOG_FROM = 4
-"""Many costs that span more than this factor are on a logarithmic axis; few, from LOG_FEW on."""
-LOG_FEW = 20
-NARROW = 500
 ASIDE = frozenset({"step", "epoch", "grad_norm", "learning_rate", "total_flos", "num_input_tokens_seen"})
 """The entries that a trainer logs beside the loss and its parts."""
 
@@ -239,297 +231,6 @@ def least_on_scale(scores: Sequence[float]) -> float:
     ordered = sorted(scores, reverse=True)
     floor = ordered[0] - FAR * max(ordered[0] - ordered[len(ordered) // 2], 0.01)
     return min(score for score in ordered if score >= floor)
-
-
-@dataclass(frozen=True)
-class ScatterPoint:
-    """A point of a scatter chart, at a cost and a score.
-
-    name    beside the point, where there is room; keep: wherever there is none; short: instead of it elsewhere
-    what    what hovering calls it; cost_text: its cost in words
-    style   the class of its colour; a teacher and an anchor stand on a corner, others are circles
-    reach   the cost that a thin line reaches to
-    before  the score that a thin line comes from
-    number  by which a script finds it; '' for none
-    """
-
-    name: str
-    cost: float
-    score: float
-    style: str
-    what: str
-    cost_text: str
-    short: str = ""
-    keep: bool = False
-    reach: float = 0.0
-    before: float | None = None
-    number: str = ""
-
-    @property
-    def square(self) -> bool:
-        """Say whether it stands beside what is compared."""
-        return self.style in ("teacher", "anchor")
-
-    @property
-    def facts(self) -> str:
-        """Say score and cost."""
-        return f"{units.score(self.score)} · {self.cost_text}"
-
-    def tagged(self, marks: Markup, x: float) -> Markup:
-        """Group what is drawn of the point for a script."""
-        return tag({"n": self.number, "x": f"{x:.1f}"} if self.number else {}, marks)
-
-
-@dataclass(frozen=True)
-class Scatter:
-    """Scores against a cost: points with their names, levels of what has no cost, and the front as stairs.
-
-    axes      names of the cost and of the score; levels: (name, score)
-    front     (cost, score) of what nothing beats for less; crowd: of points that are dots without names
-    most      so many points are all named, on a wide page and on a phone
-    stretch   whether levels below all points are on the scale
-    limit     (cost, its name) of a budget; budget: whether a script draws one
-    field     the cost by which a script finds the points; '' for none
-    """
-
-    marks: tuple[ScatterPoint, ...]
-    axes: tuple[str, str]
-    levels: Sequence[tuple[str, float]] = ()
-    front: Sequence[Pixel] = ()
-    crowd: Sequence[Pixel] = ()
-    most: tuple[int, int] = (14, 5)
-    stretch: bool = False
-    limit: tuple[float, str] | None = None
-    budget: bool = False
-    field: str = ""
-
-    @cached_property
-    def lowest(self) -> float:
-        """The least score that is on the scale."""
-        return least_on_scale([score for _, score in self.crowd] + [mark.score for mark in self.marks])
-
-    def crowded(self, *, narrow: bool) -> bool:
-        """Say whether there are too many points to name them all, or to draw how far each reaches."""
-        return sum(bool(mark.name) for mark in self.marks) > self.most[narrow]
-
-    def draw(self, key: str, width: float) -> Markup:
-        """Draw the picture at a width; there is at least one point."""
-        plot = Box(52, 34, width - 14, 392)
-        x, y = self._axes(plot)
-        crowded = self.crowded(narrow=width < NARROW)
-        at = [(x.at(mark.cost), min(y.at(mark.score), y.start - 9)) for mark in self.marks]
-        reaches = [
-            x.at(min(mark.reach, x.high)) if mark.reach > mark.cost and not crowded else here[0]
-            for mark, here in zip(self.marks, at, strict=True)
-        ]
-        steps: list[Pixel] = []  # stairs: from the cheapest level to the next, up to it, and level to the end
-        for across, down in sorted((x.at(cost), min(y.at(score), plot.bottom)) for cost, score in self.front):
-            steps += [(across, steps[-1][1]), (across, down)] if steps else [(across, down)]
-        steps += [(plot.right, steps[-1][1])] if steps else []
-        marks = []
-        if self.field:  # its scales tell the script where points are
-            scales = {name: f"{a.low} {a.high} {a.start} {a.end} {int(a.log)}" for name, a in (("x", x), ("y", y))}
-            marks.append(tag({"cost": self.field, **scales}, draw_box(plot, "field")))
-        marks += draw_grid(x, y, plot, self.axes)
-        marks.append(draw_dots([(x.at(cost), min(y.at(score), plot.bottom)) for cost, score in self.crowd], "crowd"))
-        for mark, here in zip(self.marks, at, strict=True):
-            if mark.before is not None:
-                start, end = (min(y.at(score), plot.bottom) for score in (mark.before, mark.score))
-                marks.append(draw_line((here[0], start), (here[0], end), "gain"))
-        taken = [Box(across - 9, down - 9, across + 9, down + 9) for across, down in at]
-        taken += [Box(here[0], here[1] - 3, reach + 3, here[1] + 3) for here, reach in zip(at, reaches, strict=True)]
-        for one, other in pairwise(steps):  # level or upright
-            (left, right), (top, bottom) = (sorted(pair) for pair in zip(one, other, strict=True))
-            taken.append(Box(left, top - 2, right + 2, bottom + 2))
-        for name, score in self.levels:
-            boxes, drawn = _level(name, score, y, plot, taken)
-            taken, marks = [*taken, *boxes], [*marks, *drawn]
-        marks += [draw_path(steps, "edge")] if steps else []
-        if self.budget:
-            marks.append(draw_line((plot.right, plot.top), (plot.right, plot.bottom), "budget"))
-        if self.limit and x.low < self.limit[0] <= x.high:
-            edge, words = x.at(self.limit[0]), f"budget {self.limit[1]}"
-            wide = text_width(words, 12)
-            left = edge + 6 if edge + 6 + wide <= plot.right else edge - 6 - wide
-            taken.append(Box(left, plot.bottom - 22, left + wide, plot.bottom - 4))
-            marks.append(draw_line((edge, plot.top), (edge, plot.bottom), "limit"))
-            marks.append(draw_text(left, plot.bottom - 8, words, "facts"))
-        marks += self._names(at, taken, plot, crowded=crowded)
-        for mark, here, reach in zip(self.marks, at, reaches, strict=True):
-            line = draw_line(here, (reach, here[1]), f"reach {mark.style}") if reach > here[0] else Markup("")
-            dot = draw_dot(*here, style=f"point {mark.style}", hint=f"{mark.what}: {mark.facts}", square=mark.square)
-            marks.append(mark.tagged(line + dot, here[0]))
-        told = f"{'; '.join(f'{mark.what}: {mark.facts}' for mark in self.marks)}. Up is better, left costs less."
-        return canvas(key, (width, plot.bottom + 48), (f"{self.axes[1]} against {self.axes[0]}", told), marks)
-
-    def _axes(self, plot: Box) -> tuple[Axis, Axis]:
-        """Make room for the costs (no reach beyond twice its cost), the scores on the scale, and levels near them."""
-        costs = [cost for cost, _ in self.crowd] + [mark.cost for mark in self.marks]
-        farthest = max([*costs, *(min(mark.reach, 2 * mark.cost) for mark in self.marks)])
-        if self.limit:
-            farthest = max(farthest, min(self.limit[0], 2 * max(costs)))
-        x = Axis(0, farthest * 1.08, plot.left, plot.right)
-        if max(costs) > (LOG_FROM if len(costs) > WITH_FACTS else LOG_FEW) * min(costs):
-            x = Axis(min(costs) / 1.6, farthest * 1.3, plot.left, plot.right, log=True)
-        scores = [score for _, score in self.crowd] + [mark.score for mark in self.marks]
-        low, high = self.lowest, max(scores)
-        span = max(high - low, 0.01)
-        for _, level in sorted(self.levels, key=lambda one: -one[1]):
-            if (self.stretch or level >= low) and max(high, level) - min(low, level) <= 10 * span:
-                low, high = min(low, level), max(high, level)
-        return x, Axis.padded(low, high, plot)
-
-    def _names(self, at: Sequence[Pixel], taken: Sequence[Box], plot: Box, *, crowded: bool) -> list[Markup]:
-        """Write each point's name and figures, with leaders, which lie under all names, where it is not next to it."""
-        leaders, labels, full = [], [], list(taken)
-        facts = len(self.marks) <= WITH_FACTS
-        for mark, (x, y) in sorted(zip(self.marks, at, strict=True), key=lambda one: "front" not in one[0].style):
-            name = mark.name if mark.keep or not crowded else mark.short
-            if not name:
-                continue
-            name = shorten(f"{'↓' if mark.score < self.lowest else ''}{name}", NAME_LETTERS)
-            figures = mark.facts if facts else ""
-            size = max(text_width(name, 13), text_width(figures, 12)), 31.0 if figures else 16.0
-            box = _place((x, y), size, full, plot)
-            full.append(Box(box.left - 8, box.top - 3, box.right + 8, box.bottom + 3))
-            anchor, start = ("start", box.left) if box.left > x else ("end", box.right)
-            if box.left <= x <= box.right:
-                anchor, start = "middle", (box.left + box.right) / 2
-            words = [draw_text(start, box.top + 12, name, "label", anchor)]
-            words += [draw_text(start, box.top + 27, figures, "facts", anchor)] if figures else []
-            labels.append(mark.tagged(Markup("").join(words), x))
-            near = min(max(x, box.left), box.right), min(max(y, box.top), box.bottom)
-            if abs(near[0] - x) + abs(near[1] - y) > 24:
-                leaders.append(draw_line((x, y), near, "leader"))
-        return [*leaders, *labels]
-
-
-def _place(point: Pixel, size: Pixel, taken: Sequence[Box], inside: Box) -> Box:
-    """Place a label of `size` near a point: inside, on nothing that is taken, as near as possible."""
-    wide, high = size
-    x, y = point
-    options = []
-    for gap in (11.0, 20.0, 34.0, 52.0, 74.0, 100.0, 130.0):
-        for across, down in ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1)):
-            left = x + gap if across > 0 else x - gap - wide if across < 0 else x - wide / 2
-            reach = gap if across == 0 else gap * 0.8
-            top = y + reach if down > 0 else y - reach - high if down < 0 else y - high / 2
-            # A pixel farther counts as two square pixels hidden: what is taken has a margin that may be grazed.
-            options.append((2 * gap, Box(left, top, left + wide, top + high)))
-    return min(options, key=lambda option: option[0] + option[1].lost(taken, inside))[1]
-
-
-def _level(name: str, score: float, y: Axis, plot: Box, taken: Sequence[Box]) -> tuple[list[Box], list[Markup]]:
-    """Draw a level: a line with its name, or an arrow where it is off the scale; and the room it takes."""
-    words = f"{shorten(name, NAME_LETTERS)} {units.score(score)}"
-    inside, at = y.low <= score <= y.high, y.at(score)
-    if not inside:
-        words = f"{'↓' if score < y.low else '↑'} {words}, off this scale"
-    wide = text_width(words, 12)
-    feet = [at - 4, at + 18] if inside else [plot.bottom - 4 - 17 * row for row in range(4)]
-    lefts = [plot.left + 6, plot.right - wide - 6]
-    options = [Box(left, foot - 15, left + wide, foot) for left in lefts for foot in feet]
-    box = min(options, key=lambda option: option.lost(taken, plot))
-    anchor, start = ("start", box.left) if box.left == lefts[0] else ("end", box.right)
-    marks = [draw_text(start, box.bottom - 4, words, "facts", anchor)]
-    if not inside:
-        return [box], marks
-    line = draw_line((plot.left, at), (plot.right, at), "reference")
-    return [box, Box(plot.left, at - 2, plot.right, at + 2)], [line, *marks]
-
-
-def run_scatter(report: Report) -> Scatter | None:
-    """Prepare score against median latency: a point per row that has both, a level per baseline without a time."""
-    marks, levels = [], []
-    for row in report.rows:
-        time, score = report.latency(row), report.score(row)
-        if score is None:
-            continue
-        if time is None:
-            levels += [(row.name, score)] if row.role == "baseline" else []
-            continue
-        marks.append(
-            ScatterPoint(
-                row.name, time.p50_ms, score, row.role, row.name, units.measure(time.p50_ms, "ms"),
-                keep=True, reach=time.p95_ms,
-            )
-        )  # fmt: skip
-    axes = "median latency, ms", units.metric(report.metric)
-    return Scatter(tuple(marks), axes, levels, most=(99, 99), stretch=True) if marks else None
-
-
-def choice_scatter(comparison: Comparison, view: View | None, picked: ComparedModel | None) -> Scatter | None:
-    """Prepare score against the median at `view` or (None) the size of the file; None where no candidate has both."""
-
-    def cost(one: ComparedModel) -> float | None:
-        return one.median_ms(view) if view else one.size_mb
-
-    front, marks = comparison.front(cost), []
-    for one in (*comparison.teachers, *comparison.candidates):  # candidates lie over teachers
-        value, score, time = cost(one), comparison.score(one), one.latency(view)
-        if value is None or value <= 0 or score is None:
-            continue
-        teacher, first = one.role == "teacher", one in front
-        style = "teacher" if teacher else "student front" if first else "student behind"
-        number = "" if teacher else str(comparison.number(one))
-        noisy = "~" if time and time.noisy else ""
-        marks.append(
-            ScatterPoint(
-                one.name, value, score, f"{style} picked" if one is picked else style, one.name,
-                noisy + units.measure(value, "ms" if view else "MB"), short=number, keep=first or teacher,
-                reach=time.p95_ms if time else 0.0, number=number,
-            )
-        )  # fmt: skip
-    if all(mark.square for mark in marks):
-        return None
-    return Scatter(
-        tuple(marks), ("median latency, ms" if view else "file size, MB", units.metric(comparison.task.metric)),
-        comparison.baselines,
-        [(cost(one) or 0.0, comparison.score(one) or 0.0) for one in front], budget=True,
-    )  # fmt: skip
-
-
-def trial_scatter(report: SearchReport, cost: ObjectiveName) -> Scatter | None:
-    """Prepare the trials' scores against one cost: trained ones, the front, the teacher and anchors with their names.
-
-    All other scored trials are the crowd. None where no trial has both.
-    """
-    best, first = answer(report), report.compute_front(("score", cost))
-    marks, crowd, levels = [], [], list[tuple[str, float]]()
-    for one in report.points:
-        value = report.value(one, cost)
-        if value is None or value <= 0 or one.score is None:
-            continue
-        picked, ahead, subnet = best is one, one.number in first, one.stage == "subnet"
-        if subnet and not ahead:
-            crowd.append((value, one.score))
-        if subnet and not ahead and not picked:
-            continue
-        style = f"{'front' if ahead else 'behind'} {'subnet' if subnet else 'student'}{' picked' if picked else ''}"
-        marks.append(
-            ScatterPoint(
-                short_shape(one.choice) if ahead or picked else "", value, one.score, style,
-                f"trial {one.number}, {shape(one.choice)}", cost_text(cost, value),
-                keep=picked, before=None if subnet or one.first == one.score else one.first,
-            )
-        )  # fmt: skip
-    if not marks and not crowd:
-        return None
-    marks.sort(key=lambda mark: not mark.keep)
-    for index, known in enumerate(known_beside(report)):
-        value = finite({"latency": known.ms, "parameters": known.parameters, "file_mb": known.file_mb}.get(cost))
-        name, style = (known.name, "anchor") if index else ("teacher", "teacher")
-        if (score := finite(known.score)) is not None and value:
-            marks.append(ScatterPoint(name, value, score, style, name, cost_text(cost, value), keep=True))
-        elif score is not None:
-            levels.append((name, score))
-    limit = report.budgets.get(cost)
-    name, unit = COSTS[cost]
-    placed = [(report.value(each, cost) or 0.0, each.score or 0.0) for each in map(report.point, first)]
-    return Scatter(
-        tuple(marks), (f"{name}, {unit}" if unit else name, units.metric(report.metric)), levels, placed, crowd,
-        most=(12, 5), limit=(limit, cost_text(cost, limit)) if limit else None, field=cost,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

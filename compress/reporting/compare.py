@@ -3,7 +3,6 @@
 A measurement belongs to the file whose SHA-256 it names, whatever the dates and names.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,11 +18,9 @@ from compress.exporters.manifest import Manifest, find_bundle
 from compress.records.bench_result import Result
 from compress.records.certificate import Certificate
 from compress.records.class_scores import ClassChange, ClassScore, fallen, macro_f1
-from compress.records.latency import NOISE_FACTOR, DeviceError, Latency, Setting, Sustained
+from compress.records.latency import NOISE_FACTOR, Latency, Setting, Sustained
 from compress.records.run_report import NAME, Report, ReportRow, finite
 
-MOST_PROBLEMS = 5
-"""Problems of one file that an error lists."""
 OWN = "own races"
 """The device of the times in reports: files of one run were raced against each other, those of two were not."""
 
@@ -178,11 +175,6 @@ class Comparison:
     bundles: tuple[ComparedBundle, ...]
     unmatched: tuple[str, ...]
 
-    @property
-    def reports(self) -> list[Report]:
-        """List the reports of the bundles that have one."""
-        return [bundle.report for bundle in self.bundles if bundle.report]
-
     def score(self, one: ComparedModel) -> float | None:
         """Look up the score on the rows of `basis`."""
         return one.scores.get(self.basis) if self.basis else None
@@ -249,8 +241,8 @@ def compare(paths: Sequence[Path], at: str | None = None) -> Comparison:
     bundles, results = _read(paths)
     task = _one_task(bundles)
     devices, listed, unmatched = _join(results, [one for bundle in bundles for one in _files_of(bundle)])
-    taught = _teachers(bundles)
     reports = [bundle.report for bundle in bundles if bundle.report]
+    taught = _teachers(reports)
     if any(OWN in one.times for one in listed):
         timed = [report for report in reports if report.settings]
         machine = timed[-1].machine
@@ -365,9 +357,10 @@ def _read(paths: Sequence[Path]) -> tuple[tuple[ComparedBundle, ...], list[tuple
         if path.is_dir():
             folder = find_bundle(path)
             if folder is None:
-                unfinished = (path / "run.json").is_file()
-                hint = "the run has not finished: `compress distill --resume`" if unfinished else ""
-                raise BundleError(f"{path}: no bundle in it. {hint or 'Expected the folder of a run, or of a bundle.'}")
+                hint = "Expected the folder of a run, or of a bundle."
+                if (path / "run.json").is_file():
+                    hint = "the run has not finished: `compress distill --resume`"
+                raise BundleError(f"{path}: no bundle in it. {hint}")
             folders.append(folder.resolve())
         elif path.is_file():
             files.append(path)
@@ -383,7 +376,7 @@ def _read(paths: Sequence[Path]) -> tuple[tuple[ComparedBundle, ...], list[tuple
         bundle = Bundle.load(path)  # every file checked: a report is of the files that the manifest lists
         report = Report.from_json(path / NAME) if NAME in bundle.manifest.files else None
         bundles.append(ComparedBundle(path, name, bundle.task, bundle.manifest, report))
-    return tuple(bundles), [(file, _result(file)) for file in dict.fromkeys(files)]
+    return tuple(bundles), [(file, Result.from_json(file)) for file in dict.fromkeys(files)]
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -397,30 +390,6 @@ def _names(paths: Sequence[Path]) -> list[str]:
         return "/".join((*parts, "bundle"))  # the bundle inside what is a bundle itself
 
     return [name(parts) for parts in ends]
-
-
-def _result(path: Path) -> Result:
-    """Read a result file. Raises DeviceError naming the file and the figures that no clock shows."""
-    found = Result.from_json(path)
-
-    def shown(value: float) -> bool:
-        return math.isfinite(value) and value > 0
-
-    problems = [
-        f"latencies.{index}.{key}: {getattr(one, key)} is no time"
-        for index, one in enumerate(found.latencies)
-        for key in ("min_ms", "p50_ms", "p95_ms")
-        if not shown(getattr(one, key))
-    ]
-    problems += [
-        f"sustained.{index}: expected one time above 0 and one temperature for every minute"
-        for index, run in enumerate(found.sustained)
-        if not all(map(shown, run.minutes)) or len(run.temperatures) != len(run.minutes)
-    ]
-    if problems:
-        more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
-        raise DeviceError(f"{path}: {'; '.join(problems[:MOST_PROBLEMS])}{more}; measure again")
-    return found
 
 
 def _files_of(bundle: ComparedBundle) -> Iterator[ComparedModel]:
@@ -457,10 +426,10 @@ def _files_of(bundle: ComparedBundle) -> Iterator[ComparedModel]:
         )
 
 
-def _teachers(bundles: Sequence[ComparedBundle]) -> list[ComparedModel]:
+def _teachers(reports: Sequence[Report]) -> list[ComparedModel]:
     """List every teacher once: two are one when name and scores agree; of its times the first quiet ones."""
     found: dict[tuple[str, Basis], ComparedModel] = {}
-    for report in (bundle.report for bundle in bundles if bundle.report):
+    for report in reports:
         for row in report.of_role("teacher"):
             name = PurePath(row.name).name
             name = name if "teacher" in name else f"{name} (teacher)"

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,18 +12,22 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from compress.exporters.artifact import FILES
-from compress.records.certificate import Tried
+from compress.records.certificate import Sensitivity, Tried
 from compress.records.run_report import Report, finite
 from compress.records.search_report import ObjectiveName, SearchReport
 from compress.reporting import charts, remarks, tables
 from compress.reporting import format as units
-from compress.reporting.charts import MAIN, WHOLE, WITH_FACTS, Bar, Figure, Scatter, bar_figure, draw_figure
+from compress.reporting.charts import MAIN, WHOLE, Bar, Figure, bar_figure, draw_figure
 from compress.reporting.compare import Comparison, Limits, Pick, View
-from compress.reporting.format import capitalised
+from compress.reporting.format import MISSING, capitalised
 from compress.reporting.scaling import growth
-from compress.reporting.tables import ResultTable
+from compress.reporting.scatter import WITH_FACTS, Scatter, choice_scatter, run_scatter, trial_scatter
+from compress.reporting.tables import Cell, ResultTable
 
 FOLDER = Path(__file__).parent / "templates"
+HEAT_LEVELS = 8
+KEY = 3
+"""Columns up to this rank are the key figures of a page."""
 AXES: tuple[ObjectiveName, ...] = ("latency", "file_mb", "parameters")
 
 
@@ -48,9 +53,51 @@ def render(template: str, script: str = "", **shown: Any) -> str:
     )
 
 
+def key_figures(table: ResultTable) -> list[tuple[str, str, str]]:
+    """List (what, value, beside the teacher's) of the row that stands out: its figures of the lowest ranks."""
+    roles = [line.role for line in table.rows]
+    if "student" not in roles:
+        return []
+    own, theirs = len(roles) - 1 - roles[::-1].index("student"), roles.index("teacher") if "teacher" in roles else None
+    found = []
+    for one in sorted(table.on_page, key=lambda one: one.rank):
+        cell, teacher = one.cells[own], one.cells[theirs] if theirs is not None else Cell(MISSING)
+        if one.rank > KEY or cell.missing:
+            continue
+        beside = [cell.detail] if cell.detail else []
+        beside += [] if teacher.missing else [f"teacher {teacher.text}"]
+        said = f"{cell.detail} of the teacher’s {teacher.text}" if cell.detail.endswith("%") else ", ".join(beside)
+        found.append((one.alone or one.heading, cell.text, said))
+    return found
+
+
+def heat_map(found: Sequence[Sensitivity]) -> tuple[list[str], list[tuple[str, list[Cell | None]]]]:
+    """Lay out the share of the error by layer and product, in the order of the graph: headings, and (name, fields).
+
+    A field's tone says how strong it is, its detail what hovering says; None where a layer has no such product. What
+    is of no layer has one field.
+    """
+    strongest = max((one.share for one in found if units.known(one.share)), default=0.0)
+    fields: dict[str, dict[str, Cell]] = {}
+    for one in found:
+        match = re.fullmatch(r"(layer \d+),? (.+)", one.layer)
+        level = round(HEAT_LEVELS * max(0.0, one.share) / strongest) if strongest > 0 and units.known(one.share) else 0
+        hint = f"{one.layer}: {units.share(one.share)} of the error; alone {units.small(one.error)}; {one.product}"
+        cell = Cell(units.share(one.share), hint, f"h{level}{' kept' if one.kept else ''}")
+        fields.setdefault(match[1] if match else one.layer, {})[match[2] if match else ""] = cell
+    headings = list(dict.fromkeys(part for there in fields.values() for part in there if part))
+    return headings, sorted(
+        (
+            (name, [there[""]] if "" in there else [there.get(part) for part in headings])
+            for name, there in fields.items()
+        ),
+        key=lambda row: "" in fields[row[0]],
+    )
+
+
 def render_html(report: Report) -> str:
     """Render the report of a run as one page: styles and pictures inside, no script, no request, all text escaped."""
-    scatter, table = charts.run_scatter(report), tables.run_table(report)
+    scatter, table = run_scatter(report), tables.run_table(report)
     crowded = scatter is not None and len(scatter.marks) > WITH_FACTS
     names = {file: f"student {precision}" for precision, file in FILES.items()}
     times = [(row.name, time) for at in report.settings for row in report.rows if (time := report.latency(row, at))]
@@ -87,7 +134,7 @@ def render_html(report: Report) -> str:
         report=report,
         headline=remarks.run_headline(report),
         remarks=remarks.run_remarks(report),
-        key_figures=tables.key_figures(table),
+        key_figures=key_figures(table),
         comparison=table,
         scores=tables.score_tables(report),
         times=tables.latency_tables(times) if len(report.settings) > 1 else [],
@@ -98,7 +145,7 @@ def render_html(report: Report) -> str:
         stages=stages,
         proofs=tables.certificate_table([(names.get(one.artefact, one.artefact), one) for one in report.certificates]),
         races=_races(report.tuning, "race"),
-        heats=[("", *tables.heat_map(report.sensitivity))] if report.sensitivity else [],
+        heats=[("", *heat_map(report.sensitivity))] if report.sensitivity else [],
     )
 
 
@@ -137,7 +184,7 @@ def render_choice(comparison: Comparison, limits: Limits, chosen: Pick) -> str:
         context=tables.where(comparison),
         headline=remarks.choice_headline(comparison, limits, chosen),
         remarks=remarks.choice_remarks(comparison, chosen),
-        key_figures=tables.key_figures(table),
+        key_figures=key_figures(table),
         metric=units.metric(comparison.task.metric),
         shown=[
             _picture(comparison, limits, chosen, View(name, at), (device, setting))
@@ -153,7 +200,7 @@ def render_choice(comparison: Comparison, limits: Limits, chosen: Pick) -> str:
         sustained=[(device.name, drawn) for device, drawn in figures if drawn],
         proofs=tables.certificate_table(proofs),
         races=[race for index, name, report in reported for race in _races(report.tuning, f"race-{index}", name)],
-        heats=[(name, *tables.heat_map(report.sensitivity)) for _, name, report in reported if report.sensitivity],
+        heats=[(name, *heat_map(report.sensitivity)) for _, name, report in reported if report.sensitivity],
         choice=comparison,
     )  # fmt: skip
 
@@ -169,7 +216,7 @@ def _picture(
     key = f"at-{at[0]}-{at[1]}" if view else "at-size"
     limit = limits.budget_ms if view else limits.max_mb
     bare = {"key": key, "heading": heading, "unit": unit, "limit": limit, "device": at[0], "setting": at[1]}
-    scatter = charts.choice_scatter(comparison, view, chosen.candidate)
+    scatter = choice_scatter(comparison, view, chosen.candidate)
     if scatter is None:
         timed = not view or view in comparison.views()
         why = f"{heading}: no candidate has both a score on the rows compared and this cost."
@@ -199,11 +246,11 @@ def render_search(report: SearchReport) -> str:
         + report.date[:10],
         headline=remarks.search_headline(report),
         remarks=remarks.search_remarks(report),
-        key_figures=tables.key_figures(table),
+        key_figures=key_figures(table),
         found=report,
         metric=units.metric(report.metric),
         views=[
-            (cost, _trials(report, cost, scatter)) for cost in AXES if (scatter := charts.trial_scatter(report, cost))
+            (cost, _trials(report, cost, scatter)) for cost in AXES if (scatter := trial_scatter(report, cost))
         ],
         chosen=tables.trial_row(report, answer, front) if answer else None,
         command=remarks.show_command(report, answer.number) if answer else ("", ""),

@@ -1,12 +1,12 @@
 """Say results in words: a headline for each page, and ten fixed remarks on what its figures cannot bear."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from compress.evaluation.statistics import SHARES, wilson_interval
 from compress.records.class_scores import describe, fallen
-from compress.records.latency import NOISE_FACTOR
+from compress.records.latency import NOISE_FACTOR, Latency
 from compress.records.run_report import Report, ReportRow, finite
 from compress.records.search_report import Anchor, ObjectiveName, SearchReport, TrialRecord
 from compress.reporting import format as units
@@ -136,12 +136,17 @@ def run_remarks(report: Report) -> list[str]:
         if how:
             facts = {"baseline": name, "own": units.score(own), "score": units.score(best)}
             said.append(remark("baseline", name=capitalised(row.name), how=how, **facts))
-    times = [(row.name, one) for row in report.rows for one in (row.latency or {}).values()]
-    disturbed = dict.fromkeys(name for name, one in times if one.noisy)
-    what = [f"{listed(list(disturbed))} changed between the two passes (noisy, ~)"] if disturbed else []
-    what += [max(busy)] if (busy := {one.busy for _, one in times if one.busy}) else []
+    what = _noise((row.name, one) for row in report.rows for one in (row.latency or {}).values())
     said += [remark("timing", what="; ".join(what))] if what else []
     return [*said, *_interval(report.metric, report.score(student) if student else None, report.split_rows)]
+
+
+def _noise(timed: Iterable[tuple[str, Latency]]) -> list[str]:
+    """Say which files' times are noisy, and what else ran on the machine."""
+    times = list(timed)
+    noisy = dict.fromkeys(name for name, one in times if one.noisy)
+    what = [f"{listed(list(noisy))} changed between the two passes (noisy, ~)"] if noisy else []
+    return what + ([max(busy)] if (busy := {one.busy for _, one in times if one.busy}) else [])
 
 
 def _interval(metric: str, score: float | None, rows: int | None, more: str = "") -> Iterator[str]:
@@ -211,14 +216,12 @@ def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:
 
 def _disturbed(comparison: Comparison) -> list[str]:
     """Say which times are noisy, were taken beside others, or are of races of their own."""
-    view, what = comparison.view, []
+    view = comparison.view
     timed = [(one, found) for one in comparison.candidates if (found := one.latency(view))]
-    if noisy := [one.name for one, found in timed if found.noisy]:
-        what.append(f"{listed(noisy)} changed between the two passes (noisy, ~)")
-    what += [max(busy)] if (busy := {found.busy for _, found in timed if found.busy}) else []
+    what = _noise((one.name, found) for one, found in timed)
     if view and view.device == OWN and len({one.bundle for one, _ in timed}) > 1:
         races: dict[str, list[float]] = {}
-        for report in comparison.reports:
+        for report in (bundle.report for bundle in comparison.bundles if bundle.report):
             for row in report.of_role("teacher"):
                 times = (row.latency or {}).values()
                 races.setdefault(row.name, []).extend(each.p50_ms for each in times if each.setting == view.setting)

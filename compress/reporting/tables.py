@@ -1,54 +1,33 @@
-"""Make the tables of results: once for each, laid out on a page by the templates and in a terminal by `to_terminal`."""
+"""Make the tables of results: once for each, laid out on a page by the templates, and by `terminal` in one."""
 
-import json
 import re
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from rich import box
-from rich.table import Table as RichTable
-from rich.text import Text
-
-from compress.records.bench_result import Result
-from compress.records.certificate import Certificate, Sensitivity, Tried
-from compress.records.latency import NOISE_FACTOR, Latency, Setting, Sustained
+from compress.records.certificate import Certificate, Tried
+from compress.records.latency import Latency, Setting
 from compress.records.run_report import Report, ReportRow
 from compress.records.search_report import STAGES, Anchor, SearchReport, TrialRecord
 from compress.reporting import format as units
-from compress.reporting.compare import ComparedModel, Comparison, Limits, MeasuredDevice, Pick, View
+from compress.reporting.compare import ComparedModel, Comparison, MeasuredDevice, Pick, View
 from compress.reporting.format import MISSING, capitalised
 from compress.reporting.remarks import (
     answer,
-    choice_headline,
-    choice_remarks,
     known_beside,
     over_teacher,
     shape,
     speed_of,
 )  # fmt: skip
 
-if TYPE_CHECKING:
-    from compress.exporters.formats import ExportedFile, ExportResult
-    from compress.quantization.select import Quantized
-
-NAME_WIDTH = 28
-HEADING_WIDTH = 10
-CAPTION_WIDTH = 56
 MOST_REASONS = 8
-MOST_SHOWN = 12
-"""Products that a terminal names; report.json has them all."""
-HEAT_LEVELS = 8
 FIGURES = {
     "min ms": "min_ms", "p50": "p50_ms", "p95": "p95_ms", "p99": "p99_ms", "ratio": "ratio",
     "init ms": "init_ms", "first": "first_ms", "peak MB": "peak_rss_mb",
 }  # fmt: skip
 """Headings of a race, and what they are of a latency."""
-KEY = 3
-"""Columns up to this rank are the key figures of a page."""
 LAST = 99
 """The rank of a column that only pages show."""
 
@@ -129,57 +108,6 @@ def column(
     """Fill a column: `cell` gives what it says of each row."""
     found = (cell(row) for row in rows)
     return Column(heading, tuple(one if isinstance(one, Cell) else Cell(one) for one in found), group, rank, **more)
-
-
-def to_terminal(table: ResultTable, width: int | None = None) -> RichTable:
-    """Lay a table out for a terminal: where it is narrow, columns of high rank go, and the caption says which."""
-    measured = [one for one in table.columns if one.rank < LAST]
-    shown = [
-        (one, "\n".join(textwrap.wrap(one.alone or one.heading, HEADING_WIDTH, break_long_words=False)), one.cells)
-        for one in measured
-    ]
-    names = [line.name if line.number is None else f"{line.number}  {line.name}" for line in table.rows]
-    styles = {"student": "bold", "baseline": "dim"}
-
-    def wide(heading: str, cells: Sequence[Cell]) -> int:
-        return max(len(part) for text in (heading, *(cell.text for cell in cells)) for part in text.split("\n")) + 2
-
-    room = min(NAME_WIDTH, max(map(len, names), default=0)) + 1
-    while width and len(shown) > 1 and room + sum(wide(heading, cells) for _, heading, cells in shown) > width:
-        shown.remove(max(shown, key=lambda each: each[0].rank))
-    gone = [one.heading for one in measured if not any(one is each for each, _, _ in shown)]
-    caption = [*table.caption, f"not shown here: {', '.join(gone)}"] if gone else table.caption
-    laid = RichTable(
-        title=Text(table.title, style="bold"), caption=Text("; ".join(caption), style="dim"), title_justify="left",
-        caption_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
-        min_width=min(width or CAPTION_WIDTH, CAPTION_WIDTH),
-    )  # fmt: skip
-    used = sum(wide(heading, cells) for _, heading, cells in shown)
-    laid.add_column("", max_width=max(NAME_WIDTH, (width or 0) - used - 1), overflow="fold")
-    for _, heading, _ in shown:
-        laid.add_column(Text(heading), justify="right", no_wrap=True)
-    for index, (line, name) in enumerate(zip(table.rows, names, strict=True)):
-        cells = (Text(cells[index].text) for _, _, cells in shown)
-        laid.add_row(Text(name), *cells, style=styles.get(line.role, ""))
-    return laid
-
-
-def key_figures(table: ResultTable) -> list[tuple[str, str, str]]:
-    """List (what, value, beside the teacher's) of the row that stands out: its figures of the lowest ranks."""
-    roles = [line.role for line in table.rows]
-    if "student" not in roles:
-        return []
-    own, theirs = len(roles) - 1 - roles[::-1].index("student"), roles.index("teacher") if "teacher" in roles else None
-    found = []
-    for one in sorted(table.on_page, key=lambda one: one.rank):
-        cell, teacher = one.cells[own], one.cells[theirs] if theirs is not None else Cell(MISSING)
-        if one.rank > KEY or cell.missing:
-            continue
-        beside = [cell.detail] if cell.detail else []
-        beside += [] if teacher.missing else [f"teacher {teacher.text}"]
-        said = f"{cell.detail} of the teacher’s {teacher.text}" if cell.detail.endswith("%") else ", ".join(beside)
-        found.append((one.alone or one.heading, cell.text, said))
-    return found
 
 
 def run_table(report: Report) -> ResultTable:
@@ -373,46 +301,6 @@ def device_tables(comparison: Comparison) -> list[tuple[MeasuredDevice, list[Res
     return found
 
 
-def choice_values(comparison: Comparison, limits: Limits, chosen: Pick) -> dict[str, Any]:
-    """Return what the table and the page say, in values that JSON can hold."""
-    front = comparison.front(lambda one: one.median_ms(comparison.view))
-    paths = {bundle.name: str(bundle.path) for bundle in comparison.bundles}
-    view = comparison.view
-    return {
-        "metric": comparison.task.metric,
-        "rows": None if comparison.basis is None else vars(comparison.basis),
-        "view": None if view is None else {"device": view.device, **vars(view.setting)},
-        "limits": vars(limits),
-        "pick": chosen.candidate.name if chosen.candidate else None,
-        "headline": choice_headline(comparison, limits, chosen),
-        "remarks": choice_remarks(comparison, chosen),
-        "candidates": [
-            {
-                "name": one.name,
-                "path": paths[one.bundle],
-                "precision": one.precision,
-                "sha256": one.sha256,
-                "score": comparison.score(one),
-                "drop": comparison.drop(one),
-                "macro_f1": comparison.macro_f1(one),
-                "classes": [asdict(each) for each in comparison.classes(one)],
-                "fallen": [asdict(each) for each in one.fallen],
-                "certified": one.certified,
-                "reason": one.reason,
-                "size_mb": one.size_mb,
-                "parameters": one.parameters,
-                "front": one in front,
-                "latency": [
-                    {"device": device, **vars(setting), **vars(found), "setting": str(setting)}
-                    for device, there in one.times.items()
-                    for setting, found in there.items()
-                ],
-            }
-            for one in comparison.candidates
-        ],
-    }
-
-
 def certificate_table(certificates: Sequence[tuple[str, Certificate]]) -> ResultTable:
     """Lay out (name of the file, its certificate)."""
 
@@ -474,55 +362,6 @@ def race_table(tried: Sequence[Tried]) -> ResultTable:
         of("Parity", "agreement", lambda one: units.share(one.agreement)),
     ]
     return ResultTable.build((Line(one.variant, "student" if one.chosen else "baseline") for one in tried), columns)
-
-
-def export_lines(exported: "ExportResult", width: int | None = None) -> Iterator[RichTable | str]:
-    """Yield what an export says in a terminal: what was raced and the files as tables, then verdicts and warnings."""
-    if exported.tried:
-        yield to_terminal(race_table(exported.tried), width)
-        yield from (f"{one.variant}: {one.reason}" for one in exported.tried if one.reason)
-    of = partial(column, exported.files)
-
-    def megabytes(made: "ExportedFile") -> str:
-        return f"{sum(exported.sizes[name] for name in (made.file, *made.with_files)) / 1e6:.2f}"
-
-    def apart(made: "ExportedFile") -> str:
-        return f"{made.difference.largest:.1e} of {made.difference.logit:.2g}" if made.difference else MISSING
-
-    columns = [
-        of("", "precision", lambda made: made.precision or MISSING, 1),
-        of("", "MB", megabytes, 2),
-        of("", "differs by", apart, 3),
-        of("", "what", lambda made: made.note or MISSING, 4),
-    ]
-    yield to_terminal(ResultTable.build((Line(made.file) for made in exported.files), columns), width)
-    yield from exported.verdicts
-    yield from (f"warning: {warning}" for warning in exported.warnings)
-    yield f"{exported.path}: export.json says what is in it"
-
-
-def heat_map(found: Sequence[Sensitivity]) -> tuple[list[str], list[tuple[str, list[Cell | None]]]]:
-    """Lay out the share of the error by layer and product, in the order of the graph: headings, and (name, fields).
-
-    A field's tone says how strong it is, its detail what hovering says; None where a layer has no such product. What
-    is of no layer has one field.
-    """
-    strongest = max((one.share for one in found if units.known(one.share)), default=0.0)
-    fields: dict[str, dict[str, Cell]] = {}
-    for one in found:
-        match = re.fullmatch(r"(layer \d+),? (.+)", one.layer)
-        level = round(HEAT_LEVELS * max(0.0, one.share) / strongest) if strongest > 0 and units.known(one.share) else 0
-        hint = f"{one.layer}: {units.share(one.share)} of the error; alone {units.small(one.error)}; {one.product}"
-        cell = Cell(units.share(one.share), hint, f"h{level}{' kept' if one.kept else ''}")
-        fields.setdefault(match[1] if match else one.layer, {})[match[2] if match else ""] = cell
-    headings = list(dict.fromkeys(part for there in fields.values() for part in there if part))
-    return headings, sorted(
-        (
-            (name, [there[""]] if "" in there else [there.get(part) for part in headings])
-            for name, there in fields.items()
-        ),
-        key=lambda row: "" in fields[row[0]],
-    )
 
 
 STANDING = {"subnet": "scored", "short": "trained briefly", "final": "trained", "shipped": "shipped"}
@@ -642,74 +481,3 @@ def rejected_tables(found: SearchReport) -> list[ResultTable]:
     columns = (column(rows, "", "trials", itemgetter(1)), column(rows, "", "reason (of one)", itemgetter(2)))
     title = "Not completed, and why"
     return [ResultTable(tuple(Line(state) for state, _, _ in rows), columns, title)] if rows else []
-
-
-def bench_tables(result: Result) -> Iterator[RichTable]:
-    """Yield what was measured on one device: what it is, the race at each setting, sustained curves."""
-    facts = RichTable.grid(padding=(0, 2))
-    for name, value in {"measured on": result.device, **result.machine}.items():
-        facts.add_row(name, value)
-    yield facts
-    yield from map(to_terminal, latency_tables((time.name, time) for time in result.latencies))
-    if result.sustained:
-        yield to_terminal(_curves(result))
-
-
-def _curves(result: Result) -> ResultTable:
-    """Lay out p50 of each minute, and the temperature at its end; files in the order in which they ran."""
-    curves = result.sustained
-
-    def degrees(celsius: float | None) -> str:
-        return "" if celsius is None else f" {celsius:.0f} C"
-
-    of = partial(column, curves, "")
-    columns = [of("start", lambda one: degrees(one.started).strip() or MISSING, 0)]
-    for at in range(max(len(curve.minutes) for curve in curves)):
-
-        def minute(one: Sustained, at: int = at) -> str:
-            return f"{one.minutes[at]:.2f} ms{degrees(one.temperatures[at])}" if at < len(one.minutes) else MISSING
-
-        columns.append(of(f"min {at + 1}", minute, 0))
-    columns.append(of("last / first", lambda one: f"{one.minutes[-1] / one.minutes[0]:.2f}", 0))
-    raced = {(time.name, time.setting): time.p50_ms for time in result.latencies}
-    notes = [
-        f"{one.name}: {one.minutes[0] / beside:.2f} times its p50 in the race from the first minute on: "
-        "something else used the machine, or it was hot already"
-        for one in curves
-        if (beside := raced.get((one.name, one.setting))) and one.minutes[0] > NOISE_FACTOR * beside
-    ]
-    title = f"without pause, one file after another: {curves[0].setting}"
-    return ResultTable.build((Line(one.name) for one in curves), columns, title, notes)
-
-
-def quantized_text(done: "Quantized") -> str:
-    """Say what quantisation cost, what stayed in float32, and the verdict."""
-    from compress.exporters.rewrite.graph import layer
-
-    proof, kept = done.proof, units.listed([layer(name) for name in done.proof.kept], MOST_SHOWN)
-    lines = [
-        f"{proof.method}, on {proof.rows:,} {proof.split} rows of {proof.data}, {proof.device}, {proof.runtime}",
-        f"{proof.metric} {proof.before:.4f} of fp32, {proof.after:.4f} of int8; agreement {proof.agreement:.4f}",
-        "; ".join(f"{name} {size:.1f} MB" for name, size in done.sizes.items()),
-        f"in float32: {kept or 'no product'}",
-        done.mixed.price() or "",
-        f"{'certified' if proof.certified else 'NOT certified'}: {proof.reason}",
-    ]
-    if not proof.certified:
-        # methods that may come nearer
-        others = "qat" if proof.method.startswith("SmoothQuant") else "smoothquant or qat"
-        advice = "" if "learned in training" in proof.method else f" Try --method {others}."
-        lines.append(f"The nearest file found is in the bundle, marked uncertified.{advice}")
-    return "\n".join(filter(None, lines))
-
-
-def quantized_json(done: "Quantized") -> str:
-    """Write certificate, costs and latencies as JSON."""
-    found = {
-        "bundle": str(done.bundle.path),
-        "certificate": asdict(done.proof),
-        "float_cost": asdict(done.mixed.cost) if done.mixed.cost else None,
-        "sensitivity": [asdict(each) for each in done.mixed.sensitivity],
-        "latencies": [asdict(each) for each in done.times],
-    }
-    return json.dumps(found, ensure_ascii=False, indent=1)

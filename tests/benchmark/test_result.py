@@ -9,7 +9,7 @@ from rich.console import Console
 from compress.benchmark.race import PassTimes, summarise
 from compress.records.bench_result import Result, save
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
-from compress.reporting.tables import bench_tables
+from compress.reporting.terminal import bench_tables
 
 
 def latency(name: str, setting: Setting, *passes: float) -> Latency:

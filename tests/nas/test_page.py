@@ -24,10 +24,10 @@ from compress.records.search_report import (
     TrialRecord,
 )
 from compress.reporting import format as units
-from compress.reporting.charts import trial_scatter
 from compress.reporting.html import render_search
 from compress.reporting.remarks import search_remarks, shape, show_command
 from compress.reporting.scaling import growth
+from compress.reporting.scatter import trial_scatter
 from compress.reporting.tables import rejected_tables
 from tests.nas.sample_search import AT, search
 from tests.reporting.pages import HOSTILE, boxes, check_escaped, check_whole, headings, in_browser, stairs, text

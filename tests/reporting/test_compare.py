@@ -10,7 +10,7 @@ from compress.errors import CompressError
 from compress.evaluation.statistics import differ_significantly
 from compress.exporters.artifact import FILES, Precision
 from compress.records.class_scores import ClassChange
-from compress.reporting import compare, tables
+from compress.reporting import compare, tables, terminal
 from compress.reporting.compare import OWN, Comparison, Limits, Pick, View
 from compress.reporting.format import GAP
 from compress.reporting.remarks import choice_headline, choice_remarks
@@ -185,7 +185,7 @@ def test_a_pick_that_has_lost_a_class_is_said_to(tmp_path: Path) -> None:
     choice = compare.compare([bundle(tmp_path / "a", lossy)])
     fp32, int8 = (next(one for one in choice.candidates if one.precision == which) for which in ("fp32", "int8"))
     assert ([one.label for one in int8.fallen], fp32.fallen) == (["rare"], ())
-    plain = tables.choice_values(choice, Limits(max_mb=0.02), compare.pick(choice, Limits(max_mb=0.02)))
+    plain = terminal.choice_values(choice, Limits(max_mb=0.02), compare.pick(choice, Limits(max_mb=0.02)))
     assert "rare" in " ".join(plain["remarks"])
     (found,) = (one for one in plain["candidates"] if one["name"] == "a int8")
     assert found["macro_f1"] == pytest.approx(0.45)
@@ -330,7 +330,7 @@ def test_noise_and_what_was_not_timed_are_said(tmp_path: Path, three: list[Path]
     remarks = told(choice)[1]
     assert "good int8 changed between the two passes (noisy, ~)" in remarks
     assert "1.3 of 2 CPUs busy" in remarks
-    plain = tables.choice_values(choice, FREE, compare.pick(choice, FREE))
+    plain = terminal.choice_values(choice, FREE, compare.pick(choice, FREE))
     loads = {one["name"]: [each["other_load"] for each in one["latency"]] for one in plain["candidates"]}
     assert 1.3 in loads["quick int8"]
     assert "good fp32, quick fp32, poor fp32 and 1 more not timed at local, 1 thread, batch 1, 128 tokens" in remarks
@@ -390,7 +390,7 @@ def test_what_is_no_input_is_refused(tmp_path: Path, three: list[Path]) -> None:
 def test_json_has_every_figure_and_no_nan(three: list[Path], tmp_path: Path) -> None:
     choice = compare.compare([*three, bundle(tmp_path / "bare", None)])
     chosen = compare.pick(choice, Limits(max_mb=0.02))
-    text = json.dumps(tables.choice_values(choice, Limits(max_mb=0.02), chosen), allow_nan=False)
+    text = json.dumps(terminal.choice_values(choice, Limits(max_mb=0.02), chosen), allow_nan=False)
     plain = json.loads(text)
     assert plain["pick"] == "good int8"
     assert plain["rows"] == {"data": "sst2", "split": "validation", "rows": 872}
@@ -432,7 +432,7 @@ def test_the_table_fits_and_says_what_is_left_out(three: list[Path], tmp_path: P
     long = bundle(tmp_path / ("[red]" + "x" * 100), proved())
     choice = compare.compare([*three, long])
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(tables.to_terminal(tables.choice_table(choice, Pick(choice.candidates[0])), width))
+    console.print(terminal.to_terminal(tables.choice_table(choice, Pick(choice.candidates[0])), width))
     text = console.export_text()
     assert max(len(line) for line in text.splitlines()) <= width
     assert "[red]" in text

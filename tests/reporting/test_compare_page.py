@@ -12,10 +12,9 @@ import pytest
 
 from compress.reporting import compare
 from compress.reporting import format as units
-from compress.reporting.charts import choice_scatter
 from compress.reporting.compare import Comparison, Limits
-from compress.reporting.html import render_choice, render_html
-from compress.reporting.tables import heat_map
+from compress.reporting.html import heat_map, render_choice, render_html
+from compress.reporting.scatter import choice_scatter
 from tests.reporting.pages import HOSTILE, boxes, check_escaped, check_whole, headings, in_browser, stairs, text
 from tests.reporting.sample import ROWS, report
 from tests.reporting.shelf import bench, bundle, certificate, proved, student

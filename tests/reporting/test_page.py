@@ -9,8 +9,9 @@ import pytest
 
 from compress.records.run_report import Report, ReportRow
 from compress.reporting import charts
-from compress.reporting.charts import Axis, Bar, label, run_scatter
+from compress.reporting.charts import Axis, Bar, label
 from compress.reporting.html import render_html
+from compress.reporting.scatter import run_scatter
 from tests.reporting.pages import HOSTILE, Elements, boxes, check_escaped, check_whole
 from tests.reporting.sample import ROWS, curve, latency, regression, report, with_classes
 

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from compress.records.run_report import Report
-from compress.reporting.tables import run_table, to_terminal
+from compress.reporting.tables import run_table
+from compress.reporting.terminal import to_terminal
 from tests.reporting.sample import ROWS, latency, regression, report
 
 
