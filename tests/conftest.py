@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unshipped import Unshipped
+from tests import unshipped
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported: sums in the same order on every machine
@@ -40,4 +40,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """End runs after their last stage by raising `unshipped.Trained`."""
-    monkeypatch.setattr("compress.commands.ship.Bundle", Unshipped)
+    monkeypatch.setattr("compress.commands.ship.Bundle", unshipped.Unshipped)
+
+
+@pytest.fixture
+def hastened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ship as ever, but measure in the fewest rounds; for tests of what is shipped rather than of its figures."""
+    unshipped.hasten(monkeypatch)

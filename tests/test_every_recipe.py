@@ -1,6 +1,6 @@
 """Every recipe of the folder runs, end to end, at tiny size: what its stages name works together."""
 
-import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,15 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForPreTraining
 
 import compress
+from compress.commands import ship as shipping
 from compress.config.loader import names
 from compress.config.recipe import Prune, Recipe, Stage, StudentSpec, Target
 from compress.config.term import Term
 from compress.exporters.artifact import Bundle
+from compress.records.run_report import Report
 from compress.training.trainer import StepTrainer
 from tests import tiny
+from tests.unshipped import Trained
 
 GENERATIVE = ("distilgpt2", "gkd", "minillm", "t5")
 """Recipes that end in a language model: `compress pretrain` runs them."""
@@ -29,6 +32,13 @@ OTHER_TEACHERS = {
     "xlnet": ("xlnet", AutoModel),
 }
 """Recipes that a BERT cannot teach."""
+SHIPPED = {
+    "hinton": "bert", "distilbert-general": "distilbert", "distilroberta": "roberta", "electra-small": "electra",
+    "deberta": "deberta-v2", "albert-shared": "albert", "xlm": "xlm", "xlnet": "xlnet", "mobilebert-task": "mobilebert",
+    "ib-bert": "ib-bert", "static": "static-embedding", "q8bert": "bert", "prune-taylor": "bert",
+}  # fmt: skip
+"""Recipes whose student is exported, quantised and measured too, and its family: a step of its own changes weights
+only."""
 SMALL = {"layers": 2, "hidden": 16, "ffn": 32, "heads": 2}
 
 
@@ -38,14 +48,19 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     corpus = folder / "corpus.txt"
     story = "the story was sharp but slow . a film is never quite dull . this actor was great and the plot is fun ."
     corpus.write_text("\n\n".join([f"{story}\n{story}"] * 30), encoding="utf-8")
-    return {"data": tiny.reviews(folder / "data"), "corpus": str(corpus), "folder": str(folder)}
+    return {"data": tiny.reviews(folder / "data", train=48, dev=16), "corpus": str(corpus), "folder": str(folder)}
+
+
+def teacher(name: str, folder: Path) -> str:
+    family, head = OTHER_TEACHERS.get(name, ("bert", AutoModel))
+    return tiny.checkpoint(folder / "teacher", tiny.model(family, head=head, layers=4, heads=2))
 
 
 def shrunk(name: str) -> Recipe:
     """The recipe with the sizes of its students and the length of its stages cut, and nothing else changed."""
     recipe = Recipe.load(name)
     stages = tuple(_few(stage) if isinstance(stage, Prune) else _short(stage) for stage in recipe.stages)
-    changes: dict[str, Any] = {"teacher": _short(recipe.teacher, steps=24, lr=1e-2), "stages": stages}
+    changes: dict[str, Any] = {"teacher": _short(recipe.teacher, steps=4, lr=1e-2), "stages": stages}
     changes |= {"teacher_lm": _short(recipe.teacher_lm), "student": _small(recipe.student)}
     if recipe.pruning:
         changes["target"] = Target.model_validate({"layers": 3, "hidden": 16, "heads": 2, "ffn": 0.5})
@@ -86,26 +101,39 @@ def test_the_recipes_that_run_in_tests_are_all_there_are() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name not in GENERATIVE + ASKED])
-def test_a_recipe_ends_in_a_bundle_that_predicts(
-    name: str, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_recipe_ends_in_a_student_that_answers(
+    name: str, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hastened: None
 ) -> None:
-    """All with the same caches: a teacher of the same settings is fine-tuned once."""
+    """All with the same caches: a teacher of the same settings is fine-tuned once. Of each family one is shipped."""
     monkeypatch.setenv("COMPRESS_HOME", f"{places['folder']}/home")
-    family, head = OTHER_TEACHERS.get(name, ("bert", AutoModel))
-    teacher = tiny.checkpoint(tmp_path / "teacher", tiny.model(family, head=head, layers=4, heads=2))
-    bundle = tiny.call(compress.distill,
-        teacher=teacher, recipe=shrunk(name), data=places["data"], corpus=places["corpus"], out=tmp_path / "run",
-        gate="warn",
-    )  # fmt: skip
-    assert [each.label in ("negative", "positive") for each in bundle.predict(["good film", "bad plot"])] == [
-        True,
-        True,
-    ]
-    done = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8"))
-    assert len(done["stages"]) == len(Recipe.load(name).stages)
-    rows = json.loads((tmp_path / "run" / "bundle" / "report.json").read_text(encoding="utf-8"))["rows"]
-    assert [row["name"] for row in rows if row["role"] == "student"] == ["student fp32", "student int8"]
-    assert Bundle.load(tmp_path / "run" / "bundle").manifest.parameters > 0
+    students: list[Any] = []
+
+    def shipped(student: Any, *args: Any, **kwargs: Any) -> Any:
+        students.append(student)
+        if name not in SHIPPED:
+            raise Trained
+        return shipping.ship(student, *args, **kwargs)
+
+    monkeypatch.setattr("compress.commands.distill.ship", shipped)
+    given: dict[str, Any] = {
+        "teacher": teacher(name, tmp_path),
+        "recipe": shrunk(name),
+        "data": places["data"],
+        "corpus": places["corpus"],
+    }
+    with pytest.raises(Trained) if name not in SHIPPED else nullcontext():
+        tiny.call(compress.distill, **given, out=tmp_path / "run", gate="warn")
+    stages = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8"))["stages"]
+    assert len(stages) == len(Recipe.load(name).stages)
+    logits = students[0].eval()(**tiny.batch()).logits
+    assert logits.shape == (3, 2) and logits.isfinite().all()
+    assert students[0].config.model_type in SHIPPED.values(), "of each family a recipe is shipped"
+    if name in SHIPPED:
+        bundle = Bundle.load(tmp_path / "run" / "bundle")
+        assert {each.label for each in bundle.predict(["good film", "bad plot"])} <= {"negative", "positive"}
+        rows = Report.from_json(bundle.path / "report.json").of_role("student")
+        assert [row.name for row in rows] == ["student fp32", "student int8"]
+        assert bundle.manifest.parameters > 0
 
 
 @pytest.mark.parametrize("name", ["bert", "electra-small", "deberta-v3", "mobilebert-tiny", "xlnet"])
@@ -113,13 +141,12 @@ def test_a_mechanism_that_was_interrupted_ends_with_the_same_weights(
     name: str, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Masks, generators, schedules and copied embeddings are taken up where they were."""
-    family, head = OTHER_TEACHERS.get(name, ("bert", AutoModel))
-    teacher = tiny.checkpoint(tmp_path / "teacher", tiny.model(family, head=head, layers=4, heads=2))
     recipe = shrunk(name)
     recipe = recipe.model_copy(
         update={"stages": tuple(each.model_copy(update={"steps": 4, "checkpoint": 1}) for each in recipe.stages)}
     )
-    given: dict[str, Any] = {"teacher": teacher, "recipe": recipe, "corpus": places["corpus"], "precision": "fp32"}
+    given: dict[str, Any] = {"teacher": teacher(name, tmp_path), "recipe": recipe, "corpus": places["corpus"]}
+    given["precision"] = "fp32"
     whole = tiny.call(compress.pretrain, **given, out=tmp_path / "whole")
     compute, asked = StepTrainer.compute_loss, []
 
@@ -142,13 +169,12 @@ def test_a_mechanism_that_was_interrupted_ends_with_the_same_weights(
 @pytest.mark.parametrize("train", ["all", "head"])
 def test_a_teacher_gets_its_language_model_once(train: str, places: dict[str, str], tmp_path: Path) -> None:
     """`train: head` leaves the encoder as it was; a second run finds what the first has kept."""
-    teacher = tiny.checkpoint(tmp_path / "teacher", tiny.model("bert", head=AutoModel, layers=4, heads=2))
-    recipe = shrunk("distilbert-general")
+    source, recipe = teacher("distilbert-general", tmp_path), shrunk("distilbert-general")
     recipe = recipe.model_copy(update={"teacher_lm": recipe.teacher_lm.model_copy(update={"train": train})})
-    given: dict[str, Any] = {"teacher": teacher, "recipe": recipe, "corpus": places["corpus"], "precision": "fp32"}
+    given: dict[str, Any] = {"teacher": source, "recipe": recipe, "corpus": places["corpus"], "precision": "fp32"}
     tiny.call(compress.pretrain, **given, out=tmp_path / "one")
     kept = tmp_path / "one" / "stages" / "teacher-lm" / "model" / "model.safetensors"
-    before, after = load_file(Path(teacher) / "model.safetensors"), load_file(kept)
+    before, after = load_file(Path(source) / "model.safetensors"), load_file(kept)
     same = [torch.equal(tensor, after[f"bert.{name}"]) for name, tensor in before.items() if "pooler" not in name]
     assert all(same) == (train == "head")
     tiny.call(compress.pretrain, **given, out=tmp_path / "two")
