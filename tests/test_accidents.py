@@ -5,7 +5,6 @@ import math
 import os
 import pydoc
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -21,7 +20,7 @@ from compress.training.trainer import StepTrainer
 from tests import children, command
 from tests.command import Shelf, partial, refused
 
-SHORT = ("--set", "stages.0.steps=2", "--set", "stages.1.steps=2", "--set", "stages.1.checkpoint=1")
+SHORT = ("--set", "stages.0.steps=2", "--set", "stages.1.steps=4", "--set", "stages.1.checkpoint=1")
 NO_SPACE = os.strerror(errno.ENOSPC)
 
 
@@ -74,39 +73,38 @@ def fills(disk: Path, function: str, leave: int, patch: pytest.MonkeyPatch) -> N
     patch.setattr(owner, name, called)
 
 
-@pytest.mark.parametrize(
-    ("moment", "leave"),
-    [
-        ("compress.training.run.Run.open", 0),
-        ("compress.training.stage.train", 0),
-        ("compress.training.trainer.StepTrainer._save_checkpoint", 0),  # the weights: safetensors
-        ("compress.training.trainer.StepTrainer._save_checkpoint", 100_000),  # the optimiser: torch
-        ("compress.training.trainer.StepTrainer.evaluate", 0),
-        ("compress.training.stage._keep", 20_000),
-        ("compress.exporters.artifact._write_model", 20_000),
-        ("compress.exporters.artifact._write_model", 60_000),  # fp32
-        ("compress.exporters.artifact._write_model", 130_000),  # int8
-        ("compress.commands.ship.measure", 0),
-        ("compress.commands.ship.card", 0),
-    ],
+MOMENTS = (
+    ("compress.training.run.Run.open", 0),
+    ("compress.training.stage.train", 0),
+    ("compress.training.trainer.StepTrainer.evaluate", 0),
+    ("compress.training.stage._keep", 20_000),
+    ("compress.training.trainer.StepTrainer._save_checkpoint", 0),  # the weights: safetensors
+    ("compress.training.trainer.StepTrainer._save_checkpoint", 100_000),  # the optimiser: torch
+    ("compress.exporters.artifact._write_model", 20_000),
+    ("compress.exporters.artifact._write_model", 60_000),  # fp32
+    ("compress.exporters.artifact._write_model", 130_000),  # int8
+    ("compress.commands.ship.measure", 0),
+    ("compress.commands.ship.card", 0),
 )
-def test_a_full_disk(
-    shelf: Shelf, tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, moment: str, leave: int
-) -> None:
-    """A bundle is there only once it is whole; with room again, the run goes on to its end."""
+
+
+def test_a_full_disk(shelf: Shelf, tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, hastened: None) -> None:
+    """Again and again, ever later. A bundle is there only once it is whole; with room again, the run goes on."""
     words = shelf.distill(disk / "run", *SHORT, "--set", "teacher.steps=1", "--gate", "warn")
-    with monkeypatch.context() as patch:
-        fills(disk, moment, leave, patch)
-        told = command.run(*words)
-    assert told.code == 2
-    assert told.err.startswith(f"error: {disk / 'run'}")
-    assert NO_SPACE in told.err
-    assert "--resume" in told.err
-    assert len(told.err.splitlines()) == 1
-    assert partial(disk / "run") == []
-    assert not (disk / "run" / "bundle").exists()
-    (disk / "filler").unlink()
-    told = command.run(*words, "--resume")
+    for moment, leave in MOMENTS:
+        with monkeypatch.context() as patch:
+            fills(disk, moment, leave, patch)
+            told = command.run(*words)
+        assert told.code == 2, (moment, told)
+        assert told.err.startswith(f"error: {disk / 'run'}"), (moment, told)
+        assert NO_SPACE in told.err
+        assert "--resume" in told.err
+        assert len(told.err.splitlines()) == 1
+        assert partial(disk / "run") == []
+        assert not (disk / "run" / "bundle").exists()
+        (disk / "filler").unlink()
+        words = shelf.distill(disk / "run", *SHORT, "--set", "teacher.steps=1", "--gate", "warn", "--resume")
+    told = command.run(*words)
     assert told.code == 0, told.err
     Bundle.load(disk / "run" / "bundle")
 
@@ -116,25 +114,6 @@ def test_a_full_disk_of_caches(shelf: Shelf, tmp_path: Path, disk: Path, monkeyp
     fill(disk, 0)
     out = tmp_path / "run"
     assert refused(command.run(*shelf.distill(out)), out, f"cannot use the cache {disk}", NO_SPACE, "COMPRESS_HOME")
-
-
-@pytest.mark.parametrize(("stage", "step"), [("teacher", 2), ("prediction", 9)])
-def test_an_interrupted_run_goes_on(shelf: Shelf, tmp_path: Path, stage: str, step: int) -> None:
-    out = tmp_path / "run"
-    arguments = shelf.distill(out)[:-2]
-    child = children.start(arguments, out, children.slowed)
-    children.wait_for(child, out, stage, step)
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGINT)
-    assert children.finish(child) == 130
-    said = children.said(out)
-    assert "Traceback" not in said
-    assert said.strip().endswith(f"interrupted. Continue with: compress distill ... --out {out} --resume")
-    assert partial(out) == []
-    assert not (out / "bundle").exists()
-    told = command.run(*arguments, "--out", str(out), "--resume")
-    assert told.code == 0, told.err
-    Bundle.load(out / "bundle")
 
 
 @pytest.mark.parametrize("words", ["--teacher bert-base", "--data glue/sst2"])

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from torch import Tensor, equal
 
 from tests import children, tiny
 from tests.children import Waits
+from tests.command import partial
 
 STAGES = ("teacher", "intermediate", "prediction")
 Weights = Mapping[str, Mapping[str, Tensor]]
@@ -49,53 +50,48 @@ def losses(run: Path) -> list[tuple[str, int, float]]:
     return [(line["stage"], line["step"], line["loss"]) for line in lines if "loss" in line]
 
 
-def resumed(command: list[str], out: Path) -> None:
-    assert children.run([*command, "--resume"], out, children.does_not_ship) == 0, children.said(out)
+class Interrupted(Waits):
+    """Ctrl-C while it waits."""
 
 
-@pytest.mark.parametrize("place", [Waits("teacher", 8), Waits("prediction", 14)])
-def test_killed_in_the_middle_of_a_stage(command: list[str], uninterrupted: Path, tmp_path: Path, place: Waits) -> None:
-    child = children.start(command, tmp_path / "run", place)
-    children.wait_for(child, tmp_path / "run", place.stage, place.after)
-    child.kill()
-    assert children.finish(child) == -signal.SIGKILL
-    resumed(command, tmp_path / "run")
-    assert_same(tmp_path / "run", uninterrupted)
-
-
-@pytest.mark.parametrize(
-    "accident",
-    [
-        children.dies_after_half_an_optimiser,
-        children.dies_before_a_checkpoint_has_its_name,
-        children.dies_before_the_older_checkpoint_goes,
-        children.dies_with_new_best_weights_and_an_old_checkpoint,
-        children.dies_before_a_result_has_its_name,
-        children.dies_between_two_stages,
-        children.dies_before_the_teacher_is_kept,
-    ],
+DEATHS: Sequence[children.Accident] = (
+    Interrupted("teacher", 2),
+    Waits("teacher", 8),
+    children.dies_before_the_teacher_is_kept,
+    children.dies_after_half_an_optimiser,
+    children.dies_before_a_result_has_its_name,
+    children.dies_between_two_stages,
+    Interrupted("prediction", 7),
+    children.dies_before_a_checkpoint_has_its_name,
+    children.dies_before_the_older_checkpoint_goes,
+    children.dies_with_new_best_weights_and_an_old_checkpoint,
+    Waits("prediction", 14),
 )
-def test_killed_while_writing(
-    command: list[str], uninterrupted: Path, tmp_path: Path, accident: children.Accident
+
+
+def test_a_run_that_dies_again_and_again_ends_with_the_same_weights(
+    command: list[str], uninterrupted: Path, tmp_path: Path
 ) -> None:
-    assert children.run(command, tmp_path / "run", accident) == -signal.SIGKILL, children.said(tmp_path / "run")
-    resumed(command, tmp_path / "run")
-    assert_same(tmp_path / "run", uninterrupted)
-    left = [
-        path for path in (tmp_path / "run").rglob("*") if path.suffix in (".partial", ".retired") and path.is_file()
-    ]
-    assert not left
-
-
-def test_ctrl_c_says_how_to_continue(command: list[str], uninterrupted: Path, tmp_path: Path) -> None:
-    child = children.start(command, tmp_path / "run", place := Waits("prediction", 7))
-    children.wait_for(child, tmp_path / "run", place.stage, place.after)
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGINT)
-    assert children.finish(child) == 130
-    assert "--resume" in children.said(tmp_path / "run")
-    resumed(command, tmp_path / "run")
-    assert_same(tmp_path / "run", uninterrupted)
+    """Killed in the middle of a stage and of every kind of writing, and interrupted by Ctrl-C, which says how to go
+    on."""
+    out = tmp_path / "run"
+    for death in DEATHS:
+        resumed = [*command, "--resume"] if out.exists() else command
+        child = children.start(resumed, out, death)
+        if isinstance(death, Waits):
+            children.wait_for(child, out, death.stage, death.after)
+            assert child.pid is not None
+            os.kill(child.pid, signal.SIGINT if isinstance(death, Interrupted) else signal.SIGKILL)
+        ended, said = children.finish(child), children.said(out)
+        assert ended == (130 if isinstance(death, Interrupted) else -signal.SIGKILL), f"{death}: {said}"
+        if isinstance(death, Interrupted):
+            assert "Traceback" not in said
+            assert said.strip().endswith(f"interrupted. Continue with: compress distill ... --out {out} --resume")
+            assert partial(out) == []
+        assert not (out / "bundle").exists()
+    assert children.run([*command, "--resume"], out, children.does_not_ship) == 0, children.said(out)
+    assert_same(out, uninterrupted)
+    assert partial(out) == []
 
 
 def test_a_finished_run_may_be_resumed(command: list[str], uninterrupted: Path, tmp_path: Path) -> None:
