@@ -139,7 +139,7 @@ def test_a_smaller_student_learns_logits_and_hidden_states(
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [each for each in SERVED if each[0] in ("ernie", "gpt2", "t5", "xlm", "xlnet")]
+    [each for each in SERVED if each[0] in ("ernie", "gpt2", "t5", "xlm", "xlnet") and each[1] != "regression"]
     + [("modernbert", "qa"), ("deberta", "tagging")],
 )
 def test_its_onnx_file_answers_as_it_does(family: str, kind: str, tasks: dict[str, TaskData], tmp_path: Path) -> None:
@@ -219,12 +219,9 @@ def shipped(family: str, student: str, data: str, path: Path) -> tuple[Any, dict
 
 @pytest.mark.parametrize(
     ("family", "student"),
-    [
-        ("xlnet", "{layers: 1}"), ("xlm", "{layers: 1}"), ("xlm", BERT), ("ernie", BERT), ("gpt2", BERT),
-        ("t5", BERT), ("modernbert", BERT), ("deberta", "{layers: 1}"),
-    ],
-)  # fmt: skip
-def test_a_teacher_is_distilled_shipped_and_measured(family: str, student: str, tmp_path: Path) -> None:
+    [("xlm", BERT), ("ernie", BERT), ("gpt2", BERT), ("t5", BERT), ("modernbert", BERT), ("deberta", "{layers: 1}")],
+)
+def test_a_teacher_is_distilled_shipped_and_measured(family: str, student: str, tmp_path: Path, hastened: None) -> None:
     data = tiny.reviews(tmp_path / "data", train=32, dev=12)
     bundle, report = shipped(family, student, data, tmp_path)
     assert [each.label in ("negative", "positive") for each in bundle.predict(["good film", "bad"])] == [True, True]
@@ -233,7 +230,7 @@ def test_a_teacher_is_distilled_shipped_and_measured(family: str, student: str, 
 
 
 @pytest.mark.parametrize("kind", ["tagging", "qa"])
-def test_xlnet_tags_and_answers(kind: str, tasks: dict[str, TaskData], tmp_path: Path) -> None:
+def test_xlnet_tags_and_answers(kind: str, tasks: dict[str, TaskData], tmp_path: Path, hastened: None) -> None:
     make = marked.sentences if kind == "tagging" else marked.questions
     for split in ("train", "dev"):
         make(tmp_path / "data" / f"{split}.{'conll' if kind == 'tagging' else 'json'}", count=16)
@@ -243,7 +240,9 @@ def test_xlnet_tags_and_answers(kind: str, tasks: dict[str, TaskData], tmp_path:
     assert [row["role"] for row in report["rows"]].count("teacher") == 1
 
 
-def test_a_teacher_that_cannot_be_exported_is_scored_by_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teacher_that_cannot_be_exported_is_scored_by_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hastened: None
+) -> None:
     def refused(*_: Any, **__: Any) -> None:
         raise ExportError("this one cannot be traced")
 

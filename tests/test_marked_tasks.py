@@ -11,10 +11,10 @@ from compress.data.task import Kind
 from compress.records.run_report import Report
 from tests import command, marked, tiny
 
+pytestmark = pytest.mark.usefixtures("hastened")
 QUICK = {
     "hinton": ("stages.0.steps=40",),
     "distilbert": ("stages.0.steps=40",),
-    "pkd": ("stages.0.steps=4",),
     "tinybert": (
         *("student.layers=1", "student.hidden=16", "student.ffn=32", "student.heads=4"),
         *("stages.0.steps=4", "stages.1.steps=8", "stages.1.max_length=32"),
@@ -44,9 +44,8 @@ def distilled(kind: Kind, recipe: str, tmp_path: Path) -> Any:
     )
 
 
-@pytest.mark.parametrize("kind", ["qa", "tagging"])
-@pytest.mark.parametrize("recipe", ["hinton", "tinybert"])
-def test_from_files_to_a_measured_bundle(recipe: str, kind: Kind, tmp_path: Path) -> None:
+def measured(kind: Kind, recipe: str, tmp_path: Path) -> tuple[Any, Report]:
+    """Distil, and return the bundle with its report, after a look at all that every report has."""
     bundle = distilled(kind, recipe, tmp_path)
     report = Report.from_json(bundle.path / "report.json")
     assert (report.kind, report.metric, report.split) == (kind, "f1", "test")
@@ -54,16 +53,18 @@ def test_from_files_to_a_measured_bundle(recipe: str, kind: Kind, tmp_path: Path
     assert {row.role for row in report.rows} == {"baseline", "teacher", "student"}
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert any("eval_f1" in line and "eval_agreement" in line for line in log)
-    (teacher,) = report.of_role("teacher")
-    assert report.score(teacher) is not None
+    assert report.of_role("teacher")[0].score["f1"] > 0.9
+    return bundle, report
+
+
+@pytest.mark.parametrize("kind", ["qa", "tagging"])
+def test_stages_on_states_and_on_answers(kind: Kind, tmp_path: Path) -> None:
+    measured(kind, "tinybert", tmp_path)
 
 
 def test_questions_are_answered(tmp_path: Path) -> None:
-    bundle = distilled("qa", "hinton", tmp_path)
-    report = Report.from_json(bundle.path / "report.json")
-    (teacher,) = report.of_role("teacher")
+    bundle, report = measured("qa", "hinton", tmp_path)
     student = report.of_role("student")[-1]
-    assert teacher.score["f1"] > 0.9
     assert student.score["f1"] > max(row.score["f1"] for row in report.of_role("baseline"))
     context = "the story that a Good plot this film"
     right, none = bundle.predict([("what is the film ?", context), ("never so , too ?", context)])
@@ -75,9 +76,7 @@ def test_questions_are_answered(tmp_path: Path) -> None:
 
 
 def test_words_are_marked(tmp_path: Path) -> None:
-    bundle = distilled("tagging", "distilbert", tmp_path)
-    report = Report.from_json(bundle.path / "report.json")
-    assert report.of_role("teacher")[0].score["f1"] > 0.9
+    bundle, report = measured("tagging", "distilbert", tmp_path)
     assert report.of_role("student")[-1].score["f1"] > 0.8
     text = "this Film a   good actor"
     (found,) = bundle.predict([text])
