@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import compress
@@ -30,8 +31,13 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the modules of ours that a file imports, and whether only inside a function or for type checks."""
+@cache
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """Return the modules of ours that a file imports, and whether only inside a function or for type checks."""
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[str, bool]]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     inside = {
         id(node) for each in ast.walk(tree)

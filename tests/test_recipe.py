@@ -141,10 +141,7 @@ def test_all_problems_at_once_each_with_its_place_and_a_hint(tmp_path: Path) -> 
         ("[" * 20_000, "mine.yaml: not readable as YAML: line 1, column 101: nested more than 100 deep"),
         ("\n".join(f"{' ' * at}a:" for at in range(200)), "nested more than 100 deep"),
         ("a: &a [*a]\n", "values with its aliases"),
-        (
-            "a: &a0 [x, x]\n" + "".join(f"k{at}: &a{at + 1} [*a{at}, *a{at}]\n" for at in range(40)),
-            "values with its aliases",
-        ),
+        (BOMB, "values with its aliases"),
         ("about: |\n" + " x\n" * 30_000, "mine.yaml: is larger than 65,536 bytes"),
     ],
 )
@@ -302,11 +299,3 @@ def test_reading_a_recipe_is_light() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("name", loader.names())
-def test_a_recipe_says_when_to_choose_it_and_what_it_takes(name: str) -> None:
-    recipe = Recipe.load(name)
-    assert recipe.choose
-    assert recipe.needs
-    assert recipe.cost
