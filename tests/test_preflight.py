@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from compress.commands import preflight
+from compress.config.options import LengthOptions
 from compress.config.recipe import Recipe
-from compress.errors import RecipeError, RunError
+from compress.errors import CompressError, RecipeError, RunError
 from compress.training.run import Run
 from tests import tiny
 from tests.command import Shelf
@@ -105,3 +107,21 @@ def test_a_directory_that_another_process_is_using(tmp_path: Path, shelf: Shelf)
     finally:
         held.close()
     assert not Run.check(tmp_path / "run")
+
+
+@pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf"), "5"])
+def test_a_time_limit_that_is_none_is_refused(minutes: Any) -> None:
+    with pytest.raises(CompressError, match="minutes"):
+        preflight.load_recipe("distilbert", length=LengthOptions(minutes=minutes))
+
+
+def test_effort_reaches_every_stage_and_a_recipe_too() -> None:
+    named = preflight.load_recipe("tinybert", length=LengthOptions(effort="best"))
+    given = preflight.load_recipe(Recipe.load("tinybert"), length=LengthOptions(effort="best"))
+    assert named == given
+    assert {stage.effort for stage in (named.teacher, *named.training)} == {"best"}
+
+
+def test_a_recipe_has_no_paper_to_take_numbers_from() -> None:
+    with pytest.raises(RecipeError, match="paper"):
+        preflight.load_recipe(Recipe.load("tinybert"), length=LengthOptions(paper=True))

@@ -14,7 +14,7 @@ from compress.config.recipe import StudentSpec
 from compress.errors import StudentError
 from compress.models.init_weights import KNOWN
 from compress.models.signals import open_attention, read
-from compress.models.student import build, config_for
+from compress.models.student import build, config_for, resolve_init
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.sizes import select_layers
 from compress.training.stage import train
@@ -286,3 +286,19 @@ def test_a_narrower_student_begins_with_the_units_of_most_importance(family: str
     kept = importance[HIDDEN].topk(16).indices.sort().values
     mine, theirs = (model.get_input_embeddings().weight for model in (student, teacher))
     assert torch.equal(mine, theirs[:, kept]), "columns of the most important widths, in their order"
+
+
+@pytest.mark.parametrize(
+    ("family", "teacher", "sizes", "init"),
+    [
+        ("bert", {"layers": 4}, {"layers": 2, "hidden": 16}, "teacher"),
+        ("bert", {"layers": 4}, {"hidden": 64}, "scratch"),
+        ("bert", {"layers": 2}, {"layers": 4}, "scratch"),
+        ("modernbert", {"layers": 2}, {}, "scratch"),
+    ],
+)
+def test_init_auto_is_the_teacher_where_it_can_be_cut_to_the_students_sizes(
+    family: str, teacher: dict[str, int], sizes: dict[str, int], init: str
+) -> None:
+    spec = StudentSpec.model_validate({"family": "bert", "init": "auto", **sizes})
+    assert resolve_init(spec, tiny.config(family, **{"hidden": 32, **teacher})).init == init

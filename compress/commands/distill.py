@@ -356,6 +356,7 @@ class StageModels:
 
         By Taylor expansion, which tells better than the norms of weights which widths to keep (docs/LOG.md).
         """
+        spec = students.resolve_init(spec, source.model.config)
         if spec.init != "teacher" or source.model.config.model_type not in KNOWN:
             return None
         mine = Shape.from_config(students.plan_config(spec, source.model.config))
@@ -387,10 +388,11 @@ class StageModels:
         None where the student began otherwise, or before this stage.
         """
         spec = spec_of(self.recipe, stage)
-        if not self.recipe.pruning and spec is not None and spec.init == "teacher":
+        if not self.recipe.pruning and spec is not None and spec.init in ("teacher", "auto"):
             source = self.teacher(stage) or self.task_teacher or self.base_teacher
             mine, theirs = (Shape.from_config(each.config) for each in (student, source.model))
-            if {mine.family, theirs.family} <= set(KNOWN):
+            copied = students.resolve_init(spec, source.model.config).init == "teacher"
+            if copied and {mine.family, theirs.family} <= set(KNOWN):
                 layers = select_layers(spec.copy_layers, mine.layers, theirs.layers)
                 kept = keep_units(source.model, mine, layers, self.importance(stage, spec, source))
                 return kept.indices.get(HIDDEN, torch.arange(mine.hidden))

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from compress.config import user_code
-from compress.config.limits import check_seed
+from compress.config.limits import check_minutes, check_seed
 from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.data import sources
@@ -25,8 +25,9 @@ def load_recipe(
 ) -> Recipe:
     """Return the recipe of a name or a file, as these options change it. Raises RecipeError.
 
-    A Recipe keeps its numbers; only `effort` reaches it.
+    A Recipe keeps its numbers; only `effort` reaches it. Raises CompressError for a limit of minutes that is none.
     """
+    check_minutes(length.minutes)
     if not isinstance(recipe, Recipe):
         recipe = Recipe.load(recipe, overrides or (), paper=length.paper)
     elif overrides or length.paper:

@@ -15,7 +15,7 @@ from rich.table import Table
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from compress.config.loader import names
-from compress.config.recipe import Recipe, Stage, StudentSpec
+from compress.config.recipe import INITS, Recipe, Stage, StudentSpec
 from compress.config.reference import Call
 from compress.errors import ObjectiveError, PruneError, StudentError, TeacherError
 from compress.models import heads
@@ -100,7 +100,7 @@ def _of_recipe(recipe: Recipe, tutor: PreTrainedModel) -> list[tuple[str, PreTra
 
 def _built(spec: StudentSpec, tutor: PreTrainedModel) -> PreTrainedModel:
     """Build with weights: a function that fills them may look at values, and refuses some only then."""
-    if isinstance(spec.init, str) and spec.init not in ("scratch", "teacher"):
+    if isinstance(spec.init, str) and spec.init not in INITS:
         return heads.create(_config(spec.init), "encoder", None)
     if isinstance(spec.init, Call):
         spec = spec.model_copy(update={"init": "scratch"})

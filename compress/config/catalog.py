@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from compress.config.recipe import Recipe, StudentSpec
+from compress.config.recipe import INITS, Recipe, StudentSpec
 
 PURPOSES: Final = {
     "prompted": "Without labels: a prompted language model gives them",
@@ -35,7 +35,7 @@ def student(recipe: Recipe) -> str:
     if recipe.pruning:
         return "the teacher, pruned"
     spec = ([stage.student for stage in recipe.training if stage.student is not None] or [recipe.student])[-1]
-    if isinstance(spec.init, str) and spec.init not in ("scratch", "teacher"):
+    if isinstance(spec.init, str) and spec.init not in INITS:
         return f"the checkpoint {spec.init}"
     family = () if spec.family == "teacher" else (spec.family,)
     return ", ".join((*family, *_sizes(spec))) or "as the teacher"

@@ -20,6 +20,12 @@ def check_seed(seed: int) -> None:
         raise CompressError(f"--seed {seed}: expected a whole number from 0 to {MOST_SEED}")
 
 
+def check_minutes(minutes: float | None) -> None:
+    """Raise CompressError for a time limit that is none: from six seconds to a year; None is no limit."""
+    if minutes is not None:
+        check_number("minutes", minutes, 0.1, 366 * 24 * 60)
+
+
 def check_max_drop(max_drop: float) -> None:
     """Raise CompressError for a loss of score that none can be, in the score's own unit."""
     check_number("max_drop", max_drop, 0, 1)

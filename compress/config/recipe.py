@@ -31,6 +31,8 @@ from compress.config.term import Term, parse
 from compress.errors import RecipeError, did_you_mean
 
 KINDS = ("distill", "finetune", "pretrain")
+INITS = ("scratch", "teacher", "auto")
+"""The values of a student's `init` that are no checkpoint."""
 ALL_KINDS = (*KINDS, "prune")
 
 Head = Literal["task", "encoder", "masked_lm", "pretraining", "causal_lm", "seq2seq"]
@@ -49,11 +51,12 @@ class Frozen(BaseModel):
 class StudentSpec(Frozen):
     """The student to build. A size left out is the teacher's; a size below 1 is a share of the teacher's.
 
-    init: scratch (random weights), teacher (copy chosen layers, narrowed in width where the student is smaller), the
-    folder of a checkpoint, or a function (student, teacher) that fills the weights. copy_layers: even (first, last and
-    evenly between: DistilBERT's 0 2 4 7 9 11), uniform (every N/M-th), first, last, or a list of 0-based teacher
-    layers. config: further settings of the family's transformers config. share: how many different attention blocks,
-    and FFNs, the layers use (`models.sharing`).
+    init: scratch (random weights), teacher (copy chosen layers, and of a wider teacher the units of most importance),
+    auto (teacher where its weights can be cut to the student's sizes, else scratch), the folder of a checkpoint, or a
+    function (student, teacher) that fills the weights. copy_layers: even (first, last and evenly between: DistilBERT's
+    0 2 4 7 9 11), uniform (every N/M-th), first, last, or a list of 0-based teacher layers. config: further settings of
+    the family's transformers config. share: how many different attention blocks, and FFNs, the layers use
+    (`models.sharing`).
     """
 
     family: str = "teacher"
@@ -436,15 +439,18 @@ class Recipe(Frozen):
 
 
 def _take_published(tree: dict[str, Any], file: str, *, paper: bool) -> list[str]:
-    """Take a paper's own numbers out of each stage, in place, and use them if `paper`; return the problems."""
+    """Take a paper's own numbers out of student and stages, in place, and use them if `paper`; return the problems."""
     problems: list[str] = []
-    for where, stage in _stages(tree):
+    student = tree.get("student")
+    places: list[tuple[str, dict[str, Any], type[Frozen]]] = [(where, stage, Stage) for where, stage in _stages(tree)]
+    places += [("student", student, StudentSpec)] if isinstance(student, dict) else []
+    for where, stage, kind in places:
         published = stage.pop("published", {})
         if not isinstance(published, dict):
             problems.append(f"{file}: {where}.published: expected a mapping of settings, found {published!r}")
-        elif unknown := published.keys() - Stage.model_fields.keys():
+        elif unknown := published.keys() - kind.model_fields.keys():
             problems += [
-                f"{file}: {where}.published.{name}: no such setting.{did_you_mean(str(name), Stage.model_fields)}"
+                f"{file}: {where}.published.{name}: no such setting.{did_you_mean(str(name), kind.model_fields)}"
                 for name in unknown
             ]
         elif paper:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 import compress.models.families  # noqa: F401  # transformers knows the families of ours from here on
-from compress.config.recipe import Head, StudentSpec
+from compress.config.recipe import INITS, Head, StudentSpec
 from compress.config.reference import Call, options
 from compress.data.masking import Words
 from compress.data.task import Kind
@@ -147,7 +147,8 @@ def build(
     begins with the most important ones; None: the norms of their weights tell. Weights that are not copied (see
     StudentSpec.init) are drawn from torch's global generator: seed it first. Raises StudentError.
     """
-    if isinstance(spec.init, str) and spec.init not in ("scratch", "teacher"):
+    spec = resolve_init(spec, teacher.config)
+    if isinstance(spec.init, str) and spec.init not in INITS:
         return _from_checkpoint(spec.init, teacher, heads.auto(head, kind))
     config = config_for(spec, teacher.config)
     heads.model_class(config, head, kind)
@@ -161,12 +162,23 @@ def build(
     return student
 
 
+def resolve_init(spec: StudentSpec, teacher: PreTrainedConfig) -> StudentSpec:
+    """Say what `init: auto` is with this teacher. Raises StudentError naming the size that does not fit."""
+    if spec.init != "auto":
+        return spec
+    mine, theirs = Shape.from_config(config_for(spec, teacher)), Shape.from_config(teacher)
+    sizes = ("layers", "hidden", "embedding", "heads", "head_size", "ffn")
+    fits = all(getattr(mine, size) <= getattr(theirs, size) for size in sizes)
+    known = {mine.family, theirs.family} <= set(KNOWN)
+    return spec.model_copy(update={"init": "teacher" if fits and known else "scratch"})
+
+
 def plan_config(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
     """Make the config of the student that `build` will make, also of one that begins as a checkpoint.
 
     Raises StudentError, TeacherError for a checkpoint that cannot be read.
     """
-    if not isinstance(spec.init, str) or spec.init in ("scratch", "teacher"):
+    if not isinstance(spec.init, str) or spec.init in INITS:
         return config_for(spec, teacher)
     return load_config(Path(find_checkpoint(spec.init)))
 
