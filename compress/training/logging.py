@@ -95,12 +95,11 @@ class Journal(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         seconds = time.perf_counter() - self.started
         self.facts["speed"] = f"{(state.global_step - self.first) * self.batch / seconds:.0f} samples/s"
-        self.bar.update(self.task, completed=state.global_step, facts="  ".join(self.facts.values()))
+        facts = "  ".join(self.facts.values())
+        self.bar.update(self.task, completed=state.global_step, total=state.max_steps, facts=facts)
         if not self.console.is_terminal and state.global_step * 10 // state.max_steps > self.said:
             self.said = state.global_step * 10 // state.max_steps
-            self.console.print(
-                f"{self.stage}: step {state.global_step}/{state.max_steps}  {'  '.join(self.facts.values())}"
-            )
+            self.console.print(f"{self.stage}: step {state.global_step}/{state.max_steps}  {facts}")
 
     def on_log(
         self,

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,8 +39,6 @@ SCORE_GAIN, DISTANCE_GAIN = 0.1, 0.02
 fifth of the largest standard error of a share); of the smoothed distance, as a share of it."""
 SMOOTHED = 3
 """Evaluations that are averaged."""
-SKIPPED, PROBED, EVALUATING = 3, 20, 1.25
-"""Steps that warm up, steps that are timed to tell how many fit into a time limit, and what evaluations add to each."""
 WIDTH, RATE = 768, 5e-5
 """BERT-base is fine-tuned at 5e-5 (Devlin et al. 2019, A.3); the rate of other widths goes with 1 / width, as Adam's
 does in Yang et al. 2022, arXiv:2203.03466, Table 3."""
@@ -76,11 +74,6 @@ class Length:
         every = min(max(rows / 3 / (0.1 * batch), least / 12), most)
         gain = SCORE_GAIN / math.sqrt(rows) if graded and rows else math.inf
         return Length(max(1, math.ceil(least)), max(1, math.ceil(most)), max(1, math.ceil(every)), gain)
-
-    def limited(self, most: int) -> "Length":
-        """Return the length of a stage that has only so many steps."""
-        most = min(self.most, most)
-        return replace(self, least=min(self.least, most), most=most, every=max(1, min(self.every, most // 4)))
 
     @property
     def warmup(self) -> int:
@@ -120,9 +113,10 @@ class Length:
     def factor(self, step: int, start: int | None) -> float:
         """Return the share of the peak rate at this step, counted from 0."""
         start = self.last_start if start is None else start
-        if step >= start:
-            return max(0.0, (self.end(start) - step) / (self.end(start) - start))
-        return min(1.0, (step + 1) / max(1, self.warmup))
+        risen = min(1.0, (step + 1) / max(1, self.warmup))
+        if step < start:
+            return risen
+        return min(risen, max(0.0, (self.end(start) - step) / (self.end(start) - start)))
 
 
 @dataclass(frozen=True)
@@ -141,16 +135,15 @@ class TimeLimit:
 
 
 class AutoLength(TrainerCallback):
-    """Let the rate fall, and end the stage, when its evaluations say so, or when its `seconds` would not suffice.
+    """Let the rate fall, and end the stage, when its evaluations say so, or when only the fall still fits in `seconds`.
 
-    What fits into them is measured in the stage's first steps and kept in `record`: a resumed stage ends where it
-    would have ended.
+    A fall that the time has begun is kept in `record`: a resumed stage ends where it would have ended.
     """
 
     def __init__(self, length: Length, seconds: float | None, record: Path) -> None:
         self.length, self.seconds, self.record = length, seconds, record
         self.start: int | None = None
-        self.began, self.first, self.measured = time.perf_counter(), 0, 0.0
+        self.began, self.first = time.perf_counter(), 0
 
     def schedule(self, optimizer: Any) -> LambdaLR:
         """Make the scheduler of this rate."""
@@ -160,34 +153,36 @@ class AutoLength(TrainerCallback):
         return self.length.factor(step, self.start)
 
     def resume(self, state: TrainerState) -> int:
-        """Decide again what the evaluations of a checkpoint decided; return the last step."""
-        scored = [each for each in state.log_history if "eval_score" in each]
-        self.start = self.length.decay_start(scored)
+        """Decide again what the evaluations of a checkpoint, and its time limit, decided; return the last step."""
+        self.start = None if self.seconds is None else from_first(self._recorded)
+        if self.start is None:
+            self.start = self.length.decay_start([each for each in state.log_history if "eval_score" in each])
         return self.length.end(self.start)
+
+    def _recorded(self) -> int | None:
+        """Read what an earlier process recorded; None where there is nothing, or nothing that can be read."""
+        try:
+            return max(1, int(json.loads(self.record.read_text(encoding="utf-8"))["start"]))
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            return None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.began, self.first = time.perf_counter(), state.global_step
-        if self.seconds is not None and (most := from_first(self._recorded)) is not None:
-            self.seconds, self.length = None, self.length.limited(most)
-        state.max_steps, state.eval_steps = self.resume(state), self.length.every
-
-    def _recorded(self) -> int | None:
-        return int(json.loads(self.record.read_text(encoding="utf-8"))["most"]) if self.record.is_file() else None
+        state.max_steps = self.resume(state)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.seconds is None:
+        if self.seconds is None or self.start is not None or state.global_step >= self.length.last_start:
             return
-        now, done = time.perf_counter(), state.global_step - self.first
-        if done == SKIPPED:
-            self.measured = now
-        elif done == SKIPPED + PROBED:
-            left = (self.seconds - (now - self.began)) / (EVALUATING * (now - self.measured) / PROBED)
-            most = from_first(lambda: state.global_step + max(PROBED // 2, math.floor(left)))
-            if state.is_world_process_zero:
-                make(self.record.parent)
-                write_json(self.record, {"most": most})
-            self.seconds, self.length = None, self.length.limited(most)
-            state.max_steps, state.eval_steps = self.resume(state), self.length.every
+        spent = time.perf_counter() - self.began
+        fall = self.length.end(state.global_step) - state.global_step
+        left = self.seconds - spent
+        if from_first(lambda: left > fall * spent / (state.global_step - self.first)):
+            return
+        self.start = state.global_step
+        state.max_steps = self.length.end(self.start)
+        if state.is_world_process_zero:
+            make(self.record.parent)
+            write_json(self.record, {"start": self.start})
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.start is None:

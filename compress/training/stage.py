@@ -121,7 +121,7 @@ def train(
         length = Length.plan(per_epoch, stage.batch, stage.effort, rows=rows_scored, graded=graded)
         if not stage.open_ended:
             length = replace(length, least=planned_steps(stage, per_epoch), most=planned_steps(stage, per_epoch))
-    scored = scoring is not None
+    scored = scoring is not None and stage.evaluate > 0
     arguments = _arguments(step, stage, per_epoch, folder, seed=run.seed, scored=scored, length=length, bf16=bf16)
     if note := repeated(stage, per_epoch, rows):
         warn(console, note)
@@ -141,6 +141,7 @@ def train(
             trainer.on_saved = run.keep_seconds
         try:
             trainer.train_from(checkpoint)
+            trainer.accelerator.wait_for_everyone()  # they look into the folder that is removed next
         finally:
             if journal is not None:
                 journal.close()

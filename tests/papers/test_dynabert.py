@@ -141,7 +141,7 @@ def test_a_stage_gives_the_cache_to_a_step_that_takes_one(tmp_path: Path, monkey
     teacher = SimpleNamespace(model=tiny.model("bert", layers=6), recorded=None, digest="a teacher's")
     material: Any = SimpleNamespace(
         rows=lambda *_: learning.rows(), tokenizer=tiny.tokenizer(), collate=learning.collate(), bf16=False,
-        kind="classification", console=SimpleNamespace(print=lambda *_: None),
+        kind="classification", console=SimpleNamespace(print=lambda *_: None), seconds=lambda _: None,
     )  # fmt: skip
     run = SimpleNamespace(seed=1, main=False)
     run_stage(stage, tiny.model("bert", layers=3), teacher, material, run)  # type: ignore[arg-type]
