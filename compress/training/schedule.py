@@ -23,9 +23,9 @@ from compress.training.run import from_first
 
 Effort = Literal["quick", "normal", "best"]
 EFFORTS = {"quick": 0.4, "normal": 1.0, "best": 2.5}
-"""Factors of the steps at least and at most, and of the patience."""
+"""Factors of the steps at least and at most."""
 LEAST, MOST = 400, 1500
-"""Steps at least, and at most where three epochs are fewer; measured (docs/LOG.md)."""
+"""Steps at least, and at most where three epochs are fewer; chosen by a few runs (docs/LOG.md), not by a grid."""
 EPOCHS, MANY_EPOCHS = 3, 40
 """Passes that more rows are given at most, and passes over few rows beyond which nothing was gained."""
 WARMUP = 0.05

@@ -423,11 +423,14 @@ def objective_scorer(step: Step, context: TrainingContext, rows: Dataset, batch:
 
 
 def language_scorer(context: TrainingContext, rows: Dataset, corrupt: Corrupt) -> Score:
-    """Return student -> perplexity on held-out text, and as `score` the mean log-likelihood of a token, in nats."""
+    """Return student -> perplexity on held-out text, and as `score` the mean log-likelihood of a token, in nats.
+
+    `distance` is minus the score.
+    """
 
     def score(student: PreTrainedModel) -> Mapping[str, float]:
         found = measure_perplexity(student, rows, context.collate, corrupt, bf16=context.bf16)
-        return {"score": -found["nll"], "perplexity": found["perplexity"]}
+        return {"score": -found["nll"], "distance": found["nll"], "perplexity": found["perplexity"]}
 
     return score
 
