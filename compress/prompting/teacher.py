@@ -5,7 +5,7 @@ from dataclasses import replace
 import yaml
 from rich.console import Console
 
-from compress.config.recipe import Recipe, Stage
+from compress.config.recipe import INITS, Recipe, Stage
 from compress.data.task import TaskData
 from compress.errors import ObjectiveError, RecipeError
 from compress.models.teacher import RecordedLogits, Teacher
@@ -31,7 +31,7 @@ def starting_checkpoint(recipe: Recipe) -> str:
     """
     problems = []
     init = recipe.student.init
-    if not isinstance(init, str) or init in ("scratch", "teacher"):
+    if not isinstance(init, str) or init in INITS:
         problems.append(
             f"{recipe.name}: student.init: a prompted teacher has no encoder to build a student from; name the "
             "checkpoint it begins as: --set student.init=minilm"

@@ -50,7 +50,8 @@ class Child:
             self.process.kill()
             self.process.join()
         seconds = time.monotonic() - self.began
-        out, err = ((self.folder / name).read_text(encoding="utf-8", errors="replace") for name in ("out", "err"))
+        said = [self.folder / name for name in ("out", "err")]  # which a child that was killed at once has not made
+        out, err = (each.read_text(encoding="utf-8", errors="replace") if each.exists() else "" for each in said)
         grown = self.folder / "grown"
         grown_mb = float(grown.read_text()) if grown.exists() else 0.0
         shutil.rmtree(self.folder)
