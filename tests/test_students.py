@@ -14,7 +14,7 @@ from compress.config.recipe import StudentSpec
 from compress.errors import StudentError
 from compress.models.init_weights import KNOWN
 from compress.models.signals import open_attention, read
-from compress.models.student import build, config_for, resolve_init
+from compress.models.student import build, choose_units, config_for, resolve_init
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.sizes import select_layers
 from compress.training.stage import train
@@ -282,7 +282,8 @@ def test_a_narrower_student_begins_with_the_units_of_most_importance(family: str
     random = torch.Generator().manual_seed(1)
     plan = SlicePlan.from_model(teacher)
     importance = {group: torch.rand(size, generator=random) for group, size in plan.groups.items()}
-    student = build(StudentSpec(hidden=0.5, init="teacher"), teacher, importance=importance)
+    spec = StudentSpec(hidden=0.5, init="teacher")
+    student = build(spec, teacher, kept=choose_units(spec, teacher, lambda: importance))
     kept = importance[HIDDEN].topk(16).indices.sort().values
     mine, theirs = (model.get_input_embeddings().weight for model in (student, teacher))
     assert torch.equal(mine, theirs[:, kept]), "columns of the most important widths, in their order"

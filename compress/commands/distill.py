@@ -34,18 +34,17 @@ from compress.models import precision as precisions
 from compress.models import student as students
 from compress.models import teacher as teachers
 from compress.models.flops import warn_if_larger
-from compress.models.init_weights import KNOWN, keep_units
 from compress.models.teacher import Teacher
 from compress.prompting.prompt import Prompt
 from compress.prompting.teacher import prompt_teacher, starting_checkpoint
 from compress.provenance import command_line
 from compress.pruning.budget import check_budget, resolve_budget
 from compress.pruning.importance import compute_importance
-from compress.pruning.stage import calibration, check_family, prune_stage, read_record, stage_sizes
+from compress.pruning.stage import check_family, prune_stage, read_record, stage_sizes
 from compress.slicing.plan import HIDDEN, SlicePlan
-from compress.slicing.select import Importance
+from compress.slicing.select import Importance, Kept
 from compress.slicing.shape import Shape, positions
-from compress.slicing.sizes import resize_config, select_layers
+from compress.slicing.sizes import resize_config
 from compress.training.augment import asks_language_model
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.finetune import check_head, general, load_general, load_task_teacher
@@ -276,6 +275,10 @@ def load_inputs(
     return base_teacher, context
 
 
+RATED_ROWS = 512
+"""Rows that tell which of the teacher's units matter most."""
+
+
 @dataclass(frozen=True)
 class StageModels:
     """The models of a recipe's stages: which student each is given, and which teacher it learns from.
@@ -305,10 +308,11 @@ class StageModels:
                 student = self.prune(stage, student)
                 continue
             teacher = self.teacher(stage)
-            student = self.student(stage, student, teacher)
+            kept = self.choose_units(stage, teacher)
+            student = self.student(stage, student, teacher, kept)
             student = run_stage(
                 stage, student, teacher, self.context, self.run,
-                teacher_logits=teacher_logits, origin_D=self.origin(stage, student),
+                teacher_logits=teacher_logits, origin_D=self.origin(stage, student, kept),
             )  # fmt: skip
         assert student is not None, "a recipe has a stage"
         return student
@@ -333,46 +337,45 @@ class StageModels:
         teacher.model.to(PartialState().device)
         return teacher
 
-    def student(self, stage: AnyStage, before: PreTrainedModel | None, teacher: Teacher | None) -> PreTrainedModel:
+    def student(
+        self, stage: AnyStage, before: PreTrainedModel | None, teacher: Teacher | None, kept: Kept | None = None
+    ) -> PreTrainedModel:
         """Build the student of this stage, or put the stage's head on the model that the stage before left."""
         set_seed(self.run.seed)  # a new head's weights do not depend on whether the stage before ran just now
         spec = spec_of(self.recipe, stage)
         if spec is None:
             assert before is not None, "only a first stage has none before it"
             return heads.under(before, stage.head, self.context.kind)
-        source = teacher or self.task_teacher or self.base_teacher
+        source = self._source(teacher)
         words = Words.from_tokenizer(self.base_teacher.tokenizer) if isinstance(spec.init, Call) else None
-        student = students.build(
-            spec, source.model, head=stage.head, kind=self.context.kind, words=words,
-            importance=self.importance(stage, spec, source),
-        )  # fmt: skip
+        student = students.build(spec, source.model, head=stage.head, kind=self.context.kind, words=words, kept=kept)
         last = self.recipe.stages[-1]
         if last.head == "task" and self.context.kind is not None:
             check_parts(student, self.base_teacher.tokenizer, self.context.data.task, last.max_length)
         return student
 
-    def importance(self, stage: AnyStage, spec: StudentSpec, source: Teacher) -> Importance | None:
-        """Rate the units of the teacher that a narrower student begins as a part of; None where it is not narrower.
+    def choose_units(self, stage: Stage, teacher: Teacher | None) -> Kept | None:
+        """Choose the units of the teacher that the student begins as; None where it begins otherwise or goes on.
 
-        By Taylor expansion, which tells better than the norms of weights which widths to keep (docs/LOG.md).
+        A narrower student's by Taylor expansion, which tells better than the norms of weights which widths to keep
+        (docs/LOG.md).
         """
-        spec = students.resolve_init(spec, source.model.config)
-        if spec.init != "teacher" or source.model.config.model_type not in KNOWN:
-            return None
-        mine = Shape.from_config(students.plan_config(spec, source.model.config))
-        theirs = Shape.from_config(source.model.config)
-        if all(getattr(mine, size) == getattr(theirs, size) for size in ("hidden", "embedding", "heads", "ffn")):
-            return None
-        labelled = stage.data == "task" and source is self.task_teacher
-        call = {"by": "molchanov.taylor", "targets": "labels" if labelled else "drawn"}
-        rated = Prune.model_validate(
-            {"prune": stage.name, "importance": call, "data": stage.data, "max_length": stage.max_length}
-        )
-        return compute_importance(
-            rated.importance, source.model.to(PartialState().device), SlicePlan.from_model(source.model),
-            calibration(rated, self.context, self.run.seed), self.context.collate,
-            batch=rated.batch, bf16=self.context.bf16, console=self.context.console,
-        )  # fmt: skip
+        spec, source = spec_of(self.recipe, stage), self._source(teacher)
+
+        def rate() -> Importance:
+            labelled = stage.data == "task" and source is self.task_teacher
+            return compute_importance(
+                Call("molchanov.taylor", {"targets": "labels" if labelled else "drawn"}),
+                source.model.to(PartialState().device), SlicePlan.from_model(source.model),
+                self.context.sample(stage.data, stage.max_length, RATED_ROWS, self.run.seed), self.context.collate,
+                bf16=self.context.bf16, console=self.context.console,
+            )  # fmt: skip
+
+        return None if spec is None else students.choose_units(spec, source.model, rate)
+
+    def _source(self, teacher: Teacher | None) -> Teacher:
+        """Return the model that a student is built from: the teacher of its stage, else the run's."""
+        return teacher or self.task_teacher or self.base_teacher
 
     def prune(self, stage: Prune, before: PreTrainedModel | None) -> PreTrainedModel:
         """Cut the model down to the sizes of this stage. Its teacher is the model that its first stage was given."""
@@ -382,22 +385,13 @@ class StageModels:
         record = read_record(self._result(last)) if last is not None else None
         return prune_stage(stage, model, self.task_teacher, self.context, self.run, sizes=sizes, before=record)
 
-    def origin(self, stage: Stage, student: PreTrainedModel) -> Tensor | None:
+    def origin(self, stage: Stage, student: PreTrainedModel, kept: Kept | None) -> Tensor | None:
         """Return the teacher's dimension for each one of the width of a student that was cut out of it.
 
         None where the student began otherwise, or before this stage.
         """
-        spec = spec_of(self.recipe, stage)
-        if not self.recipe.pruning and spec is not None and spec.init in ("teacher", "auto"):
-            source = self.teacher(stage) or self.task_teacher or self.base_teacher
-            mine, theirs = (Shape.from_config(each.config) for each in (student, source.model))
-            copied = students.resolve_init(spec, source.model.config).init == "teacher"
-            if copied and {mine.family, theirs.family} <= set(KNOWN):
-                layers = select_layers(spec.copy_layers, mine.layers, theirs.layers)
-                kept = keep_units(source.model, mine, layers, self.importance(stage, spec, source))
-                return kept.indices.get(HIDDEN, torch.arange(mine.hidden))
         if not self.recipe.pruning:
-            return None
+            return None if kept is None else kept.indices.get(HIDDEN, torch.arange(kept.sizes.hidden))
         last = self._last_pruned(stage)
         if last is None:
             return torch.arange(Shape.from_config(student.config).hidden)

@@ -107,7 +107,7 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthOptions:
-    """How long a recipe's stages train.
+    """Say how long a recipe's stages train.
 
     paper    take the numbers of the recipe's paper where the recipe's own fit any data
     effort   how long stages train whose end the validation split decides (`epochs: auto`); None: as the recipe says

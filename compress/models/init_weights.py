@@ -43,8 +43,8 @@ def keep_units(
 ) -> Kept:
     """Choose the units of these teacher layers that a student of this shape begins with: the most important ones.
 
-    importance: of every group of the teacher's units; None: the norms of their weights. Raises StudentError when the
-    student is wider than its teacher.
+    importance: of every group of the teacher's units; None: the norms of their weights tell. Raises StudentError when
+    the student is wider than its teacher.
     """
     theirs, plan = Shape.from_config(teacher.config), SlicePlan.from_model(teacher)
     for size in ("hidden", "embedding", "heads", "head_size", "ffn"):

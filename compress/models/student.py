@@ -1,7 +1,7 @@
 """Build a student from its spec and its teacher."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +21,7 @@ from compress.models.checkpoints import resolve
 from compress.models.init_weights import KNOWN, WHOLE, Weight, copy_whole, keep_units, narrow_weights, weight_of
 from compress.models.sharing import share, share_again
 from compress.models.teacher import explain_load_errors, load_config
-from compress.slicing.select import Importance
+from compress.slicing.select import Importance, Kept
 from compress.slicing.shape import Shape, setting_name
 from compress.slicing.sizes import select_layers
 
@@ -139,13 +139,13 @@ def build(
     head: Head = "task",
     kind: Kind | None = "classification",
     words: Words | None = None,
-    importance: Importance | None = None,
+    kept: Kept | None = None,
 ) -> PreTrainedModel:
     """Build a plain transformers model with the teacher's labels and vocabulary, and a `head` for this `kind` of task.
 
-    words: the tokenizer's, for an init function that takes them. importance: of the teacher's units, for a student that
-    begins with the most important ones; None: the norms of their weights tell. Weights that are not copied (see
-    StudentSpec.init) are drawn from torch's global generator: seed it first. Raises StudentError.
+    words: the tokenizer's, for an init function that takes them. kept: the teacher's units that the student begins as,
+    see `choose_units`, which is asked where it is left out. Weights that are not copied (see StudentSpec.init) are
+    drawn from torch's global generator: seed it first. Raises StudentError.
     """
     spec = resolve_init(spec, teacher.config)
     if isinstance(spec.init, str) and spec.init not in INITS:
@@ -154,7 +154,7 @@ def build(
     heads.model_class(config, head, kind)
     student = heads.create(config, head, kind)
     if spec.init == "teacher":
-        _carry(spec, teacher, student, importance)
+        _carry(spec, teacher, student, kept or choose_units(spec, teacher))
     elif isinstance(spec.init, Call):
         with torch.no_grad():
             spec.init(student, teacher, **({"words": words} if "words" in options(spec.init.function) else {}))
@@ -171,6 +171,25 @@ def resolve_init(spec: StudentSpec, teacher: PreTrainedConfig) -> StudentSpec:
     fits = all(getattr(mine, size) <= getattr(theirs, size) for size in sizes)
     known = {mine.family, theirs.family} <= set(KNOWN)
     return spec.model_copy(update={"init": "teacher" if fits and known else "scratch"})
+
+
+def choose_units(
+    spec: StudentSpec, teacher: PreTrainedModel, rate: Callable[[], Importance] | None = None
+) -> Kept | None:
+    """Choose the units of its teacher that a student of `init: teacher` begins as; None where it begins otherwise.
+
+    rate: tells the importance of the teacher's units, and is asked where the student is narrower; None: the norms of
+    their weights tell. Raises StudentError where the student is larger than its teacher.
+    """
+    spec = resolve_init(spec, teacher.config)
+    if spec.init != "teacher":
+        return None
+    mine, theirs = Shape.from_config(config_for(spec, teacher.config)), Shape.from_config(teacher.config)
+    if not {mine.family, theirs.family} <= set(KNOWN):
+        return None
+    narrower = any(getattr(mine, size) != getattr(theirs, size) for size in ("hidden", "embedding", "heads", "ffn"))
+    layers = select_layers(spec.copy_layers, mine.layers, theirs.layers)
+    return keep_units(teacher, mine, layers, rate() if rate and narrower else None)
 
 
 def plan_config(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
@@ -215,21 +234,17 @@ def _from_checkpoint(folder: str, teacher: PreTrainedModel, auto: Any) -> PreTra
 
 
 @torch.no_grad()
-def _carry(
-    spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel, importance: Importance | None
-) -> None:
-    """Copy every weight that both models have, from the chosen layers, sliced to the student's width."""
-    theirs, mine = Shape.from_config(teacher.config), Shape.from_config(student.config)
-    every_layer = mine.layers == theirs.layers and mine.family not in KNOWN
-    if mine.family == theirs.family and (mine.family in WHOLE or every_layer):
-        return copy_whole(student, teacher, spec.copy_layers)
-    if theirs.family not in KNOWN or mine.family not in KNOWN:
+def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel, kept: Kept | None) -> None:
+    """Copy every weight that both models have: of the units that are kept, or whole layers where they are not cut."""
+    if kept is None:
+        theirs, mine = Shape.from_config(teacher.config), Shape.from_config(student.config)
+        if mine.family == theirs.family and (mine.family in WHOLE or mine.layers == theirs.layers):
+            return copy_whole(student, teacher, spec.copy_layers)
         raise StudentError(
             f"student.init: teacher knows the weights of {', '.join((*KNOWN, *WHOLE))}, not of "
             f"{theirs.family} -> {mine.family}; use init: scratch, the folder of a checkpoint, or leave out every size"
         )
-    layers = select_layers(spec.copy_layers, mine.layers, theirs.layers)
-    source = narrow_weights(teacher, keep_units(teacher, mine, layers, importance))
+    source = narrow_weights(teacher, kept)
     for weight, parameter in _weights(student).items():
         tensor = source.get(weight)
         if tensor is None or (weight.role == "classifier" and tensor.shape[0] != parameter.shape[0]):

@@ -31,7 +31,7 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from compress.config.recipe import Prune, Stage
+from compress.config.recipe import Stage
 from compress.config.reference import options
 from compress.errors import PruneError
 from compress.evaluation.evaluator import EvaluationBatches
@@ -44,7 +44,6 @@ from compress.nas.config import describe_choice
 from compress.nas.costs import CostModel
 from compress.nas.space import Choice
 from compress.pruning import importance
-from compress.pruning.stage import calibration
 from compress.records.search_report import Rung
 from compress.slicing.cut import cut, rank_units, slice_model
 from compress.slicing.plan import HIDDEN, SlicePlan, parameters_of
@@ -325,15 +324,11 @@ def _in_order(
 ) -> tuple[PreTrainedModel, torch.Tensor]:
     """Put the teacher's units in order, those that matter most first; return which of its dimensions each one is."""
     space = costs.search.space
-    prune = Prune.model_validate(
-        {"prune": "order", "importance": space.importance, "rows": space.rows, "way": 0.0,
-         "batch": stage.batch, "max_length": stage.max_length}
-    )  # fmt: skip
     plan = SlicePlan.from_model(task_teacher.model)
     rated = importance.compute_importance(
         space.importance, copy.deepcopy(task_teacher.model).requires_grad_(True), plan,
-        calibration(prune, training, seed), training.collate,
-        batch=prune.batch, teacher=task_teacher, bf16=training.bf16, console=training.console,
+        training.sample("task", stage.max_length, space.rows, seed), training.collate,
+        batch=stage.batch, teacher=task_teacher, bf16=training.bf16, console=training.console,
     )  # fmt: skip
     kept = importance.check_agreement(rank_units(plan, rated))
     whole = slice_model(task_teacher.model, kept).requires_grad_(True)

@@ -38,7 +38,6 @@ from compress.latency.model import Estimate, ShapeTimer
 from compress.models.signals import read
 from compress.models.teacher import Teacher
 from compress.pruning import importance
-from compress.pruning.stage import calibration
 from compress.records.latency import Setting
 from compress.slicing.cut import slice_model
 from compress.slicing.plan import SlicePlan, parameters_of
@@ -297,7 +296,7 @@ def decide(recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run:
     """
     stage, target = recipe.pruning[0], recipe.target
     model = task_teacher.model.to(PartialState().device)
-    rows = calibration(stage, context, run.seed)
+    rows = context.sample(stage.data, stage.max_length, stage.rows, run.seed)
     rated = importance.compute_importance(
         stage.importance, model, SlicePlan.from_model(model), rows, context.collate,
         batch=stage.batch, teacher=task_teacher, bf16=context.bf16, console=context.console,

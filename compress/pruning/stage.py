@@ -14,18 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import PartialState
-from datasets import Dataset
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, set_seed
 
 from compress import io
 from compress.config.recipe import Prune, Recipe
 from compress.console import print_note
-from compress.data.corpus import encode_corpus
-from compress.data.tokenize import encode
 from compress.errors import PruneError
 from compress.io import filled
 from compress.models.checkpoints import save_tokenizer
@@ -109,8 +105,9 @@ def prune_stage(
     seed = run.seed + int(io.of_value(stage.name)[:6], 16)
     set_seed(seed)
     plan = SlicePlan.from_model(model)
+    rows = context.sample(stage.data, stage.max_length, stage.rows, seed)
     rated = importance.compute_importance(
-        stage.importance, model.to(PartialState().device), plan, calibration(stage, context, seed), context.collate,
+        stage.importance, model.to(PartialState().device), plan, rows, context.collate,
         batch=stage.batch, teacher=task_teacher, bf16=context.bf16, console=context.console,
     )  # fmt: skip
     if sizes.layers < plan.sizes.layers and stage.rule is None and LAYERS not in rated:
@@ -136,19 +133,6 @@ def prune_stage(
             "(MobileBERT: bottleneck)",
         )
     return small
-
-
-def calibration(stage: Prune, context: TrainingContext, seed: int) -> Dataset:
-    """Draw the stage's number of training rows from the seed."""
-    with PartialState().main_process_first():
-        if stage.data == "text":
-            limit = stage.rows * stage.max_length
-            rows = encode_corpus(context.text, context.tokenizer, stage.max_length, limit_tokens=limit)
-        else:
-            rows = encode(context.data.train, context.tokenizer, stage.max_length)
-    if len(rows) <= stage.rows:
-        return rows
-    return rows.select(np.sort(np.random.default_rng(seed).choice(len(rows), stage.rows, replace=False)))
 
 
 def make_record(stage: Prune, plan: SlicePlan, kept: Kept, before: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
+import numpy as np
 from accelerate import PartialState
 from datasets import Dataset
 from rich.console import Console
@@ -83,6 +84,17 @@ class TrainingContext:
                     max_length=stage.max_length,
                 )  # fmt: skip
             return encode(split, self.tokenizer, stage.max_length)
+
+    def sample(self, data: Literal["task", "text"], max_length: int, count: int, seed: int) -> Dataset:
+        """Encode `count` rows to train on, drawn from the seed: of the task, or of unlabelled text."""
+        with PartialState().main_process_first():
+            if data == "text":
+                rows = encode_corpus(self.text, self.tokenizer, max_length, limit_tokens=count * max_length)
+            else:
+                rows = encode(self.data.train, self.tokenizer, max_length)
+        if len(rows) <= count:
+            return rows
+        return rows.select(np.sort(np.random.default_rng(seed).choice(len(rows), count, replace=False)))
 
     def _text_rows(self, stage: Stage, seed: int, held_out: bool) -> Dataset:
         if self.corpus is not None:

@@ -35,8 +35,8 @@ DECAY = 0.25
 PATIENCE = 0.2
 """Share of the steps so far without an improvement that ends the hold."""
 SCORE_GAIN, DISTANCE_GAIN = 0.1, 0.02
-"""What counts as an improvement: of the smoothed score, in units of one over the root of the rows that are scored (a
-fifth of the largest standard error of a share); of the smoothed distance, as a share of it."""
+"""A rise of the smoothed score, in units of one over the root of the rows that are scored (a fifth of the largest
+standard error of a share), and a fall of the smoothed distance, as a share of it, that count as improvements."""
 SMOOTHED = 3
 """Evaluations that are averaged."""
 WIDTH, RATE = 768, 5e-5
