@@ -1,5 +1,6 @@
 """Which words are replaced, by what, and what is left as it is."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,22 @@ import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 import compress
+from compress.config.recipe import Recipe
 from compress.config.reference import Call
 from compress.config.reference import check as check_call
 from compress.data import cache
 from compress.errors import DataError
 from compress.models import precision
-from compress.training.augment import augment, near_words, variants
+from compress.training import replacements, schedule, stage
+from compress.training.augment import FEW_ROWS, VARIANTS, augment, near_words, variants, with_variants
 from compress.training.replacements import Asked, candidates, nearest
 from tests import tiny
+from tests.unshipped import Trained
 
 TEXT = "the Actor is good , a film of 1984 badly slow"
 """Not asked about: stop words (the, is, a, of), the number, the comma. `badly` is two tokens."""
@@ -340,3 +345,75 @@ def test_a_language_model_is_trained_where_it_is_asked_for(by: str, speaks: bool
     (file,) = (home / "augmented").glob("*/*.arrow")
     assert 96 < len(cache.table(file)) <= 96 * 4
     assert (tmp_path / "run" / "stages" / "teacher-lm").is_dir() == speaks
+
+
+OPEN = (
+    ONE_STAGE.replace("{by: tinybert.BY, copies: 3}", "auto")
+    .replace("    steps: 4\n", "    epochs: auto\n")
+    .replace("prediction", "answers")
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "stages"),
+    [
+        ([], FEW_ROWS, ["answers", "answers-augmented"]),
+        ([], FEW_ROWS + 1, ["answers"]),
+        (["stages.0.effort=quick"], 96, ["answers"]),
+        (["stages.0.steps=4"], 96, ["answers"]),
+        (["stages.0.epochs=3"], 96, ["answers"]),
+    ],
+)
+def test_few_rows_are_joined_by_variants_in_a_stage_of_its_own(
+    changes: list[str], rows: int, stages: list[str], tmp_path: Path
+) -> None:
+    recipe = Recipe.load(tiny.recipe(tmp_path, OPEN), changes)
+    assert recipe.training[0].augment == "auto"
+    resolved = with_variants(recipe, rows)
+    assert [stage.name for stage in resolved.stages] == stages
+    assert [stage.augment for stage in resolved.training] == [None, VARIANTS][: len(stages)]
+    assert Recipe.load(tiny.recipe(tmp_path / "again", resolved.to_yaml())) == resolved
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_a_student_that_variants_do_not_improve_stays_as_it_was(
+    better: bool, tmp_path: Path, home: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "LEAST", 4)
+    monkeypatch.setattr(schedule, "MOST", 8)
+    monkeypatch.setattr(stage, "improves", lambda ended, begun, rows: better)
+    recipe = tiny.recipe(tmp_path / "recipe", OPEN)
+    data, teacher = tiny.reviews(tmp_path / "data"), tiny.checkpoint(tmp_path / "teacher")
+    with pytest.raises(Trained):
+        compress.distill(teacher=teacher, recipe=recipe, data=data, out=tmp_path / "run")
+    plain, varied = (tmp_path / "run" / "stages" / name for name in ("answers", "answers-augmented"))
+    first, last = (load_file(folder / "model" / "model.safetensors") for folder in (plain, varied))
+    assert all(torch.equal(first[name], tensor) for name, tensor in last.items()) != better
+    found = stage.Trained.read(varied / "model")
+    assert found.steps > 0
+    assert better or (found.best_step, found.score) == (0, stage.Trained.read(plain / "model").score)
+
+
+def test_rows_without_variants_are_not_trained_on_twice(
+    tmp_path: Path, home: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "MOST", 4)
+    monkeypatch.setattr(replacements, "PLAIN", re.compile(r"[α-ω]+"))
+    recipe = tiny.recipe(tmp_path / "recipe", OPEN)
+    data, teacher = tiny.reviews(tmp_path / "data"), tiny.checkpoint(tmp_path / "teacher")
+    with pytest.raises(Trained):
+        compress.distill(teacher=teacher, recipe=recipe, data=data, out=tmp_path / "run")
+    plain, varied = (tmp_path / "run" / "stages" / name / "model" for name in ("answers", "answers-augmented"))
+    assert (plain / "model.safetensors").read_bytes() == (varied / "model.safetensors").read_bytes()
+    assert stage.Trained.read(varied).steps == 0
+
+
+@pytest.mark.parametrize(
+    ("score", "distance", "better"),
+    [(0.9, 0.5, True), (0.7, 0.1, False), (0.82, 0.5, False), (0.78, 0.1, True), (0.8, 0.3, False), (0.82, None, True)],
+)
+def test_the_distance_decides_where_the_score_says_little(score: float, distance: float | None, better: bool) -> None:
+    begun, ended = {"score": 0.8, "distance": 0.3}, {"score": score, "distance": distance or 0.0}
+    if distance is None:
+        begun.pop("distance")
+    assert stage.improves(ended, begun, 100) == better, "the standard error of 100 rows is 0.05"

@@ -45,7 +45,7 @@ from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.select import Importance, Kept
 from compress.slicing.shape import Shape, positions
 from compress.slicing.sizes import resize_config
-from compress.training.augment import asks_language_model
+from compress.training.augment import asks_language_model, with_variants
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.finetune import check_head, general, load_general, load_task_teacher
 from compress.training.objective import check_terms
@@ -116,6 +116,8 @@ def distill(
             corpus=corpus, columns=columns, unlabelled=prompt is not None, number_format=number_format,
             allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
+        if prompt is None:
+            recipe = with_variants(recipe, len(context.data.train))
         if length.minutes is not None:
             untrained = () if base_teacher.trained or prompt is not None else (recipe.teacher,)
             context = replace(context, time_limit=limit_time(length.minutes, (*untrained, *recipe.training), run))
@@ -186,7 +188,8 @@ def check_recipe(recipe: Recipe, processes: int) -> None:
     specs: list[tuple[str, StudentSpec | None]] = [("student", recipe.student)]
     for at, stage in enumerate(recipe.stages):
         names = _FUNCTIONS if isinstance(stage, Stage) else _PRUNE_FUNCTIONS
-        calls += [(f"stages[{at}].{name}", getattr(stage, name), passed) for name, passed in names.items()]
+        named = {name: getattr(stage, name) for name in names}
+        calls += [(f"stages[{at}].{name}", call, names[name]) for name, call in named.items() if isinstance(call, Call)]
         if not isinstance(stage, Stage):
             continue
         specs.append((f"stages[{at}].student", stage.student))
@@ -197,7 +200,7 @@ def check_recipe(recipe: Recipe, processes: int) -> None:
                 problems += [f"{recipe.name}: stages[{at}]: {problem}" for problem in error.problems]
     calls += [(f"{where}.init", spec.init, ("words",)) for where, spec in specs if spec and isinstance(spec.init, Call)]
     for where, call, passed in calls:
-        if call is not None and not call.absent:
+        if not call.absent:
             problems += reference.check(call, f"{recipe.name}: {where}", given=passed)
     for where, stage in named_stages(recipe):
         if isinstance(stage, Stage):
@@ -231,7 +234,7 @@ def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> No
 def named_stages(recipe: Recipe) -> list[tuple[str, AnyStage]]:
     """List the stages that may run, by the names that `--set` calls them."""
     speaks = any(
-        (each.augment and asks_language_model(each.augment))
+        (isinstance(each.augment, Call) and asks_language_model(each.augment))
         or (each.kind == "distill" and each.teacher == "general" and each.head == "masked_lm")
         for each in recipe.training
     )

@@ -38,6 +38,9 @@ ALL_KINDS = (*KINDS, "prune")
 Head = Literal["task", "encoder", "masked_lm", "pretraining", "causal_lm", "seq2seq"]
 Line = Annotated[Call, BeforeValidator(parse_call)]
 """A function by its address, with options: `paper.function` or `{by: paper.function, option: value}`."""
+LineOrAuto = Annotated[
+    Call | Literal["auto"], BeforeValidator(lambda line: "auto" if line == "auto" else parse_call(line))
+]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 NUMBER, AUTO = "a number", "or auto"
 Auto = Annotated[Literal["auto"], Tag(AUTO)]
@@ -104,7 +107,9 @@ class Stage(Frozen):
     student  this stage begins with a new one
     train    all, or the head only
     rows, corrupt, step, augment    functions of papers: how a corpus becomes rows, what is done to each batch, a
-             mechanism in place of the plain objective, more rows than the task has
+             mechanism in place of the plain objective, more rows than the task has. `augment: auto`: where the task
+             has few rows, a second stage goes on with variants of them (`training.augment.with_variants`)
+    improve  the weights it begins with are kept where the validation split does not find those it ends with better
     limit_tokens    how much of a corpus is read
     """
 
@@ -118,7 +123,8 @@ class Stage(Frozen):
     rows: Line | None = None
     corrupt: Line | None = None
     step: Line | None = None
-    augment: Line | None = None
+    augment: LineOrAuto | None = None
+    improve: bool = False
     limit_tokens: int | None = Field(None, gt=0)
     epochs: Annotated[Annotated[float, Field(gt=0, le=100_000), Tag(NUMBER)] | Auto, NumberOrAuto] = 1.0
     effort: Literal["quick", "normal", "best"] = "normal"
@@ -176,7 +182,7 @@ class Stage(Frozen):
         """Return the mapping of YAML, defaults included."""
         tree = self.model_dump(exclude={"kind", "name", "objective", "student", "rows", "corrupt", "step", "augment"})
         calls = {key: getattr(self, key) for key in ("rows", "corrupt", "step", "augment")}
-        tree |= {key: call.plain() for key, call in calls.items() if call is not None}
+        tree |= {k: call.plain() if isinstance(call, Call) else call for k, call in calls.items() if call is not None}
         if self.student is not None:
             tree["student"] = self.student.plain()
         terms = {"objective": [term.plain() for term in self.objective]} if self.objective else {}

@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from compress.config.recipe import AnyStage, Prune, Recipe
 from compress.config.reference import Call
 from compress.data import cache
 from compress.data.corpus import Corpus
@@ -192,6 +193,29 @@ def _check(copies: int, probability: float, candidates: int, together: int) -> N
             f"augmentation: copies {copies}, candidates {candidates}, together {together}, probability {probability}: "
             "expected at least 1 of the first three, and a probability above 0 and at most 1"
         )
+
+
+FEW_ROWS: Final = 10_000
+"""Rows of a training split up to which variants of them are tried."""
+VARIANTS: Final = Call("tinybert.near_words", {"copies": 8})
+
+
+def with_variants(recipe: Recipe, rows: int) -> Recipe:
+    """Let each stage of `augment: auto` be followed by one on variants of the rows, where the task has few `rows`.
+
+    Its result is kept where the validation split finds it better. There is none at the effort `quick`, or where the
+    length of the stage is given.
+    """
+    stages: list[AnyStage] = []
+    for stage in recipe.stages:
+        if isinstance(stage, Prune) or stage.augment != "auto":
+            stages.append(stage)
+            continue
+        stages.append(stage.model_copy(update={"augment": None}))
+        if rows <= FEW_ROWS and stage.open_ended and stage.effort != "quick":
+            added = {"name": f"{stage.name}-augmented", "augment": VARIANTS, "improve": True, "student": None}
+            stages.append(stage.model_copy(update=added))
+    return recipe.model_copy(update={"stages": tuple(stages)})
 
 
 ENCODING: Final = "1"

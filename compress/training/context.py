@@ -11,6 +11,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from compress.config.recipe import Recipe, Stage, spec_of
+from compress.config.reference import Call
 from compress.console import print_note
 from compress.data.collate import Batching
 from compress.data.corpus import Corpus, build_rows, encode_corpus
@@ -66,7 +67,9 @@ class TrainingContext:
     def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
         """Encode the rows to train on, or with `held_out` those kept apart to score a language model on."""
         lm: Teacher | None = None
-        if stage.augment is not None and not held_out:  # it may have to be trained first, by all processes together
+        if (
+            isinstance(stage.augment, Call) and not held_out
+        ):  # it may have to be trained first, by all processes together
             if self.masked_lm is None or self.base_teacher is None:
                 raise DataError("a stage with `augment` needs a teacher: give --teacher")
             lm = self.masked_lm() if asks_language_model(stage.augment) else self.base_teacher
@@ -75,7 +78,7 @@ class TrainingContext:
             if stage.data == "text":
                 return self._text_rows(stage, seed, held_out)
             split = self.data.validation if held_out else self.data.train
-            if stage.augment is not None and lm is not None:
+            if isinstance(stage.augment, Call) and lm is not None:
                 self.console.print(f"{stage.name}: more rows by {stage.augment.by}; they are kept")
                 split = augmented(split, stage.augment, lm.model, lm.tokenizer, lm_digest=lm.digest, seed=seed)
             if stage.rows is not None:

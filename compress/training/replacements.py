@@ -56,6 +56,8 @@ def nearest(
     vocabulary's. Only words of letters a-z count; those without a vector are left out. Raises DataError.
     """
     words = {word for word in seen if PLAIN.fullmatch(word)}
+    if not words:
+        return {}
     if file:
         pool, vectors_PD = _glove(Path(file))
     else:

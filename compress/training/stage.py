@@ -1,5 +1,6 @@
 """A stage is a function from model to model. All of ours minimise an objective: that is what `run_stage` does."""
 
+import copy
 import json
 import math
 import os
@@ -296,6 +297,10 @@ def run_stage(
     seed = (run.seed + int(io.of_value(stage.name)[:6], 16)) % 2**32
     set_seed(seed)
     rows = context.rows(stage, seed)
+    if stage.improve and len(rows) == len(context.rows(stage.model_copy(update={"augment": None}), seed)):
+        context.console.print(f"{stage.name}: no word of these rows has others in its place")
+        _keep(stage, student, context, run, Trained(0, 0, 0.0, None, None))
+        return student
     words = None
     if stage.corrupt or stage.step:
         words = Words.from_tokenizer(context.tokenizer)
@@ -304,6 +309,7 @@ def run_stage(
     corrupt = partial(stage.corrupt, words=words) if stage.corrupt else None
     if teacher and context.bf16:
         cast_linear_layers(teacher.model)
+    before = copy.deepcopy(student) if stage.improve else None
     made = _step(stage, student, teacher, context, words=words, rows=rows, origin_D=origin_D)
     scoring = _scoring(stage, made, corrupt, context, seed=seed, teacher_logits=teacher_logits)
     if wrap_score is not None and scoring is not None:
@@ -314,11 +320,25 @@ def run_stage(
             corrupt=corrupt, scoring=scoring, seconds=context.seconds(stage.name),
             bf16=context.bf16, console=context.console,
         )  # fmt: skip
-    if run.main:
-        with filled(run.result(stage.name), sealed=True) as folder:
-            _keep(folder, made.student, context, trained)
-        run.keep_seconds()
+    if before is not None and scoring is not None:
+        begun, ended = (from_first(partial(scoring.score, each)) for each in (before, made.student))
+        if not improves(ended, begun, scoring.rows):
+            context.console.print(f"{stage.name}: no better on the validation split: the student stays as it was")
+            made.student.load_state_dict(before.state_dict())
+            trained = replace(trained, score=begun["score"], best_step=0)
+    _keep(stage, made.student, context, run, trained)
     return made.student
+
+
+def improves(ended: Mapping[str, float], begun: Mapping[str, float], rows: int) -> bool:
+    """Return True if a student is better than the one it was: by its score, or by its distance where that says little.
+
+    That is within the largest standard error of a share of the `rows` that are scored.
+    """
+    rise = ended["score"] - begun["score"]
+    if abs(rise) > 0.5 / math.sqrt(rows) or "distance" not in begun:
+        return rise > 0
+    return ended["distance"] < begun["distance"]
 
 
 def _step(
@@ -468,10 +488,15 @@ def taken(run: Run, stage: str, console: Console) -> Trained | None:
     return Trained.read(folder)
 
 
-def _keep(folder: Path, student: PreTrainedModel, context: TrainingContext, trained: Trained) -> None:
-    student.save_pretrained(folder)
-    save_tokenizer(folder, context.tokenizer)
-    trained.write(folder)
+def _keep(stage: Stage, student: PreTrainedModel, context: TrainingContext, run: Run, trained: Trained) -> None:
+    """Write the stage's result, with which it is done."""
+    if not run.main:
+        return
+    with filled(run.result(stage.name), sealed=True) as folder:
+        student.save_pretrained(folder)
+        save_tokenizer(folder, context.tokenizer)
+        trained.write(folder)
+    run.keep_seconds()
 
 
 def _cached(
