@@ -2,18 +2,22 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from compress.config.reference import Call
 from compress.config.term import Term
 from compress.data.collate import Collate
 from compress.errors import ObjectiveError
 from compress.io import CHECKSUMS
 from compress.models.signals import Signals, read
+from compress.models.teacher import Teacher
+from compress.training import schedule
 from compress.training import teacher_cache as caches
-from compress.training.stage import train
+from compress.training.stage import cache_pays, train
 from compress.training.step import Distillation
 from compress.training.teacher_cache import TeacherCache, teacher_cache
 from tests import learning, tiny
@@ -109,6 +113,41 @@ def test_only_missing_and_damaged_shards_are_computed(
     with torch.no_grad():
         online = read(tiny.model("bert", layers=4, seed=2), batch, WANTS)
     assert_same(again.signals(batch, WANTS), online, (1, 3))
+
+
+def test_a_teacher_in_bfloat16_is_kept_in_half_of_the_bytes(tmp_path: Path) -> None:
+    teacher, rows = tiny.model("bert", layers=4, seed=2), learning.rows()
+    entry = tmp_path / "outputs"
+    cache = teacher_cache(teacher, rows, learning.collate(), entry, wants=WANTS, layers=[3], batch=22, bf16=True)
+    assert np.load(entry / "hidden4-00000.npy", mmap_mode="r").nbytes == sum(rows["length"]) * 32 * 2
+    batch = learning.collate()([rows[i] for i in range(22)])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        online = read(teacher, batch, WANTS)
+    kept, real = cache.signals(batch, WANTS), online.mask_BL.bool()
+    assert kept.layers[3].dtype == torch.float32
+    torch.testing.assert_close(kept.layers[3][real], online.layers[3].float()[real], rtol=2**-7, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "terms", "pays"),
+    [
+        ({"steps": None, "epochs": 2}, CACHEABLE, True),
+        ({"steps": None, "epochs": 1}, CACHEABLE, False),
+        ({"steps": None, "epochs": "auto"}, CACHEABLE, True),
+        ({"steps": None, "epochs": "auto", "effort": "quick", "batch": 1}, CACHEABLE, False),
+        ({"steps": 9, "corrupt": Call("bert.mask")}, CACHEABLE, False),
+        ({"steps": 9}, (*CACHEABLE, Term("tinybert.attention")), False),
+    ],
+)
+def test_auto_keeps_outputs_that_are_read_again_and_do_not_change(
+    changes: dict[str, Any], terms: Sequence[Term], pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "LEAST", 40)
+    teacher = Teacher("t", Path(), tiny.model("bert", layers=4), tiny.tokenizer(), digest="", trained=True)
+    stage, objective = learning.stage(terms, **changes), learning.step(terms).objective
+    assert cache_pays(stage, objective, teacher, learning.rows()) == pays
+    monkeypatch.setattr("compress.training.stage.MOST_CACHED", 10_000)
+    assert not cache_pays(stage, objective, teacher, learning.rows())
 
 
 def test_attention_is_refused(tmp_path: Path) -> None:

@@ -98,7 +98,8 @@ class Stage(Frozen):
     evaluate: how often per epoch the student is scored; the best weights are kept (0: never, the last are kept; also
     so where there is nothing to score). checkpoint: optimiser steps between checkpoints (left out: ten per stage, but
     200 steps apart at least).
-    cache_teacher: keep the teacher's outputs on disk instead of computing them in every epoch.
+    cache_teacher: keep the teacher's outputs on disk instead of computing them in every epoch. auto: where the stage
+    goes through its rows more than once, its objective reads no attention, and they take less than 2 GB.
 
     data     task (labelled examples) or text (the corpus given, else the task's own sentences)
     head     what the model ends in; task and encoder (none) by default, as `data` is task or text
@@ -143,7 +144,7 @@ class Stage(Frozen):
     clip: float = Field(1.0, ge=0)
     evaluate: int = Field(2, ge=0, le=10_000)
     checkpoint: int | None = Field(None, gt=0)
-    cache_teacher: bool = False
+    cache_teacher: bool | Literal["auto"] = False
     objective: tuple[Term, ...]
 
     @field_validator("objective")

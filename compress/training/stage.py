@@ -37,7 +37,7 @@ from compress.io import filled, verify
 from compress.models.checkpoints import save_tokenizer
 from compress.models.heads import LANGUAGE
 from compress.models.precision import cast_linear_layers
-from compress.models.signals import evaluating
+from compress.models.signals import ATTENTION, evaluating
 from compress.models.teacher import Teacher
 from compress.slicing.shape import Shape
 from compress.training.context import TrainingContext
@@ -47,11 +47,13 @@ from compress.training.objective import Objective
 from compress.training.run import Run, from_first
 from compress.training.schedule import AutoLength, Length, learning_rate
 from compress.training.step import Distillation, Step
-from compress.training.teacher_cache import TeacherCache, of_logits, teacher_cache
+from compress.training.teacher_cache import ENCODING, TeacherCache, of_logits, teacher_cache
 from compress.training.trainer import Corrupt, Score, StepTrainer, newest_checkpoint, steps_of
 
 CHECKPOINT_STEPS = 200
 """Steps between checkpoints at least: to write, flush and hash one costs as much as several steps."""
+MOST_CACHED = 2_000_000_000
+"""Bytes of a teacher's hidden states, in bfloat16, that `cache_teacher: auto` keeps at most."""
 MANY_EPOCHS = 40
 """Passes over the same text beyond which nothing is learned: Muennighoff et al. 2023, arXiv:2305.16264, Sec. 6."""
 
@@ -364,7 +366,7 @@ def _step(
     if objective and teacher and "shown" in known:
         if teacher.recorded:
             shown = of_logits(teacher.recorded.for_split(context.data.train), rows)
-        elif stage.cache_teacher:
+        elif stage.cache_teacher is True or (stage.cache_teacher and cache_pays(stage, objective, teacher, rows)):
             shown = _cached(stage, objective, teacher, rows, context)
     if stage.step is not None:
         given = {"words": words} | ({"shown": shown} if "shown" in known else {})
@@ -499,12 +501,26 @@ def _keep(stage: Stage, student: PreTrainedModel, context: TrainingContext, run:
     run.keep_seconds()
 
 
+def cache_pays(stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset) -> bool:
+    """Return True if keeping the teacher's outputs is likely to save time, and takes less than MOST_CACHED."""
+    if stage.corrupt or stage.tokens or objective.teacher_wants & ATTENTION:
+        return False
+    per_epoch = len(rows) // stage.batch
+    if stage.open_ended:
+        steps = Length.plan(per_epoch, stage.batch, stage.effort).least
+    else:
+        steps = planned_steps(stage, per_epoch)
+    states = len({n for pairs in objective.pairs for _, n in pairs}) + ("embeddings" in objective.teacher_wants)
+    size = sum(rows["length"][:]) * teacher.model.config.hidden_size * states * 2
+    return steps > per_epoch and size < MOST_CACHED
+
+
 def _cached(
     stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset, context: TrainingContext
 ) -> TeacherCache:
     layers = sorted({n for pairs in objective.pairs for _, n in pairs})
     wants = objective.teacher_wants
-    computed = [str(teacher.model.dtype), teacher.model.device.type, context.bf16]
+    computed = [ENCODING, str(teacher.model.dtype), teacher.model.device.type, context.bf16]
     computed += [torch.__version__, transformers.__version__]
     key = io.of_value([teacher.digest, rows._fingerprint, stage.max_length, sorted(wants), layers, *computed])
     folder = home() / "teacher-outputs" / key[:24]

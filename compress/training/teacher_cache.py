@@ -3,8 +3,8 @@
 One cache entry per (teacher, rows, what is read, precision), in shards of rows, each a part of the entry (see
 `data.cache`) and memory-mapped.
 
-Logits are (rows, V), or (tokens, V) of a teacher that answers per token; hidden states are
-(tokens, D): the rows' real tokens one after another.
+Logits are (rows, V), or (tokens, V) of a teacher that answers per token, float32; hidden states are (tokens, D), the
+rows' real tokens one after another, float32, or where the teacher computes in bfloat16 bfloat16 (int16 to NumPy).
 
 Shapes: B batch, L tokens, D hidden, V classes.
 """
@@ -26,6 +26,8 @@ from compress.data.collate import Batching
 from compress.errors import ObjectiveError
 from compress.models.signals import ATTENTION, Signals, read
 
+ENCODING = "2"
+"""Part of every cache key: raise it when what is written of the same rows changes."""
 SHARD = 1 << 15
 """Rows per shard."""
 
@@ -43,7 +45,7 @@ class TeacherCache:
     lengths: NDArray[np.int64]
     starts: NDArray[np.int64]
     logits: tuple[NDArray[np.float32], ...]
-    hidden: Mapping[int, tuple[NDArray[np.float32], ...]]
+    hidden: Mapping[int, tuple[NDArray[Any], ...]]
     states: int
 
     @property
@@ -58,13 +60,14 @@ class TeacherCache:
         mask_BL = batch["attention_mask"]
         real_BL = mask_BL.bool().cpu().numpy()
 
-        def spread(shards: Sequence[NDArray[np.float32]]) -> Tensor:
-            """Spread what is kept per token to (B, L, width): zero at pads."""
-            out_BLD = np.zeros((*mask_BL.shape, shards[0].shape[1]), dtype=np.float32)
+        def spread(shards: Sequence[NDArray[Any]]) -> Tensor:
+            """Spread what is kept per token to (B, L, width), float32: zero at pads."""
+            out_BLD = np.zeros((*mask_BL.shape, shards[0].shape[1]), dtype=shards[0].dtype)
             for row, i in enumerate(index):
                 start = self.starts[i]
                 out_BLD[row, real_BL[row]] = shards[i // SHARD][start : start + self.lengths[i]]
-            return torch.from_numpy(out_BLD).to(device)
+            kept_BLD = torch.from_numpy(out_BLD).to(device)
+            return (kept_BLD.view(torch.bfloat16) if kept_BLD.dtype == torch.int16 else kept_BLD).float()
 
         logits = None
         if self.logits and self.tokenwise:
@@ -165,16 +168,16 @@ def _write(
             inputs = {name: value.to(device) for name, value in collate([rows[i] for i in chosen]).items()}
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 shown = read(teacher, inputs, wants)
-            parts = {f"hidden{state}": shown.hidden[state].float().cpu().numpy() for state in states}
+            parts = {f"hidden{state}": _as_numpy(shown.hidden[state], bf16) for state in states}
             if shown.logits is not None and "logits" in wants:
-                parts["logits"] = shown.logits.float().cpu().numpy()
+                parts["logits"] = _as_numpy(shown.logits, False)
             real_BL = inputs["attention_mask"].bool().cpu().numpy()
             for name, value in parts.items():
                 per_row = value.ndim == 2
                 if name not in files:
                     shape = (last - first if per_row else tokens, value.shape[-1])
                     path = unfinished.enter_context(part(folder, _name(name, shard)))
-                    files[name] = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+                    files[name] = np.lib.format.open_memmap(path, mode="w+", dtype=value.dtype, shape=shape)
                 for row, i in enumerate(chosen):
                     if per_row:
                         files[name][i - first] = value[row]
@@ -182,3 +185,10 @@ def _write(
                         files[name][starts[i] : starts[i] + lengths[i]] = value[row, real_BL[row]]
         for file in files.values():
             file.flush()
+
+
+def _as_numpy(tensor: Tensor, bf16: bool) -> NDArray[Any]:
+    """Return float32, or with `bf16` the bits of bfloat16, which NumPy does not know, as int16."""
+    kept = tensor.to(torch.bfloat16).view(torch.int16) if bf16 else tensor.float()
+    array: NDArray[Any] = kept.cpu().numpy()
+    return array
