@@ -297,7 +297,7 @@ def test_what_is_no_bundle_is_refused(tmp_path: Path, name: str) -> None:
         ("destill", "Did you mean 'distill'?"),
         ("recipes tinybrt", "Did you mean 'tinybert'?"),
         ("distill --techer minilm", "--teacher"),
-        ("distill --teacher minilm", "Missing option '--recipe'"),
+        ("distill --teacher minilm", "Missing option '--data'"),
         ("distill --kind clasification", "'classification'"),
         ("bench", "Missing argument 'bundles'"),
     ],

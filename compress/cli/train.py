@@ -31,9 +31,9 @@ from compress.config.options import (
 @grouped()
 def distill(
     teacher: Teacher,
-    recipe: Recipe,
     data: DataName,
     out: Out,
+    recipe: Recipe = "auto",
     corpus: CorpusName = None,
     prompt: Annotated[
         str | None, training(help="Ask a language model by this prompt, which teaches without labels.")
@@ -52,8 +52,7 @@ def distill(
         from compress.commands import preflight
         from compress.prompting.prompt import Prompt
 
-        ready = preflight.load_recipe(recipe, options.overrides, length)
-        preflight.check_task(ready)
+        ready = preflight.load_choices(recipe, options.overrides, length)
         asked = None if prompt is None else Prompt.load(prompt)
         preflight.check(
             ready, teacher=teacher, out=out, data=data, corpus=corpus, prompted=asked is not None, options=options

@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, set_seed
 from compress.commands import preflight
 from compress.commands.ship import BUDGETED_LIMIT, INT8_LIMIT, ship
 from compress.config import reference, user_code
+from compress.config.choices import AUTO, Undecided
 from compress.config.limits import check_max_drop
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import WHOLE, AnyStage, Prune, Recipe, Stage, StudentSpec, ancestor, spec_of
@@ -60,9 +61,9 @@ if TYPE_CHECKING:
 def distill(
     *,
     teacher: "TeacherLike",
-    recipe: str | Path | Recipe,
     data: "DataLike",
     out: str | Path,
+    recipe: str | Path | Recipe | Undecided = AUTO,
     corpus: str | None = None,
     prompt: str | Prompt | None = None,
     columns: DataOptions = DataOptions(),
@@ -75,9 +76,9 @@ def distill(
 
     teacher    alias (`minilm`, `bert-base`, ...), folder, hub id, or (model, tokenizer); fine-tuned first if it has no
                head for the task
-    recipe     name, path of a .yaml, or a Recipe
     data       embedded set, folder, hub id, DataFrame, Dataset, or {split: either of them}; `columns` name what is not
                detected of it
+    recipe     name, path of a .yaml, or a Recipe; `auto`, or a .yaml of choices: what fits teacher and task
     corpus     unlabelled text for stages that want it
     prompt     name or path of a .yaml file: `teacher` is then a language model (or an endpoint's .yaml file), which
                labels the data by answering it; the recipe's student names the checkpoint it begins as
@@ -94,13 +95,14 @@ def distill(
     if max_drop is not None:
         check_max_drop(max_drop)
     teacher, data = teacher_path(teacher), data_path(data)
-    recipe = preflight.load_recipe(recipe, options.overrides, length)
-    preflight.check_task(recipe)
+    recipe = preflight.load_choices(recipe, options.overrides, length)
     prompt = Prompt.load(prompt) if isinstance(prompt, str) else prompt
     preflight.check(
         recipe, teacher=teacher, out=out, data=data, corpus=corpus, prompted=prompt is not None, options=options
     )
     state = PartialState(cpu=on_cpu())
+    if isinstance(recipe, Undecided):
+        recipe = decide(recipe, teacher, data, columns, prompted=prompt is not None, options=options, console=console)
     recipe = load_functions(recipe, state.num_processes, options.allow_code)
     checkpoint = teacher if prompt is None else starting_checkpoint(recipe)
     number_format, strict = precisions.choose(options.precision), options.gate == "refuse"
@@ -148,6 +150,26 @@ def distill(
             run.finish()
         state.wait_for_everyone()
     return Bundle.load(run.path / "bundle")
+
+
+def decide(
+    undecided: Undecided,
+    teacher: str,
+    data: str,
+    columns: DataOptions,
+    *,
+    prompted: bool,
+    options: RunOptions,
+    console: Console,
+) -> Recipe:
+    """Choose the recipe that fits the teacher's family and the kind of task, and say why."""
+    with PartialState().main_process_first():
+        kind = load_task(data, **asdict(columns), seed=options.seed, unlabelled=prompted).task.kind
+        folder = None if prompted else checkpoints.resolve(teacher, allow_pickle=options.allow_pickle)
+    family = teachers.load_config(folder).model_type if folder else ""
+    recipe, because = undecided.decide(kind=kind, family=family, prompted=prompted)
+    print_note(console, f"recipe {recipe.name}: {because}")
+    return recipe
 
 
 TRAINING = 0.8

@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from compress.config import user_code
+from compress.config.choices import Undecided, is_undecided
 from compress.config.limits import check_minutes, check_seed
 from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
@@ -36,8 +37,30 @@ def load_recipe(
     return recipe if length.effort is None else recipe.with_effort(length.effort)
 
 
+def load_choices(
+    recipe: str | Path | Recipe | Undecided,
+    overrides: Sequence[str] | None = None,
+    length: LengthOptions = LengthOptions(),
+) -> Recipe | Undecided:
+    """Return the recipe as `load_recipe` does; of `auto`, or of a file of choices, those that may be taken.
+
+    Raises RecipeError for one that does not end in a model for a task.
+    """
+    if isinstance(recipe, Undecided):
+        return recipe
+    if isinstance(recipe, Recipe) or not is_undecided(recipe):
+        found = load_recipe(recipe, overrides, length)
+        check_task(found)
+        return found
+    check_minutes(length.minutes)
+    undecided = Undecided.load(recipe, overrides or (), paper=length.paper)
+    for _, each in undecided.options:
+        check_task(each)
+    return undecided if length.effort is None else undecided.with_effort(length.effort)
+
+
 def check(
-    settings: BaseModel,
+    settings: BaseModel | Undecided,
     *,
     teacher: str,
     out: str | Path,
@@ -48,10 +71,12 @@ def check(
 ) -> None:
     """Raise a CompressError for whatever is wrong with these as far as it shows before torch is imported.
 
-    settings   a recipe, or a space; prompted: `teacher` is a language model, and may be an endpoint's file
+    settings   a recipe, several to choose from, or a space
+    prompted   `teacher` is a language model, and may be an endpoint's file
     """
     check_seed(options.seed)
-    user_code.check(settings, options.allow_code)
+    for each in [recipe for _, recipe in settings.options] if isinstance(settings, Undecided) else [settings]:
+        user_code.check(each, options.allow_code)
     if prompted and teacher.endswith((".yaml", ".yml")):
         if not Path(teacher).is_file():
             raise TeacherError(f"{teacher}: no such endpoint file")

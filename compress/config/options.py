@@ -18,7 +18,9 @@ data_option, training, budget, device_option, search_option, output = (
 )
 
 Teacher = Annotated[str, training(help="The teacher: an alias (minilm, bert-base, ...), a folder or a hub id.")]
-Recipe = Annotated[str, training(help="The recipe: a name (see `compress recipes`) or the path of a .yaml file.")]
+Recipe = Annotated[
+    str, training(help="The recipe: auto, a name (see `compress recipes`), or the path of a .yaml file.")
+]
 Overrides = Annotated[
     list[str] | None, training("--set", help="Change a number, such as stages.0.lr=3e-5. Repeatable.")
 ]

@@ -1,0 +1,70 @@
+"""The recipe that is taken where none is named."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import compress
+from compress.commands import preflight
+from compress.config.choices import Undecided
+from compress.config.options import LengthOptions, RunOptions
+from compress.config.recipe import Recipe
+from compress.errors import RecipeError
+from tests import tiny
+from tests.unshipped import Trained
+
+
+@pytest.mark.parametrize(
+    ("family", "prompted", "overrides", "name"),
+    [
+        ("bert", False, [], "prune-taylor"),
+        ("bert", False, ["stages.triple.lr=1e-4"], "distilbert"),
+        ("modernbert", False, [], "distilbert"),
+        ("", True, [], "prompted"),
+    ],
+)
+def test_the_first_line_that_fits_is_taken(family: str, prompted: bool, overrides: list[str], name: str) -> None:
+    recipe, because = Undecided.load("auto", overrides).decide(kind="qa", family=family, prompted=prompted)
+    assert recipe.name == name
+    assert because
+
+
+def test_a_target_of_the_users_takes_the_place_of_the_tables() -> None:
+    usual, _ = Undecided.load("auto").decide(kind="tagging", family="bert", prompted=False)
+    assert usual.target.budgets == {"speedup": 2}
+    asked, _ = Undecided.load("auto", ["target.layers=0.5"]).decide(kind="tagging", family="bert", prompted=False)
+    assert (asked.target.budgets, asked.target.sizes) == ({}, {"layers": 0.5})
+
+
+def test_what_no_recipe_has_is_refused() -> None:
+    with pytest.raises(RecipeError, match="no stage 'tripel'"):
+        Undecided.load("auto", ["stages.tripel.lr=1"])
+
+
+def test_a_table_of_ones_own(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("choices: [{recipe: hinton, kinds: [qa], because: I said so}]", encoding="utf-8")
+    found = preflight.load_choices(mine, length=LengthOptions(effort="best"))
+    assert isinstance(found, Undecided)
+    recipe, because = found.decide(kind="qa", family="bert", prompted=False)
+    assert (recipe.name, because, recipe.training[0].effort) == ("hinton", "I said so", "best")
+    with pytest.raises(RecipeError, match="none of hinton fits a bert teacher and a task of tagging"):
+        found.decide(kind="tagging", family="bert", prompted=False)
+    mine.write_text("choices: [{recipe: hinton, because: no, familys: [bert]}]", encoding="utf-8")
+    with pytest.raises(RecipeError, match="Did you mean 'families'"):
+        preflight.load_choices(mine)
+
+
+def test_a_run_says_which_recipe_it_takes_and_why(tmp_path: Path, home: Path, unmeasured: None) -> None:
+    mine = tmp_path / "mine.yaml"
+    quick = "[stages.0.steps=2, stages.0.max_length=32, teacher.steps=24, teacher.max_length=32]"
+    mine.write_text(f"choices: [{{recipe: hinton, set: {quick}, because: it is quick}}]", encoding="utf-8")
+    printed = tmp_path / "printed.txt"
+    with printed.open("w", encoding="utf-8") as file, pytest.raises(Trained):
+        compress.distill(
+            teacher=tiny.checkpoint(tmp_path / "teacher"), recipe=mine, data=tiny.reviews(tmp_path / "data"),
+            out=tmp_path / "run", options=RunOptions(gate="warn"), console=Console(file=file, width=200),
+        )  # fmt: skip
+    assert "recipe hinton: it is quick" in printed.read_text(encoding="utf-8")
+    assert Recipe.load(tmp_path / "run" / "recipe.yaml").name == "hinton"
