@@ -32,9 +32,9 @@ def test_the_first_line_that_fits_is_taken(family: str, prompted: bool, override
 
 def test_a_target_of_the_users_takes_the_place_of_the_tables() -> None:
     usual, _ = Undecided.load("auto").decide(kind="tagging", family="bert", prompted=False)
-    assert usual.target.budgets == {"speedup": 2}
-    asked, _ = Undecided.load("auto", ["target.layers=0.5"]).decide(kind="tagging", family="bert", prompted=False)
-    assert (asked.target.budgets, asked.target.sizes) == ({}, {"layers": 0.5})
+    assert usual.target.sizes == {"layers": 0.67, "ffn": 0.5}
+    asked, _ = Undecided.load("auto", ["target.speedup=3"]).decide(kind="tagging", family="bert", prompted=False)
+    assert (asked.target.budgets, asked.target.sizes) == ({"speedup": 3}, {})
 
 
 def test_what_no_recipe_has_is_refused() -> None:
