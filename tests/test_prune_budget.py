@@ -1,8 +1,7 @@
 """From a budget to a shape: predicted, cut, asked, measured, told."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from compress.commands import distill
 from compress.config.reference import Call
 from compress.config.term import Term
 from compress.errors import PruneError
@@ -86,7 +86,11 @@ def test_the_shape_keeps_the_budget_and_fills_it(halved: Path) -> None:
     assert losses == sorted(losses), "the nearest to the model's answers first"
     assert found.chosen == found.candidates[0], "as predictions are right, the first keeps the budget"
     every = budget.shape_grid(tiny.bert(layers=4).config, SlicePlan.from_model(tiny.bert(layers=4)))
-    fits = {name: sizes for name, sizes in every.items() if cost(resize_config(tiny.bert().config, sizes)) <= 0.5}
+    fits = {
+        name: sizes
+        for name, sizes in every.items()
+        if cost(resize_config(tiny.bert().config, sizes)) <= 0.5 / budget.MARGIN
+    }
     assert {each.name for each in found.candidates} == set(budget.largest_shapes(fits))
     config = json.loads((halved / "stages" / "recover" / "model" / "config.json").read_text(encoding="utf-8"))
     assert Sizes(**found.chosen.sizes).plain() == found.chosen.sizes
@@ -111,7 +115,7 @@ def test_where_files_are_slower_than_predicted_smaller_shapes_are_tried_once(
     assert found.chosen.ms is not None
     assert found.chosen.predicted_ms is not None
     assert found.chosen.ms <= 0.5
-    assert found.chosen.predicted_ms <= 0.5 / 1.3
+    assert found.chosen.predicted_ms <= 0.5 / budget.MARGIN / 1.3
     assert found.chosen != found.candidates[0]
     assert len({each.name for each in found.candidates}) == len(found.candidates), "each shape once"
 
@@ -122,7 +126,7 @@ def test_where_no_smaller_shape_is_left_the_fastest_is_taken(
     every = budget.shape_grid(tiny.bert(layers=4).config, SlicePlan.from_model(tiny.bert(layers=4)))
     least = min(cost(resize_config(tiny.bert().config, sizes)) for sizes in every.values())
     timed(monkeypatch, FakeTimer(slower=1.4))
-    found = decided(pruned(given, tmp_path / "run", max_latency_ms=1.05 * least))
+    found = decided(pruned(given, tmp_path / "run", max_latency_ms=1.07 * least))
     assert found.chosen.ms == pytest.approx(1.4 * least)
 
 
@@ -138,7 +142,7 @@ def test_a_budget_that_is_missed_even_so_is_told(
 
     pruned(given, tmp_path / "run", speedup=2, console=Console(width=400))
     said = capsys.readouterr().out
-    assert "no measured shape takes 0.5 ms; the fastest" in said
+    assert "no measured shape takes 0.49 ms; the fastest" in said
     assert "which takes 0.6 ms" in said
 
 
@@ -153,7 +157,7 @@ def test_a_resumed_run_decides_nothing_anew(
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"max_latency_ms": 1e-6}, ["no shape of", "takes 1e-06 ms", "The nearest", "ask for no less"]),
+        ({"max_latency_ms": 1e-6}, ["no shape of", "takes 9.8e-07 ms", "The nearest", "ask for no less"]),
         ({"max_latency_ms": 2.0}, ["itself takes 1 ms", "nothing to prune"]),
         ({"max_params": 100}, ["the least that can be left", "compress trim"]),
         ({"max_params": 1e9}, ["nothing to prune"]),
@@ -268,36 +272,81 @@ def test_shapes_are_measured_once_for_each_device_and_setting(monkeypatch: pytes
     assert again.asked > asked, "a predictor that is far off is not kept"
 
 
+def asked_for_twice_the_speed(
+    given: dict[str, Any], out: Path, monkeypatch: pytest.MonkeyPatch, *shipped_ms: float, noisy: bool = False
+) -> command.Told:
+    """Prune where files that ship take these milliseconds, one after the other, and the whole model 1."""
+    left = list(shipped_ms)
+
+    def race(files: Mapping[str, Path], device: Any, setting: Setting) -> dict[str, Latency]:
+        assert files[budget.SHIPPED] == out / "bundle" / "onnx" / "model_quantized.onnx"
+        times = {budget.SHIPPED: left.pop(0), budget.WHOLE: 1.0}
+        found = {name: steady(name, setting, times[name]) for name in files}
+        return {name: replace(each, noisy=noisy, noise="busy" if noisy else "") for name, each in found.items()}
+
+    timed(monkeypatch, FakeTimer())
+    monkeypatch.setattr(budget, "race", race)
+    words = ["--recipe", given["recipe"], "--data", given["data"], "--gate", "warn", "--seq", "16", "--speedup", "2"]
+    resumed = ["--resume"] if out.exists() else []
+    told = command.run("prune", given["model"], *words, "--out", str(out), *resumed)
+    assert told.code or not left
+    return told
+
+
 def test_what_ships_is_measured_and_held_against_the_budget(
     given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside the whole model, which now takes what it takes."""
-
-    class Two(Counted):
-        def race(
-            self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int, runs: int
-        ) -> list[Latency]:
-            assert files[budget.SHIPPED] == tmp_path / "run" / "bundle" / "onnx" / "model_quantized.onnx"
-            times = {budget.SHIPPED: 0.55, budget.WHOLE: 1.0}
-            (setting,) = settings
-            return [steady(name, setting, times[name]) for name in files]
-
-    @contextmanager
-    def opened(*_: object, **__: object) -> Iterator[Counted]:
-        yield Two()
-
-    timed(monkeypatch, FakeTimer())
-    monkeypatch.setattr(budget, "open_device", opened)
-    words = ["--recipe", given["recipe"], "--data", given["data"], "--gate", "warn", "--seq", "16", "--speedup", "2"]
-    told = command.run("prune", given["model"], *words, "--out", str(tmp_path / "run"))
+    told = asked_for_twice_the_speed(given, tmp_path / "run", monkeypatch, 0.45)
     assert told.code == 0, told.err
-    assert "1.82 times as fast as the unpruned model: 10.0% OVER the 0.5 ms" in " ".join(told.out.split())
+    assert "2.22 times as fast as the unpruned model: within 0.5 ms" in " ".join(told.out.split())
     found = decided(tmp_path / "run")
-    assert (found.shipped_ms, found.whole_ms, found.limit_ms) == (0.55, 1.0, 0.5)
-    within = replace(found, shipped_ms=0.5).verdict()
-    assert within.endswith("2.00 times as fast as the unpruned model: within 0.5 ms")
+    assert (found.shipped_ms, found.whole_ms, found.limit_ms, found.over) == (0.45, 1.0, 0.5, 1.0)
+    assert "10.0% OVER the 0.5 ms asked for" in replace(found, shipped_ms=0.55).verdict()
     assert Decision.read(tmp_path / "run" / "bundle" / NAME) == found
     assert "target:\n  layers" in (tmp_path / "run" / "bundle" / "recipe.yaml").read_text(encoding="utf-8")
+
+
+def test_where_what_ships_is_too_slow_a_smaller_shape_is_trained(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted on its way there, it goes on there."""
+    run = tmp_path / "run"
+
+    def interrupted(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        stages = distill.StageModels.run_stages
+        patch.setattr(
+            distill.StageModels, "run_stages",
+            lambda models, some, **given: stages(models, some, **given) if some[0].name == "half" else interrupted(),
+        )  # fmt: skip
+        assert asked_for_twice_the_speed(given, run, patch, 0.6).code == 130
+    shipped = (run / "bundle" / "report.json").stat().st_mtime_ns
+    told = asked_for_twice_the_speed(given, run, monkeypatch, 0.45)
+    assert told.code == 0, told.err
+    first, second = (Decision.read(run / name) for name in (NAME, "shape-2.json"))
+    assert (first.over, second.over) == (pytest.approx(1.2), 1.0)
+    assert first.chosen.ms is not None and second.chosen.ms is not None
+    assert second.chosen.ms <= 0.5 / budget.MARGIN / 1.2 < first.chosen.ms
+    assert (run / "bundle" / "report.json").stat().st_mtime_ns > shipped
+    assert Decision.read(run / "bundle" / NAME) == second
+    ours, last = (
+        load_file(folder / "model.safetensors") for folder in (run / "bundle", run / "stages" / "recover-2" / "model")
+    )
+    assert all(torch.equal(ours[name], tensor) for name, tensor in last.items())
+
+
+@pytest.mark.parametrize(("noisy", "attempts"), [(True, 1), (False, budget.ATTEMPTS)])
+def test_attempts_end(
+    noisy: bool, attempts: int, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine tells nothing; one that is always a little too slow is not tried for ever."""
+    told = asked_for_twice_the_speed(given, tmp_path / "run", monkeypatch, *[0.52] * attempts, noisy=noisy)
+    assert told.code == 0, told.err
+    assert len(list((tmp_path / "run").glob("shape*.json"))) == attempts
+    assert "4.0% OVER the 0.5 ms" in " ".join(told.out.split())
 
 
 @pytest.mark.slow

@@ -136,17 +136,18 @@ def distill(
                     allow_pickle=options.allow_pickle, console=console,
                 )  # fmt: skip
             run.confirm(teacher=task_teacher.digest)
-        sized = resolve_budget(recipe, task_teacher, context, run)
-        models = StageModels(sized, base_teacher, task_teacher, context, run)
-        student = models.run_stages(sized.stages, teacher_logits=teacher_check.logits)
+        timed = recipe.target.speedup is not None or recipe.target.max_latency_ms is not None
+        usual = BUDGETED_LIMIT if timed else INT8_LIMIT
+        for sized in resolve_budget(recipe, task_teacher, context, run):
+            models = StageModels(sized, base_teacher, task_teacher, context, run)
+            student = models.run_stages(sized.stages, teacher_logits=teacher_check.logits)
+            if run.main:
+                bundle = ship(
+                    student, task_teacher, context, recipe=sized, run=run, notes=[*notes, *teacher_check.notes],
+                    started=started - run.before, int8_limit=usual if max_drop is None else max_drop,
+                )  # fmt: skip
+                check_budget(bundle, recipe, task_teacher, context, run)
         if run.main:
-            timed = recipe.target.speedup is not None or recipe.target.max_latency_ms is not None
-            usual = BUDGETED_LIMIT if timed else INT8_LIMIT
-            bundle = ship(
-                student, task_teacher, context, recipe=sized, run=run, notes=[*notes, *teacher_check.notes],
-                started=started - run.before, int8_limit=usual if max_drop is None else max_drop,
-            )  # fmt: skip
-            check_budget(bundle, recipe, task_teacher, context, run)
             run.finish()
         state.wait_for_everyone()
     return Bundle.load(run.path / "bundle")

@@ -5,6 +5,7 @@ once and compared with the whole model, the best are measured as files, and the 
 decision is kept in the run as shape.json: a resumed run reads it from there.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -46,7 +47,7 @@ from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, resize_config
 from compress.training.context import TrainingContext
 from compress.training.objective import Objective, find_loss
-from compress.training.run import Run
+from compress.training.run import Run, from_first
 
 STEPS = 8
 """Shares of widths, heads and neurons in the grid: eighths of the model's own."""
@@ -154,6 +155,10 @@ def count_parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> i
 
 
 NAME = "shape.json"
+MARGIN = 1.02
+"""How many times faster than asked a shape is to be before it is trained: two measurements differ by that much."""
+ATTEMPTS = 3
+"""Shapes that are trained at most, each smaller than the one before it, whose file was too slow."""
 WHOLE, SHIPPED = "the whole model", "the shipped file"
 
 
@@ -179,7 +184,8 @@ class Decision:
 
     where       device, setting and precision of all times; None for a budget that does not limit time
     limit_ms    the most that one forward may take; whole_ms: what the unpruned model's file of that precision takes
-    shipped_ms  what the file that ships takes, once there is one
+    margin      by which the shape was to be faster than that
+    shipped_ms  what the file that ships takes, once there is one; noisy: the machine was too busy to tell
     """
 
     budget: Mapping[str, float]
@@ -188,7 +194,16 @@ class Decision:
     candidates: tuple[ShapeCandidate, ...]
     limit_ms: float | None = None
     whole_ms: float | None = None
+    margin: float = MARGIN
     shipped_ms: float | None = None
+    noisy: bool = False
+
+    @property
+    def over(self) -> float:
+        """Return how many times longer than asked the file that ships takes; 1 where it keeps that, or is not known."""
+        if self.shipped_ms is None or self.limit_ms is None or self.noisy:
+            return 1.0
+        return max(1.0, self.shipped_ms / self.limit_ms)
 
     @staticmethod
     def read(file: Path) -> "Decision":
@@ -240,28 +255,69 @@ def budget_setting(recipe: Recipe) -> Setting:
     return Setting(target.threads, target.batch, target.seq or recipe.stages[-1].max_length)
 
 
-def resolve_budget(recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run) -> Recipe:
-    """Return the recipe with sizes in place of its budget, where it has one. Raises PruneError if no shape keeps it."""
+def resolve_budget(recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run) -> Iterator[Recipe]:
+    """Yield the recipe with sizes in place of its budget, where it has one.
+
+    Where `check_budget` has then found that what ships is slower than asked, yield it again with smaller ones, in
+    stages of their own. Raises PruneError if no shape keeps the budget.
+    """
     if not recipe.pruning or not recipe.target.budgets:
-        return recipe
-    file = run.path / NAME
-    decided = file.is_file()
-    PartialState().wait_for_everyone()
-    if not decided and (found := decide(recipe, task_teacher, context, run)):  # on the first process
-        write_json(file, asdict(found))
-        context.console.print(found.table())
-    PartialState().wait_for_everyone()
-    chosen = Decision.read(file).chosen
-    sizes = {name: count for name, count in chosen.sizes.items() if name != "head_size"}
-    context.console.print(f"pruning to {chosen.name}", highlight=False)
-    return recipe.model_copy(update={"target": Target.model_validate(sizes)})
+        yield recipe
+        return
+    margin = MARGIN
+    task_teacher = replace(
+        task_teacher, model=copy.deepcopy(task_teacher.model)
+    )  # training casts the teacher's weights
+    for attempt in range(1, ATTEMPTS + 1):
+        decision = _decided(recipe, task_teacher, context, run, attempt=attempt, margin=margin)
+        if decision is None:
+            return
+        if decision.over == 1 or attempt == ATTEMPTS:  # else an earlier process of this run has measured it
+            yield _sized(recipe, decision, attempt, context.console)
+            decision = from_first(partial(Decision.read, _file(run, attempt)))
+        if decision.over == 1:
+            return
+        margin *= decision.over
+
+
+def _decided(
+    recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run, *, attempt: int, margin: float
+) -> Decision | None:
+    """Read or make the decision of an attempt; None where a further one finds nothing smaller."""
+    file = _file(run, attempt)
+    if not from_first(file.is_file):
+        found = None
+        try:
+            found = decide(recipe, task_teacher, context, run, margin)
+        except PruneError as error:
+            if attempt == 1:
+                raise
+            print_note(context.console, str(error))
+        if found is not None:  # on the first process
+            write_json(file, asdict(found))
+            context.console.print(found.table())
+    return from_first(lambda: Decision.read(file) if file.is_file() else None)
+
+
+def _sized(recipe: Recipe, decision: Decision, attempt: int, console: Console) -> Recipe:
+    sizes = {name: count for name, count in decision.chosen.sizes.items() if name != "head_size"}
+    console.print(f"pruning to {decision.chosen.name}", highlight=False)
+    stages = recipe.stages
+    if attempt > 1:
+        stages = tuple(each.model_copy(update={"name": f"{each.name}-{attempt}"}) for each in stages)
+    return recipe.model_copy(update={"target": Target.model_validate(sizes), "stages": stages})
+
+
+def _file(run: Run, attempt: int) -> Path:
+    return run.path / (NAME if attempt == 1 else f"shape-{attempt}.json")
 
 
 def check_budget(bundle: Bundle, recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run) -> None:
     """Measure the file that ships, in turns with the unpruned model's, and say whether it keeps the recipe's budget."""
-    target, file = recipe.target, run.path / NAME
+    target = recipe.target
     if target.max_latency_ms is None and target.speedup is None:
         return
+    file = next(file for attempt in range(ATTEMPTS, 0, -1) if (file := _file(run, attempt)).is_file())
     decision = Decision.read(file)
     segments = makes_segments(context.tokenizer)
     with (
@@ -274,7 +330,8 @@ def check_budget(bundle: Bundle, recipe: Recipe, task_teacher: Teacher, context:
         found = race({**files, SHIPPED: bundle.files()[target.precision]}, device, budget_setting(recipe))
     shipped_ms, whole_ms = found[SHIPPED].p50_ms, found[WHOLE].p50_ms
     limit_ms = decision.limit_ms if target.speedup is None else whole_ms / target.speedup  # as the machine is now
-    decision = replace(decision, shipped_ms=shipped_ms, whole_ms=whole_ms, limit_ms=limit_ms)
+    noisy = any(each.noisy for each in found.values())
+    decision = replace(decision, shipped_ms=shipped_ms, whole_ms=whole_ms, limit_ms=limit_ms, noisy=noisy)
     write_json(file, asdict(decision))
     bundle.attach(NAME, file.read_text(encoding="utf-8"))
     context.console.print(decision.verdict(), highlight=False)
@@ -289,10 +346,13 @@ FINALISTS = 4
 """Shapes whose files are measured before the training."""
 
 
-def decide(recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run) -> Decision | None:
+def decide(
+    recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run, margin: float = MARGIN
+) -> Decision | None:
     """Find the shape that keeps the recipe's budget and answers most as `task_teacher` does, on the first process only.
 
-    Raises PruneError for a budget that nothing keeps, or that the model itself keeps.
+    margin: how many times faster than the limit it is to be. Raises PruneError for a budget that nothing keeps, or that
+    the model itself keeps.
     """
     stage, target = recipe.pruning[0], recipe.target
     model = task_teacher.model.to(PartialState().device)
@@ -312,7 +372,7 @@ def decide(recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run:
             )
             segments = makes_segments(context.tokenizer)
             timer = ShapeTimer(device, budget_setting(recipe), target.precision, context.kind, segments, say)
-        return _ShapeSearch(recipe, task_teacher, context, rated, rows, timer).decide()
+        return _ShapeSearch(recipe, task_teacher, context, rated, rows, timer, margin).decide()
 
 
 @dataclass(frozen=True)
@@ -325,6 +385,7 @@ class _ShapeSearch:
     rated: Importance
     rows: Dataset
     timer: ShapeTimer | None
+    margin: float
 
     def decide(self) -> Decision:
         target, name, timer = self.recipe.target, self.task_teacher.name, self.timer
@@ -341,24 +402,25 @@ class _ShapeSearch:
                 f"max_latency_ms {limit:g}: {name} itself takes {whole_ms:.3g} ms on {timer.about}: there is nothing "
                 "to prune"
             )
-        found = self._race(timer, limit)
-        if not (keeping := [each for each in found if each.ms is not None and each.ms <= limit]):
-            over = min(each.ms / limit for each in found if each.ms is not None)
-            if any(each.ms <= limit / over for each in self.estimates.values()):
+        aim = limit / self.margin
+        found = self._race(timer, aim)
+        if not (keeping := [each for each in found if each.ms is not None and each.ms <= aim]):
+            over = min(each.ms / aim for each in found if each.ms is not None)
+            if any(each.ms <= aim / over for each in self.estimates.values()):
                 self.context.console.print(
                     f"Measured latency is {over - 1:.0%} above the prediction; trying smaller shapes"
                 )
-                both = sorted([*found, *self._race(timer, limit / over)], key=lambda each: each.ms is not None)
+                both = sorted([*found, *self._race(timer, aim / over)], key=lambda each: each.ms is not None)
                 found = sorted({each.name: each for each in both}.values(), key=lambda each: each.loss)
-                keeping = [each for each in found if each.ms is not None and each.ms <= limit]
+                keeping = [each for each in found if each.ms is not None and each.ms <= aim]
         chosen = keeping[0] if keeping else min(found, key=lambda each: math.inf if each.ms is None else each.ms)
         if not keeping:
             print_note(
                 self.context.console,
-                f"no measured shape takes {limit:.3g} ms; the fastest, {chosen.name}, is taken, which takes "
+                f"no measured shape takes {aim:.3g} ms; the fastest, {chosen.name}, is taken, which takes "
                 f"{chosen.ms:.3g} ms",
             )
-        return Decision(target.budgets, timer.about, chosen, tuple(found), limit_ms=limit, whole_ms=whole_ms)
+        return Decision(target.budgets, timer.about, chosen, tuple(found), limit, whole_ms, self.margin)
 
     @cached_property
     def plan(self) -> SlicePlan:
