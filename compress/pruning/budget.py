@@ -265,9 +265,7 @@ def resolve_budget(recipe: Recipe, task_teacher: Teacher, context: TrainingConte
         yield recipe
         return
     margin = MARGIN
-    task_teacher = replace(
-        task_teacher, model=copy.deepcopy(task_teacher.model)
-    )  # training casts the teacher's weights
+    task_teacher = replace(task_teacher, model=copy.deepcopy(task_teacher.model))  # training casts its weights
     for attempt in range(1, ATTEMPTS + 1):
         decision = _decided(recipe, task_teacher, context, run, attempt=attempt, margin=margin)
         if decision is None:
@@ -417,7 +415,7 @@ class _ShapeSearch:
         if not keeping:
             print_note(
                 self.context.console,
-                f"no measured shape takes {aim:.3g} ms; the fastest, {chosen.name}, is taken, which takes "
+                f"no measured shape takes {limit:.3g} ms; the fastest, {chosen.name}, is taken, which takes "
                 f"{chosen.ms:.3g} ms",
             )
         return Decision(target.budgets, timer.about, chosen, tuple(found), limit, whole_ms, self.margin)
@@ -460,8 +458,8 @@ class _ShapeSearch:
         if not fits:
             least = min(self.estimates, key=lambda name: self.estimates[name].ms)
             raise PruneError(
-                f"{', '.join(self.recipe.target.budgets)}: no shape of {self.task_teacher.name} takes {limit:.3g} ms "
-                f"on {timer.about}. The nearest, {least}, takes about {self.estimates[least].ms:.3g} ms: ask for no "
+                f"{', '.join(self.recipe.target.budgets)}: no shape of {self.task_teacher.name} takes "
+                f"{limit * self.margin:.3g} ms on {timer.about}. The nearest, {least}, takes about {self.estimates[least].ms:.3g} ms: ask for no "
                 "less than that, or for fewer tokens (seq)"
             )
         ranked = self._rank(fits)

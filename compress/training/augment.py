@@ -214,7 +214,8 @@ def with_variants(recipe: Recipe, rows: int) -> Recipe:
         stages.append(stage.model_copy(update={"augment": None}))
         if rows <= FEW_ROWS and stage.open_ended and stage.effort != "quick":
             added = {"name": f"{stage.name}-augmented", "augment": VARIANTS, "improve": True, "student": None}
-            stages.append(stage.model_copy(update=added))
+            kept = "auto" if stage.cache_teacher else False  # outputs for so many rows are seldom read twice
+            stages.append(stage.model_copy(update={**added, "cache_teacher": kept}))
     return recipe.model_copy(update={"stages": tuple(stages)})
 
 
