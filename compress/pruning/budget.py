@@ -457,10 +457,10 @@ class _ShapeSearch:
         fits = {name: self.shapes[name] for name, each in self.estimates.items() if each.ms <= limit}
         if not fits:
             least = min(self.estimates, key=lambda name: self.estimates[name].ms)
+            asked = f"{', '.join(self.recipe.target.budgets)}: no shape of {self.task_teacher.name}"
             raise PruneError(
-                f"{', '.join(self.recipe.target.budgets)}: no shape of {self.task_teacher.name} takes "
-                f"{limit * self.margin:.3g} ms on {timer.about}. The nearest, {least}, takes about {self.estimates[least].ms:.3g} ms: ask for no "
-                "less than that, or for fewer tokens (seq)"
+                f"{asked} takes {limit * self.margin:.3g} ms on {timer.about}. The nearest, {least}, takes about "
+                f"{self.estimates[least].ms:.3g} ms: ask for no less than that, or for fewer tokens (seq)"
             )
         ranked = self._rank(fits)
         measured = timer.measure({each.name: self.configs[each.name] for each in ranked[:FINALISTS]})
