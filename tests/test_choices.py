@@ -1,5 +1,6 @@
 """The recipe that is taken where none is named."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,11 @@ from rich.console import Console
 
 import compress
 from compress.commands import preflight
-from compress.config.choices import Undecided
+from compress.config.choices import Undecided, table_path
 from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.errors import RecipeError
-from tests import tiny
+from tests import command, tiny
 from tests.unshipped import Trained
 
 
@@ -68,3 +69,10 @@ def test_a_run_says_which_recipe_it_takes_and_why(tmp_path: Path, home: Path, un
         )  # fmt: skip
     assert "recipe hinton: it is quick" in printed.read_text(encoding="utf-8")
     assert Recipe.load(tmp_path / "run" / "recipe.yaml").name == "hinton"
+
+
+def test_the_table_is_shown() -> None:
+    shown = command.run("recipes", "auto")
+    assert shown.out.strip() == table_path("auto").read_text(encoding="utf-8").strip()
+    (first, *_) = json.loads(command.run("recipes", "auto", "--json").out)["choices"]
+    assert first["recipe"] == "prompted"

@@ -46,7 +46,7 @@ def distill(
 ) -> None:
     """Distil a teacher into a student, export and quantise it, and measure it beside its teacher.
 
-    Example: compress distill --teacher minilm --recipe distilbert --data intents --out runs/first
+    Example: compress distill --teacher minilm --data intents --out runs/first
     """
     with told(hint=f"Continue with: compress distill ... --out {out} --resume"):
         from compress.commands import preflight
@@ -126,19 +126,21 @@ def recipes(
     name: Annotated[str | None, typer.Argument(help="Show this recipe, with its citation and numbers.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the recipes and when to choose which, or show one.
+    """List the recipes and when to choose which, or show one; `auto` shows how one is chosen.
 
     Example: compress recipes tinybert
     """
     with told():
         import json
 
-        from compress.config import catalog, loader, recipe
+        from compress.config import catalog, choices, loader, recipe
 
         if name is not None:
-            found = recipe.Recipe.load(name)
-            text = loader.locate(name).read_text(encoding="utf-8")
-            print_result(json.dumps(found.plain(), indent=1) if as_json else text)
+            undecided = choices.is_undecided(name)
+            found = choices.Choices.load(name) if undecided else recipe.Recipe.load(name)
+            text = (choices.table_path(name) if undecided else loader.locate(name)).read_text(encoding="utf-8")
+            plain = found.model_dump() if isinstance(found, choices.Choices) else found.plain()
+            print_result(json.dumps(plain, indent=1) if as_json else text)
             return
         listed = [recipe.Recipe.load(each) for each in loader.names()]
         if as_json:

@@ -17,6 +17,7 @@ PURPOSES: Final = {
 }
 FURTHER: Final = (
     "One in full, with its citations: compress recipes NAME",
+    "Which is taken where none is named, and why: compress recipes auto",
     "What each makes of a teacher, in size and cost: compress students TEACHER",
 )
 

@@ -40,6 +40,20 @@ class Choices(Frozen):
 
     choices: tuple[Choice, ...] = Field(min_length=1)
 
+    @staticmethod
+    def load(name: str | Path) -> "Choices":
+        """Read `auto`, or a .yaml file of choices. Raises RecipeError."""
+        path = table_path(name)
+        try:
+            return Choices.model_validate(load_yaml(path))
+        except ValidationError as error:
+            raise RecipeError([explain(path.name, each, Choice.model_fields) for each in error.errors()]) from error
+
+
+def table_path(name: str | Path) -> Path:
+    """Find the file of `auto`, or a .yaml file of choices. Raises RecipeError where there is none."""
+    return folder() / "choices" / "auto.yaml" if name == AUTO else locate(str(name))
+
 
 @dataclass(frozen=True)
 class Undecided:
@@ -53,14 +67,9 @@ class Undecided:
 
         Raises RecipeError, where no line is left that of the first.
         """
-        path = folder() / "choices" / "auto.yaml" if name == AUTO else locate(str(name))
-        try:
-            table = Choices.model_validate(load_yaml(path))
-        except ValidationError as error:
-            raise RecipeError([explain(path.name, each, Choice.model_fields) for each in error.errors()]) from error
         options, refused = list[tuple[Choice, Recipe]](), list[RecipeError]()
         aimed = any(line.startswith("target.") for line in overrides)
-        for choice in table.choices:
+        for choice in Choices.load(name).choices:
             own = [line for line in choice.set if not (aimed and line.startswith("target."))]
             try:
                 options.append((choice, Recipe.load(choice.recipe, [*own, *overrides], paper=paper)))
