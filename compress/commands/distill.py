@@ -102,7 +102,9 @@ def distill(
     )
     state = PartialState(cpu=on_cpu())
     if isinstance(recipe, Undecided):
-        recipe = decide(recipe, teacher, data, columns, prompted=prompt is not None, options=options, console=console)
+        recipe = choose_recipe(
+            recipe, teacher, data, columns, prompted=prompt is not None, options=options, console=console
+        )
     recipe = load_functions(recipe, state.num_processes, options.allow_code)
     checkpoint = teacher if prompt is None else starting_checkpoint(recipe)
     number_format, strict = precisions.choose(options.precision), options.gate == "refuse"
@@ -153,7 +155,7 @@ def distill(
     return Bundle.load(run.path / "bundle")
 
 
-def decide(
+def choose_recipe(
     undecided: Undecided,
     teacher: str,
     data: str,

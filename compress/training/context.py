@@ -67,11 +67,10 @@ class TrainingContext:
     def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
         """Encode the rows to train on, or with `held_out` those kept apart to score a language model on."""
         lm: Teacher | None = None
-        if (
-            isinstance(stage.augment, Call) and not held_out
-        ):  # it may have to be trained first, by all processes together
+        if isinstance(stage.augment, Call) and not held_out:
             if self.masked_lm is None or self.base_teacher is None:
                 raise DataError("a stage with `augment` needs a teacher: give --teacher")
+            # it may have to be trained first, by all processes together
             lm = self.masked_lm() if asks_language_model(stage.augment) else self.base_teacher
             lm.model.to(PartialState().device)
         with PartialState().main_process_first():  # the others find what the first has cached
