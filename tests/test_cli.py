@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -327,3 +328,21 @@ def test_a_bug_of_ours_is_not_dressed_up_as_the_users(monkeypatch: pytest.Monkey
     monkeypatch.setattr(loader, "names", broken)
     with pytest.raises(ZeroDivisionError):
         command.run("recipes")
+
+
+OTHERS = {
+    "--graph", "--help", "--loglevel", "--max_secs", "--min_secs", "--num_runs", "--num_threads", "--pack-destination",
+    "--remove", "--restrict_ce_to_mask", "--warmup_min_secs", "--warmup_runs",
+}  # fmt: skip
+"""Options of other tools that our code names."""
+
+
+def test_every_option_that_a_message_names_exists() -> None:
+    from typer.main import get_command
+
+    def options(command: Any) -> set[str]:
+        own = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+        return own.union(*(options(each) for each in getattr(command, "commands", {}).values()))
+
+    text = "".join(path.read_text(encoding="utf-8") for path in Path(compress.__file__).parent.rglob("*.py"))
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z_-]+", text)) - options(get_command(app)) <= OTHERS

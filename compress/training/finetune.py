@@ -248,7 +248,7 @@ def check_logits(
         figures += f"; on so few rows {least} is no more than chance"
     problem = f"teacher {name} is no teacher for this task: {figures}. {remedy or _why(exam, logits)}"
     if strict:
-        raise TeacherError(f"{problem}. --check_teacher warn goes on all the same" if remedy is None else problem)
+        raise TeacherError(f"{problem}. --gate warn goes on all the same" if remedy is None else problem)
     return TeacherCheck(scores, majority, logits, (problem,))
 
 
