@@ -24,6 +24,7 @@ from compress.models import precision
 from compress.training import replacements, schedule, stage
 from compress.training.augment import FEW_ROWS, VARIANTS, augment, near_words, variants, with_variants
 from compress.training.replacements import Asked, candidates, nearest
+from compress.training.scoring import improves
 from tests import tiny
 from tests.unshipped import Trained
 
@@ -416,4 +417,4 @@ def test_the_distance_decides_where_the_score_says_little(score: float, distance
     begun, ended = {"score": 0.8, "distance": 0.3}, {"score": score, "distance": distance or 0.0}
     if distance is None:
         begun.pop("distance")
-    assert stage.improves(ended, begun, 100) == better, "the standard error of 100 rows is 0.05"
+    assert improves(ended, begun, 100) == better, "the standard error of 100 rows is 0.05"

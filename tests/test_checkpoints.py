@@ -13,7 +13,8 @@ from rich.console import Console
 
 from compress.errors import DamagedError
 from compress.io import CHECKSUMS, seal, verify
-from compress.training.stage import Scoring, Trained, train
+from compress.training.scoring import Scoring
+from compress.training.stage import Trained, train
 from compress.training.step import Distillation
 from compress.training.trainer import Spent, checkpoints
 from tests import learning

@@ -18,6 +18,7 @@ import compress
 from compress.commands.distill import StageModels
 from compress.config.loader import names
 from compress.config.recipe import Recipe
+from compress.config.reference import Call
 from compress.errors import RunError, TeacherError
 from compress.exporters.artifact import FILES, Bundle
 from compress.io import verify
@@ -324,7 +325,7 @@ def plain(recipe: Recipe) -> bool:
         recipe.name != "prompted"
         and not recipe.pruning
         and all(
-            not (stage.step or stage.augment or stage.rows or stage.corrupt or stage.student)
+            not (stage.step or isinstance(stage.augment, Call) or stage.rows or stage.corrupt or stage.student)
             and stage.head in ("task", "encoder")
             and isinstance(recipe.student.init, str)
             for stage in recipe.stages

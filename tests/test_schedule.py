@@ -16,7 +16,8 @@ from compress.config.recipe import Recipe
 from compress.errors import RecipeError
 from compress.training import schedule
 from compress.training.schedule import Length, learning_rate
-from compress.training.stage import Scoring, Trained, train
+from compress.training.scoring import Scoring
+from compress.training.stage import Trained, train
 from tests import learning
 
 

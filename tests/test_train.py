@@ -15,7 +15,8 @@ from compress.config.recipe import Stage
 from compress.config.term import Term
 from compress.data.collate import LengthGrouped
 from compress.errors import CompressError
-from compress.training.stage import Scoring, Trained, train
+from compress.training.scoring import Scoring
+from compress.training.stage import Trained, train
 from compress.training.step import Distillation
 from tests import learning, tiny
 

@@ -49,7 +49,7 @@ def _problems(stage: Stage) -> list[str]:
     problems = [
         f"{name}: a prompted teacher has answered for the task's own rows only; remove it"
         for name in ("augment", "rows", "step")
-        if getattr(stage, name) is not None
+        if getattr(stage, name) not in (None, "auto")
     ]
     if stage.data != "task" or stage.head != "task":
         problems.append("data, head: a prompted teacher teaches the task: expected `task` for both")

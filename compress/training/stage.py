@@ -5,39 +5,33 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from accelerate import PartialState
 from datasets import Dataset
-from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel, TrainingArguments, set_seed
 
 from compress import io
 from compress.config.recipe import Stage
-from compress.config.reference import find, options
+from compress.config.reference import options
 from compress.console import warn
 from compress.data.cache import home
 from compress.data.collate import Batching, LengthGrouped, Seq2SeqCollate, TokenBudget
 from compress.data.masking import Words, counts
 from compress.errors import DamagedError, RecipeError
-from compress.evaluation import metrics
-from compress.evaluation.evaluator import Evaluator
-from compress.evaluation.perplexity import measure_perplexity
 from compress.io import filled, verify
 from compress.models.checkpoints import save_tokenizer
-from compress.models.heads import LANGUAGE
 from compress.models.precision import cast_linear_layers
-from compress.models.signals import ATTENTION, evaluating
+from compress.models.signals import ATTENTION
 from compress.models.teacher import Teacher
 from compress.slicing.shape import Shape
 from compress.training.context import TrainingContext
@@ -46,6 +40,7 @@ from compress.training.logging import Journal, forget_after
 from compress.training.objective import Objective
 from compress.training.run import Run, from_first
 from compress.training.schedule import AutoLength, Length, learning_rate
+from compress.training.scoring import Scoring, choose_scoring, improves
 from compress.training.step import Distillation, Step
 from compress.training.teacher_cache import ENCODING, TeacherCache, of_logits, teacher_cache
 from compress.training.trainer import Corrupt, Score, StepTrainer, newest_checkpoint, steps_of
@@ -82,15 +77,6 @@ class Trained:
         """Write it beside the stage's model."""
         content = json.dumps({"trained": asdict(self)}, indent=1) + "\n"
         (folder / "training.json").write_text(content, encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """Score a student on `rows` rows. graded: by a metric of the task, else by a loss alone."""
-
-    score: Score
-    rows: int
-    graded: bool = True
 
 
 def train(
@@ -313,7 +299,7 @@ def run_stage(
         cast_linear_layers(teacher.model)
     before = copy.deepcopy(student) if stage.improve else None
     made = _step(stage, student, teacher, context, words=words, rows=rows, origin_D=origin_D)
-    scoring = _scoring(stage, made, corrupt, context, seed=seed, teacher_logits=teacher_logits)
+    scoring = choose_scoring(stage, made, corrupt, context, seed=seed, teacher_logits=teacher_logits)
     if wrap_score is not None and scoring is not None:
         scoring = replace(scoring, score=wrap_score(scoring.score))
     with _only_head(student) if stage.train == "head" else nullcontext():
@@ -330,17 +316,6 @@ def run_stage(
             trained = replace(trained, score=begun["score"], best_step=0)
     _keep(stage, made.student, context, run, trained)
     return made.student
-
-
-def improves(ended: Mapping[str, float], begun: Mapping[str, float], rows: int) -> bool:
-    """Return True if a student is better than the one it was: by its score, or by its distance where that says little.
-
-    That is within the largest standard error of a share of the `rows` that are scored.
-    """
-    rise = ended["score"] - begun["score"]
-    if abs(rise) > 0.5 / math.sqrt(rows) or "distance" not in begun:
-        return rise > 0
-    return ended["distance"] < begun["distance"]
 
 
 def _step(
@@ -387,94 +362,6 @@ def _only_head(student: PreTrainedModel) -> Iterator[None]:
     finally:
         for parameter in below:
             parameter.requires_grad_(True)
-
-
-def _scoring(
-    stage: Stage, step: Step, corrupt: Corrupt | None, context: TrainingContext, *, seed: int, teacher_logits: Any
-) -> Scoring | None:
-    """Choose what tells the best weights of this stage.
-
-    The task's metric, a language model's on held-out text, or where there is neither and the end is open, the objective
-    on the validation split.
-    """
-    if stage.evaluate == 0:
-        return None
-    reads_logits = not isinstance(step, Distillation) or "logits" in step.objective.student_wants
-    if stage.data == "task" and stage.head == "task" and reads_logits:
-        return Scoring(scorer(context, stage, teacher_logits), len(context.data.validation))
-    if stage.data == "task" and stage.head == "seq2seq":
-        return Scoring(text_scorer(context, stage), len(context.data.validation))
-    speaks = stage.head in LANGUAGE and step.student.get_output_embeddings() is not None
-    if not (corrupt is not None and speaks and reads_logits) and not stage.open_ended:
-        return None
-    rows = context.rows(stage, seed, held_out=True)
-    if corrupt is not None and speaks and reads_logits:
-        return Scoring(language_scorer(context, rows, corrupt), len(rows), graded=False)
-    return Scoring(objective_scorer(step, context, rows, stage.batch), len(rows), graded=False)
-
-
-def text_scorer(context: TrainingContext, stage: Stage) -> Score:
-    """Return student -> the task's metrics of the answers it would write on the validation split."""
-    task, split, options = context.data.task, context.data.validation, stage.rows.options if stage.rows else {}
-    labels = np.asarray(split["label"][:])
-
-    def score(student: PreTrainedModel) -> Mapping[str, float]:
-        said = find("t5.answers")(student, split, task, context.tokenizer, max_length=stage.max_length, **options)
-        values = metrics.scores(task, said, labels)
-        return values | {"score": values[task.metric]}
-
-    return score
-
-
-def objective_scorer(step: Step, context: TrainingContext, rows: Dataset, batch: int) -> Score:
-    """Return student -> the mean loss of `step` on held-out rows as `distance`, and minus that as `score`."""
-    order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
-    batches = [order[at : at + batch] for at in range(0, len(order), batch)]
-    device = PartialState().device
-
-    def score(student: PreTrainedModel) -> Mapping[str, float]:
-        total = 0.0
-        with evaluating(student), torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=context.bf16):
-            for chosen in batches:
-                made = context.collate([rows[int(row)] for row in chosen])
-                loss = step(**{name: tensor.to(device) for name, tensor in made.items()})["loss"]
-                total += len(chosen) * float(loss)
-        return {"score": -total / len(rows), "distance": total / len(rows)}
-
-    return score
-
-
-def language_scorer(context: TrainingContext, rows: Dataset, corrupt: Corrupt) -> Score:
-    """Return student -> perplexity on held-out text, and as `score` the mean log-likelihood of a token, in nats.
-
-    `distance` is minus the score.
-    """
-
-    def score(student: PreTrainedModel) -> Mapping[str, float]:
-        found = measure_perplexity(student, rows, context.collate, corrupt, bf16=context.bf16)
-        return {"score": -found["nll"], "distance": found["nll"], "perplexity": found["perplexity"]}
-
-    return score
-
-
-def scorer(context: TrainingContext, stage: Stage, teacher_logits: NDArray[np.float32] | None) -> Score:
-    """Return student -> every metric on the validation split, the task's own as `score`, and how near the teacher is.
-
-    That is the agreement, and the `distance` (`metrics.distance`).
-    """
-    task = context.data.task
-    evaluator = Evaluator.from_split(task, context.data.validation, context.tokenizer, stage.max_length)
-
-    def score(student: PreTrainedModel) -> Mapping[str, float]:
-        logits = metrics.logits(student, evaluator.rows, context.collate, bf16=context.bf16)
-        values = evaluator.scores(logits)
-        values["score"] = values[task.metric]
-        if teacher_logits is not None and teacher_logits.shape == logits.shape:
-            values["agreement"] = evaluator.agreement(logits, teacher_logits)
-            values["distance"] = metrics.distance(task, logits, teacher_logits)
-        return values
-
-    return score
 
 
 def taken(run: Run, stage: str, console: Console) -> Trained | None:
