@@ -3,7 +3,7 @@
 Sec. 3.1  sentence_order             rows of two consecutive segments, half of them swapped
 Sec. 3.1  sentence_order_prediction  cross entropy of the two-class pooled output
 Sec. 4.1  mask                       n-gram masking: p(n) ~ 1/n, n <= 3
-not in it from_bert                  a student's weights from a trained BERT (compress/students/to_albert.py)
+not in it from_bert                  a student's weights from a trained BERT (compress/models/to_albert.py)
 
 Shapes: B examples, L tokens.
 

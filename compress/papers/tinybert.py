@@ -6,7 +6,7 @@ Eq. 9   embeddings  MSE of the embedding outputs, the student's projected by a l
 Eq. 10  prediction  soft cross entropy of the logits
         regression  squared error to the gold score, which replaces Eq. 10 on STS-B (authors' code)
 Alg. 1  augment     words replaced by those that a masked language model, or word vectors, put in their place; its
-                    deviations stand in compress/augmentation/rows.py
+                    deviations stand in compress/training/augment.py
         near_words  the same by word vectors alone, which is ours
 
 Shapes: B examples, L tokens, D hidden, H heads, V classes.
