@@ -22,7 +22,7 @@ from compress.data import cache
 from compress.errors import DataError
 from compress.models import precision
 from compress.training import replacements, schedule, stage
-from compress.training.augment import FEW_ROWS, VARIANTS, augment, near_words, variants, with_variants
+from compress.training.augment import FEW_ROWS, VARIANTS, add_variants, augment, near_words, variants
 from compress.training.replacements import Asked, candidates, nearest
 from compress.training.scoring import improves
 from tests import tiny
@@ -370,10 +370,19 @@ def test_few_rows_are_joined_by_variants_in_a_stage_of_its_own(
 ) -> None:
     recipe = Recipe.load(tiny.recipe(tmp_path, OPEN), changes)
     assert recipe.training[0].augment == "auto"
-    resolved = with_variants(recipe, rows)
+    resolved = add_variants(recipe, rows)
     assert [stage.name for stage in resolved.stages] == stages
     assert [stage.augment for stage in resolved.training] == [None, VARIANTS][: len(stages)]
     assert Recipe.load(tiny.recipe(tmp_path / "again", resolved.to_yaml())) == resolved
+
+
+def test_the_added_stage_is_never_one_that_is_there(tmp_path: Path) -> None:
+    recipe = Recipe.load(tiny.recipe(tmp_path, OPEN))
+    (stage,) = recipe.training
+    both = recipe.model_copy(update={"stages": (stage, stage.model_copy(update={"name": "answers-augmented"}))})
+    assert [each.name for each in add_variants(both, 96).stages] == [
+        "answers", "answers--augmented", "answers-augmented", "answers-augmented--augmented",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("better", [True, False])

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import compress
 from compress.commands import preflight
-from compress.config.choices import Undecided, table_path
+from compress.config.choices import CandidateRecipes, table_path
 from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.errors import RecipeError
@@ -26,28 +26,28 @@ from tests.unshipped import Trained
     ],
 )
 def test_the_first_line_that_fits_is_taken(family: str, prompted: bool, overrides: list[str], name: str) -> None:
-    recipe, because = Undecided.load("auto", overrides).decide(kind="qa", family=family, prompted=prompted)
+    recipe, because = CandidateRecipes.load("auto", overrides).decide(kind="qa", family=family, prompted=prompted)
     assert recipe.name == name
     assert because
 
 
 def test_a_target_of_the_users_takes_the_place_of_the_tables() -> None:
-    usual, _ = Undecided.load("auto").decide(kind="tagging", family="bert", prompted=False)
+    usual, _ = CandidateRecipes.load("auto").decide(kind="tagging", family="bert", prompted=False)
     assert usual.target.sizes == {"layers": 0.67, "ffn": 0.5}
-    asked, _ = Undecided.load("auto", ["target.speedup=3"]).decide(kind="tagging", family="bert", prompted=False)
+    asked, _ = CandidateRecipes.load("auto", ["target.speedup=3"]).decide(kind="tagging", family="bert", prompted=False)
     assert (asked.target.budgets, asked.target.sizes) == ({"speedup": 3}, {})
 
 
 def test_what_no_recipe_has_is_refused() -> None:
     with pytest.raises(RecipeError, match="no stage 'tripel'"):
-        Undecided.load("auto", ["stages.tripel.lr=1"])
+        CandidateRecipes.load("auto", ["stages.tripel.lr=1"])
 
 
 def test_a_table_of_ones_own(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text("choices: [{recipe: hinton, kinds: [qa], because: I said so}]", encoding="utf-8")
     found = preflight.load_choices(mine, length=LengthOptions(effort="best"))
-    assert isinstance(found, Undecided)
+    assert isinstance(found, CandidateRecipes)
     recipe, because = found.decide(kind="qa", family="bert", prompted=False)
     assert (recipe.name, because, recipe.training[0].effort) == ("hinton", "I said so", "best")
     with pytest.raises(RecipeError, match="none of hinton fits a bert teacher and a task of tagging"):

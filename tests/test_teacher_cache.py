@@ -137,6 +137,7 @@ def test_a_teacher_in_bfloat16_is_kept_in_half_of_the_bytes(tmp_path: Path) -> N
         ({"steps": None, "epochs": "auto", "effort": "quick", "batch": 1}, CACHEABLE, False),
         ({"steps": 9, "corrupt": Call("bert.mask")}, CACHEABLE, False),
         ({"steps": 9}, (*CACHEABLE, Term("tinybert.attention")), False),
+        ({"steps": 9, "head": "masked_lm"}, CACHEABLE, False),
     ],
 )
 def test_auto_keeps_outputs_that_are_read_again_and_do_not_change(

@@ -136,11 +136,10 @@ def recipes(
         from compress.config import catalog, choices, loader, recipe
 
         if name is not None:
-            undecided = choices.is_undecided(name)
-            found = choices.Choices.load(name) if undecided else recipe.Recipe.load(name)
-            text = (choices.table_path(name) if undecided else loader.locate(name)).read_text(encoding="utf-8")
-            plain = found.model_dump() if isinstance(found, choices.Choices) else found.plain()
-            print_result(json.dumps(plain, indent=1) if as_json else text)
+            table = choices.is_table(name)
+            found = choices.Choices.load(name) if table else recipe.Recipe.load(name)
+            path = choices.table_path(name) if table else loader.locate(name)
+            print_result(json.dumps(found.plain(), indent=1) if as_json else path.read_text(encoding="utf-8"))
             return
         listed = [recipe.Recipe.load(each) for each in loader.names()]
         if as_json:

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, set_seed
 from compress.commands import preflight
 from compress.commands.ship import BUDGETED_LIMIT, INT8_LIMIT, ship
 from compress.config import reference, user_code
-from compress.config.choices import AUTO, Undecided
+from compress.config.choices import AUTO, CandidateRecipes
 from compress.config.limits import check_max_drop
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import WHOLE, AnyStage, Prune, Recipe, Stage, StudentSpec, ancestor, spec_of
@@ -46,7 +46,7 @@ from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.select import Importance, Kept
 from compress.slicing.shape import Shape, positions
 from compress.slicing.sizes import resize_config
-from compress.training.augment import asks_language_model, with_variants
+from compress.training.augment import add_variants, asks_language_model
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.finetune import check_head, general, load_general, load_task_teacher
 from compress.training.objective import check_terms
@@ -63,7 +63,7 @@ def distill(
     teacher: "TeacherLike",
     data: "DataLike",
     out: str | Path,
-    recipe: str | Path | Recipe | Undecided = AUTO,
+    recipe: str | Path | Recipe | CandidateRecipes = AUTO,
     corpus: str | None = None,
     prompt: str | Prompt | None = None,
     columns: DataOptions = DataOptions(),
@@ -101,7 +101,7 @@ def distill(
         recipe, teacher=teacher, out=out, data=data, corpus=corpus, prompted=prompt is not None, options=options
     )
     state = PartialState(cpu=on_cpu())
-    if isinstance(recipe, Undecided):
+    if isinstance(recipe, CandidateRecipes):
         recipe = choose_recipe(
             recipe, teacher, data, columns, prompted=prompt is not None, options=options, console=console
         )
@@ -121,7 +121,7 @@ def distill(
             allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
         if prompt is None:
-            recipe = with_variants(recipe, len(context.data.train))
+            recipe = add_variants(recipe, len(context.data.train))
         if length.minutes is not None:
             untrained = () if base_teacher.trained or prompt is not None else (recipe.teacher,)
             context = replace(context, time_limit=limit_time(length.minutes, (*untrained, *recipe.training), run))
@@ -138,8 +138,7 @@ def distill(
                     allow_pickle=options.allow_pickle, console=console,
                 )  # fmt: skip
             run.confirm(teacher=task_teacher.digest)
-        timed = recipe.target.speedup is not None or recipe.target.max_latency_ms is not None
-        usual = BUDGETED_LIMIT if timed else INT8_LIMIT
+        usual = BUDGETED_LIMIT if recipe.target.limits_time else INT8_LIMIT
         for sized in resolve_budget(recipe, task_teacher, context, run):
             models = StageModels(sized, base_teacher, task_teacher, context, run)
             student = models.run_stages(sized.stages, teacher_logits=teacher_check.logits)
@@ -156,7 +155,7 @@ def distill(
 
 
 def choose_recipe(
-    undecided: Undecided,
+    candidates: CandidateRecipes,
     teacher: str,
     data: str,
     columns: DataOptions,
@@ -170,7 +169,7 @@ def choose_recipe(
         kind = load_task(data, **asdict(columns), seed=options.seed, unlabelled=prompted).task.kind
         folder = None if prompted else checkpoints.resolve(teacher, allow_pickle=options.allow_pickle)
     family = teachers.load_config(folder).model_type if folder else ""
-    recipe, because = undecided.decide(kind=kind, family=family, prompted=prompted)
+    recipe, because = candidates.decide(kind=kind, family=family, prompted=prompted)
     print_note(console, f"recipe {recipe.name}: {because}")
     return recipe
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from compress.config import user_code
-from compress.config.choices import Undecided, is_undecided
+from compress.config.choices import CandidateRecipes, is_table
 from compress.config.limits import check_minutes, check_seed
 from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
@@ -38,29 +38,29 @@ def load_recipe(
 
 
 def load_choices(
-    recipe: str | Path | Recipe | Undecided,
+    recipe: str | Path | Recipe | CandidateRecipes,
     overrides: Sequence[str] | None = None,
     length: LengthOptions = LengthOptions(),
-) -> Recipe | Undecided:
+) -> Recipe | CandidateRecipes:
     """Return the recipe as `load_recipe` does; of `auto`, or of a file of choices, those that may be taken.
 
     Raises RecipeError for one that does not end in a model for a task.
     """
-    if isinstance(recipe, Undecided):
+    if isinstance(recipe, CandidateRecipes):
         return recipe
-    if isinstance(recipe, Recipe) or not is_undecided(recipe):
+    if isinstance(recipe, Recipe) or not is_table(recipe):
         found = load_recipe(recipe, overrides, length)
         check_task(found)
         return found
     check_minutes(length.minutes)
-    undecided = Undecided.load(recipe, overrides or (), paper=length.paper)
-    for _, each in undecided.options:
+    candidates = CandidateRecipes.load(recipe, overrides or (), paper=length.paper)
+    for _, each in candidates.options:
         check_task(each)
-    return undecided if length.effort is None else undecided.with_effort(length.effort)
+    return candidates if length.effort is None else candidates.with_effort(length.effort)
 
 
 def check(
-    settings: BaseModel | Undecided,
+    settings: BaseModel | CandidateRecipes,
     *,
     teacher: str,
     out: str | Path,
@@ -75,7 +75,7 @@ def check(
     prompted   `teacher` is a language model, and may be an endpoint's file
     """
     check_seed(options.seed)
-    for each in [recipe for _, recipe in settings.options] if isinstance(settings, Undecided) else [settings]:
+    for each in [recipe for _, recipe in settings.options] if isinstance(settings, CandidateRecipes) else [settings]:
         user_code.check(each, options.allow_code)
     if prompted and teacher.endswith((".yaml", ".yml")):
         if not Path(teacher).is_file():

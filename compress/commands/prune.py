@@ -55,7 +55,7 @@ def prune(
     preflight.check(recipe, teacher=model, out=out, data=data, options=options)
     recipe = load_functions(recipe, PartialState(cpu=on_cpu()).num_processes, options.allow_code)
     recipe = aimed(recipe, asdict(target), asdict(setting))
-    if recipe.target.max_latency_ms is not None or recipe.target.speedup is not None:
+    if recipe.target.limits_time:
         _reach(recipe.target.device)
     return distill(
         teacher=model, recipe=recipe, data=data, out=out, columns=columns, max_drop=max_drop,

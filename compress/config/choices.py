@@ -49,6 +49,10 @@ class Choices(Frozen):
         except ValidationError as error:
             raise RecipeError([explain(path.name, each, Choice.model_fields) for each in error.errors()]) from error
 
+    def plain(self) -> dict[str, Any]:
+        """Return the mapping of YAML, defaults included."""
+        return self.model_dump(mode="json")
+
 
 def table_path(name: str | Path) -> Path:
     """Find the file of `auto`, or a .yaml file of choices. Raises RecipeError where there is none."""
@@ -56,13 +60,13 @@ def table_path(name: str | Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Undecided:
+class CandidateRecipes:
     """Hold the recipes that may be taken, each with the reason, until teacher and task are known."""
 
     options: tuple[tuple[Choice, Recipe], ...]
 
     @staticmethod
-    def load(name: str | Path, overrides: Sequence[str] = (), *, paper: bool = False) -> "Undecided":
+    def load(name: str | Path, overrides: Sequence[str] = (), *, paper: bool = False) -> "CandidateRecipes":
         """Read `auto`, or a file of choices; lines whose recipe does not have what `overrides` change are left out.
 
         Raises RecipeError, where no line is left that of the first.
@@ -77,9 +81,9 @@ class Undecided:
                 refused.append(error)
         if not options:
             raise refused[0]
-        return Undecided(tuple(options))
+        return CandidateRecipes(tuple(options))
 
-    def with_effort(self, effort: Literal["quick", "normal", "best"]) -> "Undecided":
+    def with_effort(self, effort: Literal["quick", "normal", "best"]) -> "CandidateRecipes":
         """Return the same with open-ended stages at this effort."""
         return replace(self, options=tuple((choice, recipe.with_effort(effort)) for choice, recipe in self.options))
 
@@ -93,7 +97,7 @@ class Undecided:
         raise RecipeError([f"--recipe auto: none of {tried} fits a {asked}: name a recipe (`compress recipes`)"])
 
 
-def is_undecided(name: Any) -> bool:
+def is_table(name: Any) -> bool:
     """Return True for `auto`, and for a file of choices instead of a recipe."""
     if name == AUTO:
         return True

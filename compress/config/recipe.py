@@ -99,7 +99,8 @@ class Stage(Frozen):
     so where there is nothing to score). checkpoint: optimiser steps between checkpoints (left out: ten per stage, but
     200 steps apart at least).
     cache_teacher: keep the teacher's outputs on disk instead of computing them in every epoch. auto: where the stage
-    goes through its rows more than once, its objective reads no attention, and they take less than 2 GB.
+    goes through its rows more than once, its objective reads no attention and no language model's logits, and they
+    take less than 2 GB.
 
     data     task (labelled examples) or text (the corpus given, else the task's own sentences)
     head     what the model ends in; task and encoder (none) by default, as `data` is task or text
@@ -109,7 +110,7 @@ class Stage(Frozen):
     train    all, or the head only
     rows, corrupt, step, augment    functions of papers: how a corpus becomes rows, what is done to each batch, a
              mechanism in place of the plain objective, more rows than the task has. `augment: auto`: where the task
-             has few rows, a second stage goes on with variants of them (`training.augment.with_variants`)
+             has few rows, a second stage goes on with variants of them (`training.augment.add_variants`)
     improve  the weights it begins with are kept where the validation split does not find those it ends with better
     limit_tokens    how much of a corpus is read
     """
@@ -280,6 +281,11 @@ class Target(Frozen):
         """Return the budgets that are to be kept."""
         return {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
 
+    @property
+    def limits_time(self) -> bool:
+        """Return True if one of the budgets is a latency or a speed-up."""
+        return self.max_latency_ms is not None or self.speedup is not None
+
     @model_validator(mode="after")
     def _sizes_or_a_budget(self) -> "Target":
         if self.sizes and self.budgets:
@@ -339,9 +345,8 @@ class Recipe(Frozen):
     cost: str | None = None
     teacher: Stage
     teacher_lm: Stage
-    # mypy infers Never for what these factories return, and refuses the classes
-    student: StudentSpec = Field(default_factory=StudentSpec)  # type: ignore[arg-type]
-    target: Target = Field(default_factory=Target)  # type: ignore[arg-type]
+    student: StudentSpec = Field(default_factory=StudentSpec)  # type: ignore[arg-type]  # mypy infers Never for it
+    target: Target = Field(default_factory=Target)  # type: ignore[arg-type]  # the same
     stages: tuple[AnyStage, ...] = Field(min_length=1)
 
     @property
@@ -419,6 +424,13 @@ class Recipe(Frozen):
         if problems:
             raise RecipeError(sorted(set(problems)))
         return recipe if allow_code is None else user_code.load(recipe, allow_code)
+
+    def free_suffix(self, suffix: str) -> str:
+        """Return `suffix`, with hyphens before it until no stage's name and it are the name of another stage."""
+        names = {stage.name for stage in self.stages}
+        while any(name + suffix in names for name in names):
+            suffix = f"-{suffix}"
+        return suffix
 
     def with_effort(self, effort: Literal["quick", "normal", "best"]) -> "Recipe":
         """Return the recipe with its open-ended stages at this effort."""

@@ -156,7 +156,7 @@ def count_parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> i
 
 NAME = "shape.json"
 MARGIN = 1.02
-"""How many times faster than asked a shape is to be before it is trained: two measurements differ by that much."""
+"""A shape is to be this many times faster than asked before it is trained: two measurements differ by that much."""
 ATTEMPTS = 3
 """Shapes that are trained at most, each smaller than the one before it, whose file was too slow."""
 WHOLE, SHIPPED = "the whole model", "the shipped file"
@@ -265,7 +265,8 @@ def resolve_budget(recipe: Recipe, task_teacher: Teacher, context: TrainingConte
         yield recipe
         return
     margin = MARGIN
-    task_teacher = replace(task_teacher, model=copy.deepcopy(task_teacher.model))  # training casts its weights
+    if recipe.target.limits_time:  # a further attempt needs the weights that training casts
+        task_teacher = replace(task_teacher, model=copy.deepcopy(task_teacher.model))
     for attempt in range(1, ATTEMPTS + 1):
         decision = _decided(recipe, task_teacher, context, run, attempt=attempt, margin=margin)
         if decision is None:
@@ -302,7 +303,8 @@ def _sized(recipe: Recipe, decision: Decision, attempt: int, console: Console) -
     console.print(f"pruning to {decision.chosen.name}", highlight=False)
     stages = recipe.stages
     if attempt > 1:
-        stages = tuple(each.model_copy(update={"name": f"{each.name}-{attempt}"}) for each in stages)
+        suffix = recipe.free_suffix(f"-{attempt}")
+        stages = tuple(each.model_copy(update={"name": each.name + suffix}) for each in stages)
     return recipe.model_copy(update={"target": Target.model_validate(sizes), "stages": stages})
 
 
@@ -313,7 +315,7 @@ def _file(run: Run, attempt: int) -> Path:
 def check_budget(bundle: Bundle, recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run) -> None:
     """Measure the file that ships, in turns with the unpruned model's, and say whether it keeps the recipe's budget."""
     target = recipe.target
-    if target.max_latency_ms is None and target.speedup is None:
+    if not target.limits_time:
         return
     file = next(file for attempt in range(ATTEMPTS, 0, -1) if (file := _file(run, attempt)).is_file())
     decision = Decision.read(file)
@@ -363,7 +365,7 @@ def decide(
         return None
     with ExitStack() as opened:
         timer = None
-        if target.max_latency_ms is not None or target.speedup is not None:
+        if target.limits_time:
             say = partial(context.console.print, highlight=False, markup=False, soft_wrap=True)
             device = opened.enter_context(
                 open_device(target.device, say=device_messages(target.device, context.console))

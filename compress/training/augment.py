@@ -200,20 +200,20 @@ FEW_ROWS: Final = 10_000
 VARIANTS: Final = Call("tinybert.near_words", {"copies": 8})
 
 
-def with_variants(recipe: Recipe, rows: int) -> Recipe:
+def add_variants(recipe: Recipe, rows: int) -> Recipe:
     """Let each stage of `augment: auto` be followed by one on variants of the rows, where the task has few `rows`.
 
     Its result is kept where the validation split finds it better. There is none at the effort `quick`, or where the
     length of the stage is given.
     """
-    stages: list[AnyStage] = []
+    stages, suffix = list[AnyStage](), recipe.free_suffix("-augmented")
     for stage in recipe.stages:
         if isinstance(stage, Prune) or stage.augment != "auto":
             stages.append(stage)
             continue
         stages.append(stage.model_copy(update={"augment": None}))
         if rows <= FEW_ROWS and stage.open_ended and stage.effort != "quick":
-            added = {"name": f"{stage.name}-augmented", "augment": VARIANTS, "improve": True, "student": None}
+            added = {"name": stage.name + suffix, "augment": VARIANTS, "improve": True, "student": None}
             kept = "auto" if stage.cache_teacher else False  # outputs for so many rows are seldom read twice
             stages.append(stage.model_copy(update={**added, "cache_teacher": kept}))
     return recipe.model_copy(update={"stages": tuple(stages)})

@@ -390,7 +390,7 @@ def _keep(stage: Stage, student: PreTrainedModel, context: TrainingContext, run:
 
 def cache_pays(stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset) -> bool:
     """Return True if keeping the teacher's outputs is likely to save time, and takes less than MOST_CACHED."""
-    if stage.corrupt or stage.tokens or objective.teacher_wants & ATTENTION:
+    if stage.head not in ("task", "encoder") or stage.corrupt or stage.tokens or objective.teacher_wants & ATTENTION:
         return False
     per_epoch = len(rows) // stage.batch
     if stage.open_ended:
