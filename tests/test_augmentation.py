@@ -1,7 +1,9 @@
 """Which words are replaced, by what, and what is left as it is."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 import compress
+from compress.commands import distill as distilling
 from compress.config.recipe import Recipe
 from compress.config.reference import Call
 from compress.config.reference import check as check_call
-from compress.data import cache
+from compress.data import cache, load_task
+from compress.data.corpus import Corpus
 from compress.errors import DataError
 from compress.models import precision
 from compress.training import replacements, schedule, stage
-from compress.training.augment import FEW_ROWS, VARIANTS, add_variants, augment, near_words, variants
+from compress.training.augment import FEW_ROWS, VARIANTS, add_stages, augment, near_words, variants
 from compress.training.replacements import Asked, candidates, nearest
 from compress.training.scoring import improves
+from compress.training.unlabelled import cut, draw, with_texts
 from tests import tiny
 from tests.unshipped import Trained
 
@@ -370,9 +375,19 @@ def test_few_rows_are_joined_by_variants_in_a_stage_of_its_own(
 ) -> None:
     recipe = Recipe.load(tiny.recipe(tmp_path, OPEN), changes)
     assert recipe.training[0].augment == "auto"
-    resolved = add_variants(recipe, rows)
+    resolved = add_stages(recipe, rows)
     assert [stage.name for stage in resolved.stages] == stages
     assert [stage.augment for stage in resolved.training] == [None, VARIANTS][: len(stages)]
+    assert Recipe.load(tiny.recipe(tmp_path / "again", resolved.to_yaml())) == resolved
+
+
+@pytest.mark.parametrize(("effort", "rows"), [("normal", FEW_ROWS + 1), ("quick", 96)])
+def test_texts_of_a_corpus_take_the_place_of_variants(effort: str, rows: int, tmp_path: Path) -> None:
+    recipe = Recipe.load(tiny.recipe(tmp_path, OPEN), [f"stages.0.effort={effort}"])
+    resolved = add_stages(recipe, rows, corpus=True)
+    assert [(stage.name, stage.augment) for stage in resolved.training] == [
+        ("answers", None), ("answers-augmented", "corpus"),
+    ]  # fmt: skip
     assert Recipe.load(tiny.recipe(tmp_path / "again", resolved.to_yaml())) == resolved
 
 
@@ -380,7 +395,7 @@ def test_the_added_stage_is_never_one_that_is_there(tmp_path: Path) -> None:
     recipe = Recipe.load(tiny.recipe(tmp_path, OPEN))
     (stage,) = recipe.training
     both = recipe.model_copy(update={"stages": (stage, stage.model_copy(update={"name": "answers-augmented"}))})
-    assert [each.name for each in add_variants(both, 96).stages] == [
+    assert [each.name for each in add_stages(both, 96).stages] == [
         "answers", "answers--augmented", "answers-augmented", "answers-augmented--augmented",
     ]  # fmt: skip
 
@@ -427,3 +442,63 @@ def test_the_distance_decides_where_the_score_says_little(score: float, distance
     if distance is None:
         begun.pop("distance")
     assert improves(ended, begun, 100) == better, "the standard error of 100 rows is 0.05"
+
+
+def corpus_of(*documents: str) -> Corpus:
+    return Corpus("texts", str(hash(documents)), lambda: iter(documents))
+
+
+@pytest.mark.parametrize(
+    ("like", "expected"),
+    [
+        ("Good. Bad.\nA long line.", ["One. Two.\nThree and four.", "Five."]),
+        ("Good. Bad.", ["One. Two.", "Three and four.", "Five."]),
+        ("Good.", ["One.", "Two.", "Three and four.", "Five."]),
+    ],
+)
+def test_documents_are_cut_to_the_length_of_the_tasks_texts(like: str, expected: list[str]) -> None:
+    assert list(cut(corpus_of("One. Two.\nThree and four.", " ", "Five."), [like])) == expected
+
+
+def test_texts_are_drawn_once_and_with_equal_chance() -> None:
+    texts = [f"text {number % 100}" for number in range(200)]
+    drawn = [draw(texts, {hash("text 7")}, np.random.default_rng(seed), most=10) for seed in range(400)]
+    assert all(len(set(some)) == 10 and "text 7" not in some for some in drawn)
+    counts = Counter(text for some in drawn for text in some)
+    assert len(counts) == 99 and all(15 < count < 75 for count in counts.values()), "40 are expected, 6 the deviation"
+
+
+def test_a_corpus_gives_a_task_rows_without_labels(tmp_path: Path, home: Path) -> None:
+    data = load_task(tiny.reviews(tmp_path / "data"))
+    known = [data.train[0]["text"], data.validation[0]["text"]]
+    rows = with_texts(data, corpus_of(*known, "good film", "bad film", "good film"), seed=0)
+    assert rows["text"][: len(data.train)] == data.train["text"][:]
+    assert rows["label"][: len(data.train)] == data.train["label"][:]
+    assert set(rows["text"][len(data.train) :]) == {"good film", "bad film"}
+    assert rows["label"][len(data.train) :] == [-100, -100]
+    assert rows.features == data.train.features
+
+
+def test_a_pair_task_takes_no_texts(tmp_path: Path) -> None:
+    data = load_task(tiny.reviews(tmp_path / "data"))
+    pair = replace(data, task=replace(data.task, text=("one", "other")))
+    with pytest.raises(DataError, match="pair classification"):
+        with_texts(pair, corpus_of("good film"), seed=0)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_corpus_is_learned_from_or_said_to_be_unread(
+    read: bool, tmp_path: Path, home: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "MOST", 8)
+    seen = list[str]()
+    monkeypatch.setattr(distilling, "warn", lambda console, message: seen.append(message))
+    recipe = tiny.recipe(tmp_path / "recipe", OPEN if read else OPEN.replace("epochs: auto", "steps: 4"))
+    (tmp_path / "texts.txt").write_text("good film\n\nbad film\n", encoding="utf-8")
+    data, teacher = tiny.reviews(tmp_path / "data"), tiny.checkpoint(tmp_path / "teacher")
+    with pytest.raises(Trained):
+        compress.distill(
+            teacher=teacher, recipe=recipe, data=data, out=tmp_path / "run", corpus=str(tmp_path / "texts.txt")
+        )
+    assert (tmp_path / "run" / "stages" / "answers-augmented" / "model").is_dir() == read
+    assert [message for message in seen if "--corpus" in message] == ["no stage of tiny reads --corpus"][read:]

@@ -1,6 +1,7 @@
 """A step is one module for every loop: it trains the student and its projections, never the teacher."""
 
 import copy
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from compress.config.term import Term
 from compress.models.signals import LAYERED, Signals, open_attention, read
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
-from compress.training.step import Distillation
+from compress.training.step import Distillation, fill_labels
 from tests import tiny
 from tests.papers.case import losses, papers
 
@@ -231,3 +232,26 @@ def test_trainer_is_the_plain_loop(tmp_path: Path) -> None:
     assert not torch.equal(before["student.classifier.weight"], by_hand.state_dict()["student.classifier.weight"])
     projection = next(name for name in before if "projections" in name)
     assert not torch.equal(before[projection], by_hand.state_dict()[projection])
+
+
+@pytest.mark.parametrize(
+    ("labels", "teacher_BV", "expected"),
+    [
+        ([1, -100, 0], [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]], [1, 1, 0]),
+        ([0.5, math.nan], [[2.0], [3.0]], [0.5, 3.0]),
+        ([[1.0, 0.0], [math.nan, math.nan]], [[-1.0, 1.0], [-1.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]]),
+        ([[1, -100], [-100, -100]], [[0.0, 1.0], [0.0, 1.0]], [[1, -100], [-100, -100]]),
+    ],
+)
+def test_the_teacher_answers_for_examples_without_a_label(labels: Any, teacher_BV: Any, expected: Any) -> None:
+    filled = fill_labels(torch.tensor(labels), torch.tensor(teacher_BV))
+    assert torch.equal(filled, torch.tensor(expected))
+
+
+def test_a_missing_label_is_learned_as_the_teachers_answer() -> None:
+    step, given = distillation(), labelled()
+    with torch.no_grad():
+        answer = teacher_of(step)(**tiny.batch((6, 4, 2))).logits.argmax(-1)
+    missing = step(**given | {"labels": torch.tensor([0, -100, 1])})
+    answered = step(**given | {"labels": torch.stack([torch.tensor(0), answer[1], torch.tensor(1)])})
+    assert torch.equal(missing["loss"], answered["loss"])

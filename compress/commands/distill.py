@@ -46,13 +46,14 @@ from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.select import Importance, Kept
 from compress.slicing.shape import Shape, positions
 from compress.slicing.sizes import resize_config
-from compress.training.augment import add_variants, asks_language_model
+from compress.training.augment import add_stages, asks_language_model
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.finetune import check_head, general, load_general, load_task_teacher
 from compress.training.objective import check_terms
 from compress.training.run import Run
 from compress.training.schedule import TimeLimit
 from compress.training.stage import run_stage, shares
+from compress.training.unlabelled import takes_texts
 
 if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
@@ -79,7 +80,7 @@ def distill(
     data       embedded set, folder, hub id, DataFrame, Dataset, or {split: either of them}; `columns` name what is not
                detected of it
     recipe     name, path of a .yaml, or a Recipe; `auto`, or a .yaml of choices: what fits teacher and task
-    corpus     unlabelled text for stages that want it
+    corpus     unlabelled text: for stages on text, and more rows of a task of single texts
     prompt     name or path of a .yaml file: `teacher` is then a language model (or an endpoint's .yaml file), which
                labels the data by answering it; the recipe's student names the checkpoint it begins as
     out        the run's directory; `options.resume` continues a run that was interrupted, to the same final weights
@@ -121,7 +122,10 @@ def distill(
             allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
         if prompt is None:
-            recipe = add_variants(recipe, len(context.data.train))
+            unlabelled = context.corpus is not None and takes_texts(context.data.task)
+            recipe = add_stages(recipe, len(context.data.train), corpus=unlabelled)
+        if corpus is not None and not reads_corpus(recipe):
+            warn(console, f"no stage of {recipe.name} reads --corpus")
         if length.minutes is not None:
             untrained = () if base_teacher.trained or prompt is not None else (recipe.teacher,)
             context = replace(context, time_limit=limit_time(length.minutes, (*untrained, *recipe.training), run))
@@ -255,15 +259,26 @@ def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> No
         raise RecipeError(problems)
 
 
-def named_stages(recipe: Recipe) -> list[tuple[str, AnyStage]]:
-    """List the stages that may run, by the names that `--set` calls them."""
-    speaks = any(
+def reads_corpus(recipe: Recipe) -> bool:
+    """Return True if a stage reads unlabelled text, or the teacher's language model may be trained on it."""
+    return trains_language_model(recipe) or any(
+        each.data == "text" or (isinstance(each, Stage) and each.augment == "corpus") for each in recipe.stages
+    )
+
+
+def trains_language_model(recipe: Recipe) -> bool:
+    """Return True if a stage asks the teacher's language model, which is trained where the teacher has none."""
+    return any(
         (isinstance(each.augment, Call) and asks_language_model(each.augment))
         or (each.kind == "distill" and each.teacher == "general" and each.head == "masked_lm")
         for each in recipe.training
     )
+
+
+def named_stages(recipe: Recipe) -> list[tuple[str, AnyStage]]:
+    """List the stages that may run, by the names that `--set` calls them."""
     before: list[tuple[str, AnyStage]] = [("teacher", recipe.teacher)]
-    before += [("teacher_lm", recipe.teacher_lm)] if speaks else []
+    before += [("teacher_lm", recipe.teacher_lm)] if trains_language_model(recipe) else []
     return [*before, *((f"stages[{at}]", stage) for at, stage in enumerate(recipe.stages))]
 
 

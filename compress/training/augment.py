@@ -200,11 +200,11 @@ FEW_ROWS: Final = 10_000
 VARIANTS: Final = Call("tinybert.near_words", {"copies": 8})
 
 
-def add_variants(recipe: Recipe, rows: int) -> Recipe:
-    """Let each stage of `augment: auto` be followed by one on variants of the rows, where the task has few `rows`.
+def add_stages(recipe: Recipe, rows: int, *, corpus: bool = False) -> Recipe:
+    """Let each stage of `augment: auto` be followed by one on more rows, whose student is kept where it is better.
 
-    Its result is kept where the validation split finds it better. There is none at the effort `quick`, or where the
-    length of the stage is given.
+    These are the texts of the corpus, where there is one for the task, or variants of the task's rows, where there are
+    few. Nothing is added where the length of the stage is given; at the effort `quick`, no variants are.
     """
     stages, suffix = list[AnyStage](), recipe.free_suffix("-augmented")
     for stage in recipe.stages:
@@ -212,8 +212,9 @@ def add_variants(recipe: Recipe, rows: int) -> Recipe:
             stages.append(stage)
             continue
         stages.append(stage.model_copy(update={"augment": None}))
-        if rows <= FEW_ROWS and stage.open_ended and stage.effort != "quick":
-            added = {"name": stage.name + suffix, "augment": VARIANTS, "improve": True, "student": None}
+        if stage.open_ended and (corpus or (rows <= FEW_ROWS and stage.effort != "quick")):
+            more: Call | str = "corpus" if corpus else VARIANTS
+            added = {"name": stage.name + suffix, "augment": more, "improve": True, "student": None}
             kept = "auto" if stage.cache_teacher else False  # outputs for so many rows are seldom read twice
             stages.append(stage.model_copy(update={**added, "cache_teacher": kept}))
     return recipe.model_copy(update={"stages": tuple(stages)})

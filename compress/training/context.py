@@ -22,6 +22,7 @@ from compress.models.precision import FLOAT32_ONLY
 from compress.models.teacher import Teacher
 from compress.training.augment import asks_language_model, augmented, task_text
 from compress.training.schedule import TimeLimit
+from compress.training.unlabelled import with_texts
 
 HELD_OUT_TOKENS: Final = 200_000
 """The most tokens of text that score a language model."""
@@ -77,6 +78,12 @@ class TrainingContext:
             if stage.data == "text":
                 return self._text_rows(stage, seed, held_out)
             split = self.data.validation if held_out else self.data.train
+            if stage.augment == "corpus" and not held_out:
+                if self.corpus is None:
+                    raise DataError(f"stage {stage.name}: `augment: corpus` needs unlabelled text: give --corpus")
+                split = with_texts(self.data, self.corpus, seed=seed)
+                added = len(split) - len(self.data.train)
+                self.console.print(f"{stage.name}: {added:,} texts of {self.corpus.name} besides the task's rows")
             if isinstance(stage.augment, Call) and lm is not None:
                 self.console.print(f"{stage.name}: more rows by {stage.augment.by}; they are kept")
                 split = augmented(split, stage.augment, lm.model, lm.tokenizer, lm_digest=lm.digest, seed=seed)

@@ -38,8 +38,9 @@ class Distillation(nn.Module):
 
     The student is trained, and the objective's projections with it. The teacher is frozen, in eval mode, follows
     `.to(device)`, and is neither in `parameters()` nor in `state_dict()`. `objective` may be a list of terms; the
-    shapes of both models then build it. For a `transformers.Trainer` pass the step as `model`; batches are
-    dictionaries of input_ids, attention_mask, ..., and labels where a term reads them.
+    shapes of both models then build it. Where an example's label is missing (-100, or nan), and the objective reads
+    the teacher's logits, the teacher's answer takes its place. For a `transformers.Trainer` pass the step as `model`;
+    batches are dictionaries of input_ids, attention_mask, ..., and labels where a term reads them.
 
         step = Distillation(student, teacher, [Term("tinybert.hidden", project=True)])
         step(**batch)["loss"].backward()
@@ -86,6 +87,8 @@ class Distillation(nn.Module):
         }  # fmt: skip
         batch = {name: column for name, column in usual.items() if column is not None} | more
         shown = self.shown(batch)
+        if labels is not None and shown is not None and shown.logits is not None:
+            batch["labels"] = fill_labels(labels, shown.logits)
         student = read(self.student, batch, self.objective.student_wants, at_BL=self.labelled(self.student, batch))
         parts = self.objective(student, shown, batch, items)
         return {"loss": parts.pop("total")} | {name: part.detach() for name, part in parts.items()}
@@ -122,3 +125,14 @@ class Distillation(nn.Module):
         if isinstance(self.teacher, nn.Module):
             self.teacher._apply(fn)
         return self
+
+
+def fill_labels(labels: Tensor, teacher_BV: Tensor) -> Tensor:
+    """Put the teacher's answers where labels of examples are missing: classes -100 (B,), numbers or memberships nan.
+
+    Labels of tokens, of which -100 are to be passed over, stay as they are.
+    """
+    if labels.is_floating_point():
+        answers = teacher_BV.view_as(labels) if teacher_BV.shape[-1] == 1 else teacher_BV > 0
+        return torch.where(labels.isnan(), answers.to(labels.dtype), labels)
+    return torch.where(labels == IGNORE_INDEX, teacher_BV.argmax(-1), labels) if labels.ndim == 1 else labels

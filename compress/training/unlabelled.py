@@ -1,0 +1,98 @@
+"""Add texts without labels to a task's rows: the teacher answers for them as they are met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from compress.data import cache
+from compress.data.constants import IGNORE_INDEX
+from compress.data.corpus import Corpus, split_sentences
+from compress.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from compress.data.task import Task, TaskData
+
+ENCODING: Final = "1"
+"""Part of every cache key: raise it when what is written of the same texts changes."""
+MOST_TEXTS: Final = 40_000
+"""Texts that are added at most: as many as eight variants of 5,000 rows."""
+MOST_READ: Final = 2_000_000
+"""Texts of a corpus that are read at most, and drawn from."""
+COMPARED: Final = 1_000
+"""Texts whose lengths are compared."""
+UNITS: Final[tuple[Callable[[str], Iterable[str]], ...]] = (lambda text: [text], str.splitlines, split_sentences)
+"""Ways to cut a document into texts: not at all, into lines, into sentences."""
+
+
+def takes_texts(task: Task) -> bool:
+    """Return True if a teacher's answer for a text alone is a row of this task."""
+    return not (task.pair or task.tokenwise)
+
+
+def with_texts(data: TaskData, corpus: Corpus, *, seed: int) -> Dataset:
+    """Return the task's training rows, then rows of up to MOST_TEXTS texts drawn from the corpus.
+
+    Their label is missing: -100, or nan, where `Distillation` puts the teacher's answer. Documents are cut into lines,
+    into sentences or not at all, whichever come nearest to the task's texts in length; what any split holds is left
+    out, and so is what comes twice. Written once to the cache. Raises DataError for a task that is not of single texts.
+    """
+    if not takes_texts(data.task) or corpus.parallel:
+        raise DataError(
+            f"augment: corpus needs a task of single texts and a corpus in one language; {data.name} is a "
+            f"{'pair ' if data.task.pair else ''}{data.task.kind} task. Leave it out here"
+        )
+    splits = [split for split in (data.train, data.validation, data.test) if split is not None]
+    key = cache.digest("unlabelled", ENCODING, corpus.fingerprint, *(each._fingerprint for each in splits), str(seed))
+    schema = data.train.features.arrow_schema
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        seen = {hash(text) for split in splits for text in split["text"]}
+        texts = draw(cut(corpus, data.train["text"][:COMPARED]), seen, np.random.default_rng(seed))
+        for table in data.train.with_format("arrow").iter(1000):
+            yield from table.cast(schema).to_batches()
+        for start in range(0, len(texts), 1000):
+            rows = [{"text": text, "label": _missing(data.task)} for text in texts[start : start + 1000]]
+            yield pa.RecordBatch.from_pylist(rows, schema=schema)
+
+    return cache.rows("unlabelled", key, batches, empty="the training split has no rows.")
+
+
+def cut(corpus: Corpus, like: list[str]) -> Iterator[str]:
+    """Yield the texts of a corpus, cut into what comes nearest in length to those texts (medians, as a ratio)."""
+    wanted = np.log(max(1.0, median(map(len, like))))
+    first = list(islice(filter(str.strip, corpus.documents()), COMPARED))
+    sizes = [median(len(part) for text in first for part in unit(text) if part.strip()) for unit in UNITS]
+    unit = UNITS[int(np.argmin([abs(np.log(size) - wanted) for size in sizes]))]
+    return (part.strip() for part in chain.from_iterable(map(unit, corpus.documents())) if part.strip())
+
+
+def draw(texts: Iterable[str], seen: set[int], rng: np.random.Generator, most: int = MOST_TEXTS) -> list[str]:
+    """Draw at most so many different texts, each with equal chance; those whose hash was `seen` are left out."""
+    drawn = list[str]()
+    for number, text in enumerate(_new(islice(texts, MOST_READ), seen)):
+        if number < most:
+            drawn.append(text)
+        elif (place := int(rng.integers(number + 1))) < most:
+            drawn[place] = text
+    return drawn
+
+
+def _new(texts: Iterable[str], seen: set[int]) -> Iterator[str]:
+    for text in texts:
+        if hash(text) not in seen:
+            seen.add(hash(text))
+            yield text
+
+
+def _missing(task: Task) -> Any:
+    if task.kind == "classification":
+        return IGNORE_INDEX
+    return float("nan") if task.kind == "regression" else [float("nan")] * task.outputs
