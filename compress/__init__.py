@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from compress.commands.bench import bench
     from compress.commands.distill import distill
     from compress.commands.export import export
+    from compress.commands.forecast import forecast
     from compress.commands.label import label
     from compress.commands.pretrain import pretrain
     from compress.commands.prune import prune
@@ -75,6 +76,7 @@ _HOMES = {
     "build": "compress.models.student",
     "distill": "compress.commands.distill",
     "export": "compress.commands.export",
+    "forecast": "compress.commands.forecast",
     "label": "compress.commands.label",
     "load_task": "compress.data",
     "pretrain": "compress.commands.pretrain",
@@ -113,6 +115,7 @@ __all__ = [
     "build",
     "distill",
     "export",
+    "forecast",
     "label",
     "load_task",
     "pretrain",

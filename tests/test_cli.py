@@ -22,7 +22,7 @@ from tests.command import Shelf
 OPTIONS = {
     "distill": (
         "--teacher --recipe --data --out --corpus --prompt --set --text --label --kind --metric --seed --precision "
-        "--resume --gate --max-drop --allow-pickle --allow-code --json --paper --effort --minutes"
+        "--resume --gate --max-drop --allow-pickle --allow-code --json --paper --effort --minutes --plan"
     ),
     "pretrain": (
         "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle --allow-code "
@@ -32,7 +32,8 @@ OPTIONS = {
     "prune": (
         "model --data --out --recipe --layers --hidden --heads --ffn --embedding --bottleneck --max-latency-ms "
         "--speedup --max-params --device --threads --batch --seq --set --text --label --kind --metric "
-        "--seed --precision --resume --gate --max-drop --allow-pickle --allow-code --json --paper --effort --minutes"
+        "--seed --precision --resume --gate --max-drop --allow-pickle --allow-code --json --paper --effort --minutes "
+        "--plan"
     ),
     "export": (
         "model --out --for --precision --opset --tune --device --lan --timeout --python --threads --batch --seq "

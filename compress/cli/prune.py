@@ -1,12 +1,13 @@
 """`compress prune`: a smaller model out of one that is there."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from compress.cli.options import UNCERTIFIED, console, grouped, print_result, told
+from compress.cli.train import forecast
 from compress.config.options import (
     CorpusName,
     DataName,
@@ -17,6 +18,7 @@ from compress.config.options import (
     LengthOptions,
     MaxDrop,
     Out,
+    Plan,
     PruneOptions,
     RunOptions,
     SettingOptions,
@@ -47,6 +49,7 @@ def prune(
     max_drop: Int8MaxDrop = None,
     length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
+    plan: Plan = False,
     as_json: Json = False,
 ) -> None:
     """Cut from a model what matters least, to given sizes or a budget; let it recover, ship and measure it.
@@ -58,8 +61,15 @@ def prune(
 
         ready = preflight.load_recipe(recipe, options.overrides, length)
         preflight.check(ready, teacher=model, out=out, data=data, options=options)
-        from compress.commands.prune import prune as run  # seconds: torch
+        from compress.commands.prune import aimed  # seconds: torch
+        from compress.commands.prune import prune as run
 
+        if plan:
+            forecast(
+                as_json, teacher=model, recipe=aimed(ready, asdict(target), asdict(setting)), data=data,
+                columns=columns, length=length.minutes_alone, options=replace(options, overrides=None),
+            )  # fmt: skip
+            return
         shown = console(as_json)
         bundle = run(
             model=model, recipe=ready, data=data, out=out, target=target, setting=setting, columns=columns,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from compress.config.options import (
     LengthOptions,
     OnWeakTeacher,
     Out,
+    Plan,
     Precision,
     Recipe,
     RunOptions,
@@ -26,6 +27,7 @@ from compress.config.options import (
     output,
     training,
 )
+from compress.errors import RecipeError
 
 
 @grouped()
@@ -42,6 +44,7 @@ def distill(
     max_drop: Int8MaxDrop = None,
     length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
+    plan: Plan = False,
     as_json: Json = False,
 ) -> None:
     """Distil a teacher into a student, export and quantise it, and measure it beside its teacher.
@@ -57,6 +60,14 @@ def distill(
         preflight.check(
             ready, teacher=teacher, out=out, data=data, corpus=corpus, prompted=asked is not None, options=options
         )
+        if plan:
+            if asked is not None:
+                raise RecipeError(["--plan: how long a language model takes to answer shows when it is asked"])
+            forecast(
+                as_json, teacher=teacher, recipe=ready, data=data, corpus=corpus, columns=columns,
+                length=length.minutes_alone, options=replace(options, overrides=None),
+            )  # fmt: skip
+            return
         from compress.commands.distill import distill as run  # seconds: torch
 
         shown = console(as_json)
@@ -67,6 +78,19 @@ def distill(
         )  # fmt: skip
         if as_json and not shown.quiet:
             print_result((bundle.path / "report.json").read_text(encoding="utf-8"))
+
+
+def forecast(as_json: bool, **given: Any) -> None:
+    """Print what a run would take."""
+    from compress.commands.forecast import forecast as run  # seconds: torch
+
+    shown = console(as_json)
+    found = run(**given, console=shown)
+    if as_json:
+        print_result(found.to_json())
+    else:
+        for line in found.lines():
+            shown.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @grouped(without=("gate",))

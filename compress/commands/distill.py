@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,57 +95,28 @@ def distill(
     console, started = console or Console(quiet=True), time.time()
     if max_drop is not None:
         check_max_drop(max_drop)
-    teacher, data = teacher_path(teacher), data_path(data)
-    recipe = preflight.load_choices(recipe, options.overrides, length)
-    prompt = Prompt.load(prompt) if isinstance(prompt, str) else prompt
-    preflight.check(
-        recipe, teacher=teacher, out=out, data=data, corpus=corpus, prompted=prompt is not None, options=options
-    )
-    state = PartialState(cpu=on_cpu())
-    if isinstance(recipe, CandidateRecipes):
-        recipe = choose_recipe(
-            recipe, teacher, data, columns, prompted=prompt is not None, options=options, console=console
-        )
-    recipe = load_functions(recipe, state.num_processes, options.allow_code)
-    checkpoint = teacher if prompt is None else starting_checkpoint(recipe)
-    number_format, strict = precisions.choose(options.precision), options.gate == "refuse"
-    identity = {
-        "teacher": teacher, "prompt": prompt and prompt.model_dump(mode="json"), "data": data, "corpus": corpus,
-        "seed": options.seed, "precision": number_format, "columns": list(astuple(columns)),
-        "code": user_code.digests(recipe), "command": command_line(),
-    }  # fmt: skip
-    run = Run.open(Path(out), recipe, identity, resume=options.resume, main=state.is_main_process)
-    with closing(run):
-        base_teacher, context = load_inputs(
-            checkpoint, data, recipe, run,
-            corpus=corpus, columns=columns, unlabelled=prompt is not None, number_format=number_format,
-            allow_pickle=options.allow_pickle, console=console,
-        )  # fmt: skip
-        if prompt is None:
-            unlabelled = context.corpus is not None and takes_texts(context.data.task)
-            recipe = add_stages(recipe, len(context.data.train), corpus=unlabelled)
-        if corpus is not None and not reads_corpus(recipe):
-            warn(console, f"no stage of {recipe.name} reads --corpus")
-        if length.minutes is not None:
-            untrained = () if base_teacher.trained or prompt is not None else (recipe.teacher,)
-            context = replace(context, time_limit=limit_time(length.minutes, (*untrained, *recipe.training), run))
-        check_lengths(recipe, base_teacher, tuned=prompt is None)
-        notes = StageModels(recipe, base_teacher, None, context, run).check()
-        for note in notes:
-            warn(console, note)
-        if prompt is None:
+    asked = Prompt.load(prompt) if isinstance(prompt, str) else prompt
+    ready = prepare(
+        teacher=teacher, data=data, out=out, recipe=recipe, corpus=corpus, prompt=asked, columns=columns,
+        length=length, options=options, console=console,
+    )  # fmt: skip
+    with ready as (models, notes):
+        recipe, base_teacher, context, run = models.recipe, models.base_teacher, models.context, models.run
+        state, strict = PartialState(), options.gate == "refuse"
+        if asked is None:
             task_teacher, teacher_check = load_task_teacher(base_teacher, recipe, context, run, strict=strict)
         else:
             with state.main_process_first():  # the others find its answers
                 task_teacher, teacher_check = prompt_teacher(
-                    teacher, prompt, base_teacher, context.data, seed=options.seed, bf16=context.bf16, strict=strict,
-                    allow_pickle=options.allow_pickle, console=console,
+                    teacher_path(teacher), asked, base_teacher, context.data, seed=options.seed, bf16=context.bf16,
+                    strict=strict, allow_pickle=options.allow_pickle, console=console,
                 )  # fmt: skip
             run.confirm(teacher=task_teacher.digest)
         usual = BUDGETED_LIMIT if recipe.target.limits_time else INT8_LIMIT
         for sized in resolve_budget(recipe, task_teacher, context, run):
-            models = StageModels(sized, base_teacher, task_teacher, context, run)
-            student = models.run_stages(sized.stages, teacher_logits=teacher_check.logits)
+            student = StageModels(sized, base_teacher, task_teacher, context, run).run_stages(
+                sized.stages, teacher_logits=teacher_check.logits
+            )
             if run.main:
                 bundle = ship(
                     student, task_teacher, context, recipe=sized, run=run, notes=[*notes, *teacher_check.notes],
@@ -156,6 +127,61 @@ def distill(
             run.finish()
         state.wait_for_everyone()
     return Bundle.load(run.path / "bundle")
+
+
+@contextmanager
+def prepare(
+    *,
+    teacher: "TeacherLike",
+    data: "DataLike",
+    out: str | Path,
+    recipe: str | Path | Recipe | CandidateRecipes,
+    corpus: str | None,
+    prompt: Prompt | None,
+    columns: DataOptions,
+    length: LengthOptions,
+    options: RunOptions,
+    console: Console,
+) -> Iterator[tuple["StageModels", list[str]]]:
+    """Check and load what a distillation needs, and open its run; yield its models, none trained yet, and warnings.
+
+    The arguments are those of `distill`. Raises a CompressError for anything wrong with them.
+    """
+    teacher, data = teacher_path(teacher), data_path(data)
+    recipe, prompted = preflight.load_choices(recipe, options.overrides, length), prompt is not None
+    preflight.check(recipe, teacher=teacher, out=out, data=data, corpus=corpus, prompted=prompted, options=options)
+    state = PartialState(cpu=on_cpu())
+    if isinstance(recipe, CandidateRecipes):
+        recipe = choose_recipe(recipe, teacher, data, columns, prompted=prompted, options=options, console=console)
+    recipe = load_functions(recipe, state.num_processes, options.allow_code)
+    checkpoint = starting_checkpoint(recipe) if prompted else teacher
+    number_format = precisions.choose(options.precision)
+    identity = {
+        "teacher": teacher, "prompt": prompt and prompt.model_dump(mode="json"), "data": data, "corpus": corpus,
+        "seed": options.seed, "precision": number_format, "columns": list(astuple(columns)),
+        "code": user_code.digests(recipe), "command": command_line(),
+    }  # fmt: skip
+    run = Run.open(Path(out), recipe, identity, resume=options.resume, main=state.is_main_process)
+    with closing(run):
+        base_teacher, context = load_inputs(
+            checkpoint, data, recipe, run,
+            corpus=corpus, columns=columns, unlabelled=prompted, number_format=number_format,
+            allow_pickle=options.allow_pickle, console=console,
+        )  # fmt: skip
+        if not prompted:
+            unlabelled = context.corpus is not None and takes_texts(context.data.task)
+            recipe = add_stages(recipe, len(context.data.train), corpus=unlabelled)
+        if corpus is not None and not reads_corpus(recipe):
+            warn(console, f"no stage of {recipe.name} reads --corpus")
+        if length.minutes is not None:
+            untrained = () if base_teacher.trained or prompted else (recipe.teacher,)
+            context = replace(context, time_limit=limit_time(length.minutes, (*untrained, *recipe.training), run))
+        check_lengths(recipe, base_teacher, tuned=not prompted)
+        models = StageModels(recipe, base_teacher, None, context, run)
+        notes = models.check()
+        for note in notes:
+            warn(console, note)
+        yield models, notes
 
 
 def choose_recipe(

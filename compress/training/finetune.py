@@ -1,7 +1,7 @@
 """Give a teacher a head for the task, fine-tuned here once and kept, and check it before a student learns from it."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,12 +68,7 @@ def trained_once(
 
     `said`: what to tell where it is trained, and what it is called where it was kept.
     """
-    numbers = stage.model_dump(exclude_defaults=True)
-    limited = [context.time_limit.minutes] if context.time_limit else []
-    key = io.of_value([teacher.digest, fingerprint, numbers, run.seed, context.bf16, *limited])
-    name = "".join(c if c.isalnum() else "-" for c in f"{teacher.name}-{on}"[-60:]).strip("-")
-    kept = home() / "teachers" / f"{name}-{key[:12]}"
-    console = context.console
+    kept, console = kept_folder(teacher, (on, fingerprint), stage, context, run), context.console
     if from_first(lambda: is_whole(kept)):
         console.print(f"{teacher.name}, {said[1]}: kept from an earlier run in {kept}")
     else:
@@ -85,6 +80,16 @@ def trained_once(
             cached(kept, lambda folder: shutil.copytree(run.result(stage.name), folder, dirs_exist_ok=True))
     PartialState().wait_for_everyone()  # until the first process has kept it
     return kept
+
+
+def kept_folder(teacher: Teacher, trained_on: Sequence[str], stage: Stage, context: TrainingContext, run: Run) -> Path:
+    """Name the folder that keeps what `stage` makes of this teacher, on data of this name and fingerprint."""
+    name, fingerprint = trained_on
+    numbers = stage.model_dump(exclude_defaults=True)
+    limited = [context.time_limit.minutes] if context.time_limit else []
+    key = io.of_value([teacher.digest, fingerprint, numbers, run.seed, context.bf16, *limited])
+    name = "".join(c if c.isalnum() else "-" for c in f"{teacher.name}-{name}"[-60:]).strip("-")
+    return home() / "teachers" / f"{name}-{key[:12]}"
 
 
 def load_general(

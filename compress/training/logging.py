@@ -99,7 +99,9 @@ class Journal(TrainerCallback):
         self.bar.update(self.task, completed=state.global_step, total=state.max_steps, facts=facts)
         if not self.console.is_terminal and state.global_step * 10 // state.max_steps > self.said:
             self.said = state.global_step * 10 // state.max_steps
-            self.console.print(f"{self.stage}: step {state.global_step}/{state.max_steps}  {facts}")
+            left = (state.max_steps - state.global_step) * seconds / (state.global_step - self.first) / 60
+            said = f"{self.stage}: step {state.global_step}/{state.max_steps}  {facts}  {left:.1f} min left"
+            self.console.print(said, soft_wrap=True)
 
     def on_log(
         self,

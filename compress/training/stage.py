@@ -100,10 +100,10 @@ def train(
     """
     folder = run.stage(stage.name)
     console = console or Console(quiet=True)
-    order = _order(stage, rows, run.seed)
+    order = batches(stage, rows, run.seed)
     if stage.lr == "auto":
         stage = stage.model_copy(update={"lr": learning_rate(Shape.from_config(step.student.config).hidden)})
-    per_epoch = _steps_per_epoch(stage, order)
+    per_epoch = steps_per_epoch(stage, order)
     length = None
     if stage.open_ended or seconds is not None:
         rows_scored, graded = (scoring.rows, scoring.graded) if scoring else (0, False)
@@ -145,7 +145,7 @@ def train(
         return Trained(steps, examples, spent.seconds, best_score, best, spent.peak_rss_mb)
 
 
-def _order(stage: Stage, rows: Dataset, seed: int) -> LengthGrouped | TokenBudget:
+def batches(stage: Stage, rows: Dataset, seed: int) -> LengthGrouped | TokenBudget:
     """Decide which rows come when: so many to a batch, or as many as a budget of tokens holds."""
     if stage.tokens is None:
         return LengthGrouped(rows["length"], stage.batch, seed=seed, whole=True)
@@ -153,7 +153,7 @@ def _order(stage: Stage, rows: Dataset, seed: int) -> LengthGrouped | TokenBudge
     return TokenBudget(rows["length"], stage.tokens // (accumulation * _processes()), seed=seed)
 
 
-def _steps_per_epoch(stage: Stage, order: LengthGrouped | TokenBudget) -> int:
+def steps_per_epoch(stage: Stage, order: LengthGrouped | TokenBudget) -> int:
     """Count the optimiser steps of an epoch."""
     if stage.tokens is None:
         return len(order) // stage.batch
@@ -261,6 +261,11 @@ def shares(stage: Stage, processes: int) -> tuple[int, int]:
     return micro, share // micro
 
 
+def stage_seed(stage: Stage, run: Run) -> int:
+    """Return the seed of a stage, which depends on the run's and on the stage's name."""
+    return (run.seed + int(io.of_value(stage.name)[:6], 16)) % 2**32
+
+
 def run_stage(
     stage: Stage,
     student: PreTrainedModel,
@@ -282,7 +287,7 @@ def run_stage(
     """
     if stage.head == "seq2seq":
         context = replace(context, collate=Seq2SeqCollate(context.tokenizer, student))
-    seed = (run.seed + int(io.of_value(stage.name)[:6], 16)) % 2**32
+    seed = stage_seed(stage, run)
     set_seed(seed)
     rows = context.rows(stage, seed)
     if stage.improve and len(rows) == len(context.rows(stage.model_copy(update={"augment": None}), seed)):

@@ -1,0 +1,285 @@
+"""Tell what a distillation will take before it is begun: each of its stages is tried for a few steps."""
+
+import copy
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from accelerate import PartialState
+from datasets import Dataset
+from rich.console import Console
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compress.commands.distill import StageModels, prepare, trains_language_model
+from compress.config.choices import AUTO, CandidateRecipes
+from compress.config.options import DataOptions, LengthOptions, RunOptions
+from compress.config.recipe import Prune, Recipe, Stage, Target
+from compress.config.reference import Call
+from compress.config.reference import options as options_of
+from compress.data.cache import is_whole
+from compress.models.teacher import Teacher
+from compress.slicing.shape import Shape
+from compress.training.augment import asks_language_model
+from compress.training.context import TrainingContext
+from compress.training.finetune import kept_folder, load_general, with_head
+from compress.training.objective import Objective
+from compress.training.run import Run
+from compress.training.schedule import Length
+from compress.training.stage import Trained, batches, cache_pays, planned_steps, run_stage, stage_seed, steps_per_epoch
+from compress.training.trainer import peak_rss_mb
+
+if TYPE_CHECKING:
+    from compress.data.objects import DataLike, TeacherLike
+
+SHORT, LONG = 4, (12, 60)
+"""Steps of the two trials of a stage; their difference tells how long a step takes. Of the second at least and most."""
+SECONDS = 6.0
+"""Seconds that the second trial is to take."""
+ROWS = 64
+"""Batches of rows that are tried on."""
+SHIPPING = (40.0, 6)
+"""Seconds to export and measure a student, and passes over the validation and test rows: measured (docs/LOG.md)."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Forecast a part of a run: optimiser steps and seconds, at least and at most; `note`: what is not as usual."""
+
+    name: str
+    steps: tuple[int, int] = (0, 0)
+    seconds: tuple[float, float] = (0.0, 0.0)
+    samples_per_second: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Forecast a run. peak_rss_mb: the most memory that the trials held, in 10^6 bytes; limit: `--minutes`."""
+
+    title: str
+    phases: tuple[Phase, ...]
+    peak_rss_mb: float
+    limit: float | None = None
+
+    @property
+    def minutes(self) -> tuple[float, float]:
+        """Return the minutes of everything, at least and at most."""
+        least, most = (sum(phase.seconds[at] for phase in self.phases) / 60 for at in (0, 1))
+        return (least, most) if self.limit is None else (min(least, self.limit), min(most, self.limit))
+
+    def to_json(self) -> str:
+        """Return the phases and the totals as JSON."""
+        return json.dumps({**asdict(self), "minutes": self.minutes}, indent=1) + "\n"
+
+    def lines(self) -> Iterator[str]:
+        """Yield what a terminal shows."""
+        yield self.title
+        width = max(len(phase.name) for phase in self.phases)
+        for phase in self.phases:
+            steps = f"{_span(*phase.steps, '{:,.0f}')} steps" if phase.steps[1] else ""
+            speed = f"{phase.samples_per_second:,.0f} samples/s" if phase.samples_per_second else ""
+            told = [_span(*phase.seconds, "{:.1f} min", 60), steps, speed, phase.note]
+            yield f"  {phase.name:<{width}}  {', '.join(each for each in told if each)}"
+        memory = f"{self.peak_rss_mb / 1000:.1f} GB of memory at the peak"
+        yield f"together {_span(*self.minutes, '{:.1f} min')}, {memory}; nothing was kept but encoded rows"
+
+
+def _span(least: float, most: float, form: str, unit: float = 1) -> str:
+    first, last = (form.format(each / unit) for each in (least, most))
+    return last if first == last else f"{first.split(' ')[0]} to {last}"
+
+
+def forecast(
+    *,
+    teacher: "TeacherLike",
+    data: "DataLike",
+    recipe: str | Path | Recipe | CandidateRecipes = AUTO,
+    corpus: str | None = None,
+    columns: DataOptions = DataOptions(),
+    length: LengthOptions = LengthOptions(),
+    options: RunOptions = RunOptions(),
+    console: Console | None = None,
+) -> Forecast:
+    """Forecast the minutes and the memory that `compress.distill` would take with the same arguments, on this machine.
+
+    All is loaded and checked as for a run; then each stage is tried for a few steps on a few rows, from weights that
+    are not trained. A stage whose end the validation split decides has a least and a most; a latency that is asked for
+    is not raced for, and its stages are tried at the teacher's sizes. Encoded rows are kept for the run. Raises a
+    CompressError for what `distill` would refuse before it trains.
+    """
+    console = console or Console(quiet=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        ready = prepare(
+            teacher=teacher, data=data, out=Path(scratch) / "run", recipe=recipe, corpus=corpus, prompt=None,
+            columns=columns, length=length, options=replace(options, resume=False), console=console,
+        )  # fmt: skip
+        with ready as (models, _), console.status("trying each stage"):
+            return _try(models, Path(scratch) / "home", length.minutes)
+
+
+def _try(models: StageModels, home: Path, limit: float | None) -> Forecast:
+    context, run, base_teacher = replace(models.context, console=Console(quiet=True)), models.run, models.base_teacher
+    recipe, data, raced = models.recipe, context.data, bool(models.recipe.target.budgets)
+    if raced:
+        recipe = recipe.model_copy(
+            update={"target": Target.model_validate({"layers": base_teacher.model.config.num_hidden_layers})}
+        )
+    trials, teacher = Trials(context, run, home), base_teacher
+    if teacher.trained:
+        phases = [Phase(recipe.teacher.name, note="has a head for the task")]
+    elif is_whole(kept_folder(teacher, (data.name, data.fingerprint), recipe.teacher, context, run)):
+        phases = [Phase(recipe.teacher.name, note="kept from an earlier run")]
+        teacher = with_head(teacher, recipe.teacher, context, run)
+    else:
+        phases = [trials.phase(recipe.teacher, copy.deepcopy(teacher.model).requires_grad_(True), None)[0]]
+    teacher.model.to(PartialState().device)
+    if trains_language_model(recipe):
+        phases += _language_model(recipe.teacher_lm, base_teacher, trials)
+        brief = recipe.teacher_lm.model_copy(update={"steps": SHORT, "evaluate": 0})
+        recipe = recipe.model_copy(update={"teacher_lm": brief})
+    models = replace(models, recipe=recipe, task_teacher=teacher, context=context)
+    student: PreTrainedModel | None = None
+    for stage in recipe.stages:
+        if isinstance(stage, Prune):
+            began = time.perf_counter()
+            student = models.prune(stage, student)
+            took, note = time.perf_counter() - began, "after a race of files, which is not counted" if raced else ""
+            phases.append(Phase(stage.name, seconds=(took, took), note=note))
+            continue
+        with trials.elsewhere():  # a language model that is trained for a trial is nobody's teacher
+            shown = models.teacher(stage)
+        chosen = models.choose_units(stage, shown)
+        student = models.student(stage, student, shown, chosen)
+        phase, student = trials.phase(stage, student, shown, models.origin(stage, student, chosen))
+        phases.append(phase)
+    rows = len(data.validation) + len(data.test or ())
+    export, passes = SHIPPING
+    shipped = export + passes * rows * trials.seconds_per_scored_row
+    phases.append(Phase("export and measure", seconds=(shipped, shipped)))
+    title = f"{recipe.name}: {base_teacher.name} on {data.name}, {len(data.train):,} rows"
+    return Forecast(title, tuple(phases), peak_rss_mb(), limit)
+
+
+def _language_model(stage: Stage, teacher: Teacher, trials: "Trials") -> list[Phase]:
+    """Forecast the training of the teacher's language model, where it has none."""
+    context = trials.context
+    found = load_general(teacher.name, teacher.folder, "masked_lm", kind=context.kind, allow_pickle=teacher.pickled)
+    if found.trained:
+        return []
+    text = context.text
+    if is_whole(kept_folder(teacher, (f"lm-{text.name}", text.fingerprint), stage, context, trials.run)):
+        return [Phase(stage.name, note="kept from an earlier run")]
+    return [trials.phase(stage, found.model.requires_grad_(True), None)[0]]
+
+
+@dataclass(frozen=True)
+class FewRows(TrainingContext):
+    """A context whose stages are trained on `few` rows."""
+
+    few: Dataset | None = None
+
+    def rows(self, stage: Stage, seed: int, *, held_out: bool = False) -> Dataset:
+        """Return these rows; held-out ones as they are."""
+        return super().rows(stage, seed, held_out=held_out) if held_out or self.few is None else self.few
+
+
+@dataclass
+class Trials:
+    """Try stages of a run; what a trial would keep in the cache goes to `home`."""
+
+    context: TrainingContext
+    run: Run
+    home: Path
+    seconds_per_scored_row: float = 0.0
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Let `home` be the cache."""
+        before = os.environ.get("COMPRESS_HOME")
+        os.environ["COMPRESS_HOME"] = str(self.home)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["COMPRESS_HOME"]
+            else:
+                os.environ["COMPRESS_HOME"] = before
+
+    def phase(
+        self, stage: Stage, student: PreTrainedModel, teacher: Teacher | None, origin_D: Tensor | None = None
+    ) -> tuple[Phase, PreTrainedModel]:
+        """Try a stage for a few steps and for more, after a warm-up; return its forecast and the model that is left."""
+        notes, variants = ["as the validation split decides"] if stage.open_ended else [], 1
+        if isinstance(stage.augment, Call) and asks_language_model(stage.augment):
+            variants += int(stage.augment.options.get("copies", options_of(stage.augment.function)["copies"].default))
+            notes.append(f"on up to {variants - 1} variants of each row, whose making is not counted")
+            stage = stage.model_copy(update={"augment": None})
+        rows = self.context.rows(stage, stage_seed(stage, self.run))
+        per_epoch = variants * steps_per_epoch(stage, batches(stage, rows, self.run.seed))
+        batch = variants * len(rows) / per_epoch
+        count = min(len(rows), math.ceil(ROWS * batch))
+        few = _drawn(rows, count)
+        context = FewRows(**{each.name: getattr(self.context, each.name) for each in fields(self.context)}, few=few)
+        cached = _keeps_outputs(stage, student, teacher, rows, self.context)
+
+        def tried(name: str, steps: int, model: PreTrainedModel) -> tuple[PreTrainedModel, float, float]:
+            """Return the trained model, the seconds of its training, and those before it."""
+            some = {"name": name, "steps": steps, "epochs": 1.0, "max_epochs": None, "evaluate": min(1, stage.evaluate)}
+            trial = stage.model_copy(update={**some, "cache_teacher": cached, "improve": False})
+            began = time.perf_counter()
+            with self.elsewhere():
+                made = run_stage(trial, model, teacher, context, self.run, origin_D=origin_D)
+            spent = Trained.read(self.run.result(name)).seconds
+            return made, spent, time.perf_counter() - began - spent
+
+        tried(f"{stage.name}-warm-up", SHORT, copy.deepcopy(student))
+        _, first, before = tried(f"{stage.name}-short", SHORT, copy.deepcopy(student))
+        least, most = LONG
+        more = min(most, max(least, round(SECONDS * SHORT / first)))
+        student, second, _ = tried(stage.name, more, student)
+        step = max(0.0, second - first) / (more - SHORT)
+        scored = max(0.0, first - SHORT * step) if stage.evaluate else 0.0
+        on_task = stage.data == "task" and stage.head == "task"
+        if on_task:
+            self.seconds_per_scored_row = scored / len(self.context.data.validation)
+        outputs = before / len(few) * len(rows) if cached else 0.0
+        if stage.open_ended:
+            held_out = len(self.context.data.validation) if on_task else 0
+            length = Length.plan(per_epoch, stage.batch, stage.effort, rows=held_out)
+            steps, every = (length.least, length.most), length.every
+        else:
+            steps = (planned_steps(stage, per_epoch),) * 2
+            every = max(1, min(steps[0], per_epoch) // max(1, stage.evaluate))
+        seconds = [outputs + each * step + each / every * scored for each in steps]
+        speed = batch / step if step else None
+        return Phase(stage.name, steps, (seconds[0], seconds[1]), speed, ", ".join(notes)), student
+
+
+def _drawn(rows: Dataset, count: int) -> Dataset:
+    """Draw so many rows, and number them anew: a teacher's kept outputs are found by the `index` of a row."""
+    table = rows.select(np.sort(np.random.default_rng(0).choice(len(rows), count, replace=False))).with_format("arrow")[
+        :
+    ]
+    at = table.schema.get_field_index("index")
+    return Dataset(table if at < 0 else table.set_column(at, "index", pa.array(np.arange(count))))
+
+
+def _keeps_outputs(
+    stage: Stage, student: PreTrainedModel, teacher: Teacher | None, rows: Dataset, context: TrainingContext
+) -> bool:
+    """Return True if the stage will keep its teacher's outputs."""
+    if stage.cache_teacher != "auto" or teacher is None or not stage.objective:
+        return bool(stage.cache_teacher)
+    shapes = (Shape.from_config(model.config) for model in (student, teacher.model))
+    kind = context.kind if stage.head == "task" else None
+    return cache_pays(stage, Objective(stage.objective, *shapes, kind=kind), teacher, rows)

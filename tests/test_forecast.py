@@ -1,0 +1,136 @@
+"""A forecast tries each stage, tells least and most, and leaves nothing that a run could mistake for its own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compress
+from compress.commands import forecast as forecasting
+from compress.commands.forecast import Forecast, Phase, forecast
+from compress.config.recipe import Recipe
+from compress.models import precision
+from compress.training import schedule
+from compress.training.schedule import Length
+from compress.training.stage import Trained
+from tests import command, tiny, unshipped
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "choose", lambda _: "fp32")
+    monkeypatch.setattr(forecasting, "LONG", (6, 6))
+    monkeypatch.setattr(forecasting, "ROWS", 3)
+
+
+def given(tmp_path: Path, recipe: str = tiny.RECIPE) -> dict[str, Any]:
+    return {
+        "teacher": tiny.checkpoint(tmp_path / "teacher"),
+        "data": tiny.reviews(tmp_path / "data"),
+        "recipe": tiny.recipe(tmp_path / "recipe", recipe),
+    }
+
+
+def kept(home: Path) -> set[str]:
+    """The folders of the cache that hold anything but data and encoded rows."""
+    return {each.name for each in home.iterdir() if each.is_dir()} - {"data", "encoded"}
+
+
+def test_every_phase_is_told_and_nothing_but_rows_is_kept(tmp_path: Path, home: Path) -> None:
+    found = forecast(**given(tmp_path))
+    assert [phase.name for phase in found.phases] == ["teacher", "intermediate", "prediction", "export and measure"]
+    assert [phase.steps for phase in found.phases] == [(24, 24), (12, 12), (24, 24), (0, 0)]
+    assert all(0 < phase.seconds[0] == phase.seconds[1] for phase in found.phases)
+    assert found.minutes[0] == pytest.approx(sum(phase.seconds[0] for phase in found.phases) / 60)
+    assert found.peak_rss_mb > 50
+    assert kept(home) == set()
+
+
+def test_seconds_are_steps_and_evaluations(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training is said to take 0.1 s a step and 0.5 s for the evaluation at the end of a trial."""
+    read = Trained.read
+    monkeypatch.setattr(Trained, "read", staticmethod(lambda path: pretend(read(path))))
+
+    def pretend(trained: Trained) -> Trained:
+        return Trained(trained.steps, trained.examples, 0.1 * trained.steps + 0.5, None, None)
+
+    phases = {phase.name: phase for phase in forecast(**given(tmp_path)).phases}
+    assert phases["teacher"].seconds[0] == pytest.approx(24 * 0.1 + 24 / 6 * 0.5), "96 rows are 6 steps, scored once"
+    assert phases["prediction"].seconds[0] == pytest.approx(24 * 0.1 + 24 / 3 * 0.5), "scored twice"
+    assert phases["prediction"].samples_per_second == pytest.approx(160)
+    export, passes = forecasting.SHIPPING
+    assert phases["export and measure"].seconds[0] == pytest.approx(export + passes * 40 * 0.5 / 40)
+
+
+def test_an_open_end_has_a_least_and_a_most(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "LEAST", 10)
+    recipe = tiny.RECIPE.replace("    steps: 24\n", "    epochs: auto\n    augment: auto\n")
+    found = {phase.name: phase for phase in forecast(**given(tmp_path, recipe)).phases}
+    length = Length.plan(6, 16)
+    assert found["prediction"].steps == (length.least, length.most) == (10, 240)
+    assert found["prediction"].seconds[1] == pytest.approx(24 * found["prediction"].seconds[0], rel=1e-6)
+    assert found["prediction-augmented"].steps[1] > length.most
+
+
+def test_a_teacher_that_is_kept_is_not_tried(
+    tmp_path: Path, home: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = given(tmp_path)
+    with pytest.raises(unshipped.Trained):
+        compress.distill(**arguments, out=tmp_path / "run")
+    before = {path.name for path in (home / "teachers").iterdir()}
+    teacher, *_ = forecast(**arguments).phases
+    assert (teacher.steps, teacher.seconds, teacher.note) == ((0, 0), (0.0, 0.0), "kept from an earlier run")
+    assert {path.name for path in (home / "teachers").iterdir()} == before
+    assert kept(home) == {"teachers"}
+
+
+def test_kept_outputs_and_a_language_model_are_tried_outside_of_the_cache(tmp_path: Path, home: Path) -> None:
+    recipe = tiny.RECIPE.replace("    checkpoint: 5\n", "    checkpoint: 5\n    cache_teacher: true\n") + (
+        "teacher_lm: {pretrain: teacher-lm, head: masked_lm, corrupt: bert.mask, steps: 9, batch: 8, max_length: 32,\n"
+        "             lr: 1.0e-3, objective: [{loss: bert.masked_lm}]}\n"
+    )
+    recipe = recipe.replace("    steps: 12\n", "    steps: 12\n    augment: {by: tinybert.augment, copies: 3}\n")
+    found = forecast(**given(tmp_path, recipe)).phases
+    assert [(phase.name, phase.steps[0]) for phase in found][:3] == [
+        ("teacher", 24), ("teacher-lm", 9), ("intermediate", 12),
+    ]  # fmt: skip
+    assert "3 variants of each row" in found[2].note
+    assert kept(home) <= {"corpora"}
+
+
+def test_a_budget_is_not_raced_for(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.pruning.budget.resolve_budget", lambda *_: pytest.fail("raced"))
+    recipe = Recipe.load(
+        "prune-taylor",
+        [
+            "target.speedup=2",
+            "teacher.steps=8",
+            "teacher.max_length=64",
+            "stages.1.steps=4",
+            "stages.3.steps=4",
+            "stages.3.augment=null",
+        ],
+    )
+    found = forecast(**given(tmp_path) | {"recipe": recipe}).phases
+    assert [phase.name for phase in found][1:-1] == ["half", "recover-half", "all", "recover"]
+    assert "race" in found[1].note and found[1].seconds[0] > 0
+
+
+def test_a_limit_bounds_the_whole() -> None:
+    phases = (Phase("one", (10, 20), (60.0, 600.0)), Phase("two", (0, 0), (30.0, 30.0)))
+    assert Forecast("", phases, 100.0).minutes == (1.5, 10.5)
+    assert Forecast("", phases, 100.0, limit=3.0).minutes == (1.5, 3.0)
+    assert json.loads(Forecast("", phases, 100.0, limit=1.0).to_json())["minutes"] == [1.0, 1.0]
+
+
+def test_the_command_stops_after_its_forecast(tmp_path: Path, home: Path) -> None:
+    arguments = given(tmp_path)
+    line = ["distill", "--plan", "--json", "--out", str(tmp_path / "run")]
+    line += [word for name, value in arguments.items() for word in (f"--{name}", value)]
+    told = command.run(*line)
+    assert told.code == 0
+    assert json.loads(told.out)["phases"][0]["name"] == "teacher"
+    assert not (tmp_path / "run").exists()
+    assert command.refused(command.run(*line, "--prompt", "sentiment"), tmp_path / "run", "--plan")
