@@ -10,7 +10,7 @@ Shapes: B examples, L tokens, V vocabulary.
 Deviations:
 - the ends are the paper's KL divergences, and there JSD is not continuous: JSD(beta) -> 0 as beta -> 0 or 1, divided by
   beta (or 1 - beta) it tends to KL. The authors have no code; TRL, by one of them, special-cases the ends alike.
-- no T^2: TRL has none, the paper keeps T = 1 for the loss.
+- no T^2: TRL has none; paper and TRL keep T = 1 for the loss, and TRL's temperature of 0.9 is that of the sampling.
 - only sampled tokens count, up to and including the end token; the mean is over them, as in TRL.
 - the student's dropout is off, when it samples and when it learns, as in TRL: it stays in eval mode.
 - lambda decides per batch, as in Alg. 1 and TRL; a teacher's own sampled texts (supervised KD) are the rows themselves.

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from compress.config.recipe import Recipe
 from compress.config.term import Term
 from compress.errors import ObjectiveError
 from compress.papers import distilbert, gkd, minillm
@@ -54,6 +55,12 @@ def test_the_ends_are_forward_and_reverse_kl() -> None:
 
 
 # The step
+
+
+def test_the_recipe_samples_at_trls_temperature_and_compares_at_one() -> None:
+    on_policy = Recipe.load("gkd").training[1]
+    assert on_policy.step is not None and on_policy.step.options["temperature"] == 0.9
+    assert [term.options["temperature"] for term in on_policy.objective] == [1.0]
 
 
 def test_share_is_the_probability_of_learning_from_the_students_own_text(monkeypatch: pytest.MonkeyPatch) -> None:
