@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from compress.config.recipe import Recipe
 from compress.data.constants import IGNORE_INDEX
 from compress.data.corpus import Document
 from compress.errors import DataError
@@ -27,6 +28,17 @@ def test_fifteen_percent_of_each_rows_tokens_are_predicted_and_at_least_one() ->
     assert (masked["labels"] != IGNORE_INDEX).sum(-1).tolist() == [30, 15, 2, 1, 0]  # round(1.5) is 2
     few = mask(batch, words(), rate=0.5, max_predictions=20)
     assert (few["labels"] != IGNORE_INDEX).sum(-1).tolist() == [20, 20, 5, 2, 0]
+
+
+@pytest.mark.parametrize("name", ["albert", "ib-bert", "mobilebert", "mobilebert-tiny"])
+def test_recipes_predict_as_many_of_512_tokens_as_their_authors_do(name: str) -> None:
+    """20 by `max_predictions_per_seq` of the authors' commands, where 15 % would be 77."""
+    found = [
+        (stage.corrupt(rows.batch(long_row(stage.max_length)), words())["labels"] != IGNORE_INDEX).sum().item()
+        for stage in Recipe.load(name).training
+        if stage.corrupt is not None
+    ]
+    assert found == [20] * (3 if name.startswith("mobilebert") else 1)
 
 
 def test_what_is_predicted_is_never_special_and_nothing_else_changes() -> None:
