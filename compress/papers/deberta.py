@@ -14,6 +14,8 @@ Shapes: B examples, L tokens, R labelled positions, D hidden, V classes or vocab
 Deviations
 - `family: deberta` has no enhanced mask decoder: transformers' layer of that family fails on query states. The v2 class
   computes v1's attention with `share_att_key: false` and no `position_buckets`.
+- A.3's spans of up to three words are albert.mask's: n-grams drawn over the whole row until 15 % of its tokens are
+  chosen. The authors' code draws one in each stretch of six times its length.
 - the decoder's position embedding belongs to the step and is not kept: transformers has no place for it where
   `position_biased_input` is false, and no task reads it.
 - SiFT, from the authors' code: the clean pass does not normalise twice (LayerNorm of a normalised vector is itself up

@@ -9,6 +9,7 @@ from torch.nn.functional import layer_norm
 from transformers import AutoModelForMaskedLM
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
+from compress.config.recipe import Recipe
 from compress.config.term import Term
 from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
@@ -21,6 +22,7 @@ from compress.slicing.shape import Shape
 from compress.training.objective import Objective
 from compress.training.step import Distillation
 from tests import tiny
+from tests.papers import rows
 
 WORDS = Words.from_tokenizer(tiny.tokenizer())
 
@@ -105,6 +107,45 @@ def test_a_student_without_such_a_decoder_is_refused() -> None:
         deberta.EnhancedMaskDecoder(model, None, objective, words=WORDS)
     with pytest.raises(ObjectiveError, match=r"`corrupt: bert\.mask`"):
         deberta.EnhancedMaskDecoder(model, None, None, words=WORDS)(**tiny.batch())
+
+
+# Recipes
+
+MNLI = 392_702
+"""Training rows of MNLI, whose script is where the fine-tuning numbers are from."""
+
+
+def test_the_recipe_masks_whole_words_as_spans_of_up_to_three() -> None:
+    pretrain = Recipe.load("deberta").training[0]
+    assert pretrain.corrupt is not None
+    inside = range(500, 1000)
+    words = rows.words(inside=inside)
+    ids = [rows.CLS, *(number for word in range(120) for number in (5 + word, 500 + word)), rows.SEP]
+    runs: list[int] = []
+    torch.manual_seed(0)
+    for row in pretrain.corrupt(rows.batch(*[ids] * 50), words)["labels"] != IGNORE_INDEX:
+        chosen_W = row[1:-1].view(-1, 2)
+        assert torch.equal(chosen_W[:, 0], chosen_W[:, 1]), "a word is chosen whole"
+        assert int(row.sum()) == 36  # round(0.15 * 242)
+        marks = "".join("x" if word else " " for word in chosen_W[:, 0])
+        runs += [len(run) for run in marks.split()]
+    assert 1.3 < sum(runs) / len(runs) < 2.2, "single words alone are in runs of 1.2 on average"
+
+
+@pytest.mark.parametrize(("name", "epochs"), [("deberta", 3), ("deberta-v3", 3), ("deberta-sift", 6)])
+def test_fine_tuning_is_that_of_the_authors_mnli_script(name: str, epochs: int) -> None:
+    """1,000 steps of warm-up, texts of 256 tokens."""
+    stage = Recipe.load(name).training[-1]
+    steps = MNLI * epochs / stage.batch
+    assert (stage.epochs, stage.batch, stage.max_length) == (epochs, 64, 256)
+    assert stage.warmup * steps == pytest.approx(1000, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "batch", "lr"), [("deberta", 2048, 2e-4), ("deberta-v3", 64, 3e-4)])
+def test_pre_training_is_as_long_as_the_authors(name: str, batch: int, lr: float) -> None:
+    stage = Recipe.load(name).training[0]
+    assert (stage.steps, stage.batch, stage.lr, stage.max_length) == (1_000_000, batch, lr, 512)
+    assert stage.warmup * 1_000_000 == 10_000
 
 
 # SiFT
