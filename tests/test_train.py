@@ -52,7 +52,8 @@ def by_hand(
     warm_up, found = math.ceil(stage.steps * stage.warmup), []
     for done, batch in zip(range(until or stage.steps), batches(rows, stage), strict=False):
         for group in optimiser.param_groups:
-            group["lr"] = stage.lr * min(done / warm_up, (stage.steps - done) / (stage.steps - warm_up))
+            left = (stage.steps - done) / (stage.steps - warm_up)
+            group["lr"] = min(stage.lr * done / warm_up, stage.lr_end + (stage.lr - stage.lr_end) * left)
         optimiser.zero_grad()
         parts = step(**collate([rows[i] for i in batch]))
         parts["loss"].backward()
@@ -80,8 +81,9 @@ def assert_same(one: Distillation, other: Distillation, *, atol: float) -> None:
         )
 
 
-def test_training_is_the_plain_loop(tmp_path: Path) -> None:
-    stage = learning.stage(weight_decay=0.1, clip=0.5)
+@pytest.mark.parametrize("lr_end", [0.0, 4e-3])
+def test_training_is_the_plain_loop(lr_end: float, tmp_path: Path) -> None:
+    stage = learning.stage(weight_decay=0.1, clip=0.5, lr_end=lr_end)
     ours = trained(tmp_path, stage)
     plain, parts = by_hand(stage)
     assert_same(ours, plain, atol=1e-6)

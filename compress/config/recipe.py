@@ -96,6 +96,7 @@ class Stage(Frozen):
     the validation split shows no more improvement, and then the rate falls in a straight line instead of as `schedule`
     says (`training.schedule`). lr auto is 5e-5 for BERT-base's width and goes with 1 / width. steps stand in the place
     of epochs, but are no more than what max_epochs come to.
+    lr_end: the rate that a linear schedule ends at, for a stage that another one continues.
     evaluate: how often per epoch the student is scored; the best weights are kept (0: never, the last are kept; also
     so where there is nothing to score). checkpoint: optimiser steps between checkpoints (left out: ten per stage, but
     200 steps apart at least).
@@ -140,6 +141,7 @@ class Stage(Frozen):
     max_length: int = Field(128, ge=8, le=1_000_000)
     lr: Annotated[Annotated[float, Field(gt=0, le=10), Tag(NUMBER)] | Auto, NumberOrAuto]
     schedule: Literal["linear", "constant", "cosine"] = "linear"
+    lr_end: float = Field(0.0, ge=0, le=10)
     warmup: float = Field(0.1, ge=0, lt=1)
     weight_decay: float = Field(0.01, ge=0, le=10)
     betas: tuple[Decay, Decay] = (0.9, 0.999)
@@ -176,6 +178,12 @@ class Stage(Frozen):
         elif "step" in line:
             usual["objective"] = ()
         return usual | line
+
+    @model_validator(mode="after")
+    def _a_rate_to_end_at_needs_a_straight_line_to_it(self) -> "Stage":
+        if self.lr_end and (self.lr == "auto" or self.open_ended or self.schedule != "linear" or self.lr_end > self.lr):
+            raise ValueError("has an `lr_end`, which needs `schedule: linear`, a length, and an `lr` not below it")
+        return self
 
     @property
     def open_ended(self) -> bool:

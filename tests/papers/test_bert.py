@@ -41,6 +41,16 @@ def test_recipes_predict_as_many_of_512_tokens_as_their_authors_do(name: str) ->
     assert found == [20] * (3 if name.startswith("mobilebert") else 1)
 
 
+def test_both_stages_of_the_recipe_are_one_decay_of_the_rate() -> None:
+    """It falls from the end of the warm-up over both, without a jump between them."""
+    short, long, _ = Recipe.load("bert").training
+    assert short.steps and long.steps and short.lr != "auto"
+    assert short.steps + long.steps == 1_000_000
+    assert (short.lr_end, long.lr_end, long.warmup) == (long.lr, 0, 0)
+    slopes = (short.lr - short.lr_end) / (short.steps * (1 - short.warmup)), short.lr_end / long.steps
+    assert slopes[0] == pytest.approx(slopes[1], rel=0.02)
+
+
 def test_what_is_predicted_is_never_special_and_nothing_else_changes() -> None:
     ids = [CLS, 7, UNK, SEP, 8, MASK, 9, SEP]
     batch = rows.batch(ids, [CLS, 7, SEP])
