@@ -159,6 +159,14 @@ def test_published_numbers_take_the_place_of_auto() -> None:
     assert Recipe.load("distilbert", ["stages.0.epochs=7"], paper=True).training[0].epochs == 7
 
 
+@pytest.mark.parametrize("name", ["minilm", "minilm-v1", "minilm-assistant"])
+def test_published_stages_on_text_are_as_long_as_the_papers(name: str) -> None:
+    """400,000 steps on 512 tokens, 4,000 of them warm-up (Sec. 4.1 of both MiniLM papers); ours are three epochs."""
+    found = [each for each in Recipe.load(name, paper=True).training if each.data == "text"]
+    assert {(each.steps, each.max_length, each.warmup) for each in found} == {(400_000, 512, 0.01)}
+    assert {each.epochs for each in Recipe.load(name).training if each.data == "text"} == {3}
+
+
 def test_steps_end_what_is_open() -> None:
     assert not Recipe.load("distilbert", ["stages.0.steps=30"]).training[0].open_ended
 

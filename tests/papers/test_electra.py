@@ -9,6 +9,7 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor
 from transformers import AutoModelForPreTraining, ElectraForMaskedLM, ElectraForPreTraining
 
+from compress.config.recipe import Recipe
 from compress.config.term import Term
 from compress.data.constants import IGNORE_INDEX
 from compress.data.masking import Words
@@ -52,6 +53,18 @@ def gradients(module: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:
     found = {name: each.grad.clone() for name, each in module.named_parameters() if each.grad is not None}
     module.zero_grad()
     return found
+
+
+# Recipes
+
+
+@pytest.mark.parametrize(("name", "steps", "lr"), [("electra-small", 1_000_000, 3e-4), ("electra-base", 766_000, 1e-4)])
+def test_recipes_train_as_long_as_the_paper_and_decay_no_weight_of_the_task(name: str, steps: int, lr: float) -> None:
+    """Tables 6 and 7."""
+    pretrain, task = Recipe.load(name).training
+    assert pretrain.steps == steps
+    assert pretrain.warmup * steps == pytest.approx(10_000, rel=0.01)
+    assert (pretrain.weight_decay, task.weight_decay, task.lr) == (0.01, 0.0, lr)
 
 
 # Corruption
