@@ -1,19 +1,23 @@
 """Conneau & Lample 2019, "Cross-lingual Language Model Pretraining", arXiv:1901.07291.
 
-Sec. 3.2, 3.3  bert.mask          masked language modelling of streams of any number of sentences
-Sec. 3.3       translation_pairs  TLM: a sentence and its translation, each with positions from 0, and a language id
-Sec. 3         streams            both: translations become pairs, other text streams of sentences
+Sec. 3.3  distilbert.mask    masked language modelling of streams of any number of sentences; frequent tokens less often
+Sec. 3.4  translation_pairs  TLM: a sentence and its translation, each with positions from 0, and a language id
+Sec. 3.5  streams            both: translations become pairs, other text streams of sentences
 
-The corpus of TLM is parallel text: data.parallel says how it is written. Masking and loss are bert.mask and
-bert.masked_lm.
+The corpus of TLM is parallel text: data.parallel says how it is written. The loss is bert.masked_lm.
 
 Deviations
+- a stage reads one corpus, so MLM and TLM do not alternate (Sec. 3.5): one stage, or run, follows the other.
+- languages are not sampled by their shares to the power of 0.7 (Sec. 3.5): all rows of the corpus come equally often,
+  and a batch of MLM may mix languages, where theirs has one. Rows of plain text carry no language id.
 - TLM pairs are framed as the tokenizer frames pairs; theirs begins and ends each sentence with </s>. XLM's tokenizer of
   transformers writes one </s> between the two.
 - pairs longer than a row are left out, as in the authors' code (there from 100 tokens on).
 - streams of several documents have the separator of roberta.full_sentences between them; theirs is one stream of
   sentences, cut into rows of 256 tokens wherever that falls.
-- Eq. 1's sampling of languages and the subsampling of frequent tokens when masking are left out.
+- masks are drawn as Sec. 3.3 says, by one over the root of a token's frequency; the authors' commands leave that out
+  (sample_alpha 0), and mask each token, </s> too, with a probability of 0.15.
+- the rate falls in a straight line, theirs with the inverse square root of the step.
 """
 
 from collections.abc import Iterable, Iterator

@@ -5,11 +5,14 @@ from typing import Any
 import pytest
 import torch
 
+from compress.config.recipe import Recipe
+from compress.data.constants import IGNORE_INDEX
 from compress.data.corpus import Corpus, Document, build_rows
 from compress.errors import DataError
 from compress.papers import roberta, xlm
+from compress.training.stage import shares
 from tests import tiny
-from tests.papers.rows import CLS, SEP, document, frame, rng
+from tests.papers.rows import CLS, FIRST, SEP, batch, document, frame, rng, words
 
 PAIRS = [document(0, 2, 3, parallel=True), document(1, 9, 9, parallel=True), document(2, 1, 1, parallel=True)]
 PLAIN = [document(0, 2, 3), document(1, 4)]
@@ -71,3 +74,20 @@ def test_language_and_position_change_what_xlm_computes() -> None:
     for name in ("position_ids", "langs"):
         changed = model(**{key: value for key, value in inputs.items() if key != name})[0]
         assert not torch.allclose(whole, changed, atol=1e-3)
+
+
+def test_the_recipe_takes_pairs_by_tokens_and_predicts_frequent_tokens_less_often() -> None:
+    """4,000 tokens of pairs, 64 rows of plain text (Sec. 5.1); weights 1 / sqrt(frequency) (Sec. 3.3)."""
+    pairs, plain = (Recipe.load("xlm", given).training[0] for given in ([], ["stages.0.tokens=null"]))
+    assert shares(pairs, processes=1) == (15, 1), "so many rows of full length, 256, are 4,000 tokens at most"
+    assert shares(plain, processes=1) == (64, 1)
+    often, seldom = FIRST, FIRST + 1
+    counts = torch.ones(1000, dtype=torch.long)
+    counts[often] = 100
+    torch.manual_seed(0)
+    given = batch(*[[CLS, *[often, seldom] * 50, SEP]] * 100)
+    assert pairs.corrupt is not None
+    labels = pairs.corrupt(given, words(counts=counts))["labels"]
+    assert (labels != IGNORE_INDEX).sum() == round(0.15 * 100 * 102)
+    drawn = (labels == often).sum() / (labels == seldom).sum()
+    assert 0.08 < drawn < 0.13, "about a tenth: without replacement, seldom ones become fewer"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import XLNetConfig, XLNetLMHeadModel
 
-from compress.config.recipe import StudentSpec
+from compress.config.recipe import Recipe, StudentSpec
 from compress.data.constants import IGNORE_INDEX
 from compress.models.student import build, config_for
 from compress.papers.bert import masked_lm
@@ -31,6 +31,14 @@ def xlnet() -> Any:
     torch.manual_seed(0)
     shape = {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 32, "vocab_size": 1000}
     return XLNetLMHeadModel(XLNetConfig(**shape, initializer_range=0.5, dropout=0.0)).eval()
+
+
+def test_the_recipe_trains_a_base_model_with_the_numbers_of_bert() -> None:
+    """Sec. 3.1, 3.4: 256 million rows; Table 7's numbers, which would be 4,096 million, are the large one's."""
+    recipe = Recipe.load("xlnet")
+    pretrain, bert = recipe.training[0], Recipe.load("bert").training[0]
+    assert (recipe.student.layers, recipe.student.hidden) == (12, 768)
+    assert (pretrain.steps, pretrain.batch, pretrain.lr, pretrain.max_length) == (1_000_000, bert.batch, bert.lr, 512)
 
 
 def test_each_target_has_its_row_and_its_token_as_label() -> None:
