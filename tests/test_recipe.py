@@ -286,6 +286,60 @@ def test_a_recipe_opens_with_its_citation_and_its_command(name: str) -> None:
     assert re.match(rf"#   compress (distill|pretrain|prune) .*--recipe {name} ", command)
 
 
+SOURCE = re.compile(r"ours: \w|(Table|Sec\.|Eq\.|Alg\.) \d|\b[A-Z]\.\d|README|TRL|\b(code|scripts?|json)\b")
+"""What a comment says of a number: where it is from, or `ours:` and why."""
+
+
+def uncited(text: str) -> list[str]:
+    """The lines with a number whose source is neither behind it nor behind a key that opens a block around it."""
+    lines, found = text.splitlines(), set[int]()
+
+    def cited(line: int) -> bool:
+        comment = re.search(r"\s# (.+)$", lines[line])
+        return comment is not None and SOURCE.search(comment[1]) is not None
+
+    def visit(node: yaml.Node, known: bool) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if key.value != "paper":
+                    opens = isinstance(value, yaml.CollectionNode) and key.value != "stages"
+                    visit(value, known or (opens and cited(key.start_mark.line)))
+        elif isinstance(node, yaml.SequenceNode):
+            for each in node.value:
+                visit(each, known)
+        elif re.search(r":(int|float)$", node.tag) and not known and not cited(node.start_mark.line):
+            found.add(node.start_mark.line)
+
+    visit(yaml.compose(text, Loader=yaml.SafeLoader), False)
+    return [lines[line] for line in sorted(found)]
+
+
+def test_numbers_without_a_source_are_found() -> None:
+    text = """\
+paper: {year: 2020}
+student: {layers: 2, heads: 4}    # Table 1
+stages:                           # Sec. 3
+  - distill: first                # Sec. 3
+    lr: 3.0e-5                    # the best of three
+    batch: 32                     # ours
+    epochs: 3                     # ours: theirs are 20
+    betas: [0.9, 0.98]
+    step:                         # authors' code
+      by: a.b
+      decay: 0.9
+    objective:
+      - {loss: a.b, weight: 0.5}
+"""
+    assert [line.split("#")[0].strip() for line in uncited(text)] == [
+        "lr: 3.0e-5", "batch: 32", "betas: [0.9, 0.98]", "- {loss: a.b, weight: 0.5}"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", loader.names())
+def test_every_number_of_a_recipe_has_its_source_or_is_ours_with_the_reason(name: str) -> None:
+    assert uncited(loader.locate(name).read_text(encoding="utf-8")) == []
+
+
 def test_there_are_recipes_and_each_is_in_the_table() -> None:
     assert len(loader.names()) >= 6
     table = loader.folder() / "README.md"
