@@ -224,6 +224,13 @@ def test_set_by_number_and_by_name(tmp_path: Path) -> None:
     assert Recipe.load(name).stages[0].lr == 1e-3
 
 
+@pytest.mark.parametrize(("name", "paper"), [("electra-small", False), ("minilm", True)])
+def test_epochs_that_are_set_take_the_place_of_steps(name: str, paper: bool) -> None:
+    assert Recipe.load(name, paper=paper).training[0].steps
+    stage = Recipe.load(name, ["stages.0.epochs=2"], paper=paper).training[0]
+    assert (stage.epochs, stage.steps) == (2, None)
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -139,7 +139,10 @@ def extended(path: Path) -> dict[str, Any]:
 
 
 def override(tree: dict[str, Any], line: str, kinds: Sequence[str]) -> None:
-    """`stages.0.lr=3e-5` -> tree["stages"][0]["lr"] = "3e-5". Stages may be named: `stages.prediction.lr=...`."""
+    """`stages.0.lr=3e-5` -> tree["stages"][0]["lr"] = "3e-5". Stages may be named: `stages.prediction.lr=...`.
+
+    `epochs` take the place of the `steps` that there are.
+    """
     path, sign, text = line.partition("=")
     if not sign or not path:
         raise RecipeError([f"--set {line}: expected PATH=VALUE, as in --set stages.0.lr=3e-5"])
@@ -159,6 +162,8 @@ def override(tree: dict[str, Any], line: str, kinds: Sequence[str]) -> None:
             raise RecipeError([f"--set {line}: {'.'.join(path.split('.')[:number])} has no settings below it"])
         if number == len(way):
             at[place] = parsed(text, f"--set {line}")
+            if place == "epochs":
+                at.pop("steps", None)
         else:
             at = at.setdefault(place, {}) if isinstance(at, dict) else at[place]
 
