@@ -16,6 +16,7 @@ Deviations
   computes v1's attention with `share_att_key: false` and no `position_buckets`.
 - A.3's spans of up to three words are albert.mask's: n-grams drawn over the whole row until 15 % of its tokens are
   chosen. The authors' code draws one in each stretch of six times its length.
+- rows are whole sentences of one document; the authors' code cuts one text of all documents every 510 tokens.
 - the decoder's position embedding belongs to the step and is not kept: transformers has no place for it where
   `position_biased_input` is false, and no task reads it.
 - SiFT, from the authors' code: the clean pass does not normalise twice (LayerNorm of a normalised vector is itself up

@@ -15,6 +15,8 @@ Deviations
 - from the authors' code: one backward pass and one optimiser for both losses; theirs makes a step of the generator and
   then, on the same batch, one of the discriminator with an optimiser of its own. Under gdes the losses share no
   parameter, so that only the norm at which gradients are clipped is joint.
+- from the authors' code: rows are whole sentences of one document; theirs cut one text of all documents every 510
+  tokens.
 - from the authors' code: `weight` is the paper's 50; theirs is 10 unless told.
 - theirs gives the discriminator a table of positions that it never reads where `position_biased_input` is false;
   transformers has none there. Where it is true, positions are shared as words are, and the generator predicts from its

@@ -16,6 +16,8 @@ Deviations
   position, theirs per draw. At most `rate` of the tokens are drawn; theirs also has a ceiling for the whole batch.
 - from the authors' code: means divide by the count, theirs by the count + 1e-6; Adam corrects its bias, theirs does
   not.
+- from the authors' code: rows are whole sentences of one document as a single segment; nine in ten of theirs have two
+  segments of it, [CLS] A [SEP] B [SEP], and one in twenty is of any length from 5 tokens on.
 - FineTuning decays as the authors' code does: decay^(N + 2 - depth) with the embeddings at depth 0, layer i of N at i
   and the head at N + 2, so that already the last layer learns at decay^2: they call it a bug, left in for the results
   that have it (their issue 51).
