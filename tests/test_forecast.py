@@ -1,15 +1,19 @@
 """A forecast tries each stage, tells least and most, and leaves nothing that a run could mistake for its own."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from datasets import Dataset
 
 import compress
 from compress.commands import forecast as forecasting
 from compress.commands.forecast import Forecast, Phase, forecast
 from compress.config.recipe import Recipe
+from compress.data.collate import LengthGrouped
 from compress.models import precision
 from compress.training import schedule
 from compress.training.schedule import Length
@@ -48,19 +52,34 @@ def test_every_phase_is_told_and_nothing_but_rows_is_kept(tmp_path: Path, home: 
 
 
 def test_seconds_are_steps_and_evaluations(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training is said to take 0.1 s a step and 0.5 s for the evaluation at the end of a trial."""
+    """Training is said to take 0.3 s, 0.1 s a step and 0.5 s to score the 40 rows of the validation split."""
+
+    def pretend(folder: Path) -> Trained:
+        trained = read(folder)
+        scored = folder.parent.name.endswith("-scored")
+        return replace(trained, seconds=0.3 + 0.1 * trained.steps + 0.5 * scored)
+
     read = Trained.read
-    monkeypatch.setattr(Trained, "read", staticmethod(lambda path: pretend(read(path))))
-
-    def pretend(trained: Trained) -> Trained:
-        return Trained(trained.steps, trained.examples, 0.1 * trained.steps + 0.5, None, None)
-
+    monkeypatch.setattr(Trained, "read", staticmethod(pretend))
+    monkeypatch.setattr(forecasting, "_padded", lambda order: np.ones(1))
     phases = {phase.name: phase for phase in forecast(**given(tmp_path)).phases}
     assert phases["teacher"].seconds[0] == pytest.approx(24 * 0.1 + 24 / 6 * 0.5), "96 rows are 6 steps, scored once"
     assert phases["prediction"].seconds[0] == pytest.approx(24 * 0.1 + 24 / 3 * 0.5), "scored twice"
     assert phases["prediction"].samples_per_second == pytest.approx(160)
     export, passes = forecasting.SHIPPING
-    assert phases["export and measure"].seconds[0] == pytest.approx(export + passes * 40 * 0.5 / 40)
+    assert phases["export and measure"].seconds[0] == pytest.approx(export + passes * 0.5)
+
+
+def test_rows_are_drawn_with_the_longest_and_numbered_anew() -> None:
+    rows = Dataset.from_dict({"length": [3, 9, 2, 8, 4, 1, 7, 5], "index": range(8)})
+    drawn = forecasting._drawn(rows, 4, 2)
+    assert drawn["index"][:] == list(range(len(drawn))) and len(drawn) <= 4
+    assert {9, 8} <= set(drawn["length"][:])
+
+
+def test_a_batch_takes_as_many_tokens_as_its_longest_row_padded_to() -> None:
+    order = LengthGrouped([3, 9, 2, 8], 2, seed=0, whole=True)
+    assert sorted(forecasting._padded(order)) == [6, 18]
 
 
 def test_an_open_end_has_a_least_and_a_most(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from accelerate import PartialState
 from datasets import Dataset
+from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -27,6 +28,7 @@ from compress.config.recipe import Prune, Recipe, Stage, Target
 from compress.config.reference import Call
 from compress.config.reference import options as options_of
 from compress.data.cache import is_whole
+from compress.data.collate import LengthGrouped, TokenBudget
 from compress.models.teacher import Teacher
 from compress.slicing.shape import Shape
 from compress.training.augment import asks_language_model
@@ -41,12 +43,12 @@ from compress.training.trainer import peak_rss_mb
 if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
 
-SHORT, LONG = 4, (12, 60)
-"""Steps of the two trials of a stage; their difference tells how long a step takes. Of the second at least and most."""
+SHORT, LONG = 4, (20, 60)
+"""Steps of a short trial, and of a long one at least and at most; their difference tells how long a step takes."""
 SECONDS = 6.0
-"""Seconds that the second trial is to take."""
-ROWS = 64
-"""Batches of rows that are tried on."""
+"""Seconds that a long trial is to take."""
+ROWS, SCORED = 64, 256
+"""Batches of rows that are tried on, and rows of the validation split that are scored."""
 SHIPPING = (40.0, 6)
 """Seconds to export and measure a student, and passes over the validation and test rows: measured (docs/LOG.md)."""
 
@@ -218,60 +220,81 @@ class Trials:
     def phase(
         self, stage: Stage, student: PreTrainedModel, teacher: Teacher | None, origin_D: Tensor | None = None
     ) -> tuple[Phase, PreTrainedModel]:
-        """Try a stage for a few steps and for more, after a warm-up; return its forecast and the model that is left."""
+        """Try a stage for a few steps, with and without scoring, and for more; return its forecast and what is left."""
         notes, variants = ["as the validation split decides"] if stage.open_ended else [], 1
         if isinstance(stage.augment, Call) and asks_language_model(stage.augment):
             variants += int(stage.augment.options.get("copies", options_of(stage.augment.function)["copies"].default))
             notes.append(f"on up to {variants - 1} variants of each row, whose making is not counted")
             stage = stage.model_copy(update={"augment": None})
         rows = self.context.rows(stage, stage_seed(stage, self.run))
-        per_epoch = variants * steps_per_epoch(stage, batches(stage, rows, self.run.seed))
+        order = batches(stage, rows, self.run.seed)
+        per_epoch = variants * steps_per_epoch(stage, order)
         batch = variants * len(rows) / per_epoch
-        count = min(len(rows), math.ceil(ROWS * batch))
-        few = _drawn(rows, count)
-        context = FewRows(**{each.name: getattr(self.context, each.name) for each in fields(self.context)}, few=few)
         cached = _keeps_outputs(stage, student, teacher, rows, self.context)
+        few = _drawn(rows, min(len(rows), math.ceil(ROWS * batch)), math.ceil(batch))
+        context = self._few(few)
 
-        def tried(name: str, steps: int, model: PreTrainedModel) -> tuple[PreTrainedModel, float, float]:
+        def tried(name: str, steps: int, model: PreTrainedModel, *, scored: bool) -> tuple[Any, float, float]:
             """Return the trained model, the seconds of its training, and those before it."""
-            some = {"name": name, "steps": steps, "epochs": 1.0, "max_epochs": None, "evaluate": min(1, stage.evaluate)}
-            trial = stage.model_copy(update={**some, "cache_teacher": cached, "improve": False})
+            length = {"name": name, "steps": steps, "epochs": 1.0, "max_epochs": None, "evaluate": int(scored)}
+            trial = stage.model_copy(update={**length, "cache_teacher": cached, "improve": False})
             began = time.perf_counter()
             with self.elsewhere():
                 made = run_stage(trial, model, teacher, context, self.run, origin_D=origin_D)
             spent = Trained.read(self.run.result(name)).seconds
             return made, spent, time.perf_counter() - began - spent
 
-        tried(f"{stage.name}-warm-up", SHORT, copy.deepcopy(student))
-        _, first, before = tried(f"{stage.name}-short", SHORT, copy.deepcopy(student))
+        tried(f"{stage.name}-first", SHORT, copy.deepcopy(student), scored=True)  # whose pages and kernels are cold
+        _, short, before = tried(f"{stage.name}-short", SHORT, copy.deepcopy(student), scored=False)
+        _, longer, _ = tried(f"{stage.name}-scored", SHORT, copy.deepcopy(student), scored=stage.evaluate > 0)
         least, most = LONG
-        more = min(most, max(least, round(SECONDS * SHORT / first)))
-        student, second, _ = tried(stage.name, more, student)
-        step = max(0.0, second - first) / (more - SHORT)
-        scored = max(0.0, first - SHORT * step) if stage.evaluate else 0.0
+        more = min(most, max(least, round(SECONDS * SHORT / short)))
+        student, long, _ = tried(stage.name, more, student, scored=False)
+        tried_on = np.resize(_padded(batches(stage, few, self.run.seed)), more)[SHORT:].mean()
+        step = max(0.0, long - short) / (more - SHORT) * _padded(order).mean() / tried_on
+        seen = len(context.data.validation) if context.task_data else 1
+        per_row = max(0.0, longer - short) / seen
         on_task = stage.data == "task" and stage.head == "task"
-        if on_task:
-            self.seconds_per_scored_row = scored / len(self.context.data.validation)
-        outputs = before / len(few) * len(rows) if cached else 0.0
+        held_out = len(self.context.data.validation) if on_task else 0
+        self.seconds_per_scored_row = per_row if on_task else self.seconds_per_scored_row
         if stage.open_ended:
-            held_out = len(self.context.data.validation) if on_task else 0
             length = Length.plan(per_epoch, stage.batch, stage.effort, rows=held_out)
             steps, every = (length.least, length.most), length.every
         else:
             steps = (planned_steps(stage, per_epoch),) * 2
             every = max(1, min(steps[0], per_epoch) // max(1, stage.evaluate))
-        seconds = [outputs + each * step + each / every * scored for each in steps]
+        outputs = before / len(few) * len(rows) if cached else 0.0
+        seconds = [outputs + each * step + each / every * per_row * max(held_out, seen) for each in steps]
         speed = batch / step if step else None
         return Phase(stage.name, steps, (seconds[0], seconds[1]), speed, ", ".join(notes)), student
 
+    def _few(self, rows: Dataset) -> FewRows:
+        """Return the context with these rows to train on, and few to score."""
+        given = {each.name: getattr(self.context, each.name) for each in fields(self.context)}
+        if data := self.context.task_data:
+            scored = data.validation.select(range(min(len(data.validation), SCORED)))
+            given["task_data"] = replace(data, validation=scored)
+        return FewRows(**given, few=rows)
 
-def _drawn(rows: Dataset, count: int) -> Dataset:
-    """Draw so many rows, and number them anew: a teacher's kept outputs are found by the `index` of a row."""
-    table = rows.select(np.sort(np.random.default_rng(0).choice(len(rows), count, replace=False))).with_format("arrow")[
-        :
-    ]
+
+def _padded(order: LengthGrouped | TokenBudget) -> NDArray[np.int64]:
+    """Count the tokens of each batch of an epoch, padding included."""
+    if isinstance(order, TokenBudget):
+        return np.ones(len(order), np.int64)
+    longest = np.asarray(order.lengths)[list(order)].reshape(-1, order.batch_size).max(1)
+    return np.asarray(longest * order.batch_size, np.int64)
+
+
+def _drawn(rows: Dataset, count: int, longest: int) -> Dataset:
+    """Draw so many rows, the longest among them, which take the most memory, and number them anew.
+
+    A teacher's kept outputs are found by the `index` of a row.
+    """
+    drawn = np.random.default_rng(0).permutation(len(rows))[:count]
+    drawn[: min(count, longest)] = np.argsort(-np.asarray(rows["length"][:]), kind="stable")[: min(count, longest)]
+    table = rows.select(np.unique(drawn)).with_format("arrow")[:]
     at = table.schema.get_field_index("index")
-    return Dataset(table if at < 0 else table.set_column(at, "index", pa.array(np.arange(count))))
+    return Dataset(table if at < 0 else table.set_column(at, "index", pa.array(np.arange(len(table)))))
 
 
 def _keeps_outputs(
