@@ -3,7 +3,7 @@
     python benchmarks/recipes_for_real.py hinton pkd --data ../shared/data/sst2 --rows 5000 --seeds 0 1 2
 
 Each recipe distils `minilm` with nothing set by hand but the teacher, which is fine-tuned once. Its control is the same
-student, begun the same way and trained for the same number of steps:
+student, begun the same way and trained for the same number of steps, without `--corpus`:
 
     without its teacher    on the labels alone (recipes that distil)
     cut at once            by the size of the weights, then recovered by the recipe's last stage (recipes that prune)
@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="a folder that compress.load_task reads, such as SST-2's")
     parser.add_argument("--rows", type=int, help="train on so many rows, drawn once")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--corpus", help="unlabelled text, which the recipe may read and the control may not")
     parser.add_argument("--effort", choices=["quick", "normal", "best"], default="normal")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/recipes"), help="the folder of results")
     args = parser.parse_args()
@@ -63,11 +64,13 @@ def main() -> None:
         for seed in args.seeds:
             for side, found in runs.items():
                 recipe = ours if side == "recipe" else of_length(control, runs["recipe"][-1]["steps"])
-                found.append(run(recipe, splits, data, seed=seed, effort=args.effort))
+                corpus = args.corpus if side == "recipe" else None
+                found.append(run(recipe, splits, data, seed=seed, effort=args.effort, corpus=corpus))
                 print(
                     f"{name}, seed {seed}, {side}: {found[-1]['score']:.4f}, {found[-1]['minutes']:.1f} min", flush=True
                 )
         facts = {"recipe": name, "control": how, "data": data.name, "rows": len(splits["train"])}
+        facts["corpus"] = args.corpus and Path(args.corpus).name
         report(facts | {"metric": data.task.metric}, runs, args.out)
 
 
@@ -96,12 +99,14 @@ def of_length(recipe: Recipe, steps: int) -> Recipe:
     return recipe.model_copy(update={"stages": (*before, last.model_copy(update={"steps": steps, "epochs": 1.0}))})
 
 
-def run(recipe: Recipe, splits: dict[str, Any], data: TaskData, *, seed: int, effort: Any) -> dict[str, Any]:
+def run(
+    recipe: Recipe, splits: dict[str, Any], data: TaskData, *, seed: int, effort: Any, corpus: str | None
+) -> dict[str, Any]:
     """Distil, and say which rows of the test split the float32 file answers right."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         bundle = compress.distill(
-            teacher="minilm", data=splits, out=Path(folder) / "run", recipe=recipe,
+            teacher="minilm", data=splits, corpus=corpus, out=Path(folder) / "run", recipe=recipe,
             length=LengthOptions(effort=effort), options=RunOptions(seed=seed), console=Console(),
         )  # fmt: skip
         trained = [Trained.read(path.parent) for path in Path(folder).glob("run/stages/*/model/training.json")
