@@ -16,7 +16,7 @@ MOST_WEIGHT = 1e6
 
 @dataclass(frozen=True, init=False)
 class Term:
-    """weight * loss(student signal, teacher signal), summed over the mapped layers.
+    """weight * loss(student signal, teacher signal), summed over the mapped layers (a few losses take their mean).
 
         Term("tinybert.hidden", weight=0.5, layers="last", project=True)
         Term(margin, reads="logits", temperature=2.0)

@@ -314,7 +314,8 @@ class Objective(nn.Module):
             if not isinstance(value, Tensor) or value.dim():
                 shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise ObjectiveError(f"{term.name} returns {shown}; expected one number, a tensor without dimensions")
-        return torch.stack(values).sum()
+        over_layers = torch.stack(values)
+        return over_layers.mean() if reading.layers == "mean" else over_layers.sum()
 
     def _answers(
         self, reading: Reading, mine: Tensor, theirs: Tensor, mask_BL: Tensor, labels: Tensor | None

@@ -30,6 +30,7 @@ class Reading:
               processes or accumulated in parts: examples, real tokens, pairs of real tokens, labelled positions
     mask      which positions the mask argument marks: real tokens, or those with a label (labels != -100)
     bridges   differences between student and teacher that the formula itself can bear
+    layers    what the values of several compared layers become: their sum or their mean
     """
 
     signal: str
@@ -37,6 +38,7 @@ class Reading:
     per: Item = "token"
     mask: Literal["tokens", "labels"] = "tokens"
     bridges: frozenset[Difference] = frozenset()
+    layers: Literal["sum", "mean"] = "sum"
 
 
 def reads(
@@ -46,6 +48,7 @@ def reads(
     per: Item | None = None,
     mask: Literal["tokens", "labels"] = "tokens",
     bridges: tuple[Difference, ...] = (),
+    layers: Literal["sum", "mean"] = "sum",
 ) -> Callable[[Loss], Loss]:
     """Mark a loss with the signal it reads, and how: see Reading.
 
@@ -54,7 +57,7 @@ def reads(
 
     `per` left out: example for logits, pair for attention scores, token for the rest.
     """
-    reading = Reading(signal, against, per or USUAL_ITEMS.get(signal, "token"), mask, frozenset(bridges))
+    reading = Reading(signal, against, per or USUAL_ITEMS.get(signal, "token"), mask, frozenset(bridges), layers)
 
     def write(loss: Loss) -> Loss:
         loss.reading = reading  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from compress.config.recipe import Recipe, Stage
 from compress.config.term import Term
 from compress.models.signals import Signals
 from compress.slicing.shape import Shape
@@ -75,6 +76,31 @@ def test_the_triple_loss_is_assembled_from_terms(restrict: bool, soft_targets: s
     assert parts["bert.masked_lm"].item() == pytest.approx(2 * expected["_mlm"], rel=1e-5)
     assert parts["distilbert.cosine"].item() == pytest.approx(expected["_cos"], rel=1e-5)
     assert parts["total"].item() == pytest.approx(expected[""] - expected["_mse"], rel=1e-5)
+
+
+def test_pkds_recipe_is_the_authors_whole_loss() -> None:
+    """(1 - alpha) CE + alpha KL + beta PT, as intersun/PKD-for-BERT-Model-Compression at 9e9e860 computes it.
+
+    Its functions `distillation_loss` and `patience_loss` of src/KD_loss.py were run once on the arrays of
+    tests/golden/losses.npz: the class logits and labels at T 10, and hidden_student[:, :3] and hidden_teacher[:, :3]
+    as the [CLS] states of three layers, normalised. Theirs rounds the patience to float16.
+    """
+    kd, ce, patience = 0.8441082239151001, 1.8554023504257202, 0.1256103515625
+    with np.load(Path(__file__).parent.parent / "golden" / "losses.npz") as stored:
+        of = {name: torch.from_numpy(array) for name, array in stored.items()}
+    stage = Recipe.load("pkd").stages[0]
+    assert isinstance(stage, Stage)
+
+    def signals(of_whom: str) -> Signals:
+        hidden = of[f"hidden_{of_whom}"]
+        layers = [hidden.roll(-layer, dims=1) for layer in range(4)]  # layer n begins with token n
+        return Signals(of["mask"], of[f"class_logits_{of_whom}"], (hidden, *layers))
+
+    objective = Objective(stage.objective, shape(of, layers=4), shape(of, layers=4), kind="classification")
+    parts = objective(signals("student"), signals("teacher"), {"labels": of["class_labels"]})
+    assert parts["pkd.soft_targets"].item() == pytest.approx(0.5 * kd, rel=1e-5)
+    assert parts["bert.labels"].item() == pytest.approx(0.5 * ce, rel=1e-5)
+    assert parts["pkd.patience"].item() == pytest.approx(100 * patience, rel=2**-11)
 
 
 def shape(of: Mapping[str, Tensor], layers: int) -> Shape:
