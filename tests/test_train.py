@@ -165,6 +165,31 @@ def test_the_best_weights_are_kept_not_the_last(tmp_path: Path) -> None:
     assert evaluated == [2, 4, 6, 8], "twice per epoch of four steps, each once"
 
 
+class Late(Distillation):
+    """Ready from step 5 on, with something to say in the end."""
+
+    ready = False
+
+    def begin(self, step: int, total: int) -> None:
+        self.ready = step >= 5
+
+    def finish(self) -> str:
+        return "only just"
+
+
+def test_a_step_keeps_no_weights_before_it_is_ready_and_what_it_says_is_recorded(tmp_path: Path) -> None:
+    step, score = learning.step(), Scores(0.75, 0.75, 0.5, 0.25)
+    late = Late(step.student, step.teacher, step.objective)
+    facts = train(
+        late, learning.stage(steps=8, epochs=2, evaluate=2), learning.rows(32), learning.collate(),
+        learning.run(tmp_path), scoring=Scoring(score, 1),
+    )  # fmt: skip
+    assert (facts.best_step, facts.score) == (6, 0.5)
+    assert all(torch.equal(late.student.state_dict()[name], each) for name, each in score.weights[2].items())
+    facts.write(tmp_path)
+    assert Trained.read(tmp_path).note == "lesson: only just"
+
+
 def test_the_last_weights_are_scored_too(tmp_path: Path) -> None:
     score = Scores(0.0, 0.1, 0.2)
     facts = train(

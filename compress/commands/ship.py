@@ -150,6 +150,7 @@ def measure(
             *data.notes,
             *notes,
             *([note] if note else []),
+            *(each.note for each in spent.values() if each and each.note),
             *_noticed(data.task, rows[-2], rows[-1]),
             "fp32 ONNX against torch: logits differ by at most "
             f"{parity(student, bundle.files()['fp32'], batches):.1e}.",

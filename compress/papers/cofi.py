@@ -11,17 +11,27 @@ The soft targets of the unpruned teacher (CoFi, Eq. 3) are terms of the stage's 
 
 Shapes: B examples, L tokens, D hidden, N the student's layers, T the teacher's layers that are matched.
 
-Deviations, from CoFi's paper and its authors' code:
-- one target size per axis instead of a sparsity of the whole (Eq. 2): every layer keeps the same number of units, so
-  that what is left is a plain transformers model. Masks of whole blocks (z_MHA, z_FFN) are therefore left out.
-- the end is exact: units stay by their P(z > 0), as many as `sizes` says; theirs rounds each mask's expected number of
-  zeros. A student that is scored in between is scored as it would be if training ended there, so that the best weights
-  are comparable.
-- a gate without noise is Louizos et al.'s Eq. 13; theirs sigmoid(0.8 log alpha / beta), not stretched.
-- means run over real tokens; theirs over pads too.
-- one optimiser and one schedule: the gates learn at `gate_rate` times the stage's rate; theirs at a constant 0.01.
-- Sheared LLaMA's gate on a layer scales what it writes. Behind a norm that cannot be absorbed: here it leads from the
-  layer's input to its output. Rows within heads are gated where heads are to shrink, which stock encoders need.
+Deviations:
+- from CoFi: one target size per axis instead of a sparsity of the whole (Eq. 2): every layer keeps the same number of
+  units, so that what is left is a plain transformers model. Masks of whole blocks (z_MHA, z_FFN) are therefore left
+  out. Rows within heads are gated where heads are to shrink, which stock encoders need; they begin open.
+- from CoFi: m(i) passes over layers whose one gate is closed. Eq. 5 looks at z_FFN; the authors' code at z_MHA where
+  it is `ordered` (version 4; it looks its gates up in the order of the distances, so that they are another layer's),
+  and at no gate where it is not (version 3).
+- from CoFi's code: the end is exact: units stay by their P(z > 0), as many as `sizes` says; theirs rounds each mask's
+  expected number of zeros. Where the gates are far from their aim in the end, `finish` says that this order decided.
+- from CoFi's code: a student that is scored in between is scored as it would be if training ended there. As in theirs,
+  none is kept before the aim is reached.
+- from CoFi's code: a gate without noise is Louizos et al.'s Eq. 13; theirs sigmoid(0.8 log alpha / beta), unstretched.
+- from CoFi's code: the stream's gate is applied to what is written to the stream; theirs to what each norm gives too,
+  which cannot be multiplied into the weights.
+- from CoFi's code: means run over real tokens; theirs over pads too. W has no bias; theirs has one.
+- from CoFi's code: where a stage has few steps the gates learn faster than at the constant `gate_rate`, so that they
+  can reach their aim (see `Gated.rates`).
+- from CoFi's code: gradients are clipped together; theirs clips those of the model alone. Theirs begins anew with
+  optimiser and schedule when the masks begin.
+- from Sheared LLaMA: its gate on a layer scales what the layer writes. Behind a norm that cannot be absorbed: here it
+  leads from the layer's input to its output.
 """
 
 import math
@@ -44,6 +54,10 @@ from compress.training.objective import Objective
 
 LIMIT = math.log(100)
 """log alpha stays within +-LIMIT (authors' code), so that no gate is beyond return."""
+CROSSINGS = 4
+"""Measured (docs/LOG.md): in 600 steps the stream's gates come to their aim at the end with 2, at the middle with 4."""
+NEAR = 0.1
+"""The distance from the target, as a share of what is to go, within which the gates have reached it."""
 _FROZEN = ("words", "positions", "types", "tasks")
 
 
@@ -59,11 +73,11 @@ def distances(student_NBLD: Sequence[Tensor], teacher_TBLD: Sequence[Tensor], ma
 def matched(distance_TN: Tensor, alive_N: Tensor, *, ordered: bool = False) -> list[int]:
     """Find for each teacher layer the nearest student layer that is alive (Eq. 5); the last where none is.
 
-    ordered: from the top down, each below the one above it, as far as there are any (authors' code, version 4).
+    ordered: from the top down, each below the one above it, the same again where none is (authors' code, version 4).
     """
     count, found, above = distance_TN.shape[1], list[int](), distance_TN.shape[1]
     for distance_N in distance_TN.detach().cpu().flip(0):
-        places = [n for n in range(above if ordered and above > 0 else count) if alive_N[n]]
+        places = [n for n in range(above if ordered else count) if alive_N[n]]
         nearest = min(places, key=lambda n: float(distance_N[n]), default=min(above, count - 1))
         found, above = [nearest, *found], nearest
     return found
@@ -155,10 +169,11 @@ class Gated(nn.Module):
     """step(**batch) -> `Matched` under masks that are learned, + the Lagrangian that holds them to their aim.
 
     sizes is the target, counts or shares below 1: {hidden: 0.75, heads: 6, ...}. `wait` of the steps are without masks,
-    and in `warm` of them after that the target is approached linearly. drop_rate is Louizos et al.'s first guess for
-    heads, neurons and rows. Embeddings are not trained (authors' code). When training is over (`finish`) `student` is
-    the small model. Give the stage `weight_decay: 0`: it would close gates. Raises PruneError where the target cannot
-    be reached, ObjectiveError where options contradict each other.
+    and in `warm` of them after that the target is approached linearly. gate_rate is the least learning rate of gates
+    and multipliers, see `rates`. drop_rate is Louizos et al.'s first guess for neurons; all other gates begin open
+    (authors' code). Embeddings are not trained (authors' code). When training is over (`finish`) `student` is the small
+    model. Give the stage `weight_decay: 0`: it would close gates. Raises PruneError where the target cannot be reached,
+    ObjectiveError where options contradict each other.
     """
 
     accepts_loss_kwargs = False
@@ -173,7 +188,7 @@ class Gated(nn.Module):
         sizes: Mapping[str, float],
         wait: float = 0.05,
         warm: float = 0.1,
-        gate_rate: float = 500.0,
+        gate_rate: float = 0.01,
         drop_rate: float = 0.5,
         layer_weight: float = 0.9,
         matched_layers: Sequence[int] | None = None,
@@ -210,6 +225,11 @@ class Gated(nn.Module):
     def gates(self) -> Gates:
         return self._gates[0]
 
+    @property
+    def ready(self) -> bool:
+        """Return True while the gates are at their aim: the best weights are kept from then on (authors' code)."""
+        return not self._far()
+
     def begin(self, step: int, total: int) -> None:
         """Move the target to where it is at this step."""
         self.gates.waiting = step < self.wait * total
@@ -233,14 +253,22 @@ class Gated(nn.Module):
         model = [each for each in self.minimise.parameters() if id(each) not in theirs]
         return {"model": model, "gates": gates, "multipliers": list(self.multipliers.parameters())}
 
-    def factors(self, step: int, total: int) -> dict[str, float]:
-        """Hold gates and multipliers as they are until the masks begin."""
-        rate = self.gate_rate if step >= self.wait * total else 0.0
-        return {"model": 1.0, "gates": rate, "multipliers": rate}
+    def rates(self, step: int, total: int) -> dict[str, float]:
+        """Compute the learning rate of gates and multipliers: 0 until the masks begin, then constant.
 
-    def finish(self) -> None:
-        """Cut the student to the target, with the gates of what is left multiplied into its weights."""
-        student, kept = self.student.eval(), self.target.kept(self.gates.active())
+        `gate_rate`, or in a stage of few steps what lets log alpha cross its range `CROSSINGS` times: Adam moves it by
+        about its rate in a step.
+        """
+        waiting = self.wait * total
+        rate = max(self.gate_rate, CROSSINGS * 2 * LIMIT / max(1.0, total - waiting)) if step >= waiting else 0.0
+        return {"gates": rate, "multipliers": rate}
+
+    def finish(self) -> str | None:
+        """Cut the student to the target, with the gates of what is left multiplied into its weights.
+
+        Returns what to tell the user where the gates are far from the target, so that their order alone decided.
+        """
+        far, student, kept = self._far(), self.student.eval(), self.target.kept(self.gates.active())
         values = self.gates.settled(kept)
         self.gates.detach()
         for each in self._frozen:
@@ -250,6 +278,21 @@ class Gated(nn.Module):
         if HIDDEN in kept.indices:
             small.config.hidden_of_teacher = kept.indices[HIDDEN].tolist()
         self.minimise.student = small
+        if not far:
+            return None
+        return (
+            f"the gates were not at their aim when training ended: they had closed {', '.join(far)}. What was least "
+            "open was cut: give the stage more steps, or a higher gate_rate"
+        )
+
+    def _far(self) -> list[str]:
+        """Say of each axis whose gates are far from the target what share of it they have closed."""
+        found = []
+        for axis, each in self.gates.active().items():
+            gone, aim = 1 - float(each.detach().mean()), 1 - self.target.left[axis]
+            if abs(gone - aim) > NEAR * aim:
+                found.append(f"{gone:.2f} of {axis} instead of {aim:.2f}")
+        return found
 
     def _alive(self) -> Tensor:
         """Tell which layers can be matched (Eq. 5): those that are not passed over."""
@@ -257,7 +300,7 @@ class Gated(nn.Module):
 
 
 def _map_back(student: Any, teacher: Any) -> nn.Linear:
-    """W, D_S -> D_T without a bias (authors' code has one)."""
+    """Make W, D_S -> D_T, without a bias."""
     mine, theirs = Shape.from_config(student).hidden, Shape.from_config(teacher).hidden
     W, kept = nn.Linear(mine, theirs, bias=False), getattr(student, "hidden_of_teacher", None)
     if mine == theirs:

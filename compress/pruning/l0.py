@@ -90,8 +90,6 @@ class TargetSizes:
 
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie")
-COARSE = ("hidden", "layers")
-"""Gates that close much at once."""
 OPEN = 10.0
 """log alpha at which a gate is as good as always open."""
 _TABLES = ("words", "positions", "types", "tasks")
@@ -103,9 +101,9 @@ class Gates(nn.Module):
     Gates are drawn anew for each forward pass of training, and nothing is gated while `waiting`; in eval mode they are
     settled at the target, as if training ended.
 
-    begin: the first log alpha of gates on heads, neurons and rows; the coarse ones begin open. Registered in the
-    model while attached, so that its best weights and their gates are kept together. Raises PruneError for a family
-    whose blocks are not known here.
+    begin: the first log alpha of gates on neurons; the others begin open. Registered in the model while attached, so
+    that its best weights and their gates are kept together. Raises PruneError for a family whose blocks are not known
+    here.
     """
 
     def __init__(self, plan: SlicePlan, target: TargetSizes, *, begin: float) -> None:
@@ -116,7 +114,7 @@ class Gates(nn.Module):
         self.values: Mapping[str, Tensor] = {}
         self.log_alpha = nn.ParameterDict(
             {
-                axis: nn.Parameter(torch.empty(shape).normal_(OPEN if axis in COARSE else begin, 0.01))
+                axis: nn.Parameter(torch.empty(shape).normal_(begin if axis == "ffn" else OPEN, 0.01))
                 for axis, shape in target.shapes.items()
             }
         )

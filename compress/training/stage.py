@@ -58,7 +58,7 @@ class Trained:
     """Record what a stage took, in all processes that worked on it one after another.
 
     Optimiser steps and examples seen, wall seconds, the most memory that one process held; the best score and its step
-    (None where the stage scores nothing).
+    (None where the stage scores nothing); what the step said when it finished, for the report.
     """
 
     steps: int
@@ -67,6 +67,7 @@ class Trained:
     score: float | None
     best_step: int | None
     peak_rss_mb: float = 0.0
+    note: str | None = None
 
     @staticmethod
     def read(folder: Path) -> "Trained":
@@ -137,12 +138,14 @@ def train(
                 shutil.rmtree(str(arguments.output_dir), ignore_errors=True)
         spent, steps = trainer.spent, trainer.state.global_step
         trainer.restore_best()
-        if hasattr(step, "finish"):
-            step.finish()
+        said = step.finish() if hasattr(step, "finish") else None
+        if said is not None:
+            said = f"{stage.name}: {said}"
+            warn(console, said)
         best = trainer.state.best_global_step
         examples = round(steps * len(rows) / per_epoch) if stage.tokens else steps * stage.batch
         best_score = trainer.state.best_metric if best else None
-        return Trained(steps, examples, spent.seconds, best_score, best, spent.peak_rss_mb)
+        return Trained(steps, examples, spent.seconds, best_score, best, spent.peak_rss_mb, said)
 
 
 def batches(stage: Stage, rows: Dataset, seed: int) -> LengthGrouped | TokenBudget:

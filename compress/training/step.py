@@ -22,8 +22,11 @@ class Step(Protocol):
         items(batch)           what its means run over, so that they stay exact when a batch is spread out
         begin(step, total)     called before each optimiser step
         groups()               named groups of the parameters that are trained
-        factors(step, total)   each group's multiplier of the learning rate at this step
-        finish()               called when training is over: the student becomes what is kept
+        factors(step, total)   multipliers of the learning rate at this step, by group
+        rates(step, total)     learning rates of groups that do not follow the stage's, by group
+        finish()               called when training is over: the student becomes what is kept; what it returns, if
+                               anything, is a sentence that the user is told
+        ready                  false while none of its weights are to be kept as the best
         only_rows              true where it meets only tokens of its rows (`embedding_rows.only_tokens_in_use`)
     """
 

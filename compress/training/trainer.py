@@ -39,9 +39,6 @@ from compress.io import load_json, make, naming, put, seal, verify, written
 from compress.training.schedule import AutoLength
 from compress.training.step import Step
 
-Factors = Callable[[int, int], Mapping[str, float]]
-"""(step, total) -> each group's multiplier of the learning rate."""
-
 
 def trained_groups(step: Any, decayed: set[str], weight_decay: float) -> list[dict[str, Any]]:
     """Make the optimiser's groups: each of `step.groups()`, in one part that decays and one that does not.
@@ -59,15 +56,26 @@ def trained_groups(step: Any, decayed: set[str], weight_decay: float) -> list[di
     return groups
 
 
-def per_group(scheduler: LambdaLR, factors: Factors, total: int) -> None:
-    """Multiply the learning rate of each of the optimiser's groups by its own factor, from the first step on."""
+def per_group(scheduler: LambdaLR, step: Any, total: int) -> None:
+    """Give each of the optimiser's groups its own learning rate, from the first step on: see `Step.factors`, `rates`.
 
-    def scaled(schedule: Callable[[int], float], group: str) -> Callable[[int], float]:
-        return lambda step: schedule(step) * factors(step, total)[group]
+    A group without a factor has the stage's rate.
+    """
+
+    def changed(schedule: Callable[[int], float], group: Mapping[str, Any]) -> Callable[[int], float]:
+        def share(at: int) -> float:
+            """Compute the rate as a share of the stage's peak."""
+            rates = step.rates(at, total) if hasattr(step, "rates") else {}
+            if group["group"] in rates:
+                return float(rates[group["group"]] / group["initial_lr"])
+            factors = step.factors(at, total) if hasattr(step, "factors") else {}
+            return float(schedule(at) * factors.get(group["group"], 1.0))
+
+        return share
 
     groups = scheduler.optimizer.param_groups
     scheduler.lr_lambdas = [
-        scaled(schedule, group["group"]) for schedule, group in zip(scheduler.lr_lambdas, groups, strict=True)
+        changed(schedule, group) for schedule, group in zip(scheduler.lr_lambdas, groups, strict=True)
     ]
     for schedule, group in zip(scheduler.lr_lambdas, groups, strict=True):
         group["lr"] = group["initial_lr"] * schedule(0)
@@ -96,6 +104,8 @@ class _Hooks(TrainerCallback):
     def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if hasattr(self.step, "begin"):
             self.step.begin(state.global_step, state.max_steps)
+        if not getattr(self.step, "ready", True):
+            state.best_metric, state.best_global_step = None, None
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         control.should_log = control.should_log or control.should_save
@@ -285,8 +295,8 @@ class StepTrainer(Trainer):
             scheduler = super().create_scheduler(num_training_steps, optimizer)
         else:
             scheduler = self.lr_scheduler = self.length.schedule(optimizer or self.optimizer)
-        if hasattr(self.step, "factors"):
-            per_group(scheduler, self.step.factors, num_training_steps)  # type: ignore[arg-type]
+        if hasattr(self.step, "groups"):
+            per_group(scheduler, self.step, num_training_steps)  # type: ignore[arg-type]
         return scheduler
 
     def get_batch_samples(
