@@ -4,6 +4,7 @@ Sec. 3.6  feature_maps      feature map transfer: MSE of the block outputs, norm
           attention         attention transfer: cross entropy of the attention distributions
           masked_lm         the distillation part of pre-training distillation, L_PD = a L_MLM + (1 - a) L_KD + L_NSP;
                             bert.masked_lm and bert.next_sentence are the others
+          WithoutDropout    the student of that stage has no dropout (authors' code)
 (theirs)  mean, variance    the two moments that `feature_maps` cannot see, in the authors' code only
 Sec. 3.7  Progressive       progressive knowledge transfer: one layer at a time, bottom to top
           from_teacher      embeddings, pooler and heads are the teacher's
@@ -187,6 +188,37 @@ class Progressive(nn.Module):
             parameter.requires_grad_(trained)
 
     def train(self, mode: bool = True) -> "Progressive":
+        super().train(mode)
+        self.student.eval()
+        return self
+
+
+class WithoutDropout(nn.Module):
+    """Minimise the stage's objective with the student in eval mode: the authors' has no dropout beside a teacher.
+
+    They build its graph with `is_training=False` (run_pretraining.py); dropout is back when it is fine-tuned.
+    """
+
+    accepts_loss_kwargs = False
+
+    def __init__(
+        self, student: PreTrainedModel, teacher: nn.Module | None, objective: Objective, *, words: object = None
+    ) -> None:
+        super().__init__()
+        self.distillation = Distillation(student, teacher, objective)
+
+    @property
+    def student(self) -> PreTrainedModel:
+        return self.distillation.student
+
+    def forward(self, **batch: Any) -> dict[str, Tensor]:
+        parts: dict[str, Tensor] = self.distillation(**batch)
+        return parts
+
+    def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.distillation.items(batch)
+
+    def train(self, mode: bool = True) -> "WithoutDropout":
         super().train(mode)
         self.student.eval()
         return self

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForPreTraining, AutoModelForSequenceClassification, MobileBertConfig
 
-from compress.config.recipe import StudentSpec
+from compress.config.recipe import Recipe, StudentSpec
 from compress.config.reference import Call
 from compress.config.term import Term
 from compress.errors import ObjectiveError, StudentError
@@ -21,6 +21,7 @@ from compress.papers import bert, mobilebert
 from compress.papers.mobilebert import Progressive, active_layer, base_factor, from_bert, from_teacher
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
+from compress.training.step import Distillation
 from tests import tiny
 from tests.papers.case import random
 
@@ -195,6 +196,24 @@ def test_the_student_has_no_dropout_while_it_learns_from_the_teacher() -> None:
     step = transfer(student, taught())
     step.begin(5, 6)
     assert step(**tiny.batch())["loss"].item() == step(**tiny.batch())["loss"].item()
+
+
+@pytest.mark.parametrize("recipe", ["mobilebert", "mobilebert-tiny"])
+def test_nor_in_pretraining_distillation_but_when_it_is_fine_tuned(recipe: str) -> None:
+    *_, distill, task = Recipe.load(recipe).training
+    assert distill.step is not None
+    assert task.step is None
+    student, teacher = learner(attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.5), taught()
+    objective = Objective(distill.objective, Shape.from_config(student.config), Shape.from_config(teacher.config))
+    batch = tiny.batch() | {"labels": tiny.batch()["input_ids"], "next_sentence": torch.tensor([0, 1, 0])}
+    plain = Distillation(student.eval(), teacher, objective)(**batch)
+    step = distill.step(student, teacher, objective).train()
+    found = step(**batch)
+    assert {name: part.item() for name, part in found.items()} == {name: part.item() for name, part in plain.items()}
+    found["loss"].backward()
+    assert all(each.grad is not None for each in student.mobilebert.encoder.parameters())
+    dropped = Distillation(student, teacher, objective).train()
+    assert dropped(**batch)["loss"].item() != dropped(**batch)["loss"].item()
 
 
 def test_what_was_frozen_is_trained_again_afterwards() -> None:
