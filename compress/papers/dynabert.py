@@ -16,7 +16,7 @@ The student is to be `ordered` before (a `prune` stage with `way: 0`), so that t
 
 Shapes: B batch, L tokens, D hidden.
 
-Deviations
+Deviations:
 - from the paper and the authors' code: a width is the heads' and neurons' share, as there, and the residual stream's
   too, because transformers' BERT has no attention narrower than that. A term on hidden states therefore learns a map
   to the teacher's width (`project: true`), of which a narrower subnet uses the first columns.
@@ -25,6 +25,9 @@ Deviations
   each depth from the teacher of its own width (the authors' code has the full width teach all).
 - from the paper: fewer layers are spread evenly, the first and the last among them; `depth: uniform` is its own rule.
 - from the authors' code: the teacher is in eval mode; hidden states and embeddings of real tokens count.
+- from the authors' code, in recipe `prune-dynabert`: the rows are the task's own; theirs are joined, for width and
+  depth, by TinyBERT's variants of them (`--data_aug`). The last weights are kept; theirs those of the best sum of all
+  subnets' scores. The student that is cut out recovers alone and from the teacher; theirs all together, and on labels.
 """
 
 import math

@@ -8,13 +8,19 @@ Sec. 2    QuantizationAware   fine-tuning in which every linear layer computes w
 Shapes: B examples, L tokens, D a layer's inputs, O its outputs.
 
 Deviations:
-- as in the int8 file that ships (compress.exporters.int8): one scale for each output of a layer instead of one for
-  its matrix, activations and tables from 0 to 255 between two ends instead of symmetric ones.
-- layers that read one vector per example (pooler, classifier) stay float: they cost no time.
-- the gradient is 1 inside an activation's range and 0 outside (torch's straight-through estimator); theirs is 1.
-- pads do not move the ranges: the file reads its rows unpadded.
-- the objective is the stage's, which may distil; theirs is the task's loss on labels.
-- one range for a layer that is called several times (ALBERT); the file then uses it at each place.
+- from the paper, as in the int8 file that ships (compress.exporters.int8): one scale for each output of a layer instead
+  of one for its matrix, activations and tables from 0 to 255 between two ends instead of symmetric ones.
+- from the authors' code (nlp_architect, nn/torch/quantization.py), as in that file: what a layer gives is not rounded
+  again (theirs: `requantize_output`), as the file's products give floats; biases are not rounded either, which theirs
+  are to int32 when the model answers.
+- from the authors' code: `decay` is 0.9; theirs 0.9999 (`ema_decay`), which keeps, over the hundreds of steps of a
+  stage here, little but the first batch's range.
+- from the paper: layers that read one vector per example (pooler, classifier) stay float: they cost no time.
+- from the paper: the gradient is 1 inside an activation's range and 0 outside (torch's straight-through estimator);
+  theirs is 1.
+- from the authors' code: pads do not move the ranges: the file reads its rows unpadded.
+- from the paper: the objective is the stage's, which may distil; theirs is the task's loss on labels.
+- ours: one range for a layer that is called several times (ALBERT); the file then uses it at each place.
 """
 
 from collections.abc import Callable, Mapping

@@ -18,6 +18,10 @@ Deviations from the authors' code, which these formulas reproduce up to the stat
 - W_e and W_h are two matrices without bias, as in the paper; theirs is one shared `fit_dense` with bias
   (`project: fit_dense` on both terms shares one).
 - the teacher is in eval mode; theirs keeps its dropout on, its scripts never call eval().
+- logits are the classifier's of the pooled output, tanh(W h), after the student's dropout, as in transformers' BERT;
+  theirs are of relu(tanh(W h)) without dropout, of teacher and student alike, so that one teacher answers otherwise.
+- AdamW, gradients clipped together, eps 1e-8 in the task stages; their BertAdam does not correct its bias, clips each
+  tensor's gradient by itself, and has eps 1e-6 everywhere.
 """
 
 from torch import Tensor

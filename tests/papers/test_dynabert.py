@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from compress.config import reference
-from compress.config.recipe import Stage
+from compress.config.loader import locate
+from compress.config.recipe import Recipe, Stage
+from compress.config.reference import Call
 from compress.config.term import Term
 from compress.errors import ObjectiveError, PruneError
 from compress.models.signals import read
@@ -305,6 +307,19 @@ def test_training_on_the_tokens_in_use_is_training(tmp_path: Path) -> None:
     after = made.student.get_input_embeddings().weight  # type: ignore[operator]
     assert torch.equal(after[20:], before[20:])
     assert not torch.equal(after[6:12], before[6:12])
+
+
+def test_the_recipe_keeps_the_authors_numbers_and_takes_their_augmentation_when_asked() -> None:
+    """README.md of DynaBERT in huawei-noah/Pretrained-Language-Model, steps 2 to 4, and run_glue.py's defaults."""
+    own = Recipe.load("prune-dynabert")
+    assert {each.max_length for each in own.stages} == {128}
+    assert {(each.epochs, each.batch, each.weight_decay) for each in own.training} == {(3, 32, 0)}
+    line = next(line for line in locate("prune-dynabert").read_text(encoding="utf-8").splitlines() if "--set" in line)
+    asked = line.partition('"')[2].rpartition('"')[0]
+    width, depth, _ = Recipe.load("prune-dynabert", [asked]).training
+    theirs = Call("tinybert.augment", {"copies": 20, "probability": 0.4, "candidates": 15})
+    assert (width.augment, depth.augment) == (theirs, None)
+    assert Recipe.load("tinybert-aug").training[0].augment == theirs
 
 
 def test_subnets_learn_together(tmp_path: Path) -> None:
