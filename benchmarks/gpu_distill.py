@@ -3,11 +3,11 @@
     python benchmarks/gpu_distill.py --peak 989e12 --out benchmarks/results/gpu_distill_<hardware>_<yyyymm>.json
 
 BERT-base with random weights teaches two students on random tokens: `distilbert` (6 of its layers) and `tinybert`
-(4 x 312, all its losses at once), 128 tokens, batch 256, bfloat16, by the tool's own stage. The first steps, in which kernels are
-chosen, are not timed. MFU: the FLOPs of the products, of the teacher's forward pass and of the student's forward and
-backward passes (three times the forward), over the seconds and over --peak, the processor's bfloat16 FLOP/s without
-sparsity. `distilbert, kept` reads the teacher's outputs instead of computing them; what it takes to write them is told
-apart. On a processor without CUDA it runs too, and measures that: --batch 8 --steps 4 is enough to see it work.
+(4 x 312, all its losses at once), 128 tokens, batch 256, bfloat16, by the tool's own stage. The first steps, in which
+kernels are chosen, are not timed. MFU: the FLOPs of the products, of the teacher's forward pass and of the student's
+forward and backward passes (three times the forward), over the seconds and over --peak, the processor's bfloat16 FLOP/s
+without sparsity. `distilbert, kept` reads the teacher's outputs instead of computing them; what it takes to write them
+is told apart. On a processor without CUDA it runs too, and measures that: --batch 8 --steps 4 shows that it works.
 """
 
 import argparse
