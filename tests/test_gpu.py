@@ -1,0 +1,35 @@
+"""On a GPU the same code trains the same student: skipped where CUDA is not. Not yet run by us."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import compress
+from compress.models.signals import read
+from compress.training.teacher_cache import teacher_cache
+from tests import learning, tiny
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_student_is_trained_there_and_answers_here(precision: str, tmp_path: Path, home: Path) -> None:
+    torch.cuda.reset_peak_memory_stats()
+    bundle = compress.distill(
+        teacher=tiny.checkpoint(tmp_path / "teacher"), data=tiny.reviews(tmp_path / "data"), out=tmp_path / "run",
+        recipe=tiny.recipe(tmp_path / "recipe"), options=compress.RunOptions(precision=precision),
+    )  # fmt: skip
+    assert torch.cuda.max_memory_allocated() > 0
+    answers = bundle.predict(["a good film", "a bad film"])
+    assert [answer.label for answer in answers] == ["positive", "negative"]
+
+
+def test_kept_outputs_are_the_teachers(tmp_path: Path) -> None:
+    teacher, wants = tiny.model("bert").eval().requires_grad_(False).cuda(), frozenset({"logits"})
+    rows, collate = learning.rows(), learning.collate()
+    kept = teacher_cache(teacher, rows, collate, tmp_path / "kept", wants=wants, layers=[])
+    batch = {name: column.cuda() for name, column in collate([rows[0], rows[3], rows[1]]).items()}
+    found, expected = kept.signals(batch, wants).logits, read(teacher, batch, wants).logits
+    assert found is not None and expected is not None and found.is_cuda
+    torch.testing.assert_close(found, expected.float())
