@@ -381,12 +381,14 @@ def test_few_rows_are_joined_by_variants_in_a_stage_of_its_own(
     assert Recipe.load(tiny.recipe(tmp_path / "again", resolved.to_yaml())) == resolved
 
 
-@pytest.mark.parametrize(("effort", "rows"), [("normal", FEW_ROWS + 1), ("quick", 96)])
-def test_texts_of_a_corpus_take_the_place_of_variants(effort: str, rows: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("effort", "rows", "varied"), [("normal", FEW_ROWS + 1, False), ("quick", 96, False), ("normal", 96, True)]
+)
+def test_texts_of_a_corpus_join_the_variants(effort: str, rows: int, varied: bool, tmp_path: Path) -> None:
     recipe = Recipe.load(tiny.recipe(tmp_path, OPEN), [f"stages.0.effort={effort}"])
     resolved = add_stages(recipe, rows, corpus=True)
-    assert [(stage.name, stage.augment) for stage in resolved.training] == [
-        ("answers", None), ("answers-augmented", "corpus"),
+    assert [(stage.name, stage.augment, stage.corpus) for stage in resolved.training] == [
+        ("answers", None, False), ("answers-augmented", VARIANTS if varied else None, True),
     ]  # fmt: skip
     assert Recipe.load(tiny.recipe(tmp_path / "again", resolved.to_yaml())) == resolved
 
@@ -471,7 +473,7 @@ def test_texts_are_drawn_once_and_with_equal_chance() -> None:
 def test_a_corpus_gives_a_task_rows_without_labels(tmp_path: Path, home: Path) -> None:
     data = load_task(tiny.reviews(tmp_path / "data"))
     known = [data.train[0]["text"], data.validation[0]["text"]]
-    rows = with_texts(data, corpus_of(*known, "good film", "bad film", "good film"), seed=0)
+    rows = with_texts(data.train, data, corpus_of(*known, "good film", "bad film", "good film"), seed=0)
     assert rows["text"][: len(data.train)] == data.train["text"][:]
     assert rows["label"][: len(data.train)] == data.train["label"][:]
     assert set(rows["text"][len(data.train) :]) == {"good film", "bad film"}
@@ -483,7 +485,7 @@ def test_a_pair_task_takes_no_texts(tmp_path: Path) -> None:
     data = load_task(tiny.reviews(tmp_path / "data"))
     pair = replace(data, task=replace(data.task, text=("one", "other")))
     with pytest.raises(DataError, match="pair classification"):
-        with_texts(pair, corpus_of("good film"), seed=0)
+        with_texts(pair.train, pair, corpus_of("good film"), seed=0)
 
 
 @pytest.mark.parametrize("read", [True, False])

@@ -288,7 +288,7 @@ def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> No
 def reads_corpus(recipe: Recipe) -> bool:
     """Return True if a stage reads unlabelled text, or the teacher's language model may be trained on it."""
     return trains_language_model(recipe) or any(
-        each.data == "text" or (isinstance(each, Stage) and each.augment == "corpus") for each in recipe.stages
+        each.data == "text" or (isinstance(each, Stage) and each.corpus) for each in recipe.stages
     )
 
 

@@ -38,9 +38,8 @@ ALL_KINDS = (*KINDS, "prune")
 Head = Literal["task", "encoder", "masked_lm", "pretraining", "causal_lm", "seq2seq"]
 Line = Annotated[Call, BeforeValidator(parse_call)]
 """A function by its address, with options: `paper.function` or `{by: paper.function, option: value}`."""
-LineOrSource = Annotated[
-    Call | Literal["auto", "corpus"],
-    BeforeValidator(lambda line: line if line in ("auto", "corpus") else parse_call(line)),
+LineOrAuto = Annotated[
+    Call | Literal["auto"], BeforeValidator(lambda line: "auto" if line == "auto" else parse_call(line))
 ]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 NUMBER, AUTO = "a number", "or auto"
@@ -111,9 +110,9 @@ class Stage(Frozen):
     student  this stage begins with a new one
     train    all, or the head only
     rows, corrupt, step, augment    functions of papers: how a corpus becomes rows, what is done to each batch, a
-             mechanism in place of the plain objective, more rows than the task has. `augment: corpus`: the texts of the
-             corpus given, for which the teacher answers. `augment: auto`: a second stage goes on with these, or where
-             the task has few rows with variants of them (`training.augment.add_stages`)
+             mechanism in place of the plain objective, more rows than the task has. `augment: auto`: a second stage
+             goes on with variants of the rows, where there are few, and the corpus (`training.augment.add_stages`)
+    corpus   texts of the corpus given are rows of the task too, for which the teacher answers
     improve  the weights it begins with are kept where the validation split does not find those it ends with better
     limit_tokens    how much of a corpus is read
     """
@@ -128,7 +127,8 @@ class Stage(Frozen):
     rows: Line | None = None
     corrupt: Line | None = None
     step: Line | None = None
-    augment: LineOrSource | None = None
+    augment: LineOrAuto | None = None
+    corpus: bool = False
     improve: bool = False
     limit_tokens: int | None = Field(None, gt=0)
     epochs: Annotated[Annotated[float, Field(gt=0, le=100_000), Tag(NUMBER)] | Auto, NumberOrAuto] = 1.0

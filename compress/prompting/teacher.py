@@ -48,8 +48,8 @@ def _problems(stage: Stage) -> list[str]:
         return []
     problems = [
         f"{name}: a prompted teacher has answered for the task's own rows only; remove it"
-        for name in ("augment", "rows", "step")
-        if getattr(stage, name) not in (None, "auto")
+        for name in ("augment", "corpus", "rows", "step")
+        if getattr(stage, name) not in (None, False, "auto")
     ]
     if stage.data != "task" or stage.head != "task":
         problems.append("data, head: a prompted teacher teaches the task: expected `task` for both")

@@ -203,8 +203,8 @@ VARIANTS: Final = Call("tinybert.near_words", {"copies": 8})
 def add_stages(recipe: Recipe, rows: int, *, corpus: bool = False) -> Recipe:
     """Let each stage of `augment: auto` be followed by one on more rows, whose student is kept where it is better.
 
-    These are the texts of the corpus, where there is one for the task, or variants of the task's rows, where there are
-    few. Nothing is added where the length of the stage is given; at the effort `quick`, no variants are.
+    These are variants of the task's rows, where there are few, and the texts of the corpus, where there is one for the
+    task. Nothing is added where the length of the stage is given; at the effort `quick`, no variants are.
     """
     stages, suffix = list[AnyStage](), recipe.free_suffix("-augmented")
     for stage in recipe.stages:
@@ -212,11 +212,12 @@ def add_stages(recipe: Recipe, rows: int, *, corpus: bool = False) -> Recipe:
             stages.append(stage)
             continue
         stages.append(stage.model_copy(update={"augment": None}))
-        if stage.open_ended and (corpus or (rows <= FEW_ROWS and stage.effort != "quick")):
-            more: Call | str = "corpus" if corpus else VARIANTS
-            added = {"name": stage.name + suffix, "augment": more, "improve": True, "student": None}
+        varied = rows <= FEW_ROWS and stage.effort != "quick"
+        if stage.open_ended and (corpus or varied):
+            more = {"augment": VARIANTS if varied else None, "corpus": corpus}
             kept = "auto" if stage.cache_teacher else False  # outputs for so many rows are seldom read twice
-            stages.append(stage.model_copy(update={**added, "cache_teacher": kept}))
+            added = {"name": stage.name + suffix, "improve": True, "student": None, "cache_teacher": kept}
+            stages.append(stage.model_copy(update=more | added))
     return recipe.model_copy(update={"stages": tuple(stages)})
 
 

@@ -78,15 +78,15 @@ class TrainingContext:
             if stage.data == "text":
                 return self._text_rows(stage, seed, held_out)
             split = self.data.validation if held_out else self.data.train
-            if stage.augment == "corpus" and not held_out:
-                if self.corpus is None:
-                    raise DataError(f"stage {stage.name}: `augment: corpus` needs unlabelled text: give --corpus")
-                split = with_texts(self.data, self.corpus, seed=seed)
-                added = len(split) - len(self.data.train)
-                self.console.print(f"{stage.name}: {added:,} texts of {self.corpus.name} besides the task's rows")
             if isinstance(stage.augment, Call) and lm is not None:
                 self.console.print(f"{stage.name}: more rows by {stage.augment.by}; they are kept")
                 split = augmented(split, stage.augment, lm.model, lm.tokenizer, lm_digest=lm.digest, seed=seed)
+            if stage.corpus and not held_out:
+                if self.corpus is None:
+                    raise DataError(f"stage {stage.name}: `corpus: true` needs unlabelled text: give --corpus")
+                without = len(split)
+                split = with_texts(split, self.data, self.corpus, seed=seed)
+                self.console.print(f"{stage.name}: {len(split) - without:,} texts of {self.corpus.name} are rows too")
             if stage.rows is not None:
                 return encode_task(
                     split, self.data.task, self.tokenizer, stage.rows.function, stage.rows.options,

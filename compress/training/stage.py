@@ -294,7 +294,9 @@ def run_stage(
     seed = stage_seed(stage, run)
     set_seed(seed)
     rows = context.rows(stage, seed)
-    if stage.improve and len(rows) == len(context.rows(stage.model_copy(update={"augment": None}), seed)):
+    if stage.improve and len(rows) == len(
+        context.rows(stage.model_copy(update={"augment": None, "corpus": False}), seed)
+    ):
         context.console.print(f"{stage.name}: there are no more rows than the task's own")
         _keep(stage, student, context, run, Trained(0, 0, 0.0, None, None))
         return student
@@ -342,7 +344,7 @@ def _step(
         shape = Shape.from_config(teacher.model.config) if teacher else None
         kind = context.kind if stage.head == "task" else None
         objective = Objective(stage.objective, Shape.from_config(student.config), shape, kind=kind)
-        if stage.augment == "corpus":
+        if stage.corpus:
             objective.teacher_wants |= {"logits"}  # the labels of those texts
         for map_DS in objective.projections.parameters() if origin_D is not None else ():
             map_DS.data = torch.eye(len(map_DS))[:, origin_D]  # instead of a random map, which must first be learned

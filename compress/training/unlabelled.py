@@ -37,8 +37,8 @@ def takes_texts(task: Task) -> bool:
     return not (task.pair or task.tokenwise)
 
 
-def with_texts(data: TaskData, corpus: Corpus, *, seed: int) -> Dataset:
-    """Return the task's training rows, then rows of up to MOST_TEXTS texts drawn from the corpus.
+def with_texts(rows: Dataset, data: TaskData, corpus: Corpus, *, seed: int) -> Dataset:
+    """Return these rows of a task, then rows of up to MOST_TEXTS texts drawn from the corpus.
 
     Their label is missing: -100, or nan, where `Distillation` puts the teacher's answer. Documents are cut into lines,
     into sentences or not at all, whichever come nearest to the task's texts in length; what any split holds is left
@@ -46,21 +46,21 @@ def with_texts(data: TaskData, corpus: Corpus, *, seed: int) -> Dataset:
     """
     if not takes_texts(data.task) or corpus.parallel:
         raise DataError(
-            f"augment: corpus needs a task of single texts and a corpus in one language; {data.name} is a "
+            f"`corpus: true` needs a task of single texts and a corpus in one language; {data.name} is a "
             f"{'pair ' if data.task.pair else ''}{data.task.kind} task. Leave it out here"
         )
-    splits = [split for split in (data.train, data.validation, data.test) if split is not None]
+    splits = [split for split in (rows, data.train, data.validation, data.test) if split is not None]
     key = cache.digest("unlabelled", ENCODING, corpus.fingerprint, *(each._fingerprint for each in splits), str(seed))
     schema = data.train.features.arrow_schema
 
     def batches() -> Iterator[pa.RecordBatch]:
         seen = {hash(text) for split in splits for text in split["text"]}
         texts = draw(cut(corpus, data.train["text"][:COMPARED]), seen, np.random.default_rng(seed))
-        for table in data.train.with_format("arrow").iter(1000):
+        for table in rows.with_format("arrow").iter(1000):
             yield from table.cast(schema).to_batches()
         for start in range(0, len(texts), 1000):
-            rows = [{"text": text, "label": _missing(data.task)} for text in texts[start : start + 1000]]
-            yield pa.RecordBatch.from_pylist(rows, schema=schema)
+            added = [{"text": text, "label": _missing(data.task)} for text in texts[start : start + 1000]]
+            yield pa.RecordBatch.from_pylist(added, schema=schema)
 
     return cache.rows("unlabelled", key, batches, empty="the training split has no rows.")
 
