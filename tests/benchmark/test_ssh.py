@@ -1,6 +1,7 @@
 """Over a real sshd: the same figures and answers as here, nothing left there, and words for all that can go wrong."""
 
 import os
+import subprocess
 import sys
 import venv
 from collections.abc import Iterator
@@ -229,12 +230,19 @@ def test_what_is_no_address_never_comes_near_ssh(text: str) -> None:
         Address.parse(text)
 
 
-def test_the_far_command_quotes_what_it_is_given() -> None:
-    words = Address.parse("pi:22").command(far_command("/a b/py'thon", 7), 5)
+def test_the_far_command_quotes_what_it_is_given(tmp_path: Path) -> None:
+    """A shell that runs the command starts this very Python, with as many bytes of source as were promised."""
+    python = tmp_path / "a b" / "py'thon"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    source = b"print(sys.stdin.read())"
+    words = Address.parse("pi:22").command(far_command(str(python), len(source)), 5)
     assert words[0] == "ssh"
     assert words[-4:-1] == ["22", "--", "pi"]
     assert "BatchMode=yes" in words
-    assert "'/a b/py" in words[-1] or "/a b/py" in words[-1]
+    there = subprocess.run(["sh", "-c", words[-1]], input=source + b"the rest", capture_output=True, check=True)
+    assert there.stdout == b"the rest\n"
 
 
 def test_no_ssh_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
