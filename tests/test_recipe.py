@@ -260,10 +260,23 @@ def test_epochs_that_are_set_take_the_place_of_steps(name: str, paper: bool) -> 
             "mine.yaml: stages[0].objective[0]: weight must be a number from 0 to 1,000,000, found 'much'",
         ),
         ("extends=tinybert", "mine.yaml: extends: no such setting."),
+        ("stages.0.optimizer=adam", "mine.yaml: stages[0].optimizer: Input should be 'adamw', 'lamb' or 'adafactor'"),
     ],
 )
 def test_overrides_that_cannot_be(tmp_path: Path, override: str, message: str) -> None:
     assert any(message in problem for problem in problems(written(tmp_path, GOOD), override))
+
+
+def test_an_optimizers_settings(tmp_path: Path) -> None:
+    """Each of them is kept by the resolved recipe; Adam's are not taken for another's."""
+    name = written(tmp_path, GOOD)
+    assert {stage.optimizer for stage in Recipe.load(name).training} == {"adamw"}
+    lamb = Recipe.load(name, ["stages.0.optimizer=lamb", "stages.0.betas=[0.8, 0.9]", "stages.0.eps=1e-6"])
+    assert [(stage.optimizer, stage.eps) for stage in lamb.training] == [("lamb", 1e-6), ("adamw", 1e-8)]
+    assert Recipe.load(written(tmp_path, lamb.to_yaml(), "resolved")) == lamb
+    for other in ("stages.0.eps=1e-6", "stages.0.betas=[0.8, 0.9]", "stages.0.lr=auto"):
+        (problem,) = problems(name, "stages.0.optimizer=adafactor", other)
+        assert problem.startswith("mine.yaml: stages[0]:")
 
 
 # Ours

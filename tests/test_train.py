@@ -117,6 +117,21 @@ def test_tokens_that_never_occur_keep_their_weights_and_change_nothing_else(tmp_
     assert changed == sorted({token for row in rows["input_ids"] for token in row})
 
 
+def test_lamb_is_chosen_by_the_stage_and_trains_every_row_of_the_embedding(tmp_path: Path) -> None:
+    """A tensor's length is that of all its rows; those of tokens that never occur decay."""
+    stage = learning.stage(optimizer="lamb", weight_decay=0.1, clip=0.0, steps=1, schedule="constant", warmup=0.0)
+    step, rows = learning.step(), learning.rows(vocabulary=10)
+    before = learning.weights(step)
+    train(step, stage, rows, learning.collate(), learning.run(tmp_path))
+    for name, tensor in learning.weights(step).items():
+        moved = (tensor - before[name]).norm() / before[name].norm()
+        if name.endswith("weight") and "LayerNorm" not in name and "type" not in name:
+            assert float(moved) == pytest.approx(stage.lr, rel=1e-4), name
+    words = step.student.get_input_embeddings().weight
+    changed_V = (words != before["student.bert.embeddings.word_embeddings.weight"]).any(1)
+    assert bool(changed_V[1:].all()), "all but padding, which is 0"
+
+
 @pytest.mark.parametrize("micro_batch", [4, 1])
 def test_accumulated_parts_make_the_whole_batch(tmp_path: Path, micro_batch: int) -> None:
     """With losses per token and per pair of tokens, and parts of unequal lengths."""
@@ -289,6 +304,8 @@ CONTINUED = {
     "accumulated, best weights older than the checkpoint": learning.stage(
         schedule="constant", checkpoint=3, micro_batch=4, evaluate=3
     ),
+    "by LAMB": learning.stage(schedule="constant", checkpoint=2, optimizer="lamb"),
+    "by Adafactor": learning.stage(schedule="constant", checkpoint=2, optimizer="adafactor"),
 }
 
 

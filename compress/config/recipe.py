@@ -42,6 +42,8 @@ LineOrAuto = Annotated[
     Call | Literal["auto"], BeforeValidator(lambda line: "auto" if line == "auto" else parse_call(line))
 ]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+ADAM = (0.9, 0.999), 1e-8
+"""Adam's betas and eps, where nothing else is said: Kingma & Ba 2015, arXiv:1412.6980, Sec. 2."""
 NUMBER, AUTO = "a number", "or auto"
 Auto = Annotated[Literal["auto"], Tag(AUTO)]
 NumberOrAuto = Discriminator(lambda given: AUTO if given == "auto" else NUMBER)
@@ -96,6 +98,9 @@ class Stage(Frozen):
     says (`training.schedule`). lr auto is 5e-5 for BERT-base's width and goes with 1 / width. steps stand in the place
     of epochs, but are no more than what max_epochs come to.
     lr_end: the rate that a linear schedule ends at, for a stage that another one continues.
+    optimizer: adamw, lamb or adafactor (`training.optimizer`). lr is another quantity for each: the size of a step for
+    Adam, its share of a tensor's length for LAMB, of a tensor's root mean square for Adafactor; auto is Adam's.
+    Adafactor has no betas and eps.
     evaluate: how often per epoch the student is scored; the best weights are kept (0: never, the last are kept; also
     so where there is nothing to score). checkpoint: optimiser steps between checkpoints (left out: ten per stage, but
     200 steps apart at least).
@@ -140,12 +145,13 @@ class Stage(Frozen):
     micro_batch: int | None = Field(None, gt=0)
     max_length: int = Field(128, ge=8, le=1_000_000)
     lr: Annotated[Annotated[float, Field(gt=0, le=10), Tag(NUMBER)] | Auto, NumberOrAuto]
+    optimizer: Literal["adamw", "lamb", "adafactor"] = "adamw"
     schedule: Literal["linear", "constant", "cosine"] = "linear"
     lr_end: float = Field(0.0, ge=0, le=10)
     warmup: float = Field(0.1, ge=0, lt=1)
     weight_decay: float = Field(0.01, ge=0, le=10)
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0, le=1)
+    betas: tuple[Decay, Decay] = ADAM[0]
+    eps: float = Field(ADAM[1], gt=0, le=1)
     clip: float = Field(1.0, ge=0)
     evaluate: int = Field(2, ge=0, le=10_000)
     checkpoint: int | None = Field(None, gt=0)
@@ -183,6 +189,14 @@ class Stage(Frozen):
     def _a_rate_to_end_at_needs_a_straight_line_to_it(self) -> "Stage":
         if self.lr_end and (self.lr == "auto" or self.open_ended or self.schedule != "linear" or self.lr_end > self.lr):
             raise ValueError("has an `lr_end`, which needs `schedule: linear`, a length, and an `lr` not below it")
+        return self
+
+    @model_validator(mode="after")
+    def _settings_are_the_optimisers(self) -> "Stage":
+        if self.optimizer != "adamw" and self.lr == "auto":
+            raise ValueError(f"has `lr: auto`, which is Adam's rate: expected a number for {self.optimizer}")
+        if self.optimizer == "adafactor" and (self.betas, self.eps) != ADAM:
+            raise ValueError("has `betas` or `eps`, which `optimizer: adafactor` does not read: leave them out")
         return self
 
     @property

@@ -19,8 +19,8 @@ Deviations from the authors' code (mobilebert/run_pretraining.py, distill_util.p
   that a student equal to its teacher has a loss. As there, a squared error of means, an absolute one of variances.
 - `masked_lm` is one of the two halves of their label q = a onehot + (1 - a) softmax(z_T): cross entropy is linear in q,
   so `bert.masked_lm` with weight a and `masked_lm` with 1 - a are their loss. The denominators lack their 1e-5.
-- AdamW in place of LAMB; AdamW, too, does not move with the scale of a loss, so the layer-wise factors keep their
-  meaning (their own `adamw` ignores them). A layer that is not reached has no gradient, hence no weight decay.
+- the layer-wise factors multiply the rate of any optimiser; theirs that of LAMB alone, which the recipes take.
+- the rate of the other stages falls to 0; theirs to 1e-4 of its peak.
 - a layer's base factor ends at 0.9; theirs falls to 0 in its last step (see `base_factor`).
 """
 

@@ -115,7 +115,8 @@ def train(
     arguments = _arguments(step, stage, per_epoch, folder, seed=run.seed, scored=scored, length=length, bf16=bf16)
     if note := repeated(stage, per_epoch, rows):
         warn(console, note)
-    known = getattr(step, "only_rows", False) and corrupt is None  # others meet tokens that are not in the rows
+    # steps that corrupt meet tokens that are not in the rows; of a part of a table LAMB and Adafactor take other means
+    known = getattr(step, "only_rows", False) and corrupt is None and stage.optimizer == "adamw"
     with only_tokens_in_use(step.student, rows) if known else nullcontext():
         trainer = StepTrainer(step, stage, rows, order=order, collate=collate, folder=folder, args=arguments)
         trainer.score, trainer.corrupt = scoring.score if scoring else None, corrupt

@@ -24,8 +24,7 @@ import torch
 from datasets import Dataset
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
@@ -36,50 +35,9 @@ from compress.config.recipe import Stage
 from compress.data.collate import Batching, LengthGrouped, TokenBudget
 from compress.errors import CompressError, DamagedError
 from compress.io import load_json, make, naming, put, seal, verify, written
+from compress.training.optimizer import optimizer_of, per_group, trained_groups
 from compress.training.schedule import AutoLength
 from compress.training.step import Step
-
-
-def trained_groups(step: Any, decayed: set[str], weight_decay: float) -> list[dict[str, Any]]:
-    """Make the optimiser's groups: each of `step.groups()`, in one part that decays and one that does not.
-
-    `decayed` are the names in `step` of the parameters that do. A parameter in no group is not trained.
-    """
-    decays = {id(parameter) for name, parameter in step.named_parameters() if name in decayed}
-    groups = []
-    for name, parameters in step.groups().items():
-        trained: list[nn.Parameter] = [each for each in parameters if each.requires_grad]
-        for decay in (True, False):
-            part = [each for each in trained if (id(each) in decays) == decay]
-            if part:
-                groups.append({"params": part, "weight_decay": weight_decay if decay else 0.0, "group": name})
-    return groups
-
-
-def per_group(scheduler: LambdaLR, step: Any, total: int) -> None:
-    """Give each of the optimiser's groups its own learning rate, from the first step on: see `Step.factors`, `rates`.
-
-    A group without a factor has the stage's rate.
-    """
-
-    def changed(schedule: Callable[[int], float], group: Mapping[str, Any]) -> Callable[[int], float]:
-        def share(at: int) -> float:
-            """Compute the rate as a share of the stage's peak."""
-            rates = step.rates(at, total) if hasattr(step, "rates") else {}
-            if group["group"] in rates:
-                return float(rates[group["group"]] / group["initial_lr"])
-            factors = step.factors(at, total) if hasattr(step, "factors") else {}
-            return float(schedule(at) * factors.get(group["group"], 1.0))
-
-        return share
-
-    groups = scheduler.optimizer.param_groups
-    scheduler.lr_lambdas = [
-        changed(schedule, group) for schedule, group in zip(scheduler.lr_lambdas, groups, strict=True)
-    ]
-    for schedule, group in zip(scheduler.lr_lambdas, groups, strict=True):
-        group["lr"] = group["initial_lr"] * schedule(0)
-
 
 Score = Callable[[PreTrainedModel], Mapping[str, float]]
 """student -> {"score": higher is better, ...} on the validation split."""
@@ -233,6 +191,7 @@ class StepTrainer(Trainer):
             data_collator=collate,
             train_dataset=rows,
             eval_dataset=rows,
+            optimizer_cls_and_kwargs=optimizer_of(stage),
         )
         self.model_accepts_loss_kwargs = False  # a step's loss is a mean, to be divided by accumulation
         self.remove_callback(PrinterCallback)
@@ -282,9 +241,9 @@ class StepTrainer(Trainer):
         return self.accelerator.prepare(loader)
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Give a step that names groups of parameters these as the optimiser's groups."""
-        if self.optimizer is None and hasattr(self.step, "groups"):
-            chosen, options = self.get_optimizer_cls_and_kwargs(self.args)
+        """Give a step that names groups of parameters these as the optimiser's groups; LAMB has groups of any step."""
+        if self.optimizer is None and (hasattr(self.step, "groups") or self.stage.optimizer == "lamb"):
+            chosen, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args)
             decayed = set(self.get_decay_parameter_names(self.step))
             self.optimizer = chosen(trained_groups(self.step, decayed, self.args.weight_decay), **options)
             return self.optimizer

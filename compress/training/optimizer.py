@@ -1,0 +1,115 @@
+"""Build the optimiser of a stage: its groups of parameters, their rates, and what a group is updated by.
+
+adamw       torch's fused AdamW, which the library's own arguments build
+adafactor   transformers' Adafactor, set as T5's authors set theirs (mesh_tensorflow/optimize.py): the rate is relative
+            to the root mean square of each tensor, no momentum, factored second moments. Theirs keeps the second
+            moments of tensors with fewer than 32 rows or columns whole; the library's factors every matrix.
+lamb        `Lamb`, below
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from transformers.optimization import Adafactor
+
+from compress.config.recipe import Stage
+
+
+def optimizer_of(stage: Stage) -> tuple[type[Optimizer], dict[str, Any]] | None:
+    """Return the class of the stage's optimiser and its settings; None: AdamW, from the library's arguments."""
+    rate = {"lr": stage.lr}
+    if stage.optimizer == "adafactor":
+        return Adafactor, rate | {"scale_parameter": True, "relative_step": False}
+    return (Lamb, rate | {"betas": stage.betas, "eps": stage.eps}) if stage.optimizer == "lamb" else None
+
+
+class Lamb(Optimizer):
+    """Update each tensor x by Adam's direction, in a step whose length is `lr` times that of x.
+
+    You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", arXiv:1904.00962,
+    Algorithm 2 with phi(z) = z: m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; u = m / (sqrt(v) + eps) + decay x;
+    x = x - lr |x| / |u| u. The ratio |x| / |u| is 1 where one of them is 0, and for the tensors of groups that say
+    `adapt: False`: in ALBERT's and MobileBERT's code biases and norms, which do not decay either. As in these two, m
+    and v are not corrected for their bias, which Algorithm 2 does.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": True})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Take one step with the gradients that there are; return the closure's loss, if there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            b1, b2 = group["betas"]
+            for x in group["params"]:
+                if x.grad is None:
+                    continue
+                state = self.state[x]
+                if not state:
+                    state["m"], state["v"] = torch.zeros_like(x), torch.zeros_like(x)
+                m = state["m"].mul_(b1).add_(x.grad, alpha=1 - b1)
+                v = state["v"].mul_(b2).addcmul_(x.grad, x.grad, value=1 - b2)
+                u = (m / (v.sqrt() + group["eps"])).add_(x, alpha=group["weight_decay"])
+                if group["adapt"]:
+                    length, of_update = x.norm(), u.norm()
+                    u.mul_(torch.where((length > 0) & (of_update > 0), length / of_update, 1.0))
+                x.add_(u, alpha=-group["lr"])
+        return loss
+
+
+def trained_groups(step: Any, decayed: set[str], weight_decay: float) -> list[dict[str, Any]]:
+    """Make the optimiser's groups: each of `step.groups()`, in one part that decays and one that does not.
+
+    `decayed` are the names in `step` of the parameters that do; `adapt` says the same to `Lamb`. A step without
+    `groups` has one of all its parameters; a parameter in no group is not trained.
+    """
+    decays = {id(parameter) for name, parameter in step.named_parameters() if name in decayed}
+    groups = []
+    for name, parameters in (step.groups() if hasattr(step, "groups") else {"all": step.parameters()}).items():
+        trained: list[nn.Parameter] = [each for each in parameters if each.requires_grad]
+        for decay in (True, False):
+            part = [each for each in trained if (id(each) in decays) == decay]
+            if part:
+                settings = {"weight_decay": weight_decay if decay else 0.0, "adapt": decay}
+                groups.append({"params": part, "group": name} | settings)
+    return groups
+
+
+def per_group(scheduler: LambdaLR, step: Any, total: int) -> None:
+    """Give each of the optimiser's groups its own learning rate, from the first step on: see `Step.factors`, `rates`.
+
+    A group without a factor has the stage's rate.
+    """
+
+    def changed(schedule: Callable[[int], float], group: Mapping[str, Any]) -> Callable[[int], float]:
+        def share(at: int) -> float:
+            """Compute the rate as a share of the stage's peak."""
+            rates = step.rates(at, total) if hasattr(step, "rates") else {}
+            if group["group"] in rates:
+                return float(rates[group["group"]] / group["initial_lr"])
+            factors = step.factors(at, total) if hasattr(step, "factors") else {}
+            return float(schedule(at) * factors.get(group["group"], 1.0))
+
+        return share
+
+    groups = scheduler.optimizer.param_groups
+    scheduler.lr_lambdas = [
+        changed(schedule, group) for schedule, group in zip(scheduler.lr_lambdas, groups, strict=True)
+    ]
+    for schedule, group in zip(scheduler.lr_lambdas, groups, strict=True):
+        group["lr"] = group["initial_lr"] * schedule(0)
