@@ -12,9 +12,10 @@ The formulas are ELECTRA's: electra.replace, electra.replaced_tokens. The corrup
 Shapes: B examples, L tokens, R chosen positions, D hidden, E embedding, V vocabulary.
 
 Deviations
-- from the authors' code: one backward pass and one optimiser for both losses; theirs makes a step of the generator and
-  then, on the same batch, one of the discriminator with an optimiser of its own. Under gdes the losses share no
-  parameter, so that only the norm at which gradients are clipped is joint.
+- from the authors' code: one backward pass and one optimiser. Theirs has two, a step of the generator and then, on the
+  same batch, one of the discriminator. Adam treats each number by itself and gradients are clipped apart here, so that
+  under gdes and nes, where the losses share no parameter, both are the same but for the table that the discriminator
+  reads under gdes: theirs already has the generator's step in it. Under es one step follows the sum of both gradients.
 - from the authors' code: rows are whole sentences of one document; theirs cut one text of all documents every 510
   tokens.
 - from the authors' code: `weight` is the paper's 50; theirs is 10 unless told.
@@ -163,6 +164,12 @@ class ReplacedTokenDetection(nn.Module):
 
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.discriminate.items(batch)
+
+    def clipped_apart(self) -> list[list[nn.Parameter]]:
+        """Return what each of the authors' two optimisers clips: the generator's parameters, and all others."""
+        generator = list(self.generator.parameters())
+        known = {id(each) for each in generator}
+        return [generator, [each for each in self.parameters() if id(each) not in known]]
 
     def finish(self) -> None:
         for each in self.shared.children():

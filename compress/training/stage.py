@@ -218,7 +218,7 @@ def _arguments(
         adam_beta1=stage.betas[0],
         adam_beta2=stage.betas[1],
         adam_epsilon=stage.eps,
-        max_grad_norm=stage.clip,
+        max_grad_norm=0.0 if hasattr(step, "clipped_apart") else stage.clip,
         optim="adamw_torch_fused",
         bf16=bf16,
         use_cpu=not torch.cuda.is_available(),

@@ -24,6 +24,7 @@ class Step(Protocol):
         groups()               named groups of the parameters that are trained
         factors(step, total)   multipliers of the learning rate at this step, by group
         rates(step, total)     learning rates of groups that do not follow the stage's, by group
+        clipped_apart()        lists of parameters whose gradients are clipped list by list, instead of all together
         finish()               called when training is over: the student becomes what is kept; what it returns, if
                                anything, is a sentence that the user is told
         ready                  false while none of its weights are to be kept as the best

@@ -24,7 +24,7 @@ import torch
 from datasets import Dataset
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
@@ -47,14 +47,14 @@ BEST = "best.safetensors"
 
 
 class _Hooks(TrainerCallback):
-    """Tell the order of rows and the step where the loop is, and log before each checkpoint.
+    """Tell the order of rows and the step where the loop is, clip what is clipped apart, and log before checkpoints.
 
     accelerate does not reach the order of rows in an epoch that several processes resume. A resumed process has no sum
     of the losses since the last line of the log: none is left when it is saved.
     """
 
-    def __init__(self, order: LengthGrouped | TokenBudget, step: Any) -> None:
-        self.order, self.step = order, step
+    def __init__(self, order: LengthGrouped | TokenBudget, step: Any, clip: float) -> None:
+        self.order, self.step, self.clip = order, step, clip
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.order.set_epoch(int(state.epoch or 0))
@@ -64,6 +64,10 @@ class _Hooks(TrainerCallback):
             self.step.begin(state.global_step, state.max_steps)
         if not getattr(self.step, "ready", True):
             state.best_metric, state.best_global_step = None, None
+
+    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        for parameters in self.step.clipped_apart() if self.clip and hasattr(self.step, "clipped_apart") else ():
+            nn.utils.clip_grad_norm_(parameters, self.clip)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         control.should_log = control.should_log or control.should_save
@@ -196,7 +200,7 @@ class StepTrainer(Trainer):
         self.model_accepts_loss_kwargs = False  # a step's loss is a mean, to be divided by accumulation
         self.remove_callback(PrinterCallback)
         self.remove_callback(ProgressCallback)
-        self.add_callback(_Hooks(order, step))
+        self.add_callback(_Hooks(order, step, stage.clip))
 
     def open_end(self, length: AutoLength) -> None:
         """Let the evaluations decide how long this stage trains."""

@@ -1,5 +1,6 @@
 """DeBERTaV3: replaced tokens, and what generator and discriminator share."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from compress.data.masking import Words
 from compress.errors import ObjectiveError, StudentError
 from compress.papers import deberta, deberta_v3, electra
 from compress.papers.bert import masked_lm
-from tests import tiny
+from compress.training.stage import train
+from tests import learning, tiny
 
 WORDS = Words.from_tokenizer(tiny.tokenizer())
 
@@ -154,6 +156,30 @@ def test_a_resumed_step_goes_on_the_same(tmp_path: Path) -> None:
     expected = step(**batch)
     torch.manual_seed(7)
     assert other(**batch) == expected
+
+
+def test_each_model_is_clipped_by_itself_as_by_an_optimizer_of_its_own(tmp_path: Path) -> None:
+    """Ten times the weight of the detection is clipped to the same gradient, and leaves the generator alone."""
+    found = []
+    for weight in (50.0, 500.0):
+        torch.manual_seed(1)
+        step = deberta_v3.ReplacedTokenDetection(encoder(), None, None, words=WORDS, weight=weight)
+        stage = learning.stage((), step="deberta_v3.ReplacedTokenDetection", clip=0.01, steps=3, lr=1e-2)
+        corrupt = partial(electra.mask, words=WORDS, rate=0.4, masked=1.0)
+        torch.manual_seed(2)
+        run = learning.run(tmp_path / f"{weight}")
+        train(step, stage, learning.rows().remove_columns("labels"), learning.collate(), run, corrupt=corrupt)
+        found.append({name: each.detach().clone() for name, each in step.named_parameters()})
+    for name, one in found[0].items():
+        torch.testing.assert_close(one, found[1][name], rtol=0, atol=0 if name.startswith("generator.") else 1e-5)
+
+
+def test_clipped_apart_is_every_parameter_once() -> None:
+    for sharing in ("gdes", "es", "nes"):
+        step = replaced(encoder(), sharing=sharing)
+        first, others = step.clipped_apart()
+        assert sorted(map(id, (*first, *others))) == sorted(map(id, step.parameters()))
+        assert set(map(id, first)) == set(map(id, step.generator.parameters()))
 
 
 def test_es_shares_one_table_and_nes_none(tmp_path: Path) -> None:
