@@ -1,13 +1,12 @@
 """He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", arXiv:2006.03654.
 
-v2 code   log_buckets               relative distances, exact when near, in logarithmic buckets when far
 Sec. 3.2  enhanced_mask_decoder     the last layer again, with absolute positions in its queries
 Sec. 3.2  EnhancedMaskDecoder       step: masked language modelling on what the decoder gives
 Sec. 5    symmetric_kl, squared     how far the answers on perturbed embeddings are from those on clean ones
 Sec. 5    ScaleInvariantFineTuning  step: SiFT, virtual adversarial training on normalised embeddings
 
-The disentangled attention itself is transformers' (`family: deberta-v2`; v1 is its form without buckets and shared
-projections).
+The disentangled attention itself, and v2's logarithmic buckets of distances, are transformers' (`family: deberta-v2`;
+v1 is its form without buckets and shared projections).
 
 Shapes: B examples, L tokens, R labelled positions, D hidden, V classes or vocabulary.
 
@@ -25,7 +24,6 @@ Deviations
   for one output. Independent labels, of which there are none in the paper, are two-class distributions each.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -46,19 +44,6 @@ from compress.training.reads import reads
 from compress.training.step import Distillation
 
 NORM_EPS = 1e-7
-
-
-def log_buckets(distance: Tensor, *, buckets: int = 256, longest: int = 512) -> Tensor:
-    """Compute the signed bucket of each relative distance.
-
-    |r| < buckets / 2 is its own bucket; beyond, ceil(ln(|r| / mid) / ln((longest - 1) / mid) (mid - 1)) + mid with
-    mid = buckets / 2, in the direction of r.
-    """
-    mid = buckets // 2
-    far = distance.abs().clamp_min(mid).double()
-    share = (far / mid).log() / math.log((longest - 1) / mid)
-    bucket = (share * (mid - 1)).ceil().long() + mid
-    return torch.where(distance.abs() < mid, distance, bucket * distance.sign())
 
 
 def enhanced_mask_decoder(encoder: Any, hidden_BLD: Tensor, positions_LD: Tensor, mask_BL: Tensor) -> Tensor:

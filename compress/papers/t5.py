@@ -1,7 +1,6 @@
 """Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
 arXiv:1910.10683.
 
-Sec. 2.1    relative_bucket  positions are differences in 32 buckets, logarithmic up to 128
 Sec. 2.4    text_to_text     every task as text: "sst2 sentence: ..." -> "positive"; numbers in steps of 0.2 as words
 App. D      prompt           what the examples look like
 Sec. 3.1.4  corrupt_spans    spans of 3 tokens on average, 15 % of all, replaced by sentinels; the target is the spans
@@ -36,26 +35,6 @@ STEP = 0.2
 """STS-B's scores are rounded to this (Sec. 2.4)."""
 NO_NUMBER = -1.0
 """The value of a text that is no number (authors' code)."""
-
-
-def relative_bucket(
-    distance_LM: Tensor, *, bidirectional: bool = True, buckets: int = 32, max_distance: int = 128
-) -> Tensor:
-    """Compute the bucket of memory position - query position. Half of each direction are single distances.
-
-    Without `bidirectional`, as in a decoder, all later positions share bucket 0.
-    """
-    first_LM = torch.zeros_like(distance_LM)
-    if bidirectional:
-        buckets //= 2
-        first_LM = (distance_LM > 0).long() * buckets
-        away_LM = distance_LM.abs()
-    else:
-        away_LM = (-distance_LM).clamp_min(0)
-    single = buckets // 2
-    scale = (buckets - single) / np.log(max_distance / single)
-    wide_LM = single + ((away_LM.clamp_min(1).float() / single).log() * scale).long()
-    return first_LM + away_LM.where(away_LM < single, wide_LM.clamp_max(buckets - 1))
 
 
 def number_text(value: float) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
-from compress.papers import deberta
 from tests.papers.case import Arrays, Case, kl, prefix, random, softmax, squares
 
 LOGITS, CLEAN, MASK = random(3, 4, seed=1), random(3, 4, seed=2), prefix(5, 2, 3)
@@ -29,7 +29,8 @@ CASES = {
 def golden(of: Arrays) -> Mapping[str, Any]:
     distances = [-511, -300, -129, -128, -127, 0, 127, 128, 129, 300, 511]
     return {
-        "deberta.log bucket 256/512 at rel -511,-300,-129,-128,-127,0,127,128,129,300,511": deberta.log_buckets(
-            torch.tensor(distances), buckets=256, longest=512
+        # That of transformers' model, with which `family: deberta-v2` computes.
+        "deberta.log bucket 256/512 at rel -511,-300,-129,-128,-127,0,127,128,129,300,511": make_log_bucket_position(
+            torch.tensor(distances), 256, 512
         )
     }

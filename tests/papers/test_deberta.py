@@ -1,4 +1,4 @@
-"""DeBERTa: relative buckets, the enhanced mask decoder, SiFT."""
+"""DeBERTa: the enhanced mask decoder, SiFT."""
 
 from typing import Any
 
@@ -36,13 +36,6 @@ def has_gradient(module: nn.Module) -> set[str]:
     return {name for name, each in module.named_parameters() if each.grad is not None and each.grad.any()}
 
 
-@pytest.mark.parametrize(("buckets", "longest"), [(256, 512), (32, 128), (8, 512)])
-def test_buckets_are_those_of_transformers(buckets: int, longest: int) -> None:
-    distance = torch.arange(1 - longest, longest)
-    expected = make_log_bucket_position(distance, buckets, longest)
-    assert torch.equal(deberta.log_buckets(distance, buckets=buckets, longest=longest), expected.long())
-
-
 # Enhanced mask decoder
 
 
@@ -59,7 +52,7 @@ def test_the_decoder_by_hand(legacy: bool) -> None:
     encoder, real = model.deberta.encoder, batch["attention_mask"]
     below, query = states[2], states[2] + step.decoder.positions.weight[: real.shape[1]]
     both_real = real[:, None, :, None] * real[:, None, None, :]
-    distances = deberta.log_buckets(torch.arange(12)[:, None] - torch.arange(12), buckets=8, longest=64)
+    distances = make_log_bucket_position(torch.arange(12)[:, None] - torch.arange(12), 8, 64).long()
     table = encoder.LayerNorm(encoder.rel_embeddings.weight)
     for _ in range(2):
         attended = encoder.layer[2].attention.self(below, both_real, False, query, distances[None], table)[0]

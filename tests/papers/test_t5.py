@@ -1,4 +1,4 @@
-"""Text-to-text: what goes in, what comes out and what it means; positions in buckets; corrupted spans."""
+"""Text-to-text: what goes in, what comes out and what it means; corrupted spans."""
 
 from collections import Counter
 from typing import Any
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from transformers.models.t5.modeling_t5 import T5Attention
 
 from compress.data.task import Task
 from compress.errors import DataError
@@ -19,19 +18,6 @@ TOKENIZER = generative.t5_tokenizer()
 REVIEWS = Task("classification", ("sentence",), "label", ("bad", "good", "not bad"), "accuracy")
 PAIRS = Task("classification", ("sentence1", "sentence2"), "label", ("not_equivalent", "equivalent"), "f1")
 SCORES = Task("regression", ("sentence1", "sentence2"), "score", (), "pearson")
-
-
-# Positions
-
-
-@pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (16, 20), (32, 1000)])
-def test_buckets_are_those_of_transformers(bidirectional: bool, buckets: int, max_distance: int) -> None:
-    distance = torch.arange(-1500, 1501)
-    expected = T5Attention._relative_position_bucket(distance, bidirectional, buckets, max_distance)
-    found = t5.relative_bucket(distance, bidirectional=bidirectional, buckets=buckets, max_distance=max_distance)
-    assert torch.equal(found, expected)
-    assert found.unique().numel() == (buckets - 1 if bidirectional else buckets), "0 is in the buckets before"
 
 
 # Text
