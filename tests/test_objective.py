@@ -199,9 +199,9 @@ def test_a_shared_projection_is_trained_by_every_term_that_names_it() -> None:
     ("loss", "changes", "message"),
     [
         (
-            "tinybert.attention",
+            "mobilebert.attention",
             {"heads": 2},
-            r"tinybert.attention .*scores.* heads 2 .*teacher 4: .*minilm.*_relations",
+            r"mobilebert.attention .*scores.* heads 2 .*teacher 4: .*tinybert.attention.*minilm.*_relations",
         ),
         ("minilm.attention", {"heads": 3}, r"minilm.attention .* heads 3 .*teacher 4: give the student 4 heads"),
         ("minilm.value_relation", {"heads": 2}, r"minilm.value_relation .*values.* heads 2 .* 4: "),
@@ -217,6 +217,15 @@ def test_shapes_that_cannot_be_compared(loss: str, changes: Mapping[str, int], m
     with pytest.raises(ObjectiveError, match=message):
         Objective([Term(loss)], replace(STUDENT, **changes), TEACHER)
     Objective([Term(loss)], STUDENT, TEACHER)
+
+
+@pytest.mark.parametrize("heads", [2, 3, 4])
+def test_attention_scores_bridge_any_number_of_heads(heads: int) -> None:
+    student = replace(STUDENT, heads=heads, head_size=8)
+    mine, theirs = signals(student, 1), signals(TEACHER, 2)
+    found = Objective([Term("tinybert.attention", layers="last")], student, TEACHER)(mine, theirs)["total"]
+    expected = tinybert.attention(mine.scores[-1], theirs.scores[-1], mine.mask_BL)
+    torch.testing.assert_close(found, expected)
 
 
 def test_relations_bridge_any_heads_and_widths() -> None:

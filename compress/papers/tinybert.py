@@ -17,12 +17,15 @@ Deviations from the authors' code, which these formulas reproduce up to the stat
 - Eq. 10 sums over the classes, as written; theirs means over them too, 1/V of it.
 - W_e and W_h are two matrices without bias, as in the paper; theirs is one shared `fit_dense` with bias
   (`project: fit_dense` on both terms shares one).
+- Eq. 7 where student and teacher have different numbers of heads, which theirs refuses, is ours: see `attention`.
 - the teacher is in eval mode; theirs keeps its dropout on, its scripts never call eval().
 - logits are the classifier's of the pooled output, tanh(W h), after the student's dropout, as in transformers' BERT;
   theirs are of relu(tanh(W h)) without dropout, of teacher and student alike, so that one teacher answers otherwise.
 - AdamW, gradients clipped together, eps 1e-8 in the task stages; their BertAdam does not correct its bias, clips each
   tensor's gradient by itself, and has eps 1e-6 everywhere.
 """
+
+import math
 
 from torch import Tensor
 
@@ -34,12 +37,19 @@ from compress.training.reads import Temperature, reads
 __all__ = ["attention", "augment", "embeddings", "hidden", "near_words", "prediction", "regression"]
 
 
-@reads("scores", per="pair")
+@reads("scores", per="pair", bridges=("heads",))
 def attention(student_BHLL: Tensor, teacher_BHLL: Tensor, mask_BL: Tensor) -> Tensor:
-    """Eq. 7: 1/h sum_i MSE(A_i^S, A_i^T), over pairs of real tokens. Needs equal head counts."""
+    """Eq. 7: 1/h sum_i MSE(A_i^S, A_i^T), over pairs of real tokens.
+
+    Where h_S and h_T heads differ in number, the A_i are means over h_S / h and h_T / h neighbouring heads, h the
+    greatest common divisor: 12 heads of a teacher in threes for 4 of a student, all of them where h is 1.
+    TextBrewer's `attention_mse_sum` and `attention_ce_mean` join all heads, of equal numbers too.
+    """
     real_BL = mask_BL.float()
     pair_BLL = real_BL[:, :, None] * real_BL[:, None, :]
-    error_BLL = (student_BHLL.float() - teacher_BHLL.float()).pow(2).mean(1)
+    h = math.gcd(student_BHLL.shape[1], teacher_BHLL.shape[1])
+    student_BHLL, teacher_BHLL = (each.float().unflatten(1, (h, -1)).mean(2) for each in (student_BHLL, teacher_BHLL))
+    error_BLL = (student_BHLL - teacher_BHLL).pow(2).mean(1)
     return (error_BLL * pair_BLL).sum() / pair_BLL.sum().clamp_min(1)
 
 

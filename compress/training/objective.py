@@ -57,8 +57,8 @@ def check_sizes(term: Term, loss: Loss, student: Shape, teacher: Shape) -> None:
             continue
         remedy = {
             "width": "add `project: true` to learn a linear map between them",
-            "heads": f"give the student {theirs} heads, or compare relations instead, which bear any head count: "
-            "minilm.query_relations, minilm.key_relations, minilm.value_relations",
+            "heads": f"give the student {theirs} heads, or take a loss that bears any number of them: "
+            "tinybert.attention, minilm.query_relations, minilm.key_relations, minilm.value_relations",
             "head_size": "compare relations instead: minilm.value_relations",
             "classes": "both need the same labels",
             "vocabulary": "both need the same tokenizer",

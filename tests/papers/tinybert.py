@@ -53,8 +53,34 @@ def predicted(temperature: float) -> Case:
     return Case(LOGITS, TAUGHT_LOGITS, MASK, prediction, minimum=minimum, options=options)
 
 
+MORE_SCORES = random(3, 6, 5, 5, seed=9)
+
+
+def attention_of_halves(student: Any, teacher: Any, mask: Any) -> float:
+    """The first half of the heads of each is one head, their mean, and the second half another."""
+    values = []
+    for s, t, row in zip(student, teacher, mask, strict=True):
+        for half in (0, 1):
+            for i in real(row):
+                for j in real(row):
+                    mean_s = sum(head[i][j] for head in s[half * len(s) // 2 : (half + 1) * len(s) // 2]) / (len(s) / 2)
+                    mean_t = sum(head[i][j] for head in t[half * len(t) // 2 : (half + 1) * len(t) // 2]) / (len(t) / 2)
+                    values.append((mean_s - mean_t) ** 2)
+    return sum(values) / len(values)
+
+
+def means(scores_BHLL: Tensor, heads: int) -> Tensor:
+    """Each of `heads` heads is the mean of its half of the scores'."""
+    return scores_BHLL.unflatten(1, (2, -1)).mean(2).repeat_interleave(heads // 2, 1)
+
+
 CASES = {
     "attention": Case(SCORES, TAUGHT_SCORES, MASK, attention),
+    "attention of fewer heads": Case(SCORES, MORE_SCORES, MASK, attention_of_halves, best=means(MORE_SCORES, 2)),
+    "attention of more heads": Case(MORE_SCORES, SCORES, MASK, attention_of_halves, best=means(SCORES, 6)),
+    "attention of four and six heads": Case(
+        random(3, 4, 5, 5, seed=10), MORE_SCORES, MASK, attention_of_halves, best=means(MORE_SCORES, 4)
+    ),
     "hidden": Case(HIDDEN, TAUGHT, MASK, hidden),
     "embeddings": Case(HIDDEN, TAUGHT, MASK, hidden),
     "prediction": predicted(1.0),
