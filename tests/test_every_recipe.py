@@ -22,7 +22,7 @@ from compress.training.trainer import StepTrainer
 from tests import tiny
 from tests.unshipped import Trained
 
-GENERATIVE = ("distilgpt2", "gkd", "minillm", "t5")
+GENERATIVE = ("distilgpt2", "gkd", "minillm", "t5", "t5-spans")
 """Recipes that end in a language model: `compress pretrain` runs them."""
 ASKED = ("prompted",)
 """Recipes whose teacher is a language model that is asked: tests/prompting/test_teacher.py runs them."""
@@ -96,7 +96,7 @@ def _small(spec: StudentSpec) -> StudentSpec:
 def test_the_recipes_that_run_in_tests_are_all_there_are() -> None:
     """Here, in tests/test_generative_recipes.py, or in tests/prompting/test_teacher.py."""
     assert {*GENERATIVE, *ASKED} <= set(names())
-    assert len(names()) == 40
+    assert len(names()) == 41
     assert len([name for name in names() if name not in (*GENERATIVE, *ASKED)]) == 35
 
 

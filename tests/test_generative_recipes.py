@@ -1,5 +1,7 @@
 """Every recipe that ends in a language model runs at tiny size, to a checkpoint that writes or answers."""
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,27 @@ def test_a_language_model_is_made_that_goes_on_writing(recipe: str, stages: int,
     tokenizer = AutoTokenizer.from_pretrained(folder)
     start = tokenizer("the film", return_tensors="pt")
     assert len(model.generate(**start, max_new_tokens=3, do_sample=False)[0]) > len("the film")
+
+
+def test_a_text_to_text_model_learns_to_fill_in_spans(tmp_path: Path) -> None:
+    """Scored by what it expects of the spans of text that is held out."""
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n\n".join([f"{STORY}\n{STORY}"] * 30), encoding="utf-8")
+    sizes = [f"student.{name}={size}" for name, size in {"layers": 2, "hidden": 32, "ffn": 64, "heads": 4}.items()]
+    given: dict[str, Any] = {
+        "teacher": teacher(tmp_path / "teacher", "t5"),
+        "recipe": "t5-spans",
+        "corpus": str(corpus),
+    }
+    lines = overrides(1, *sizes, "stages.0.corrupt.sentinel=6", "stages.0.max_length=64", "stages.0.steps=30")
+    folder = tiny.call(pretrain, **given, out=tmp_path / "run", overrides=lines, precision="fp32")
+    model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert (model.config.num_layers, model.config.num_decoder_layers, model.config.d_model) == (2, 2, 32)
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    scores = [line["eval_score"] for line in log if "eval_score" in line]
+    rates = {line["step"]: line["learning_rate"] for line in log if "learning_rate" in line}
+    assert scores[-1] > -math.log(len(generative.t5_tokenizer())), "better than every token alike"
+    assert rates[30] == pytest.approx(0.01 * math.sqrt(1 / 29), rel=1e-6)
 
 
 def test_a_text_to_text_model_is_made_that_answers(tmp_path: Path) -> None:

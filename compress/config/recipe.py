@@ -100,7 +100,7 @@ class Stage(Frozen):
     lr_end: the rate that a linear schedule ends at, for a stage that another one continues.
     optimizer: adamw, lamb or adafactor (`training.optimizer`). lr is another quantity for each: the size of a step for
     Adam, its share of a tensor's length for LAMB, of a tensor's root mean square for Adafactor; auto is Adam's.
-    Adafactor has no betas and eps.
+    Adafactor has no betas and eps. schedule inverse_sqrt: lr sqrt(w / n) at step n, after w steps of warm-up.
     evaluate: how often per epoch the student is scored; the best weights are kept (0: never, the last are kept; also
     so where there is nothing to score). checkpoint: optimiser steps between checkpoints (left out: ten per stage, but
     200 steps apart at least).
@@ -146,7 +146,7 @@ class Stage(Frozen):
     max_length: int = Field(128, ge=8, le=1_000_000)
     lr: Annotated[Annotated[float, Field(gt=0, le=10), Tag(NUMBER)] | Auto, NumberOrAuto]
     optimizer: Literal["adamw", "lamb", "adafactor"] = "adamw"
-    schedule: Literal["linear", "constant", "cosine"] = "linear"
+    schedule: Literal["linear", "constant", "cosine", "inverse_sqrt"] = "linear"
     lr_end: float = Field(0.0, ge=0, le=10)
     warmup: float = Field(0.1, ge=0, lt=1)
     weight_decay: float = Field(0.01, ge=0, le=10)

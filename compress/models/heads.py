@@ -46,7 +46,7 @@ OTHERS: Final[Mapping["Head", str]] = MappingProxyType(
         "seq2seq": "AutoModelForSeq2SeqLM",
     }
 )
-LANGUAGE: Final[tuple["Head", ...]] = ("masked_lm", "pretraining", "causal_lm")
+LANGUAGE: Final[tuple["Head", ...]] = ("masked_lm", "pretraining", "causal_lm", "seq2seq")
 """Heads that predict tokens: what they learn is scored by perplexity."""
 
 

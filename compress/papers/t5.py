@@ -3,7 +3,7 @@ arXiv:1910.10683.
 
 Sec. 2.4    text_to_text     every task as text: "sst2 sentence: ..." -> "positive"; numbers in steps of 0.2 as words
 App. D      prompt           what the examples look like
-Sec. 3.1.4  corrupt_spans    spans of 3 tokens on average, 15 % of all, replaced by sentinels; the target is the spans
+Sec. 3.3.4  corrupt_spans    spans of 3 tokens on average, 15 % of all, replaced by sentinels; the target is the spans
 (ours)      answers          what a model says of a task's examples, as logits
 
 Shapes: B examples, L tokens of the source, M of the target, C classes.
@@ -138,12 +138,18 @@ def corrupt_spans(
     sentinel: int = 32_099,
     end: int = 1,
 ) -> dict[str, Tensor]:
-    """Replace spans of a row by sentinels; labels are these, each with its span, and one more (Sec. 3.1.4, Fig. 2).
+    """Replace spans of a row by sentinels; labels are these, each with its span, and one more (Sec. 3.3.4, Fig. 2).
 
     `span` is the mean length; `sentinel` the id of <extra_id_0>, the next ones are counted down from it; `end` the
     token that ends source and target. Comes with decoder_input_ids, begun with the padding token, as T5 does. Special
-    tokens (the end token of a row) stay. Draws from torch's global generator.
+    tokens (the end token of a row) stay. Draws from torch's global generator. Raises DataError for a sentinel that is
+    no special token.
     """
+    if sentinel >= words.size or not words.special_V[sentinel]:
+        raise DataError(
+            f"t5.corrupt_spans: token {sentinel} is no special token of this tokenizer; expected the id of its "
+            "<extra_id_0>: {by: t5.corrupt_spans, sentinel: ID}"
+        )
     sources, targets = [], []
     for ids_L, real_L in zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True):
         text_L = ids_L[real_L & ~words.special_V.to(ids_L.device)[ids_L]]

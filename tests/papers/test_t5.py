@@ -1,6 +1,7 @@
 """Text-to-text: what goes in, what comes out and what it means; corrupted spans."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 
+from compress.config.recipe import Recipe
 from compress.data.task import Task
 from compress.errors import DataError
 from compress.evaluation import metrics
@@ -210,6 +212,25 @@ def test_decoders_begin_with_the_padding_token_and_padding_has_no_label() -> Non
     assert (found["input_ids"] != 0).long().tolist() == found["attention_mask"].tolist()
     short = found["input_ids"][1][found["attention_mask"][1].bool()].tolist()
     assert restored(short, [label for label in found["labels"][1].tolist() if label != -100]) == [7, 8, 9]
+
+
+@pytest.mark.parametrize("sentinel", [32_099, 9])
+def test_a_sentinel_is_a_special_token(sentinel: int) -> None:
+    ones = torch.ones(1, 9, dtype=torch.long)
+    with pytest.raises(DataError, match=f"token {sentinel} is no special token"):
+        t5.corrupt_spans({"input_ids": ones, "attention_mask": ones}, WORDS, sentinel=sentinel)
+
+
+def test_rows_of_the_recipes_length_become_inputs_of_512() -> None:
+    """The authors' random_spans_helper finds 568 tokens for inputs of 512, targets of 114 without a last sentinel."""
+    stage = Recipe.load("t5-spans").training[0]
+    text = stage.max_length - 1
+    words = replace(WORDS, size=100 + text, special_V=torch.arange(100 + text) < 100)
+    ids = torch.cat([torch.arange(100, 100 + text), torch.ones(1, dtype=torch.long)])[None]
+    assert stage.corrupt is not None
+    found = stage.corrupt({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, words=words, sentinel=99)
+    assert found["input_ids"].shape == (1, 512)
+    assert found["labels"].shape == (1, 115)
 
 
 @pytest.mark.parametrize("text", [[], [7], [7, 8]])
