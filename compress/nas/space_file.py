@@ -39,6 +39,8 @@ SLICED = (*SIZES, "precision")
 AXES = (*SIZES[:-1], "share.attention", "share.ffn", "precision")
 """The axes in which students that are each built anew can differ, besides `config.SETTING`."""
 PRECISIONS = ("int8", "fp32")
+ROUNDED = 1e-6
+"""The part of a step by which the last value may miss `to`: shares such as 1/96 are written with ten digits."""
 
 
 def _values(given: Any) -> tuple[Value, ...]:
@@ -67,7 +69,8 @@ def _range(given: Mapping[str, Any]) -> tuple[Value, ...]:
         raise ValueError(f"contradictory bounds: from {low} is more than to {high}")
     if step <= 0:
         raise ValueError(f"step is {step}; expected more than 0")
-    return tuple(round(low + step * at, 9) for at in range(int((high - low) / step + 1e-9) + 1))
+    steps = int((high - low) / step + ROUNDED)
+    return tuple(min(high, round(low + step * at, 9)) for at in range(steps + 1))
 
 
 def _student(given: Any) -> Any:

@@ -14,7 +14,9 @@ from compress.nas import space_file
 from compress.nas.space import Shapes, architecture_key
 from compress.nas.space_file import Space
 from compress.nas.study import SAMPLERS, make_sampler
+from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes
+from compress.training.objective import Objective
 
 BERT = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
 STAGE = {"lr": 1e-3, "objective": [{"loss": "hinton.soft_targets"}]}
@@ -48,6 +50,22 @@ def test_every_space_of_ours_has_students_of_an_ordinary_teacher_and_survives_it
 
 def test_the_spaces_are_these() -> None:
     assert space_file.names() == ["albert", "autotinybert", "dynabert", "mobilebert", "width-depth"]
+
+
+def test_autotinyberts_space_is_that_of_its_searcher_and_trains_one_subnet_a_batch() -> None:
+    """searcher.py: 1 to 8 layers, widths of 128 to 768 by 16, feed-forward widths of 128 to 3,072 by 32."""
+    found = space_file.load("autotinybert")
+    base = {"layers": 12, "hidden": 768, "ffn": 3072}
+    counts = {axis: [round(share * base[axis]) for share in values] for axis, values in found.axes.items()}  # type: ignore[operator]
+    assert counts == {
+        "layers": [*range(1, 9)], "hidden": [*range(128, 769, 16)], "ffn": [*range(128, 3073, 32)],
+    }  # fmt: skip
+    assert found.supernet is not None and found.supernet.step is not None
+    assert found.supernet.step.options == {"random": 1, "largest": False, "smallest": False}
+    shape = Shape.from_config(BERT)
+    objective = Objective(found.supernet.objective, shape, shape, kind="classification")
+    assert objective.teacher_wants == {"layers", "scores", "logits"}
+    assert objective.pairs[:2] == [[(5, 5)], [(5, 5)]]
 
 
 def test_counts_shares_ranges_and_single_values() -> None:
