@@ -20,7 +20,6 @@ Deviations from the authors' code (mobilebert/run_pretraining.py, distill_util.p
 - `masked_lm` is one of the two halves of their label q = a onehot + (1 - a) softmax(z_T): cross entropy is linear in q,
   so `bert.masked_lm` with weight a and `masked_lm` with 1 - a are their loss. The denominators lack their 1e-5.
 - the layer-wise factors multiply the rate of any optimiser; theirs that of LAMB alone, which the recipes take.
-- the rate of the other stages falls to 0; theirs to 1e-4 of its peak.
 - a layer's base factor ends at 0.9; theirs falls to 0 in its last step (see `base_factor`).
 """
 
