@@ -81,6 +81,13 @@ def test_more_effort_is_longer() -> None:
         assert shorter.most < longer.most
 
 
+@pytest.mark.parametrize(("per_epoch", "least"), [(100, 400), (2000, 2000)])
+def test_rows_that_are_worth_it_are_all_seen_once(per_epoch: int, least: int) -> None:
+    whole, usual = (Length.plan(per_epoch, 32, rows=500, whole=whole) for whole in (True, False))
+    assert (whole.least, usual.least) == (least, 400)
+    assert (whole.every, whole.most) == (usual.every, usual.most)
+
+
 def test_the_rate_goes_with_the_width() -> None:
     assert learning_rate(768) == 5e-5
     assert learning_rate(384) == 1e-4

@@ -36,8 +36,16 @@ from compress.training.context import TrainingContext
 from compress.training.finetune import kept_folder, load_general, with_head
 from compress.training.objective import Objective
 from compress.training.run import Run
-from compress.training.schedule import Length
-from compress.training.stage import Trained, batches, cache_pays, planned_steps, run_stage, stage_seed, steps_per_epoch
+from compress.training.stage import (
+    Trained,
+    batches,
+    cache_pays,
+    plan_length,
+    planned_steps,
+    run_stage,
+    stage_seed,
+    steps_per_epoch,
+)
 from compress.training.trainer import peak_rss_mb
 
 if TYPE_CHECKING:
@@ -258,7 +266,7 @@ class Trials:
         held_out = len(self.context.data.validation) if on_task else 0
         self.seconds_per_scored_row = per_row if on_task else self.seconds_per_scored_row
         if stage.open_ended:
-            length = Length.plan(per_epoch, stage.batch, stage.effort, rows=held_out)
+            length = plan_length(stage, per_epoch, rows=held_out)
             steps, every = (length.least, length.most), length.every
         else:
             steps = (planned_steps(stage, per_epoch),) * 2

@@ -62,16 +62,25 @@ class Length:
     gain: float = math.inf
 
     @staticmethod
-    def plan(per_epoch: int, batch: int, effort: Effort = "normal", *, rows: int = 0, graded: bool = True) -> "Length":
+    def plan(
+        per_epoch: int,
+        batch: int,
+        effort: Effort = "normal",
+        *,
+        rows: int = 0,
+        graded: bool = True,
+        whole: bool = False,
+    ) -> "Length":
         """Plan a stage of which an epoch takes `per_epoch` steps, and an evaluation scores `rows`.
 
-        graded: the score is a metric of the task. Evaluating costs about a tenth of the training: a row's forward pass
-        is taken for a third of its training step.
+        graded: the score is a metric of the task. whole: the least is an epoch, where that is more. Evaluating costs
+        about a tenth of the training: a row's forward pass is taken for a third of its training step.
         """
         factor = EFFORTS[effort]
         most = min(max(EPOCHS * per_epoch, MOST) * factor, MANY_EPOCHS * per_epoch)
-        least = min(LEAST * factor, most)
-        every = min(max(rows / 3 / (0.1 * batch), least / 12), most)
+        usual = min(LEAST * factor, most)
+        least = max(usual, per_epoch * factor) if whole else usual
+        every = min(max(rows / 3 / (0.1 * batch), usual / 12), most)
         gain = SCORE_GAIN / math.sqrt(rows) if graded and rows else math.inf
         return Length(max(1, math.ceil(least)), max(1, math.ceil(most)), max(1, math.ceil(every)), gain)
 

@@ -108,7 +108,7 @@ def train(
     length = None
     if stage.open_ended or seconds is not None:
         rows_scored, graded = (scoring.rows, scoring.graded) if scoring else (0, False)
-        length = Length.plan(per_epoch, stage.batch, stage.effort, rows=rows_scored, graded=graded)
+        length = plan_length(stage, per_epoch, rows=rows_scored, graded=graded)
         if not stage.open_ended:
             length = replace(length, least=planned_steps(stage, per_epoch), most=planned_steps(stage, per_epoch))
     scored = scoring is not None and stage.evaluate > 0
@@ -165,10 +165,15 @@ def steps_per_epoch(stage: Stage, order: LengthGrouped | TokenBudget) -> int:
     return max(1, len(order) // (accumulation * _processes()))
 
 
+def plan_length(stage: Stage, per_epoch: int, *, rows: int = 0, graded: bool = True) -> Length:
+    """Plan a stage of open length (see `Length.plan`). New texts are worth seeing once, whatever their number."""
+    return Length.plan(per_epoch, stage.batch, stage.effort, rows=rows, graded=graded, whole=stage.corpus)
+
+
 def planned_steps(stage: Stage, per_epoch: int) -> int:
     """Count the optimiser steps of a stage over data of which an epoch takes `per_epoch`; of an open end the most."""
     if stage.steps is None and stage.epochs == "auto":
-        total = Length.plan(per_epoch, stage.batch, stage.effort).most
+        total = plan_length(stage, per_epoch).most
     else:
         total = stage.steps or max(1, math.ceil(float(stage.epochs) * per_epoch))
     return total if stage.max_epochs is None else min(total, max(1, math.ceil(stage.max_epochs * per_epoch)))
@@ -407,10 +412,7 @@ def cache_pays(stage: Stage, objective: Objective, teacher: Teacher, rows: Datas
     if stage.head not in ("task", "encoder") or stage.corrupt or stage.tokens or objective.teacher_wants & ATTENTION:
         return False
     per_epoch = len(rows) // stage.batch
-    if stage.open_ended:
-        steps = Length.plan(per_epoch, stage.batch, stage.effort).least
-    else:
-        steps = planned_steps(stage, per_epoch)
+    steps = plan_length(stage, per_epoch).least if stage.open_ended else planned_steps(stage, per_epoch)
     states = len({n for pairs in objective.pairs for _, n in pairs}) + ("embeddings" in objective.teacher_wants)
     size = sum(rows["length"][:]) * teacher.model.config.hidden_size * states * 2
     return steps > per_epoch and size < MOST_CACHED
