@@ -1,9 +1,9 @@
 """Does a recipe for a task beat its control on real data?
 
-    python benchmarks/recipes_for_real.py hinton pkd --data ../shared/data/sst2 --rows 5000 --seeds 0 1 2
+    python benchmarks/recipes_for_real.py hinton pkd --data ../shared/data/sst2 --rows 5000 --unlabelled --seeds 0 1 2
 
 Each recipe distils `minilm` with nothing set by hand but the teacher, which is fine-tuned once. Its control is the same
-student, begun the same way and trained for the same number of steps, without `--corpus`:
+student, begun the same way and trained for the same number of steps, without `--unlabelled` texts:
 
     without its teacher    on the labels alone (recipes that distil)
     cut at once            by the size of the weights, then recovered by the recipe's last stage (recipes that prune)
@@ -49,28 +49,28 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="a folder that compress.load_task reads, such as SST-2's")
     parser.add_argument("--rows", type=int, help="train on so many rows, drawn once")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--corpus", help="unlabelled text, which the recipe may read and the control may not")
+    parser.add_argument("--unlabelled", action="store_true", help="the other rows' texts are the recipe's corpus")
     parser.add_argument("--effort", choices=["quick", "normal", "best"], default="normal")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/recipes"), help="the folder of results")
     args = parser.parse_args()
     data = load_task(args.data)
     splits = {"train": data.train, "validation": data.validation, "test": data.test or data.validation}
-    if args.rows and args.rows < len(data.train):
-        drawn = np.random.default_rng(0).choice(len(data.train), args.rows, replace=False)
-        splits["train"] = data.train.select(np.sort(drawn))
+    order = np.random.default_rng(0).permutation(len(data.train))
+    splits["train"] = data.train.select(np.sort(order[: args.rows]))
+    others = data.train.select(np.sort(order[len(splits["train"]) :]))["text"][:] if args.unlabelled else []
     for name in args.recipes:
         ours, control, how = sides(Recipe.load(name))
         runs: dict[str, list[dict[str, Any]]] = {"recipe": [], "control": []}
         for seed in args.seeds:
             for side, found in runs.items():
                 recipe = ours if side == "recipe" else of_length(control, runs["recipe"][-1]["steps"])
-                corpus = args.corpus if side == "recipe" else None
+                corpus = others if side == "recipe" else []
                 found.append(run(recipe, splits, data, seed=seed, effort=args.effort, corpus=corpus))
                 print(
                     f"{name}, seed {seed}, {side}: {found[-1]['score']:.4f}, {found[-1]['minutes']:.1f} min", flush=True
                 )
         facts = {"recipe": name, "control": how, "data": data.name, "rows": len(splits["train"])}
-        facts["corpus"] = args.corpus and Path(args.corpus).name
+        facts["unlabelled"] = len(others)
         report(facts | {"metric": data.task.metric}, runs, args.out)
 
 
@@ -100,14 +100,17 @@ def of_length(recipe: Recipe, steps: int) -> Recipe:
 
 
 def run(
-    recipe: Recipe, splits: dict[str, Any], data: TaskData, *, seed: int, effort: Any, corpus: str | None
+    recipe: Recipe, splits: dict[str, Any], data: TaskData, *, seed: int, effort: Any, corpus: list[str]
 ) -> dict[str, Any]:
     """Distil, and say which rows of the test split the float32 file answers right."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
+        texts = Path(folder, "texts.txt")
+        texts.write_text("\n".join(corpus), encoding="utf-8")
         bundle = compress.distill(
-            teacher="minilm", data=splits, corpus=corpus, out=Path(folder) / "run", recipe=recipe,
-            length=LengthOptions(effort=effort), options=RunOptions(seed=seed), console=Console(),
+            teacher="minilm", data=splits, corpus=str(texts) if corpus else None, recipe=recipe,
+            out=Path(folder) / "run", length=LengthOptions(effort=effort), options=RunOptions(seed=seed),
+            console=Console(),
         )  # fmt: skip
         trained = [Trained.read(path.parent) for path in Path(folder).glob("run/stages/*/model/training.json")
                    if path.parent.parent.name != recipe.teacher.name]  # fmt: skip
