@@ -38,6 +38,7 @@ PUBLIC = [
     "build",
     "distill",
     "export",
+    "forecast",
     "label",
     "load_task",
     "pretrain",

@@ -259,7 +259,8 @@ class Trials:
         more = min(most, max(least, round(SECONDS * SHORT / short)))
         student, long, _ = tried(stage.name, more, student, scored=False)
         tried_on = np.resize(_padded(batches(stage, few, self.run.seed)), more)[SHORT:].mean()
-        step = max(0.0, long - short) / (more - SHORT) * _padded(order).mean() / tried_on
+        step = (long - short) / (more - SHORT) if long > short else long / more
+        step *= _padded(order).mean() / tried_on
         seen = len(context.data.validation) if context.task_data else 1
         per_row = max(0.0, longer - short) / seen
         on_task = stage.data == "task" and stage.head == "task"

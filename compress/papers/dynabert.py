@@ -26,7 +26,7 @@ Deviations:
 - from the paper: fewer layers are spread evenly, the first and the last among them; `depth: uniform` is its own rule.
 - from the authors' code: the teacher is in eval mode; hidden states and embeddings of real tokens count.
 - from the authors' code, in recipe `prune-dynabert`: the rows are the task's own; theirs are joined, for width and
-  depth, by TinyBERT's variants of them (`--data_aug`). The last weights are kept; theirs those of the best sum of all
+  depth, by TinyBERT's variants of them. The last weights are kept; theirs those of the best sum of all
   subnets' scores. The student that is cut out recovers alone and from the teacher; theirs all together, and on labels.
 """
 
