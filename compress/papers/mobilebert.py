@@ -20,7 +20,8 @@ Deviations from the authors' code (mobilebert/run_pretraining.py, distill_util.p
 - `masked_lm` is one of the two halves of their label q = a onehot + (1 - a) softmax(z_T): cross entropy is linear in q,
   so `bert.masked_lm` with weight a and `masked_lm` with 1 - a are their loss. The denominators lack their 1e-5.
 - the layer-wise factors multiply the rate of any optimiser; theirs that of LAMB alone, which the recipes take.
-- a layer's base factor ends at 0.9; theirs falls to 0 in its last step (see `base_factor`).
+- a layer's base factor ends at 0.9; theirs falls to 0 in its last step (see `base_factor`), in which LAMB's moments of
+  all layers are set back to 0 too: here the layers below keep theirs.
 """
 
 from collections.abc import Iterator, Mapping

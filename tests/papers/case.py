@@ -4,11 +4,13 @@ A case key is the loss's name, with a variant after a space where one case is no
 Formulas get nested lists, never tensors, and are written as the paper writes them: sums over indices.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
@@ -59,6 +61,13 @@ class Case:
         if reading.signal == "logits":
             return (1,) if self.student.dim() == 3 or reading.per == "token" else ()
         return TOKENS[reading.signal]
+
+
+def authors(paper: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The inputs and values of tests/golden/authors.json: what the authors' code returns, see authors.py beside it."""
+    file = Path(__file__).parent.parent / "golden" / "authors.json"
+    found = json.loads(file.read_text(encoding="utf-8"))[paper]
+    return found["inputs"], found["values"]
 
 
 def papers() -> list[str]:

@@ -16,7 +16,7 @@ from transformers import (
 from compress.config.term import Term
 from compress.errors import ObjectiveError, PruneError
 from compress.papers.cofi import Gated, Matched, distances, layers, matched
-from compress.papers.louizos import active, drawn, settled
+from compress.papers.louizos import BETA, active, drawn, settled
 from compress.papers.wang import Multipliers, lagrangian, wanted
 from compress.pruning.l0 import FAMILIES, Gates, TargetSizes, fold
 from compress.slicing.cut import slice_model
@@ -26,7 +26,7 @@ from compress.slicing.sizes import Sizes
 from compress.training.objective import Objective
 from compress.training.trainer import per_group, trained_groups
 from tests import tiny
-from tests.papers.case import random
+from tests.papers.case import authors, random
 from tests.slicing.families import logits, model
 
 TERMS = (Term("hinton.soft_targets", 0.1),)
@@ -96,6 +96,46 @@ def test_the_lagrangian_and_its_ascent() -> None:
     torch.testing.assert_close(climbing.lambda_2C.detach(), torch.stack([excess, excess.square()]))
     assert [wanted(step, 10, 20) for step in (0, 10, 15, 30, 99)] == [0, 0, 0.25, 1, 1]
     assert [wanted(step, 10, 0) for step in (9, 10)] == [0, 1]
+
+
+def test_gates_and_lagrangian_are_those_of_the_authors_module() -> None:
+    given, expected = authors("cofi")
+    log_alpha, noise = torch.tensor(given["log_alpha"]), torch.tensor(given["uniform"])
+    torch.testing.assert_close(active(log_alpha), torch.tensor(expected["active"]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(drawn(log_alpha, noise), torch.tensor(expected["drawn"]), rtol=1e-5, atol=1e-6)
+    student = tiny.model("bert", intermediate_size=log_alpha.shape[1])
+    plan = SlicePlan.from_model(student)
+    gates = Gates(plan, TargetSizes.from_request(student, plan, {"ffn": given["left"]}), begin=0.0)
+    gates.log_alpha["ffn"].data = log_alpha
+    multipliers = Multipliers(2)
+    multipliers.lambda_2C.data = torch.tensor(given["multipliers"])
+    share = wanted(given["step"], 0, given["warm_up"])
+    assert share * (1 - given["left"]) == pytest.approx(expected["target"][0])
+    excess = gates.target.excess(gates.active(), share)
+    torch.testing.assert_close(
+        excess.detach(), torch.tensor(expected["gone"]) - torch.tensor(expected["target"]), rtol=1e-5, atol=2e-6
+    )
+    held = multipliers(excess)
+    held.backward()
+    assert held.item() == pytest.approx(expected["lagrangian"], rel=1e-4)  # their gate of the layer is 1 - 1e-6
+    found = gates.log_alpha["ffn"].grad
+    assert found is not None
+    torch.testing.assert_close(found, torch.tensor(expected["gradient"]), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_without_noise_the_authors_close_the_same_gates_and_scale_the_others_otherwise(layer: int) -> None:
+    given, expected = authors("cofi")
+    log_alpha, theirs = torch.tensor(given["log_alpha"]), torch.tensor(expected["settled"])[layer]
+    student = tiny.model("bert", intermediate_size=log_alpha.shape[1])
+    plan = SlicePlan.from_model(student)
+    target = TargetSizes.from_request(student, plan, {"ffn": int((theirs > 0).sum())})
+    gates = Gates(plan, target, begin=0.0)
+    gates.log_alpha["ffn"].data = log_alpha
+    ours = gates.settled(target.kept(gates.active()))["ffn"][layer]
+    assert ((ours > 0) == (theirs > 0)).all()
+    deviation = (0.8 * log_alpha[layer] / BETA).sigmoid()
+    torch.testing.assert_close(theirs, deviation * (ours > 0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

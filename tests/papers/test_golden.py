@@ -17,9 +17,10 @@ from torch import Tensor
 from compress.config.recipe import Recipe, Stage
 from compress.config.term import Term
 from compress.models.signals import Signals
+from compress.papers import minilm
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
-from tests.papers.case import case_modules
+from tests.papers.case import authors, case_modules
 
 FOLDER = Path(os.environ.get("COMPRESS_GOLDEN") or Path(__file__).parent.parent / "golden")
 EXPECTED: Mapping[str, Any] = json.loads((FOLDER / "losses.json").read_text(encoding="utf-8"))
@@ -101,6 +102,21 @@ def test_pkds_recipe_is_the_authors_whole_loss() -> None:
     assert parts["pkd.soft_targets"].item() == pytest.approx(0.5 * kd, rel=1e-5)
     assert parts["bert.labels"].item() == pytest.approx(0.5 * ce, rel=1e-5)
     assert parts["pkd.patience"].item() == pytest.approx(100 * patience, rel=2**-11)
+
+
+def test_the_losses_of_minilms_first_version_are_cases_of_the_second_ones_code() -> None:
+    given, expected = authors("minilm")
+    with np.load(Path(__file__).parent.parent / "golden" / "losses.npz") as stored:
+        of = {name: torch.from_numpy(array) for name, array in stored.items()}
+
+    def heads(states_BLD: Tensor) -> list[Tensor]:
+        """Queries, keys and values: the states, rolled."""
+        return [states_BLD.roll(by, -1).unflatten(-1, (given["heads"], -1)).transpose(1, 2) for by in given["rolled"]]
+
+    (q, k, v), (q_T, k_T, v_T) = heads(of["hidden_student"][..., : given["student_width"]]), heads(of["hidden_teacher"])
+    scores, scores_T = (a @ b.mT / a.shape[-1] ** 0.5 for a, b in ((q, k), (q_T, k_T)))
+    assert minilm.attention(scores, scores_T, of["mask"]).item() == pytest.approx(expected["attention"], rel=1e-5)
+    assert minilm.value_relation(v, v_T, of["mask"]).item() == pytest.approx(expected["value_relation"], rel=1e-5)
 
 
 def shape(of: Mapping[str, Tensor], layers: int) -> Shape:

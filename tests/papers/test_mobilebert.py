@@ -21,9 +21,10 @@ from compress.papers import bert, mobilebert
 from compress.papers.mobilebert import Progressive, active_layer, base_factor, from_bert, from_teacher
 from compress.slicing.shape import Shape
 from compress.training.objective import Objective
+from compress.training.optimizer import Lamb
 from compress.training.step import Distillation
 from tests import tiny
-from tests.papers.case import random
+from tests.papers.case import authors, random
 
 N = 3
 SAME = {
@@ -82,6 +83,29 @@ def test_factors_are_3_for_the_active_layer_and_a_tenth_of_that_below() -> None:
     }
     chosen = transfer(learner(), taught(), active=1.0, lower=0.0).factors(5, 12)
     assert chosen == {"layer.0": 0.0, "layer.1": pytest.approx(base), "layer.2": 0.0}
+
+
+def test_schedule_and_updates_are_the_authors_but_for_the_last_step_of_each_turn() -> None:
+    """In that step theirs trains nothing and sets the moments of all gradients back to 0; their step s is ours + 1."""
+    given, expected = authors("mobilebert")
+    layers, total = given["layers"], given["total"]
+    step = transfer(learner(layers), taught(layers))
+    weights = [nn.Parameter(torch.tensor(each)) for each in given["weights"]]
+    groups = [{"params": [each], "group": f"layer.{n}"} for n, each in enumerate(weights)]
+    optimizer = Lamb(groups, lr=given["rate"], weight_decay=0.01)
+    for s in range(1, total + 1):
+        factors = [step.factors(s - 1, total)[f"layer.{n}"] for n in range(layers)]
+        if s * layers % total == 0:
+            assert expected["factors"][s] == [0.0] * layers
+            assert max(factors) == pytest.approx(3 * 0.9)
+            optimizer.state.clear()
+        else:
+            assert factors == pytest.approx(expected["factors"][s])
+            for n, (each, group) in enumerate(zip(weights, optimizer.param_groups, strict=True)):
+                each.grad = torch.tensor(given["gradients"][s][n]) if factors[n] else None
+                group["lr"] = given["rate"] * factors[n]
+            optimizer.step()
+        torch.testing.assert_close(torch.stack(weights).detach(), torch.tensor(expected["weights"][s]))
 
 
 def test_a_plain_loop_changes_exactly_the_papers_layers_at_each_step() -> None:
