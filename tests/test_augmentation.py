@@ -31,6 +31,7 @@ from compress.training.replacements import Asked, candidates, nearest
 from compress.training.scoring import improves
 from compress.training.unlabelled import cut, draw, with_texts
 from tests import tiny
+from tests.papers.case import authors
 from tests.unshipped import Trained
 
 TEXT = "the Actor is good , a film of 1984 badly slow"
@@ -200,6 +201,47 @@ def test_every_word_is_replaced_with_the_given_probability_and_evenly() -> None:
     share = {letter: text.count(letter) / 1000 for letter in "axyz"}
     assert share["a"] == pytest.approx(0.6, abs=0.05)
     assert share["x"] == pytest.approx(share["y"], abs=0.05) == pytest.approx(share["z"], abs=0.05)
+
+
+class Scripted:
+    """A generator that draws what it is told, as the authors' code draws it: word by word."""
+
+    def __init__(self, picked: Sequence[int], chance: Sequence[float]) -> None:
+        self.picked, self.chance = picked, chance
+
+    def random(self, size: tuple[int, int]) -> Any:
+        return np.resize(self.chance, size)
+
+    def integers(self, counts: Sequence[int], size: tuple[int, int]) -> Any:
+        return np.resize(self.picked, size) % np.array(counts)
+
+
+def test_variants_of_given_candidates_are_those_of_the_authors_code() -> None:
+    given, expected = authors("tinybert")
+    text, candidates = given["short"], given["candidates"]
+    slots = [(text.index(word), text.index(word) + len(word), some) for word, some in candidates.items()]
+    rng: Any = Scripted(given["picked"], given["chance"])
+    assert [text, *variants(text, slots, rng, given["copies"], given["probability"])] == expected["variants"]
+
+
+def test_the_authors_code_asks_about_the_same_words(lm: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """Here stop words are scikit-learn's too, and words with accents stay, which theirs takes off."""
+    given, expected = authors("tinybert")
+    file = tmp_path / "glove.txt"  # each word of the text has a neighbour
+    file.write_text("\n".join(f"{word} 1 0" for word in {*re.findall("[a-z]+", given["text"]), "other"}), "utf-8")
+    asked = list(found(given["text"], lm, tokenizer, masked=False, vectors=str(file)))
+    assert asked == [word for word in expected["words"] if word not in {"well", "made", "serious", "cafe", "naive"}]
+
+
+def test_neighbours_are_those_of_the_authors_code_among_the_words_of_letters(
+    lm: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    given, expected = authors("tinybert")
+    file = tmp_path / "glove.txt"
+    file.write_text(given["glove"], encoding="utf-8")
+    got = nearest({given["near"]}, lm, tokenizer, most=given["most"], file=str(file))[given["near"]]
+    assert expected["near"] == [",", "poorly", "mp3", "awfully"]
+    assert got == ["poorly", "awfully", "well"]
 
 
 # Rows

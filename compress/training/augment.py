@@ -11,7 +11,10 @@ Deviations from the paper and from the authors' data_augmentation.py:
   over the words of the texts and of the vocabulary; a word is not its own neighbour.
 - the rest of a text stays as written; theirs is lower-cased and joined by spaces, the same tokens to an uncased model.
 - special tokens are never candidates; a word left without candidates stays.
-- stop words are scikit-learn's list of English ones.
+- stop words are scikit-learn's English ones beside the authors', so that 207 more words stay, as `serious`, `interest`.
+- words with accents stay; theirs, beside an uncased model, takes the accents off first.
+- neighbours are words of letters a-z, looked up and given in lower case; theirs takes any token of the file, looks
+  words up as they are written, and gives those that begin with a capital letter neighbours that do.
 - questions about a text and tagged words, which the authors' code does not know, are varied as pairs and single texts.
 - words behind the 128th token of a text stay as they are.
 """
