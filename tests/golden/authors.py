@@ -9,7 +9,8 @@ FOLDER has these files, which are not part of this repository:
     data_augmentation.py         huawei-noah/Pretrained-Language-Model at 0598f02, TinyBERT/
     tokenization.py              the same, TinyBERT/transformer/
     mobilebert/distill_util.py   google-research/google-research at 0c1bbe5; these two call a dozen functions of
-    mobilebert/lamb_optimizer.py TensorFlow 1, whose documented values `tensorflow` below gives by NumPy
+    mobilebert/lamb_optimizer.py TensorFlow 1, whose documented values `tensorflow` below gives by NumPy; the values
+                                 here came from their code without licence headers and some comments
 
 Microsoft published no code of MiniLM's distillation. Bloomberg's of version 2 has the two losses of version 1 as
 special cases: as many relation heads as attention heads, the relations query-key and value-value.
