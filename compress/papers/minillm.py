@@ -14,7 +14,7 @@ Deviations from the paper:
 - the student's dropout is off.
 Deviations from the authors' code:
 - the return starts at t + 1, as Eq. 3 has it; theirs starts at t, which counts the single-step term twice.
-- the return is not discounted, as the paper's is not; theirs is, by 0.95 a token (`--gamma`, which no script sets).
+- the return is not discounted, as the paper's is not; theirs is, by 0.95 a token (`gamma`, which no script sets).
 - the single-step term is weighted by w_t, as Eq. 7 has it; theirs is not.
 - rewards are neither divided by 0.5, which whitening undoes, nor cut at +-100.
 - whitening is over the sampled tokens; theirs includes the padding. So does the mean in TRL, where padding counts.
