@@ -87,7 +87,7 @@ def measure(name: str, args: argparse.Namespace, *, kept: bool) -> dict[str, flo
     teacher = BertForSequenceClassification(BertConfig()).eval().requires_grad_(False)
     student = students.build(Recipe.load(name).student, teacher)
     for model in (teacher, student):
-        model.to(device)  # type: ignore[arg-type]
+        model.to(device)  # type: ignore[arg-type]  # transformers' wrapper of `to` hides its types
     rows = random_rows(args.batch * max(8, WARM_UP), args.tokens)
     collate = Collate(AutoTokenizer.from_pretrained(resolve("minilm")))
     objective = Objective(OBJECTIVES[name], Shape.from_config(student.config), Shape.from_config(teacher.config))

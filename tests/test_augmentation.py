@@ -23,13 +23,13 @@ from compress.config.reference import Call
 from compress.config.reference import check as check_call
 from compress.data import cache, load_task
 from compress.data.corpus import Corpus
-from compress.errors import DataError
+from compress.errors import DataError, RecipeError
 from compress.models import precision
 from compress.training import replacements, schedule, stage
 from compress.training.augment import FEW_ROWS, VARIANTS, add_stages, augment, near_words, variants
 from compress.training.replacements import Asked, candidates, nearest
 from compress.training.scoring import improves
-from compress.training.unlabelled import cut, draw, with_texts
+from compress.training.unlabelled import cut, draw, takes_texts, with_texts
 from tests import tiny
 from tests.papers.case import authors
 from tests.unshipped import Trained
@@ -523,11 +523,29 @@ def test_a_corpus_gives_a_task_rows_without_labels(tmp_path: Path, home: Path) -
     assert rows.features == data.train.features
 
 
-def test_a_pair_task_takes_no_texts(tmp_path: Path) -> None:
+def test_what_can_take_no_texts_is_told_before_anything_is_trained(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = load_task(tiny.reviews(tmp_path / "data"))
     pair = replace(data, task=replace(data.task, text=("one", "other")))
     with pytest.raises(DataError, match="pair classification"):
         with_texts(pair.train, pair, corpus_of("good film"), seed=0)
+    assert not takes_texts(data, replace(corpus_of("good film"), parallel=True))
+    monkeypatch.setattr(distilling, "load_task_teacher", lambda *_, **__: pytest.fail("was trained"))
+    recipe = tiny.recipe(tmp_path / "recipe", OPEN.replace("augment: auto", "corpus: true"))
+    with pytest.raises(DataError, match="--corpus"):
+        compress.distill(
+            teacher=tiny.checkpoint(tmp_path / "teacher"), recipe=recipe, data=str(tmp_path / "data"),
+            out=tmp_path / "run",
+        )  # fmt: skip
+
+
+def test_only_a_stage_with_a_teacher_of_the_task_reads_texts(tmp_path: Path) -> None:
+    alone = OPEN.replace("distill: answers", "finetune: answers").replace("hinton.soft_targets", "bert.labels")
+    recipe = Recipe.load(tiny.recipe(tmp_path, alone))
+    assert not any(stage.corpus for stage in add_stages(recipe, 96, corpus=True).training)
+    with pytest.raises(RecipeError, match="corpus"):
+        Recipe.load(tiny.recipe(tmp_path, alone.replace("augment: auto", "corpus: true")))
 
 
 @pytest.mark.parametrize("read", [True, False])

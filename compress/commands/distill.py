@@ -46,14 +46,14 @@ from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.select import Importance, Kept
 from compress.slicing.shape import Shape, positions
 from compress.slicing.sizes import resize_config
-from compress.training.augment import add_stages, asks_language_model
+from compress.training.augment import add_stages, reads_corpus, trains_language_model
 from compress.training.context import TrainingContext, use_bf16
 from compress.training.finetune import check_head, general, load_general, load_task_teacher
 from compress.training.objective import check_terms
 from compress.training.run import Run
 from compress.training.schedule import TimeLimit
 from compress.training.stage import run_stage, shares
-from compress.training.unlabelled import takes_texts
+from compress.training.unlabelled import check_texts, takes_texts
 
 if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
@@ -169,8 +169,9 @@ def prepare(
             allow_pickle=options.allow_pickle, console=console,
         )  # fmt: skip
         if not prompted:
-            unlabelled = context.corpus is not None and takes_texts(context.data.task)
-            recipe = add_stages(recipe, len(context.data.train), corpus=unlabelled)
+            recipe = add_stages(recipe, len(context.data.train), corpus=takes_texts(context.data, context.corpus))
+            if any(stage.corpus for stage in recipe.training):
+                check_texts(context.data, context.corpus)
         if corpus is not None and not reads_corpus(recipe):
             warn(console, f"no stage of {recipe.name} reads --corpus")
         if length.minutes is not None:
@@ -283,22 +284,6 @@ def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> No
     ]
     if problems:
         raise RecipeError(problems)
-
-
-def reads_corpus(recipe: Recipe) -> bool:
-    """Return True if a stage reads unlabelled text, or the teacher's language model may be trained on it."""
-    return trains_language_model(recipe) or any(
-        each.data == "text" or (isinstance(each, Stage) and each.corpus) for each in recipe.stages
-    )
-
-
-def trains_language_model(recipe: Recipe) -> bool:
-    """Return True if a stage asks the teacher's language model, which is trained where the teacher has none."""
-    return any(
-        (isinstance(each.augment, Call) and asks_language_model(each.augment))
-        or (each.kind == "distill" and each.teacher == "general" and each.head == "masked_lm")
-        for each in recipe.training
-    )
 
 
 def named_stages(recipe: Recipe) -> list[tuple[str, AnyStage]]:

@@ -21,7 +21,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compress.commands.distill import StageModels, prepare, trains_language_model
+from compress.commands.distill import StageModels, prepare
 from compress.config.choices import AUTO, CandidateRecipes
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import Prune, Recipe, Stage, Target
@@ -31,7 +31,7 @@ from compress.data.cache import is_whole
 from compress.data.collate import LengthGrouped, TokenBudget
 from compress.models.teacher import Teacher
 from compress.slicing.shape import Shape
-from compress.training.augment import asks_language_model
+from compress.training.augment import asks_language_model, trains_language_model
 from compress.training.context import TrainingContext
 from compress.training.finetune import kept_folder, load_general, with_head
 from compress.training.objective import Objective
@@ -58,7 +58,7 @@ SECONDS = 6.0
 ROWS, SCORED = 64, 256
 """Batches of rows that are tried on, and rows of the validation split that are scored."""
 SHIPPING = (40.0, 6)
-"""Seconds to export and measure a student, and passes over the validation and test rows: measured (docs/LOG.md)."""
+"""Seconds to export and measure a student, and passes over the validation and test rows: from one run (docs/LOG.md)."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,10 @@ def forecast(
             columns=columns, length=length, options=replace(options, resume=False), console=console,
         )  # fmt: skip
         with ready as (models, _), console.status("trying each stage"):
-            return _try(models, Path(scratch) / "home", length.minutes)
+            return _forecast_stages(models, Path(scratch) / "home", length.minutes)
 
 
-def _try(models: StageModels, home: Path, limit: float | None) -> Forecast:
+def _forecast_stages(models: StageModels, home: Path, limit: float | None) -> Forecast:
     context, run, base_teacher = replace(models.context, console=Console(quiet=True)), models.run, models.base_teacher
     recipe, data, raced = models.recipe, context.data, bool(models.recipe.target.budgets)
     if raced:
@@ -194,7 +194,7 @@ def _language_model(stage: Stage, teacher: Teacher, trials: "Trials") -> list[Ph
 
 @dataclass(frozen=True)
 class FewRows(TrainingContext):
-    """A context whose stages are trained on `few` rows."""
+    """Share what a TrainingContext does, but train stages on `few` rows."""
 
     few: Dataset | None = None
 

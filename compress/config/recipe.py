@@ -192,12 +192,22 @@ class Stage(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _settings_are_the_optimisers(self) -> "Stage":
+    def _settings_fit_each_other(self) -> "Stage":
         if self.optimizer != "adamw" and self.lr == "auto":
             raise ValueError(f"has `lr: auto`, which is Adam's rate: expected a number for {self.optimizer}")
         if self.optimizer == "adafactor" and (self.betas, self.eps) != ADAM:
             raise ValueError("has `betas` or `eps`, which `optimizer: adafactor` does not read: leave them out")
+        if self.corpus and not self.may_read_texts:
+            raise ValueError(
+                "has `corpus: true`: only a plain distillation of the task has a teacher to answer for texts"
+            )
         return self
+
+    @property
+    def may_read_texts(self) -> bool:
+        """Return True if the stage has a teacher that can answer for texts without labels."""
+        plain = self.rows is None and self.step is None
+        return plain and (self.kind, self.data, self.head) == ("distill", "task", "task")
 
     @property
     def open_ended(self) -> bool:

@@ -215,9 +215,9 @@ def add_stages(recipe: Recipe, rows: int, *, corpus: bool = False) -> Recipe:
             stages.append(stage)
             continue
         stages.append(stage.model_copy(update={"augment": None}))
-        varied = rows <= FEW_ROWS and stage.effort != "quick"
-        if stage.open_ended and (corpus or varied):
-            more = {"augment": VARIANTS if varied else None, "corpus": corpus}
+        varied, reads = rows <= FEW_ROWS and stage.effort != "quick", corpus and stage.may_read_texts
+        if stage.open_ended and (reads or varied):
+            more = {"augment": VARIANTS if varied else None, "corpus": reads}
             kept = "auto" if stage.cache_teacher else False  # outputs for so many rows are seldom read twice
             added = {"name": stage.name + suffix, "improve": True, "student": None, "cache_teacher": kept}
             stages.append(stage.model_copy(update=more | added))
@@ -236,6 +236,24 @@ def asks_language_model(call: Call) -> bool:
         return "lm" in inspect.signature(call.function).parameters
     except ObjectiveError:  # no such function: told where recipes are checked
         return True
+
+
+def trains_language_model(recipe: Recipe) -> bool:
+    """Return True if a stage asks the teacher's language model, which is trained where the teacher has none."""
+    return any(
+        (isinstance(each.augment, Call) and asks_language_model(each.augment))
+        or (each.kind == "distill" and each.teacher == "general" and each.head == "masked_lm")
+        for each in recipe.training
+    )
+
+
+def reads_corpus(recipe: Recipe) -> bool:
+    """Return True if a stage reads unlabelled text, or the teacher's language model may be trained on it."""
+    return (
+        trains_language_model(recipe)
+        or any(each.data == "text" for each in recipe.stages)
+        or any(each.corpus for each in recipe.training)
+    )
 
 
 def augmented(

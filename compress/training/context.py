@@ -82,11 +82,9 @@ class TrainingContext:
                 self.console.print(f"{stage.name}: more rows by {stage.augment.by}; they are kept")
                 split = augmented(split, stage.augment, lm.model, lm.tokenizer, lm_digest=lm.digest, seed=seed)
             if stage.corpus and not held_out:
-                if self.corpus is None:
-                    raise DataError(f"stage {stage.name}: `corpus: true` needs unlabelled text: give --corpus")
                 without = len(split)
                 split = with_texts(split, self.data, self.corpus, seed=seed)
-                self.console.print(f"{stage.name}: {len(split) - without:,} texts of {self.corpus.name} are rows too")
+                self.console.print(f"{stage.name}: {len(split) - without:,} texts of the corpus are rows too")
             if stage.rows is not None:
                 return encode_task(
                     split, self.data.task, self.tokenizer, stage.rows.function, stage.rows.options,

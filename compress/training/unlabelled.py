@@ -32,23 +32,31 @@ UNITS: Final[tuple[Callable[[str], Iterable[str]], ...]] = (lambda text: [text],
 """Ways to cut a document into texts: not at all, into lines, into sentences."""
 
 
-def takes_texts(task: Task) -> bool:
-    """Return True if a teacher's answer for a text alone is a row of this task."""
-    return not (task.pair or task.tokenwise)
+def takes_texts(data: TaskData, corpus: Corpus | None) -> bool:
+    """Return True if there is a corpus, and a teacher's answer for a text of it is a row of this task."""
+    return corpus is not None and not (corpus.parallel or data.task.pair or data.task.tokenwise)
 
 
-def with_texts(rows: Dataset, data: TaskData, corpus: Corpus, *, seed: int) -> Dataset:
+def check_texts(data: TaskData, corpus: Corpus | None) -> Corpus:
+    """Return the corpus whose texts are to be rows of this task. Raises DataError where they cannot be."""
+    if corpus is None:
+        raise DataError("`corpus: true` needs unlabelled text: give --corpus, or leave it out of the recipe")
+    if not takes_texts(data, corpus):
+        raise DataError(
+            f"`corpus: true` needs a task of single texts and a corpus in one language; {data.name} is a "
+            f"{'pair ' if data.task.pair else ''}{data.task.kind} task. Leave it out of the recipe"
+        )
+    return corpus
+
+
+def with_texts(rows: Dataset, data: TaskData, corpus: Corpus | None, *, seed: int) -> Dataset:
     """Return these rows of a task, then rows of up to MOST_TEXTS texts drawn from the corpus.
 
     Their label is missing: -100, or nan, where `Distillation` puts the teacher's answer. Documents are cut into lines,
     into sentences or not at all, whichever come nearest to the task's texts in length; what any split holds is left
-    out, and so is what comes twice. Written once to the cache. Raises DataError for a task that is not of single texts.
+    out, and so is what comes twice. Written once to the cache. Raises DataError as `check_texts`.
     """
-    if not takes_texts(data.task) or corpus.parallel:
-        raise DataError(
-            f"`corpus: true` needs a task of single texts and a corpus in one language; {data.name} is a "
-            f"{'pair ' if data.task.pair else ''}{data.task.kind} task. Leave it out here"
-        )
+    corpus = check_texts(data, corpus)
     splits = [split for split in (rows, data.train, data.validation, data.test) if split is not None]
     key = cache.digest("unlabelled", ENCODING, corpus.fingerprint, *(each._fingerprint for each in splits), str(seed))
     schema = data.train.features.arrow_schema
