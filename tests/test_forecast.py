@@ -153,3 +153,33 @@ def test_the_command_stops_after_its_forecast(tmp_path: Path, home: Path) -> Non
     assert json.loads(told.out)["phases"][0]["name"] == "teacher"
     assert not (tmp_path / "run").exists()
     assert command.refused(command.run(*line, "--prompt", "sentiment"), tmp_path / "run", "--plan")
+
+
+GENERAL = """
+about: a general student
+paper: {title: t, authors: a, year: 2020, url: "https://arxiv.org/abs/1909.10351"}
+student: {layers: 1}
+stages:
+  - distill: general
+    data: text
+    steps: 30
+    batch: 4
+    max_length: 16
+    lr: 1.0e-3
+    objective: [{loss: tinybert.hidden, layers: uniform}]
+  - finetune: task
+    lr: 1.0e-3
+"""
+
+
+def test_pretraining_is_forecast_without_a_task(tmp_path: Path, home: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("\n\n".join(["the film is good .\nthe plot is bad ."] * 40), encoding="utf-8")
+    arguments = {name: value for name, value in given(tmp_path, GENERAL).items() if name != "data"}
+    arguments |= {"corpus": str(tmp_path / "corpus.txt")}
+    found = forecasting.forecast_pretraining(**arguments)
+    assert [(phase.name, phase.steps) for phase in found.phases] == [("general", (30, 30))]
+    assert found.phases[0].seconds[0] > 0
+    line = ["pretrain", "--plan", "--out", str(tmp_path / "run")]
+    told = command.run(*line, *[word for name, value in arguments.items() for word in (f"--{name}", value)])
+    assert told.code == 0
+    assert not (tmp_path / "run").exists()

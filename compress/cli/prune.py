@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compress.cli.options import UNCERTIFIED, console, grouped, print_result, told
-from compress.cli.train import forecast
+from compress.cli.train import print_forecast
 from compress.config.options import (
     CorpusName,
     DataName,
@@ -65,8 +65,10 @@ def prune(
         from compress.commands.prune import prune as run
 
         if plan:
-            forecast(
-                as_json, teacher=model, recipe=aimed(ready, asdict(target), asdict(setting)), data=data,
+            from compress.commands.forecast import forecast
+
+            print_forecast(
+                forecast, as_json, teacher=model, recipe=aimed(ready, asdict(target), asdict(setting)), data=data,
                 columns=columns, length=length.minutes_alone, options=replace(options, overrides=None),
             )  # fmt: skip
             return

@@ -1,8 +1,9 @@
 """`compress distill`, `pretrain` and `label`: whatever learns, or teaches."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +29,9 @@ from compress.config.options import (
     training,
 )
 from compress.errors import RecipeError
+
+if TYPE_CHECKING:
+    from compress.commands.forecast import Forecast
 
 
 @grouped()
@@ -63,8 +67,10 @@ def distill(
         if plan:
             if asked is not None:
                 raise RecipeError(["--plan: how long a language model takes to answer shows when it is asked"])
-            forecast(
-                as_json, teacher=teacher, recipe=ready, data=data, corpus=corpus, columns=columns,
+            from compress.commands.forecast import forecast  # seconds: torch
+
+            print_forecast(
+                forecast, as_json, teacher=teacher, recipe=ready, data=data, corpus=corpus, columns=columns,
                 length=length.minutes_alone, options=replace(options, overrides=None),
             )  # fmt: skip
             return
@@ -80,12 +86,10 @@ def distill(
             print_result((bundle.path / "report.json").read_text(encoding="utf-8"))
 
 
-def forecast(as_json: bool, **given: Any) -> None:
-    """Print what a run would take."""
-    from compress.commands.forecast import forecast as run  # seconds: torch
-
+def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **given: Any) -> None:
+    """Print what a run of these arguments would take."""
     shown = console(as_json)
-    found = run(**given, console=shown)
+    found = forecast(**given, console=shown)
     if as_json:
         print_result(found.to_json())
     else:
@@ -102,6 +106,7 @@ def pretrain(
     data: Annotated[str | None, data_option(help="A labelled set, for stages that answer with text (T5).")] = None,
     length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
+    plan: Plan = False,
 ) -> None:
     """Run a recipe's stages on text alone; the result is a checkpoint: a general student, a language model, a teacher.
 
@@ -113,12 +118,18 @@ def pretrain(
         ready = preflight.load_recipe(recipe, options.overrides, length)
         preflight.without_task(ready, corpus, data)
         preflight.check(ready, teacher=teacher, out=out, data=data, corpus=corpus, options=options)
+        given: dict[str, Any] = {
+            "teacher": teacher, "recipe": ready, "corpus": corpus, "data": data, "length": length.minutes_alone,
+            "options": replace(options, overrides=None),
+        }  # fmt: skip
+        if plan:
+            from compress.commands.forecast import forecast_pretraining
+
+            print_forecast(forecast_pretraining, False, **given)
+            return
         from compress.commands.pretrain import pretrain as run  # seconds: torch
 
-        run(
-            teacher=teacher, recipe=ready, out=out, corpus=corpus, data=data,
-            length=length.minutes_alone, options=replace(options, overrides=None), console=console(),
-        )  # fmt: skip
+        run(**given, out=out, console=console())
 
 
 def label(

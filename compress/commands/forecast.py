@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -21,10 +21,11 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compress.commands.distill import StageModels, prepare
+from compress.commands import distill, pretrain
+from compress.commands.distill import StageModels
 from compress.config.choices import AUTO, CandidateRecipes
 from compress.config.options import DataOptions, LengthOptions, RunOptions
-from compress.config.recipe import Prune, Recipe, Stage, Target
+from compress.config.recipe import AnyStage, Prune, Recipe, Stage, Target
 from compress.config.reference import Call
 from compress.config.reference import options as options_of
 from compress.data.cache import is_whole
@@ -129,15 +130,39 @@ def forecast(
     """
     console = console or Console(quiet=True)
     with tempfile.TemporaryDirectory() as scratch:
-        ready = prepare(
+        ready = distill.prepare(
             teacher=teacher, data=data, out=Path(scratch) / "run", recipe=recipe, corpus=corpus, prompt=None,
             columns=columns, length=length, options=replace(options, resume=False), console=console,
         )  # fmt: skip
         with ready as (models, _), console.status("trying each stage"):
-            return _forecast_stages(models, Path(scratch) / "home", length.minutes)
+            return _forecast_distillation(models, Path(scratch) / "home", length.minutes)
 
 
-def _forecast_stages(models: StageModels, home: Path, limit: float | None) -> Forecast:
+def forecast_pretraining(
+    *,
+    teacher: "TeacherLike",
+    recipe: str | Path | Recipe,
+    corpus: str | None = None,
+    data: "DataLike | None" = None,
+    length: LengthOptions = LengthOptions(),
+    options: RunOptions = RunOptions(),
+    console: Console | None = None,
+) -> Forecast:
+    """Forecast the minutes and the memory that `compress.pretrain` would take with these arguments, as `forecast`."""
+    console = console or Console(quiet=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        ready = pretrain.prepare(
+            teacher=teacher, recipe=recipe, out=Path(scratch) / "run", corpus=corpus, data=data, length=length,
+            options=replace(options, resume=False), console=console,
+        )  # fmt: skip
+        with ready as models, console.status("trying each stage"):
+            trials = Trials(replace(models.context, console=Console(quiet=True)), models.run, Path(scratch) / "home")
+            phases = _forecast_stages(replace(models, context=trials.context), models.recipe.stages, trials)
+            title = f"{models.recipe.name}: {corpus or data}, tokens of {models.base_teacher.name}"
+            return Forecast(title, tuple(phases), peak_rss_mb(), length.minutes)
+
+
+def _forecast_distillation(models: StageModels, home: Path, limit: float | None) -> Forecast:
     context, run, base_teacher = replace(models.context, console=Console(quiet=True)), models.run, models.base_teacher
     recipe, data, raced = models.recipe, context.data, bool(models.recipe.target.budgets)
     if raced:
@@ -158,8 +183,21 @@ def _forecast_stages(models: StageModels, home: Path, limit: float | None) -> Fo
         brief = recipe.teacher_lm.model_copy(update={"steps": SHORT, "evaluate": 0})
         recipe = recipe.model_copy(update={"teacher_lm": brief})
     models = replace(models, recipe=recipe, task_teacher=teacher, context=context)
-    student: PreTrainedModel | None = None
-    for stage in recipe.stages:
+    phases += _forecast_stages(models, recipe.stages, trials, raced=raced)
+    rows = len(data.validation) + len(data.test or ())
+    export, passes = SHIPPING
+    shipped = export + passes * rows * trials.seconds_per_scored_row
+    phases.append(Phase("export and measure", seconds=(shipped, shipped)))
+    title = f"{recipe.name}: {base_teacher.name} on {data.name}, {len(data.train):,} rows"
+    return Forecast(title, tuple(phases), peak_rss_mb(), limit)
+
+
+def _forecast_stages(
+    models: StageModels, stages: Sequence[AnyStage], trials: "Trials", *, raced: bool = False
+) -> list[Phase]:
+    """Try the stages one after another. raced: prune stages are given sizes, which a race would have to choose."""
+    phases, student = list[Phase](), None
+    for stage in stages:
         if isinstance(stage, Prune):
             began = time.perf_counter()
             student = models.prune(stage, student)
@@ -172,12 +210,7 @@ def _forecast_stages(models: StageModels, home: Path, limit: float | None) -> Fo
         student = models.student(stage, student, shown, chosen)
         phase, student = trials.phase(stage, student, shown, models.origin(stage, student, chosen))
         phases.append(phase)
-    rows = len(data.validation) + len(data.test or ())
-    export, passes = SHIPPING
-    shipped = export + passes * rows * trials.seconds_per_scored_row
-    phases.append(Phase("export and measure", seconds=(shipped, shipped)))
-    title = f"{recipe.name}: {base_teacher.name} on {data.name}, {len(data.train):,} rows"
-    return Forecast(title, tuple(phases), peak_rss_mb(), limit)
+    return phases
 
 
 def _language_model(stage: Stage, teacher: Teacher, trials: "Trials") -> list[Phase]:

@@ -1,7 +1,8 @@
 """Stages that need no task: general students, language models, encoders trained on text alone."""
 
 import shutil
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,46 @@ def pretrain(
     teacher of other runs. Raises a CompressError that says what to do for anything wrong with these.
     """
     console = console or Console(quiet=True)
+    ready = prepare(
+        teacher=teacher, recipe=recipe, out=out, corpus=corpus, data=data, length=length, options=options,
+        console=console,
+    )  # fmt: skip
+    with ready as models:
+        run, stages = models.run, models.recipe.stages
+        models.run_stages(stages)
+        result = run.path / "student"
+        if run.main and not usable(result, partial(warn, console)):
+            with filled(result, sealed=True) as folder:
+                shutil.copytree(run.result(stages[-1].name), folder, dirs_exist_ok=True)
+        if run.main:
+            run.finish()
+        for stage in stages if run.main else ():
+            spent = taken(run, stage.name, console)
+            if spent is None:
+                continue
+            score = "" if spent.score is None else f", log-likelihood of a held-out token {spent.score:.3f} nats"
+            console.print(f"{stage.name}: {spent.steps:,} steps in {spent.seconds:,.0f} s{score}", highlight=False)
+        console.print(f"checkpoint: {result}", highlight=False)
+        PartialState().wait_for_everyone()
+    return result
+
+
+@contextmanager
+def prepare(
+    *,
+    teacher: "TeacherLike",
+    recipe: str | Path | Recipe,
+    out: str | Path,
+    corpus: str | None,
+    data: "DataLike | None",
+    length: LengthOptions,
+    options: RunOptions,
+    console: Console,
+) -> Iterator[StageModels]:
+    """Check and load what the recipe's stages need, and open their run; yield its models, none trained yet.
+
+    The arguments are those of `pretrain`. Raises a CompressError for anything wrong with them.
+    """
     teacher, data = teacher_path(teacher), None if data is None else data_path(data)
     recipe = preflight.load_recipe(recipe, options.overrides, length)
     preflight.check(recipe, teacher=teacher, out=out, data=data, corpus=corpus, options=options)
@@ -92,19 +133,4 @@ def pretrain(
         models = StageModels(recipe, base_teacher, None, context, run)
         for note in models.check():
             warn(console, note)
-        models.run_stages(recipe.stages)
-        result = run.path / "student"
-        if run.main and not usable(result, partial(warn, console)):
-            with filled(result, sealed=True) as folder:
-                shutil.copytree(run.result(recipe.stages[-1].name), folder, dirs_exist_ok=True)
-        if run.main:
-            run.finish()
-        for stage in recipe.stages if run.main else ():
-            spent = taken(run, stage.name, console)
-            if spent is None:
-                continue
-            score = "" if spent.score is None else f", log-likelihood of a held-out token {spent.score:.3f} nats"
-            console.print(f"{stage.name}: {spent.steps:,} steps in {spent.seconds:,.0f} s{score}", highlight=False)
-        console.print(f"checkpoint: {result}", highlight=False)
-        state.wait_for_everyone()
-    return result
+        yield models
