@@ -63,7 +63,7 @@ def tried() -> str:
         "# Recipes on real data\n",
         f"{len(found)} of {len(loader.names())} recipes were tried beside a control, in minutes of one core and at "
         f"small sizes: {verdicts.count('works')} lead it by more than 1.645 standard errors of the paired differences "
-        "(95 %, one-sided). `benchmarks/recipes_for_real.py` says what stood in the place of each recipe's own numbers. A "
+        "(95 %, one-sided). `benchmarks/recipes_for_real.py` says what stood in the place of each recipe's numbers. A "
         "recipe that is no better than its control here may be so for want of hours: its formulas and mechanisms are "
         "proven by tests, its training at scale is not, by us.\n",
         "| recipe | beside | scored by | recipe | control | lead (standard error) | minutes | verdict |",
