@@ -419,7 +419,9 @@ def _vocabulary(corpus: str, folder: Path) -> None:
     spans = [f"<extra_id_{number}>" for number in reversed(range(SPANS))]
     known = made.get_vocab()
     pieces = {piece: at for at, piece in enumerate([*sorted(known, key=lambda piece: known[piece]), *spans])}
-    tokenizer = BertTokenizer(vocab=pieces, do_lower_case=True, model_max_length=128, additional_special_tokens=spans)
+    tokenizer = BertTokenizer(
+        vocab=pieces, do_lower_case=True, model_max_length=128, additional_special_tokens=spans, eos_token="[SEP]"
+    )
     config = BertConfig(
         vocab_size=len(pieces), max_position_embeddings=128, hidden_size=128, num_hidden_layers=3,
         num_attention_heads=4, intermediate_size=512,
@@ -430,15 +432,15 @@ def _vocabulary(corpus: str, folder: Path) -> None:
 
 
 def language_model(corpus: str | None) -> str:
-    """Return the folder of a GPT-2 of 4 x 192, trained on the corpus for 3,000 steps of 1,024 tokens."""
+    """Return the folder of a GPT-2 of 4 x 192, trained on the corpus for 2,000 steps of 1,024 tokens."""
     return kept("lm", corpus, _language_model)
 
 
 def _language_model(corpus: str, folder: Path) -> None:
-    student = {"family": "gpt2", "layers": 4, "hidden": 192, "ffn": 768, "heads": 4}
+    student = {"family": "gpt2", "layers": 4, "hidden": 192, "heads": 4}
     recipe = adapt(
         Recipe.load("minillm"),
-        Proof("n-gram", "vocabulary", student, SCRATCH | {"steps": 3000, "limit_tokens": 3_100_000}, stages=(0,)),
+        Proof("n-gram", "vocabulary", student, SCRATCH | {"steps": 2000, "limit_tokens": 2_100_000}, stages=(0,)),
     )
     recipe = recipe.model_copy(update={"student": recipe.student.model_copy(update={"init": "scratch"})})
     with tempfile.TemporaryDirectory() as out:
@@ -480,7 +482,7 @@ def report(name: str, proof: Proof, runs: dict[str, Any], errors: dict[str, Any]
         "date": datetime.now(UTC).date().isoformat(),
     }  # fmt: skip
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (args.out / f"{name}.json").write_text(json.dumps(found, indent=1, default=float) + "\n", encoding="utf-8")
     print(f"{name}: {verdict}: leads by {lead:.4f} (standard error {error:.4f})", flush=True)
 
 
