@@ -336,9 +336,11 @@ def nats(models: StageModels, stage: Stage, student: Any = None) -> NDArray[Any]
     collate = context.collate
     if student is not None and stage.head == "seq2seq":
         collate = Seq2SeqCollate(context.tokenizer, student)
-    model = (
-        NGram(read.select(range(min(len(read), stage.steps * stage.batch))), words.size) if student is None else None
-    )
+    model = None
+    if student is None:
+        seen = read.select(range(min(len(read), stage.steps * stage.batch)))
+        texts = [targets(corrupt(collate([row]), words=words)) for row in seen] if stage.head == "seq2seq" else None
+        model = NGram(texts or seen["input_ids"], words.size)
     found = []
     torch.manual_seed(0)
     for start in range(0, len(held_out), 32):
@@ -368,12 +370,17 @@ def kl_on_own_text(student: Any, teacher: Any, rows: Any, collate: Any, *, pad: 
     return np.concatenate(found)
 
 
+def targets(batch: Mapping[str, Tensor]) -> list[int]:
+    """Return what a decoder is given and then asked for, of a batch of one row."""
+    return [int(batch["decoder_input_ids"][0, 0]), *batch["labels"][0].tolist()]
+
+
 class NGram:
     """A bigram model of both neighbours: P(w | left, right) ~ P(w | left) P(right | w); Witten and Bell's smoothing."""
 
-    def __init__(self, rows: Any, size: int) -> None:
+    def __init__(self, texts: Any, size: int) -> None:
         pairs = np.zeros((size, size))
-        for ids in rows["input_ids"]:
+        for ids in texts:
             np.add.at(pairs, (np.asarray(ids[:-1]), np.asarray(ids[1:])), 1)
         self.single = (pairs.sum(0) + 1) / (pairs.sum() + size)
         kinds = (pairs > 0).sum(1, keepdims=True)
