@@ -196,6 +196,15 @@ def test_half_way_is_between_and_can_be(whole: tuple[int, ...], target: tuple[in
     assert interpolate_sizes(begin, end, 0.0) == begin
 
 
+def test_heads_that_turn_by_places_change_by_whole_factors_on_the_way() -> None:
+    begin = Sizes(4, 32, 2, 16, 64)
+    for step in range(21):
+        found = interpolate_sizes(begin, Sizes(3, 8, 2, 4, 32), step / 20, rotary=True)
+        assert found.head_size in (16, 8, 4) and found.within(begin)
+    assert interpolate_sizes(begin, Sizes(3, 16, 2, 8, 32), 0.5, rotary=True).head_size in (16, 8)
+    assert interpolate_sizes(begin, Sizes(3, 16, 2, 8, 32), 0.5).head_size == 12
+
+
 def test_every_share_of_the_way_is_within_the_model_and_not_below_the_target() -> None:
     begin, end = Sizes(12, 768, 12, 64, 3072), Sizes(3, 312, 12, 26, 600)
     for step in range(21):

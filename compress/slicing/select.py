@@ -89,6 +89,11 @@ def keep_tokens(kept: Kept, tokens: Tensor) -> Kept:
 def _check(plan: SlicePlan, sizes: Sizes) -> None:
     if not sizes.within(plan.sizes):
         raise PruneError(f"{sizes}: not within the model's {plan.sizes}; pruning can only take away")
+    mine, theirs = sizes.head_size, plan.sizes.head_size
+    if plan.family in ROTARY and mine % theirs and theirs % mine:
+        raise PruneError(
+            f"heads of {mine}: the model's, of {theirs}, turn by the tokens' places; by a whole factor only"
+        )
     if sizes.layers < plan.sizes.layers and not plan.own_layers and len(plan.blocks("ffn")) > 1:
         raise PruneError("layers: this model's groups of layers share weights; its depth cannot be cut")
 

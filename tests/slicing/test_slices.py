@@ -1,5 +1,6 @@
 """What is cut computes what the whole does with the rest masked, in every family, along every axis."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,12 @@ def test_layers_keep_their_kind_of_attention_and_the_first_stays_the_first() -> 
             choose(plan, importance, Sizes.from_request(whole.config, layers=2), layers=layers)
     with pytest.raises(PruneError, match="no norm before its attention"):
         slice_model(whole, Kept(kept.sizes, (2, 1), {}))
+
+
+def test_heads_of_other_sizes_cannot_be_cut_out_of_ones_that_turn() -> None:
+    plan = SlicePlan.from_model(model("modernbert"))
+    with pytest.raises(PruneError, match="heads of 6: the model's, of 8, turn"):
+        prefix(plan, replace(plan.sizes, hidden=24, head_size=6))
 
 
 def test_blocks_of_different_sizes_need_another_class() -> None:
