@@ -13,9 +13,10 @@ from onnx import ModelProto, helper
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
 from compress.exporters.embeddings import Pooling
-from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.int8 import quantize_dynamic, quantize_learned
 from compress.exporters.onnx import Pooled, parity, to_onnx
 from compress.exporters.rewrite import FORM_KEY, Form, Rewritten, rewrite_graph
+from compress.exporters.rewrite.graph import left_in_float
 from compress.exporters.session import UNFUSED_SKIP, metadata, read_model, session_options
 from compress.models.sharing import share
 from tests import tiny
@@ -153,6 +154,15 @@ def test_what_only_looks_like_it_stays_as_it_is(spoil: str, tmp_path: Path) -> N
         for path in (tmp_path / "spoilt.onnx", saved(made, tmp_path))
     )
     np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+def test_learned_ranges_of_a_product_are_those_of_its_parts(tmp_path: Path) -> None:
+    model = modern()
+    to_onnx(model, tmp_path / "fp32.onnx")
+    layers = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear) and ".layers." in name]
+    quantize_learned(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", dict.fromkeys(layers, (-8.0, 8.0)))
+    exact = left_in_float(tmp_path / "fp32.onnx", tmp_path / "int8.onnx")
+    assert exact and not [name for name in exact if "/layers." in name], "all but the head's"
 
 
 def test_modern_layers_that_share_weights_share_their_parts(tmp_path: Path) -> None:
