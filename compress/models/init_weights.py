@@ -12,7 +12,7 @@ from compress.errors import StudentError
 from compress.slicing.cut import cut
 from compress.slicing.plan import SlicePlan, parameters_of
 from compress.slicing.rules import ROTARY, place
-from compress.slicing.select import Importance, Kept, check_layers, choose, magnitude
+from compress.slicing.select import Importance, Kept, choose, magnitude
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, fits_rotary, select_layers
 
@@ -74,7 +74,6 @@ def keep_units(
         ffn=student.ffn,
         embedding=None if plan.sizes.embedding is None else student.embedding,
     )
-    check_layers(plan, layers)
     if teacher.device.type == "meta":  # a listing builds students for their sizes alone
         return Kept(sizes, tuple(layers), {})
     return choose(plan, importance or magnitude(teacher, plan), sizes, layers=layers)

@@ -32,7 +32,7 @@ from compress.models.init_weights import (
 from compress.models.sharing import share, share_again
 from compress.models.teacher import explain_load_errors, load_config
 from compress.slicing.rules import FIRST_IS_OWN, ROTARY
-from compress.slicing.select import Importance, Kept
+from compress.slicing.select import Importance, Kept, check_layers
 from compress.slicing.shape import Shape, setting_name
 from compress.slicing.sizes import fits_rotary, layer_kinds, select_layers
 
@@ -55,7 +55,7 @@ _UNDECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
     """Make the student's config: the teacher's, resized, or another family's with the teacher's vocabulary and labels.
 
-    Raises StudentError naming the size that does not fit.
+    Raises StudentError naming the size that does not fit, PruneError for layers that cannot stand where they come to.
     """
     family = teacher.model_type if spec.family == "teacher" else spec.family
     if family not in CONFIG_MAPPING:
@@ -109,6 +109,7 @@ def _layer_kinds(spec: StudentSpec, teacher: PreTrainedConfig, config: Any, shap
     copied = spec.init == "teacher" or (spec.init == "auto" and _can_cut(spec, teacher, shape))
     if copied and teacher.model_type == shape.family:
         layers = select_layers(spec.copy_layers, shape.layers, Shape.from_config(teacher).layers)
+        check_layers(shape.family, layers)
         return layer_kinds(teacher, layers) or kinds
     rhythm = next((n for n, kind in enumerate(kinds) if n and kind == kinds[0] != kinds[n - 1]), len(kinds))
     return [kinds[n] if n < len(kinds) else kinds[n % rhythm] for n in range(shape.layers)]

@@ -30,8 +30,9 @@ from compress.pruning import importance
 from compress.slicing.cut import rank_units, slice_model
 from compress.slicing.plan import HIDDEN, LAYERS, SlicePlan
 from compress.slicing.rules import FAMILIES, ROTARY
-from compress.slicing.select import Kept, choose
-from compress.slicing.sizes import Sizes
+from compress.slicing.select import Kept, check_layers, choose
+from compress.slicing.shape import Shape
+from compress.slicing.sizes import Sizes, select_layers
 from compress.training.context import TrainingContext
 from compress.training.run import Run
 from compress.training.stage import Trained
@@ -60,10 +61,13 @@ def stage_sizes(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
             f"{recipe.name}: does not say what is to be left: give sizes, as in --set target.ffn=0.5, or a budget, as "
             "in --set target.max_latency_ms=5 (`compress prune` has options for both)"
         )
-    return interpolate_sizes(
+    found = interpolate_sizes(
         Sizes.from_config(config), Sizes.from_request(config, **wanted), stage.way,
         tied=config.model_type != "t5", rotary=config.model_type in ROTARY,
     )  # fmt: skip
+    if stage.rule is not None:
+        check_layers(config.model_type, select_layers(stage.rule, found.layers, Shape.from_config(config).layers))
+    return found
 
 
 def interpolate_sizes(whole: Sizes, target: Sizes, way: float, *, tied: bool = True, rotary: bool = False) -> Sizes:

@@ -49,7 +49,7 @@ def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     if getattr(model.config, "shared_layers", None):
         raise PruneError(f"{type(model).__name__}: its layers share weights; prune it first, share then")
     _check_even(plan, kept)
-    check_layers(plan, kept.layers)
+    check_layers(plan.family, kept.layers)
     config = resize_config(model.config, kept.sizes, layers=kept.layers)
     if VOCABULARY in kept.indices:
         config.vocab_size = len(kept.indices[VOCABULARY])

@@ -47,7 +47,7 @@ def choose(plan: SlicePlan, importance: Importance, sizes: Sizes, *, layers: str
         chosen = top_units(of_layers, sizes.layers).tolist()
     else:
         chosen = select_layers(layers or "even", sizes.layers, plan.sizes.layers)
-    check_layers(plan, chosen)
+    check_layers(plan.family, chosen)
     indices: dict[Group, Tensor] = {}
     for group, count in counts(plan, sizes).items():
         if count < plan.groups[group]:
@@ -65,7 +65,7 @@ def prefix(plan: SlicePlan, sizes: Sizes, *, layers: Sequence[int] | None = None
     """
     _check(plan, sizes)
     chosen = layers if layers is not None else select_layers("even", sizes.layers, plan.sizes.layers)
-    check_layers(plan, chosen)
+    check_layers(plan.family, chosen)
     indices = {group: torch.arange(count) for group, count in counts(plan, sizes).items() if count < plan.groups[group]}
     if sizes.heads < plan.sizes.heads:
         indices |= {heads: torch.arange(sizes.heads) for heads in plan.heads.values()}
@@ -98,11 +98,11 @@ def _check(plan: SlicePlan, sizes: Sizes) -> None:
         raise PruneError("layers: this model's groups of layers share weights; its depth cannot be cut")
 
 
-def check_layers(plan: SlicePlan, layers: Sequence[int]) -> None:
+def check_layers(family: str, layers: Sequence[int]) -> None:
     """Raise PruneError where a layer would stand in a place where its family has other weights."""
-    if plan.family in FIRST_IS_OWN and (layers[0] != 0 or 0 in layers[1:]):
+    if family in FIRST_IS_OWN and (layers[0] != 0 or 0 in layers[1:]):
         raise PruneError(
-            f"layers {list(layers)}: the first layer of {plan.family}, and no other, has no norm before its attention, "
+            f"layers {list(layers)}: the first layer of {family}, and no other, has no norm before its attention, "
             "so it stays the first; choose layers by even, first or importance, or list them from 0 on"
         )
 
