@@ -21,6 +21,9 @@ from compress import Distillation, Term
 from compress.cli import app
 from compress.config.loader import folder
 from compress.config.recipe import Recipe
+from compress.models.init_weights import APART, KNOWN, WHOLE
+from compress.pruning import l0
+from compress.slicing import rules
 from tests import command, learning, tiny
 
 ROOT = folder().parent
@@ -43,6 +46,22 @@ def models() -> dict[str, Any]:
     student = tiny.bert(3, hidden=16, seed=1)
     loader = [learning.collate()(list(learning.rows(4)))]
     return {"torch": torch, "student": student, "teacher": teacher, "loader": loader, "batch": loader[0]}
+
+
+def test_the_table_of_families_says_what_the_code_can() -> None:
+    lines = [line for line in section("docs/concepts.md", "What each family can").splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+    rows = {family: row[1:] for row in cells for family in row[0].split(", ")}
+
+    def saying(column: int, *words: str) -> set[str]:
+        return {family for family, row in rows.items() if row[column].startswith(words)}
+
+    assert saying(1, "layers and units") == {*KNOWN, *APART}
+    assert saying(1, "whole layers") == set(WHOLE)
+    assert saying(2, "yes") == {*KNOWN, *APART}
+    assert saying(3, "yes") == set(rules.FAMILIES)
+    assert saying(4, "yes") == set(l0.FAMILIES)
+    assert {family for family, row in rows.items() if "in windows" in row[0]} == set(rules.ROTARY)
 
 
 def test_the_loop_of_the_readme() -> None:

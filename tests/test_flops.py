@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModel, GPT2Config, T5Config
 
-from compress.models.flops import LOOKS_AT_VALUES, count_parameters, flops_per_token
+from compress.models.flops import LOOKS_AT_VALUES, TOKENS, count_parameters, flops_per_token, measure_size
 from tests import tiny
 
 
@@ -20,6 +20,19 @@ def test_a_bert_costs_what_its_products_cost(device: str, tokens: int) -> None:
     with torch.device(device):
         model = AutoModel.from_config(tiny.config("bert", layers=3))
     assert flops_per_token(model, tokens) == by_hand(layers=3, hidden=32, ffn=64, tokens=tokens)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_modernbert_has_three_products_in_its_feed_forward_and_local_layers_compute_all_pairs(device: str) -> None:
+    with torch.device(device):
+        model = AutoModel.from_config(tiny.config("modernbert", layers=4, local_attention=4))
+    assert model.config.layer_types.count("sliding_attention") == 2
+    layer = 4 * 32**2 + 2 * 40 * 32 + 3 * 32 * 64
+    assert flops_per_token(model, 40) == 2 * 4 * layer
+    assert measure_size(model).flops_per_token == 2 * 4 * (layer + 2 * (TOKENS - 40) * 32)
+    assert (
+        count_parameters(model) == 4 * (4 * 32**2 + 3 * 32 * 64 + 2 * 32) - 32 + 2 * 32 + 32 * model.config.vocab_size
+    )
 
 
 @pytest.mark.parametrize("family", [*tiny.FAMILIES, "gpt2"])

@@ -76,13 +76,13 @@ def test_odd_sizes_have_no_halves(tmp_path: Path) -> None:
 
 
 def test_a_recipe_this_teacher_does_not_allow_is_listed_with_the_reason(tmp_path: Path) -> None:
-    """Attention of 12 heads is not compared with 16, 48 do not share 1024; ModernBERT's weights stay."""
+    """Attention of 12 heads is not compared with 16, 48 do not share 1024; XLNet's weights stay."""
     large = config_only(tmp_path / "large", BertConfig(hidden_size=1024, num_attention_heads=16))
     listing = students_of(large, [Recipe.load(name) for name in PAPERS])
     why = {each.recipe: each.why for each in listing.refused}
     assert why.keys() == {"minilm", "minilm-v1"}
     assert "the student has heads 12 and the teacher 16" in why["minilm-v1"]
-    other = config_only(tmp_path / "other", tiny.config("modernbert"))
+    other = config_only(tmp_path / "other", tiny.config("xlnet"))
     (refused,) = students_of(other, [Recipe.load("hinton")]).refused
     assert "init: teacher knows the weights of" in refused.why
 

@@ -10,7 +10,7 @@ from compress.commands.distill import load_functions
 from compress.commands.prune import aimed
 from compress.config.recipe import Prune, Recipe
 from compress.errors import PruneError, RecipeError
-from compress.pruning.stage import interpolate_sizes
+from compress.pruning.stage import interpolate_sizes, stage_sizes
 from compress.slicing.sizes import Sizes
 from tests import tiny
 from tests.pruning_given import RECIPE
@@ -194,6 +194,26 @@ def test_half_way_is_between_and_can_be(whole: tuple[int, ...], target: tuple[in
     assert interpolate_sizes(begin, end, 0.5) == Sizes(*half)
     assert interpolate_sizes(begin, end, 1.0) == end
     assert interpolate_sizes(begin, end, 0.0) == begin
+
+
+def test_heads_that_turn_by_places_change_by_whole_factors_on_the_way() -> None:
+    begin = Sizes(4, 32, 2, 16, 64)
+    for step in range(21):
+        found = interpolate_sizes(begin, Sizes(3, 8, 2, 4, 32), step / 20, rotary=True)
+        assert found.head_size in (16, 8, 4) and found.within(begin)
+    assert interpolate_sizes(begin, Sizes(3, 16, 2, 8, 32), 0.5, rotary=True).head_size in (16, 8)
+    assert interpolate_sizes(begin, Sizes(3, 16, 2, 8, 32), 0.5).head_size == 12
+
+
+def test_a_rule_that_drops_the_first_layer_is_refused_before_anything_is_rated(tmp_path: Path) -> None:
+    config = tiny.config("modernbert", layers=4)
+    for rule in ("even", "first"):
+        found = recipe(tmp_path, f"stages.half.copy_layers={rule}", target={"layers": 2})
+        assert stage_sizes(found.pruning[0], found, config).layers == 3
+    found = recipe(tmp_path, "stages.half.copy_layers=last", target={"layers": 2})
+    with pytest.raises(PruneError, match=r"layers \[1, 2, 3\]: the first layer of modernbert"):
+        stage_sizes(found.pruning[0], found, config)
+    assert stage_sizes(found.pruning[0], found, tiny.config("bert", layers=4)).layers == 3
 
 
 def test_every_share_of_the_way_is_within_the_model_and_not_below_the_target() -> None:

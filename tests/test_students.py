@@ -11,14 +11,16 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig
 
 from compress.config.recipe import StudentSpec
-from compress.errors import StudentError
-from compress.models.init_weights import KNOWN
+from compress.errors import CompressError, StudentError
+from compress.models.init_weights import APART, KNOWN
 from compress.models.signals import open_attention, read
 from compress.models.student import build, choose_units, config_for, resolve_init
+from compress.slicing.masking import masked
 from compress.slicing.plan import HIDDEN, SlicePlan
 from compress.slicing.sizes import select_layers
 from compress.training.stage import train
 from tests import learning, tiny
+from tests.slicing import families
 
 # Sizes
 
@@ -116,7 +118,7 @@ def test_layers_that_are_not_there_are_refused(rule: tuple[int, ...], message: s
         select_layers(rule, 3, 4)
 
 
-@pytest.mark.parametrize("family", KNOWN)
+@pytest.mark.parametrize("family", [*KNOWN, *APART])
 def test_a_whole_copy_computes_what_its_teacher_does(family: str) -> None:
     teacher = tiny.model(family, labels=3)
     torch.manual_seed(1)
@@ -137,6 +139,64 @@ def test_a_shallow_copy_holds_the_chosen_layers() -> None:
         assert all(torch.equal(ours[n], theirs[n.replace(f"layer.{mine}.", f"layer.{other}.")]) for n in names)
     rest = [name for name in ours if ".layer." not in name]
     assert all(torch.equal(ours[name], theirs[name]) for name in rest)
+
+
+G, L = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("spec", "kinds"),
+    [
+        (StudentSpec(layers=4, init="teacher"), [G, L, L, L]),  # layers 0 2 5 7, of G L L G L L G L
+        (StudentSpec(layers=3, init="teacher", copy_layers=(0, 3, 6)), [G, G, G]),
+        (StudentSpec(layers=3, init="auto", copy_layers="first"), [G, L, L]),
+        (StudentSpec(layers=3, init="auto", copy_layers="last"), [G, L, L]),  # which is scratch
+        (StudentSpec(layers=4, init="scratch"), [G, L, L, G]),
+        (StudentSpec(layers=11, init="scratch"), [G, L, L, G, L, L, G, L, L, G, L]),
+        (StudentSpec(layers=2, config={"layer_types": [L, G]}), [L, G]),
+    ],
+)
+def test_local_and_global_layers_are_the_teachers_that_are_copied_or_in_its_rhythm(
+    spec: StudentSpec, kinds: list[str]
+) -> None:
+    teacher = tiny.config("modernbert", layers=8)
+    assert config_for(spec, teacher).layer_types == kinds
+    assert teacher.layer_types == [G, L, L, G, L, L, G, L]
+    assert len(config_for(StudentSpec(family="modernbert", layers=30), tiny.config("bert")).layer_types) == 30
+
+
+def test_a_shallow_modernbert_computes_what_its_teacher_does_without_the_other_layers() -> None:
+    teacher = tiny.model("modernbert", layers=4, local_attention=4)
+    student = build(StudentSpec(layers=3, init="teacher", copy_layers=(0, 2, 3)), teacher).eval()
+    assert student.config.layer_types == [G, L, G]
+    del teacher.base_model.layers[1]
+    batch = tiny.batch((12, 5))
+    torch.testing.assert_close(student(**batch).logits, teacher(**batch).logits)
+
+
+def test_a_narrower_modernbert_is_a_slice_of_its_teacher() -> None:
+    teacher = families.model("modernbert")
+    spec = StudentSpec(layers=2, hidden=16, heads=4, ffn=40, init="teacher")
+    kept = choose_units(spec, teacher)
+    assert kept is not None and kept.sizes.head_size == 4
+    student = build(spec, teacher, kept=kept).eval()
+    with masked(teacher, kept):
+        expected = families.logits(teacher)
+    torch.testing.assert_close(families.logits(student), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (StudentSpec(layers=2, init="teacher", copy_layers="last"), r"layers \[2, 3\]: the first layer of modernbert"),
+        (StudentSpec(hidden=24, init="teacher"), "cannot make heads of 6 out of modernbert's heads of 8"),
+        (StudentSpec(family="bert", init="teacher"), "not of modernbert -> bert"),
+        (StudentSpec(layers=2, config={"layer_types": [G]}), "layer_types names 1 layers; the student has 2"),
+    ],
+)
+def test_what_a_modernbert_cannot_begin_as_is_refused(spec: StudentSpec, message: str) -> None:
+    with pytest.raises(CompressError, match=message):
+        build(spec, tiny.model("modernbert", layers=4))
 
 
 # From another family
@@ -296,6 +356,9 @@ def test_a_narrower_student_begins_with_the_units_of_most_importance(family: str
         ("bert", {"layers": 4}, {"hidden": 64}, "scratch"),
         ("bert", {"layers": 2}, {"layers": 4}, "scratch"),
         ("modernbert", {"layers": 2}, {}, "scratch"),
+        ("modernbert", {"layers": 4}, {"family": "teacher", "layers": 2, "hidden": 16, "heads": 2}, "teacher"),
+        ("modernbert", {"layers": 4}, {"family": "teacher", "hidden": 24, "heads": 4}, "scratch"),
+        ("modernbert", {"layers": 4}, {"family": "teacher", "layers": 2, "copy_layers": "uniform"}, "scratch"),
     ],
 )
 def test_init_auto_is_the_teacher_where_it_can_be_cut_to_the_students_sizes(

@@ -294,7 +294,9 @@ def quantize_learned(
     """
     ranges, exact = {}, list(keep)
     for product in products(read_model(source).graph):
-        found = learned.get(module_of(product.name)) or learned.get(REPEATED.sub("", module_of(product.name)))
+        module = module_of(product.name)
+        places = (module, REPEATED.sub("", module), module.rpartition(".")[0])  # the last: of a part of its product
+        found = next((learned[place] for place in places if place in learned), None)
         if found is None:
             exact.append(product.name)
         else:

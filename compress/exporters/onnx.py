@@ -119,15 +119,27 @@ class TracedModel(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        # a classifier of ModernBERT that takes a mean over the tokens reads the mask too
+        self.below = getattr(model.config, "classifier_pooling", "") == "mean" and hasattr(model, "classifier")
+        if self.below:
+            model.base_model.register_forward_pre_hook(_prepare_below, with_kwargs=True)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
         ends, config = attention_mask, self.model.config
-        mask = attention_mask if config.model_type in SQUARES_ITS_MASK else prepare_mask(attention_mask, config)
+        as_it_is = self.below or config.model_type in SQUARES_ITS_MASK
+        mask = attention_mask if as_it_is else prepare_mask(attention_mask, config)
         if config.is_encoder_decoder:  # where T5 classifies: there already, but for ids made up to time it
             last_B1 = ends.sum(1, keepdim=True) - 1
             input_ids = input_ids.scatter(1, last_B1, torch.full_like(last_B1, config.eos_token_id))
         segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         return tuple(outputs_of(self.model(input_ids=input_ids, attention_mask=mask, **segments)).values())
+
+
+def _prepare_below(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    mask = kwargs["attention_mask"]
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        kwargs = {**kwargs, "attention_mask": prepare_mask(mask, encoder.config)}
+    return args, kwargs
 
 
 def prepare_mask(mask_BL: Tensor, config: Any) -> Any:

@@ -2,8 +2,9 @@
 
 Counted is the graph that ships (`exporters.onnx.to_onnx`), not the model. Of a classifier that reads the first token
 the last layer computes keys and values of all tokens and everything else of one, and every head carries the mask as one
-feature more. For EXACT families the counts are those of the exported graph, product by product; other families count
-as plain layers of their shape, computed whole. A fit within one family does not mind: what is proportional is absorbed.
+feature more, but in ModernBERT. For EXACT families the counts are those of the exported graph, product by product;
+other families count as plain layers of their shape, computed whole. A fit within one family does not mind: what is
+proportional is absorbed.
 """
 
 from collections import defaultdict
@@ -17,11 +18,13 @@ from compress.slicing.shape import Shape
 
 PLAIN = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "albert")
 BOTTLENECKED = ("mobilebert", "ib-bert")
-EXACT = (*PLAIN, *BOTTLENECKED, "static-embedding")
+MODERN = ("modernbert",)
+EXACT = (*PLAIN, *BOTTLENECKED, *MODERN, "static-embedding")
 """Families whose exported graph is known product by product."""
 
 READS_ONE = ("classification", "multilabel", "regression")
-"""Kinds whose head reads the first token alone, in the families of PLAIN and BOTTLENECKED."""
+"""Kinds whose head reads the first token alone, in the families of PLAIN and BOTTLENECKED, and of MODERN where it is
+not said to take a mean."""
 
 ACTIVATIONS = ("hidden_act", "activation", "activation_function", "dense_act_fn", "hidden_activation")
 """The names of families' settings for the function between the two products of the feed-forward network."""
@@ -51,7 +54,8 @@ class Terms:
         """Count for a transformers config at this setting; `kind` None: an encoder, which answers with all tokens."""
         if config.model_type == "static-embedding":
             return _static(config, setting)
-        cut = kind in READS_ONE and config.model_type in (*PLAIN, *BOTTLENECKED)
+        cut = kind in READS_ONE and config.model_type in (*PLAIN, *BOTTLENECKED, *MODERN)
+        cut = cut and getattr(config, "classifier_pooling", "cls") == "cls"
         return _counted(config, _blocks(config), setting, kind, cut=cut)
 
 
@@ -79,10 +83,11 @@ def _blocks(config: Any) -> list[_Block]:
     if config.model_type in BOTTLENECKED:
         return [_bottlenecked(config)] * shape.layers
     width = shape.heads * shape.head_size
+    products = 3 if config.model_type in MODERN else 2  # of its gates too
     plain = _Block(
         context=2 * shape.hidden * width,
         answer=2 * shape.hidden * width,
-        feed_forward=2 * shape.hidden * shape.ffn,
+        feed_forward=products * shape.hidden * shape.ffn,
         heads=shape.heads,
         width=width,
         activated=shape.ffn,
@@ -126,7 +131,7 @@ def _counted(config: Any, blocks: Sequence[_Block], setting: Setting, kind: Kind
     norm = getattr(config, "normalization_type", "layer_norm")
     # One more feature of queries, or keys, for the mask in every head, computed from all that these read.
     reads = config.true_hidden_size if config.model_type == "mobilebert" else Shape.from_config(config).hidden
-    mask = int(reads) if config.model_type in EXACT else 0
+    mask = int(reads) if config.model_type in (*PLAIN, *BOTTLENECKED) else 0
     counts = defaultdict[str, float](float, fixed=1.0, layers=len(blocks))
     counts["projections"] = tokens * embedded + heads * head
     counts["weights"] = embedded + head
@@ -169,4 +174,5 @@ def _head(config: Any, kind: Kind | None) -> int:
         return 0
     shape = Shape.from_config(config)
     pooled = kind in READS_ONE and getattr(config, "classifier_activation", True)
+    pooled = pooled or config.model_type in MODERN  # whichever tokens it reads
     return shape.hidden * (shape.hidden * bool(pooled) + shape.classes)

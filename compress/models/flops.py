@@ -25,8 +25,9 @@ def flops_per_token(model: nn.Module, length: int = 128) -> float:
     """Count FLOPs (a multiply-add is two) of one forward pass over `length` tokens, divided by `length` (less where the
     model has fewer positions).
 
-    Counts matrix products, attention included; embedding look-ups, norms and activations count nothing. On the meta
-    device it works without weights, but for XLM, XLNet and the first DeBERTa, whose code looks at values.
+    Counts matrix products, attention included; embedding look-ups, norms and activations count nothing. Where attention
+    sees a window only (ModernBERT), all pairs count: torch and ONNX files compute them and mask. On the meta device it
+    works without weights, but for XLM, XLNet and the first DeBERTa, whose code looks at values.
     """
     device = next(model.parameters()).device
     length = min(length, positions(model) or length)

@@ -11,13 +11,15 @@ from transformers import PreTrainedModel
 from compress.errors import StudentError
 from compress.slicing.cut import cut
 from compress.slicing.plan import SlicePlan, parameters_of
-from compress.slicing.rules import place
+from compress.slicing.rules import ROTARY, place
 from compress.slicing.select import Importance, Kept, choose, magnitude
 from compress.slicing.shape import Shape
-from compress.slicing.sizes import Sizes, select_layers
+from compress.slicing.sizes import Sizes, fits_rotary, select_layers
 
 KNOWN = ("bert", "distilbert", "roberta", "xlm-roberta", "electra", "ernie", "deberta-v2")
 """Families whose blocks are the same, whatever their weights are called."""
+APART = ("modernbert",)
+"""Families whose blocks are like no other's: what is cut out of a teacher is a student of the same family."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,15 @@ class Weight:
     part: str
 
 
-def weight_of(name: str) -> Weight | None:
+def weight_of(name: str, family: str = "bert") -> Weight | None:
     """Read `bert.encoder.layer.3.attention.self.query.weight` as Weight("query", 3, "weight"); None when unknown."""
-    found = place("bert", name)
+    found = place(family if family in APART else "bert", name)
     return None if found is None else Weight(found.role, found.layer, name.rpartition(".")[2])
+
+
+def cuts(teacher: str, student: str) -> bool:
+    """Check that a student of one family can be cut out of a teacher of another."""
+    return {teacher, student} <= set(KNOWN) or (teacher == student and student in APART)
 
 
 def keep_units(
@@ -53,6 +60,12 @@ def keep_units(
                 f"student: init: teacher can only narrow, but {size} {getattr(student, size)} is more than the "
                 f"teacher's {getattr(theirs, size)}; make it smaller (hidden = heads x head size) or use init: scratch"
             )
+    if theirs.family in ROTARY and not fits_rotary(teacher.config, student.head_size):
+        raise StudentError(
+            f"student: init: teacher cannot make heads of {student.head_size} out of {theirs.family}'s heads of "
+            f"{theirs.head_size}, which turn by the tokens' places: they keep their size, or it goes by a whole "
+            "factor; choose hidden and heads so (hidden = heads x head size), or use init: scratch"
+        )
     sizes = Sizes(
         layers=len(layers),
         hidden=student.hidden,
@@ -74,7 +87,8 @@ def narrow_weights(teacher: PreTrainedModel, kept: Kept) -> dict[Weight, Tensor]
     if teacher.device.type == "meta":
         return {}
     weights = cut(SlicePlan.from_model(teacher), parameters_of(teacher), kept)
-    return {weight: tensor.detach() for name, tensor in weights.items() if (weight := weight_of(name)) is not None}
+    named = ((weight_of(name, teacher.config.model_type), tensor) for name, tensor in weights.items())
+    return {weight: tensor.detach() for weight, tensor in named if weight is not None}
 
 
 WHOLE = ("gpt2", "t5")

@@ -2,8 +2,8 @@
 
 Lan et al. 2020, arXiv:1909.11942, Sec. 3.1 and Table 4 share all parameters of a layer, its attention's, or its FFN's;
 the appendix's `shared groups` share among neighbouring layers only. transformers' own ALBERT does the first, whole
-groups of layers. Here one nn.Parameter serves the layers of a group, in a model of any family of `init_weights.KNOWN`:
-it is counted, updated and decayed once, and its gradient is the sum over the layers.
+groups of layers. Here one nn.Parameter serves the layers of a group, in a model of any family of `init_weights.KNOWN`
+and `APART`: it is counted, updated and decayed once, and its gradient is the sum over the layers.
 
 What is saved stays what everybody can load: `state_dict()` of a shared model holds a copy for each layer, and the
 config says what was shared (`shared_layers`), so `share_again` ties the copies after loading. Code that knows nothing
@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.errors import StudentError
-from compress.models.init_weights import KNOWN, weight_of
+from compress.models.init_weights import APART, KNOWN, weight_of
 from compress.slicing.shape import Shape
 
 BLOCKS: Mapping[str, frozenset[str]] = {
-    "attention": frozenset({"query", "key", "value", "attention_out", "attention_norm"}),
+    "attention": frozenset({"query", "key", "value", "qkv", "attention_out", "attention_norm"}),
     "ffn": frozenset({"ffn_in", "ffn_out", "ffn_norm"}),
 }
 
@@ -47,14 +47,13 @@ def share(model: PreTrainedModel, *, attention: int | None = None, ffn: int | No
             raise StudentError(
                 f"student.share.{block}: {groups}; the student has {layers} layers, expected 1..{layers}"
             )
-    if model.config.model_type not in KNOWN:
-        hint = "; an albert shares by config: {num_hidden_groups: G}" if model.config.model_type == "albert" else ""
-        raise StudentError(
-            f"student.share: knows the layers of {', '.join(KNOWN)}, not of {model.config.model_type}{hint}"
-        )
+    family = model.config.model_type
+    if family not in (*KNOWN, *APART):
+        hint = "; an albert shares by config: {num_hidden_groups: G}" if family == "albert" else ""
+        raise StudentError(f"student.share: knows the layers of {', '.join((*KNOWN, *APART))}, not of {family}{hint}")
     first: dict[tuple[str, str, int], nn.Parameter] = {}
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
-        weight = weight_of(name)
+        weight = weight_of(name, family)
         for block, groups in wanted.items():
             if weight is not None and weight.layer is not None and weight.role in BLOCKS[block]:
                 group = weight.layer * groups // layers
@@ -70,11 +69,11 @@ def share_again(model: PreTrainedModel) -> None:
         share(model, **shared)
 
 
-def _copy_per_layer(model: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+def _copy_per_layer(model: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
     """Give every layer its own copy: files hold no two names of one tensor, and libraries refuse to guess."""
     seen: set[int] = set()
     for name in [name for name in state if name.startswith(prefix)]:
-        weight, tensor = weight_of(name.removeprefix(prefix)), state[name]
+        weight, tensor = weight_of(name.removeprefix(prefix), model.config.model_type), state[name]
         if weight is None or weight.layer is None or not isinstance(tensor, Tensor):
             continue
         if tensor.device != torch.device("meta") and tensor.data_ptr() in seen:

@@ -31,12 +31,18 @@ ATTENTION = frozenset({"scores", "queries", "keys", "values"})
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """Hold one layer: queries, keys, values (B, H, L, K); `scores` where they are more than q k^T / sqrt d."""
+    """Hold one layer: queries, keys, values (B, H, L, K); `scores` where they are more than q k^T / sqrt d.
+
+    Queries and keys are those that are multiplied: after their norms, and turned by the tokens' places where a family
+    does so. seen_BLL: which tokens (last axis) each token's attention sees, where a window leaves some out; pads are
+    seen by nobody.
+    """
 
     query_BHLK: Tensor
     key_BHLK: Tensor
     value_BHLK: Tensor
     scores_BHLL: Tensor | None = None
+    seen_BLL: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,9 @@ def _tap(
 ) -> Any:
     """Compute SDPA, and append its inputs to `tap`, a list passed down by the caller of the model."""
     if tap is not None:
-        tap.append(LayerAttention(query, key, value))
+        window, seen_B1LL = kwargs.get("sliding_window"), attention_mask
+        local = window is not None and seen_B1LL is not None and window < key.shape[2]
+        tap.append(LayerAttention(query, key, value, seen_BLL=seen_B1LL[:, 0] if local else None))  # type: ignore[index]
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
@@ -189,7 +197,13 @@ _LM_HEADS = ("cls", "lm_head", "predictions", "generator_predictions", "vocab_tr
 
 def has_lm_head(model: nn.Module) -> bool:
     """Check that `read` can ask the language model's head at chosen positions."""
-    return any(hasattr(model, name) for name in _LM_HEADS)
+    return _lm_head(model) is not None
+
+
+def _lm_head(model: nn.Module) -> Any:
+    """Return the first module above the encoder in a language model: ModernBERT's classifiers have one of that name."""
+    names = (*_LM_HEADS, "head") if hasattr(model, "decoder") else _LM_HEADS
+    return next((getattr(model, name) for name in names if hasattr(model, name)), None)
 
 
 @contextmanager
@@ -198,9 +212,8 @@ def _head_at(model: nn.Module, at_BL: Tensor | None) -> Iterator[None]:
     if at_BL is None:
         yield
         return
-    first = next(getattr(model, name) for name in _LM_HEADS if hasattr(model, name))
     chosen_BL = at_BL.bool()
-    hook = first.register_forward_pre_hook(lambda _, args: (args[0][chosen_BL], *args[1:]))
+    hook = _lm_head(model).register_forward_pre_hook(lambda _, args: (args[0][chosen_BL], *args[1:]))
     try:
         yield
     finally:

@@ -18,12 +18,23 @@ from compress.data.task import Kind
 from compress.errors import StudentError, TeacherError, did_you_mean
 from compress.models import heads
 from compress.models.checkpoints import resolve
-from compress.models.init_weights import KNOWN, WHOLE, Weight, copy_whole, keep_units, narrow_weights, weight_of
+from compress.models.init_weights import (
+    APART,
+    KNOWN,
+    WHOLE,
+    Weight,
+    copy_whole,
+    cuts,
+    keep_units,
+    narrow_weights,
+    weight_of,
+)
 from compress.models.sharing import share, share_again
 from compress.models.teacher import explain_load_errors, load_config
-from compress.slicing.select import Importance, Kept
+from compress.slicing.rules import FIRST_IS_OWN, ROTARY
+from compress.slicing.select import Importance, Kept, check_layers
 from compress.slicing.shape import Shape, setting_name
-from compress.slicing.sizes import select_layers
+from compress.slicing.sizes import fits_rotary, layer_kinds, select_layers
 
 _SHARED = (
     "vocab_size",
@@ -44,7 +55,7 @@ _UNDECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
     """Make the student's config: the teacher's, resized, or another family's with the teacher's vocabulary and labels.
 
-    Raises StudentError naming the size that does not fit.
+    Raises StudentError naming the size that does not fit, PruneError for layers that cannot stand where they come to.
     """
     family = teacher.model_type if spec.family == "teacher" else spec.family
     if family not in CONFIG_MAPPING:
@@ -72,6 +83,8 @@ def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig
         setattr(config, setting_name(config, "decoder_layers"), _count("layers", spec.layers, theirs.decoder_layers))
     _set_further(config, spec.config)
     shape = Shape.from_config(config)
+    if getattr(config, "layer_types", None):  # ModernBERT's kinds of attention
+        config.layer_types = _layer_kinds(spec, teacher, config, shape)
     _set_derived(config, shape)
     if shape.hidden % shape.heads:
         raise StudentError(f"student: hidden {shape.hidden} is not a multiple of heads {shape.heads}")
@@ -82,10 +95,24 @@ def _set_derived(config: Any, shape: Shape) -> None:
     """Set the sizes that some families write down a second time."""
     if hasattr(config, "pooler_hidden_size"):  # DeBERTa's second name for the same width
         config.pooler_hidden_size = shape.hidden
-    if getattr(config, "layer_types", None):  # ModernBERT's kinds of attention, one for each layer
-        config.layer_types = config.layer_types[: shape.layers]
     if hasattr(config, "d_head"):  # XLNet's second name for the width of a head
         config.d_head = shape.hidden // shape.heads
+
+
+def _layer_kinds(spec: StudentSpec, teacher: PreTrainedConfig, config: Any, shape: Shape) -> list[str]:
+    """List the kind of attention of each layer: of the teacher's layers that are copied, else in the same rhythm."""
+    kinds = list(config.layer_types)
+    if "layer_types" in spec.config:
+        if len(kinds) != shape.layers:
+            raise StudentError(f"student.config: layer_types names {len(kinds)} layers; the student has {shape.layers}")
+        return kinds
+    copied = spec.init == "teacher" or (spec.init == "auto" and _can_cut(spec, teacher, shape))
+    if copied and teacher.model_type == shape.family:
+        layers = select_layers(spec.copy_layers, shape.layers, Shape.from_config(teacher).layers)
+        check_layers(shape.family, layers)
+        return layer_kinds(teacher, layers) or kinds
+    rhythm = next((n for n, kind in enumerate(kinds) if n and kind == kinds[0] != kinds[n - 1]), len(kinds))
+    return [kinds[n] if n < len(kinds) else kinds[n % rhythm] for n in range(shape.layers)]
 
 
 POSITIONS = 512
@@ -166,11 +193,19 @@ def resolve_init(spec: StudentSpec, teacher: PreTrainedConfig) -> StudentSpec:
     """Say what `init: auto` is with this teacher. Raises StudentError naming the size that does not fit."""
     if spec.init != "auto":
         return spec
-    mine, theirs = Shape.from_config(config_for(spec, teacher)), Shape.from_config(teacher)
+    fits = _can_cut(spec, teacher, Shape.from_config(config_for(spec, teacher)))
+    return spec.model_copy(update={"init": "teacher" if fits else "scratch"})
+
+
+def _can_cut(spec: StudentSpec, teacher: PreTrainedConfig, mine: Shape) -> bool:
+    """Check that a student of this shape can be cut out of its teacher."""
+    theirs = Shape.from_config(teacher)
     sizes = ("layers", "hidden", "embedding", "heads", "head_size", "ffn")
-    fits = all(getattr(mine, size) <= getattr(theirs, size) for size in sizes)
-    known = {mine.family, theirs.family} <= set(KNOWN)
-    return spec.model_copy(update={"init": "teacher" if fits and known else "scratch"})
+    if any(getattr(mine, size) > getattr(theirs, size) for size in sizes) or not cuts(theirs.family, mine.family):
+        return False
+    if theirs.family in ROTARY and not fits_rotary(teacher, mine.head_size):
+        return False
+    return theirs.family not in FIRST_IS_OWN or select_layers(spec.copy_layers, mine.layers, theirs.layers)[0] == 0
 
 
 def choose_units(
@@ -185,7 +220,7 @@ def choose_units(
     if spec.init != "teacher":
         return None
     mine, theirs = Shape.from_config(config_for(spec, teacher.config)), Shape.from_config(teacher.config)
-    if not {mine.family, theirs.family} <= set(KNOWN):
+    if not cuts(theirs.family, mine.family):
         return None
     narrower = any(getattr(mine, size) != getattr(theirs, size) for size in ("hidden", "embedding", "heads", "ffn"))
     layers = select_layers(spec.copy_layers, mine.layers, theirs.layers)
@@ -241,7 +276,7 @@ def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel
         if mine.family == theirs.family and (mine.family in WHOLE or mine.layers == theirs.layers):
             return copy_whole(student, teacher, spec.copy_layers)
         raise StudentError(
-            f"student.init: teacher knows the weights of {', '.join((*KNOWN, *WHOLE))}, not of "
+            f"student.init: teacher knows the weights of {', '.join((*KNOWN, *APART, *WHOLE))}, not of "
             f"{theirs.family} -> {mine.family}; use init: scratch, the folder of a checkpoint, or leave out every size"
         )
     source = narrow_weights(teacher, kept)
@@ -264,7 +299,7 @@ def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel
 def _weights(model: PreTrainedModel) -> dict[Weight, Tensor]:
     named: dict[Weight, Tensor] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        weight = weight_of(name)
+        weight = weight_of(name, model.config.model_type)
         if weight is not None:
             named[weight] = parameter.data
     return named

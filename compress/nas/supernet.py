@@ -48,7 +48,7 @@ from compress.records.search_report import Rung
 from compress.slicing.cut import cut, rank_units, slice_model
 from compress.slicing.plan import HIDDEN, SlicePlan, parameters_of
 from compress.slicing.select import Kept, prefix
-from compress.slicing.sizes import Sizes, inner_weights, resize_config, select_layers
+from compress.slicing.sizes import Sizes, inner_weights, layer_kinds, resize_config, select_layers
 from compress.training.context import TrainingContext
 from compress.training.embedding_rows import whole_vocabulary
 from compress.training.logging import curves
@@ -158,9 +158,9 @@ class Supernet:
     def _skeleton(self, kept: Kept) -> "_Skeleton":
         """Make the modules of this shape, on the whole's device and with its kind of attention."""
         attention, device = self.model.config._attn_implementation, next(self.model.parameters()).device
-        key = (kept.sizes, attention, device)
+        key = (kept.sizes, tuple(layer_kinds(self.model.config, kept.layers) or ()), attention, device)
         if key not in self._skeletons:
-            self._skeletons[key] = _Skeleton.of(self.model, kept.sizes, attention, device)
+            self._skeletons[key] = _Skeleton.of(self.model, kept, attention, device)
         self._skeletons.move_to_end(key)
         if len(self._skeletons) > SKELETONS:
             self._skeletons.popitem(last=False)
@@ -187,8 +187,8 @@ class _Skeleton(nn.Module):
         ]
 
     @staticmethod
-    def of(model: PreTrainedModel, sizes: Sizes, attention: str, device: torch.device) -> "_Skeleton":
-        config = resize_config(model.config, sizes)
+    def of(model: PreTrainedModel, kept: Kept, attention: str, device: torch.device) -> "_Skeleton":
+        config = resize_config(model.config, kept.sizes, layers=kept.layers)
         config._attn_implementation = attention
         with torch.device(device), init_empty_weights(include_buffers=False):
             return _Skeleton(type(model)(config), device)

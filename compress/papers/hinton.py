@@ -24,6 +24,13 @@ def mean_over(values: Tensor, mask_BL: Tensor | None) -> Tensor:
     return (values * real_BL).sum() / real_BL.sum().clamp_min(1)
 
 
+def seen_pairs(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which tokens each one sees, (B, 1 or L, L), and which are real, (B, L), of a mask of tokens or pairs."""
+    if mask.dim() == 2:
+        return mask[:, None, :].bool(), mask
+    return mask.bool(), mask.diagonal(dim1=1, dim2=2)  # in a window each token sees itself
+
+
 def kl_divergence(student_BV: Tensor, teacher_BV: Tensor, temperature: float) -> Tensor:
     """T^2 KL(softmax(z_T / T) || softmax(z_S / T)) over the last axis, one value per row."""
     log_p_BV = (teacher_BV.float() / temperature).log_softmax(-1)

@@ -10,7 +10,8 @@ Shapes: B examples, L tokens, H heads, K head size, R relation heads.
 
 Deviations: the authors never published the distillation code. Each sequence is averaged over its own heads and
 tokens, then sequences are averaged, as both papers' 1/(A |x|) says and as the Bloomberg re-implementation does, so
-long sequences do not outweigh short ones. Pads are neither keys nor queries in any relation.
+long sequences do not outweigh short ones. Pads are neither keys nor queries in any relation. Where attention is local
+(ModernBERT), pairs that do not see each other are in no relation, which is ours.
 """
 
 import math
@@ -18,16 +19,20 @@ import math
 from pydantic import PositiveInt
 from torch import Tensor
 
+from compress.papers.hinton import seen_pairs
 from compress.training.reads import reads
 
 
-def relation_kl(student_BHLL: Tensor, teacher_BHLL: Tensor, mask_BL: Tensor) -> Tensor:
-    """1/(H |x|) sum_{h,t} KL(softmax(teacher)[h,t] || softmax(student)[h,t]) over real tokens, mean over examples."""
-    pad_B11L = ~mask_BL[:, None, None, :].bool()
-    log_p_BHLL = teacher_BHLL.float().masked_fill(pad_B11L, -1e9).log_softmax(-1)
-    log_q_BHLL = student_BHLL.float().masked_fill(pad_B11L, -1e9).log_softmax(-1)
+def relation_kl(student_BHLL: Tensor, teacher_BHLL: Tensor, mask: Tensor) -> Tensor:
+    """1/(H |x|) sum_{h,t} KL(softmax(teacher)[h,t] || softmax(student)[h,t]) over real tokens, mean over examples.
+
+    Where attention is local, the softmax of a token runs over those that it sees.
+    """
+    seen_BLL, real_BL = seen_pairs(mask)
+    unseen_B1LL, real_BL = ~seen_BLL[:, None], real_BL.float()
+    log_p_BHLL = teacher_BHLL.float().masked_fill(unseen_B1LL, -1e9).log_softmax(-1)
+    log_q_BHLL = student_BHLL.float().masked_fill(unseen_B1LL, -1e9).log_softmax(-1)
     kl_BL = (log_p_BHLL.exp() * (log_p_BHLL - log_q_BHLL)).sum(-1).mean(1)
-    real_BL = mask_BL.float()
     return ((kl_BL * real_BL).sum(-1) / real_BL.sum(-1).clamp_min(1)).mean()
 
 
@@ -45,36 +50,36 @@ def relation(x_BRLK: Tensor) -> Tensor:
     return x_BRLK @ x_BRLK.mT / math.sqrt(x_BRLK.shape[-1])
 
 
-def _relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask_BL: Tensor, heads: int) -> Tensor:
+def _relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask: Tensor, heads: int) -> Tensor:
     s_BRLK, t_BRLK = relation_heads(student_BHLK, heads), relation_heads(teacher_BHLK, heads)
-    return relation_kl(relation(s_BRLK), relation(t_BRLK), mask_BL)
+    return relation_kl(relation(s_BRLK), relation(t_BRLK), mask)
 
 
-@reads("scores", per="example")
-def attention(student_BHLL: Tensor, teacher_BHLL: Tensor, mask_BL: Tensor) -> Tensor:
+@reads("scores", per="example", windows=True)
+def attention(student_BHLL: Tensor, teacher_BHLL: Tensor, mask: Tensor) -> Tensor:
     """v1 Eq. 6: 1/(A_h |x|) sum KL(A^T || A^S) of the attention distributions."""
-    return relation_kl(student_BHLL, teacher_BHLL, mask_BL)
+    return relation_kl(student_BHLL, teacher_BHLL, mask)
 
 
-@reads("values", per="example", bridges=("head_size",))
-def value_relation(student_BHLK: Tensor, teacher_BHLK: Tensor, mask_BL: Tensor) -> Tensor:
+@reads("values", per="example", bridges=("head_size",), windows=True)
+def value_relation(student_BHLK: Tensor, teacher_BHLK: Tensor, mask: Tensor) -> Tensor:
     """v1 Eq. 7-8: KL of the value relations softmax(V V^T / sqrt d_k), head by head."""
-    return relation_kl(relation(student_BHLK), relation(teacher_BHLK), mask_BL)
+    return relation_kl(relation(student_BHLK), relation(teacher_BHLK), mask)
 
 
-@reads("queries", per="example", bridges=("heads", "head_size"))
-def query_relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask_BL: Tensor, *, heads: PositiveInt = 48) -> Tensor:
+@reads("queries", per="example", bridges=("heads", "head_size"), windows=True)
+def query_relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask: Tensor, *, heads: PositiveInt = 48) -> Tensor:
     """v2 Eq. 3-5: KL of the Q-Q relations over `heads` relation heads (48 for base models, Sec. 4.1)."""
-    return _relations(student_BHLK, teacher_BHLK, mask_BL, heads)
+    return _relations(student_BHLK, teacher_BHLK, mask, heads)
 
 
-@reads("keys", per="example", bridges=("heads", "head_size"))
-def key_relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask_BL: Tensor, *, heads: PositiveInt = 48) -> Tensor:
+@reads("keys", per="example", bridges=("heads", "head_size"), windows=True)
+def key_relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask: Tensor, *, heads: PositiveInt = 48) -> Tensor:
     """v2 Eq. 3-5: KL of the K-K relations over `heads` relation heads."""
-    return _relations(student_BHLK, teacher_BHLK, mask_BL, heads)
+    return _relations(student_BHLK, teacher_BHLK, mask, heads)
 
 
-@reads("values", per="example", bridges=("heads", "head_size"))
-def value_relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask_BL: Tensor, *, heads: PositiveInt = 48) -> Tensor:
+@reads("values", per="example", bridges=("heads", "head_size"), windows=True)
+def value_relations(student_BHLK: Tensor, teacher_BHLK: Tensor, mask: Tensor, *, heads: PositiveInt = 48) -> Tensor:
     """v2 Eq. 3-5: KL of the V-V relations over `heads` relation heads."""
-    return _relations(student_BHLK, teacher_BHLK, mask_BL, heads)
+    return _relations(student_BHLK, teacher_BHLK, mask, heads)

@@ -39,7 +39,7 @@ from compress.models.to_mobilebert import (
     from_bert,  # noqa: F401 recipes call them mobilebert.from_...
     from_teacher,  # noqa: F401 recipes call them mobilebert.from_...
 )
-from compress.papers.hinton import mean_over
+from compress.papers.hinton import mean_over, seen_pairs
 from compress.training.objective import Objective
 from compress.training.reads import reads
 from compress.training.step import Distillation
@@ -56,16 +56,17 @@ def feature_maps(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> T
     return mean_over((student_BLD - teacher_BLD).pow(2).mean(-1), mask_BL)
 
 
-@reads("scores", per="token")
-def attention(student_BHLL: Tensor, teacher_BHLL: Tensor, mask_BL: Tensor) -> Tensor:
+@reads("scores", per="token", windows=True)
+def attention(student_BHLL: Tensor, teacher_BHLL: Tensor, mask: Tensor) -> Tensor:
     """Attention transfer: -sum_k a^T_k log a^S_k, mean over heads and real queries; keys are real ones.
 
     Its minimum is the teacher's entropy, not 0. Needs equal head counts.
     """
-    pad_B11L = ~mask_BL[:, None, None, :].bool()
-    p_BHLL = teacher_BHLL.float().masked_fill(pad_B11L, -1e9).softmax(-1)
-    log_q_BHLL = student_BHLL.float().masked_fill(pad_B11L, -1e9).log_softmax(-1)
-    return mean_over(-(p_BHLL * log_q_BHLL).sum(-1).mean(1), mask_BL)
+    seen_BLL, real_BL = seen_pairs(mask)
+    unseen_B1LL = ~seen_BLL[:, None]
+    p_BHLL = teacher_BHLL.float().masked_fill(unseen_B1LL, -1e9).softmax(-1)
+    log_q_BHLL = student_BHLL.float().masked_fill(unseen_B1LL, -1e9).log_softmax(-1)
+    return mean_over(-(p_BHLL * log_q_BHLL).sum(-1).mean(1), real_BL)
 
 
 @reads("layers", per="token")

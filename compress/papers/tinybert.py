@@ -30,27 +30,31 @@ import math
 from torch import Tensor
 
 from compress.papers import bert
-from compress.papers.hinton import mean_over
+from compress.papers.hinton import mean_over, seen_pairs
 from compress.training.augment import augment, near_words
 from compress.training.reads import Temperature, reads
 
 __all__ = ["attention", "augment", "embeddings", "hidden", "near_words", "prediction", "regression"]
 
 
-@reads("scores", per="pair", bridges=("heads",))
-def attention(student_BHLL: Tensor, teacher_BHLL: Tensor, mask_BL: Tensor) -> Tensor:
+@reads("scores", per="pair", bridges=("heads",), windows=True)
+def attention(student_BHLL: Tensor, teacher_BHLL: Tensor, mask: Tensor) -> Tensor:
     """Eq. 7: 1/h sum_i MSE(A_i^S, A_i^T), over pairs of real tokens.
 
     Where h_S and h_T heads differ in number, the A_i are means over h_S / h and h_T / h neighbouring heads, h the
     greatest common divisor: 12 heads of a teacher in threes for 4 of a student, all of them where h is 1.
     TextBrewer's `attention_mse_sum` and `attention_ce_mean` join all heads, of equal numbers too.
+
+    Where attention is local, pairs that do not see each other are left out of an example's mean, which weighs as much
+    as if none were.
     """
-    real_BL = mask_BL.float()
-    pair_BLL = real_BL[:, :, None] * real_BL[:, None, :]
+    seen_BLL, real_BL = seen_pairs(mask)
+    pair_BLL, pairs_B = seen_BLL * real_BL[:, :, None].float(), real_BL.float().sum(1).square()
+    pair_BLL = pair_BLL * (pairs_B / pair_BLL.sum((1, 2)).clamp_min(1))[:, None, None]
     h = math.gcd(student_BHLL.shape[1], teacher_BHLL.shape[1])
     student_BHLL, teacher_BHLL = (each.float().unflatten(1, (h, -1)).mean(2) for each in (student_BHLL, teacher_BHLL))
     error_BLL = (student_BHLL - teacher_BHLL).pow(2).mean(1)
-    return (error_BLL * pair_BLL).sum() / pair_BLL.sum().clamp_min(1)
+    return (error_BLL * pair_BLL).sum() / pairs_B.sum().clamp_min(1)
 
 
 @reads("layers", per="token")

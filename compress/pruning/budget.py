@@ -42,6 +42,7 @@ from compress.pruning import importance
 from compress.records.latency import Setting
 from compress.slicing.cut import slice_model
 from compress.slicing.plan import SlicePlan, parameters_of
+from compress.slicing.rules import FIRST_IS_OWN
 from compress.slicing.select import Importance, choose, counts
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, resize_config
@@ -149,7 +150,9 @@ def count_parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> i
         dims = list(tensor.shape)
         for part in plan.cuts[name].slices:
             dims[part.dim] = sum(left.get(group, plan.groups[group]) for group in part.groups)
-        share = sizes.layers / plan.sizes.layers if plan.cuts[name].layer is not None else 1
+        layer, first = plan.cuts[name].layer, int(plan.family in FIRST_IS_OWN)  # which stays, and differs from the rest
+        alone = layer is None or layer < first
+        share = 1 if alone else (sizes.layers - first) / (plan.sizes.layers - first)
         total += math.prod(dims) * share
     return round(total)
 

@@ -26,6 +26,7 @@ from compress.config.reference import find
 from compress.errors import PruneError, did_you_mean
 from compress.slicing.masking import norms
 from compress.slicing.plan import HIDDEN, LAYERS, Group, SlicePlan
+from compress.slicing.rules import ROTARY
 from compress.slicing.select import Kept, choose
 from compress.slicing.sizes import Sizes
 
@@ -50,6 +51,11 @@ class TargetSizes:
         target = TargetSizes(plan, Sizes.from_request(model.config, **wanted))
         if not target.shapes:
             raise PruneError(f"sizes: {target.sizes} are the model's own; nothing is to be pruned")
+        if plan.family in ROTARY and "query" in target.left:
+            raise PruneError(
+                f"sizes: heads of {target.sizes.head_size}: gates cannot choose rows within heads that turn by the "
+                f"tokens' places, of {plan.sizes.head_size}; give hidden and heads that keep their size"
+            )
         return target
 
     @property
@@ -89,7 +95,7 @@ class TargetSizes:
         return choose(self.plan, importance, self.sizes)
 
 
-FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie")
+FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "modernbert")
 OPEN = 10.0
 """log alpha at which a gate is as good as always open."""
 _TABLES = ("words", "positions", "types", "tasks")
@@ -215,7 +221,9 @@ def norm_over(x_BLD: Tensor, open_D: Tensor, norm: nn.LayerNorm) -> Tensor:
     mean = (x * open_D).sum(-1, keepdim=True) / count
     centred = (x - mean) * open_D
     scale = (centred.square().sum(-1, keepdim=True) / count + norm.eps).rsqrt()
-    return (centred * scale * norm.weight.float() + norm.bias.float()) * open_D
+    bias: Any = norm.bias  # ModernBERT's norms have none
+    normed = centred * scale * norm.weight.float()
+    return (normed if bias is None else normed + bias.float()) * open_D
 
 
 def rows(values: Mapping[str, Tensor], layer: int, size: int) -> Tensor | None:

@@ -29,9 +29,10 @@ from compress.models.teacher import Teacher
 from compress.pruning import importance
 from compress.slicing.cut import rank_units, slice_model
 from compress.slicing.plan import HIDDEN, LAYERS, SlicePlan
-from compress.slicing.rules import FAMILIES
-from compress.slicing.select import Kept, choose
-from compress.slicing.sizes import Sizes
+from compress.slicing.rules import FAMILIES, ROTARY
+from compress.slicing.select import Kept, check_layers, choose
+from compress.slicing.shape import Shape
+from compress.slicing.sizes import Sizes, select_layers
 from compress.training.context import TrainingContext
 from compress.training.run import Run
 from compress.training.stage import Trained
@@ -60,15 +61,20 @@ def stage_sizes(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
             f"{recipe.name}: does not say what is to be left: give sizes, as in --set target.ffn=0.5, or a budget, as "
             "in --set target.max_latency_ms=5 (`compress prune` has options for both)"
         )
-    return interpolate_sizes(
-        Sizes.from_config(config), Sizes.from_request(config, **wanted), stage.way, tied=config.model_type != "t5"
-    )
+    found = interpolate_sizes(
+        Sizes.from_config(config), Sizes.from_request(config, **wanted), stage.way,
+        tied=config.model_type != "t5", rotary=config.model_type in ROTARY,
+    )  # fmt: skip
+    if stage.rule is not None:
+        check_layers(config.model_type, select_layers(stage.rule, found.layers, Shape.from_config(config).layers))
+    return found
 
 
-def interpolate_sizes(whole: Sizes, target: Sizes, way: float, *, tied: bool = True) -> Sizes:
+def interpolate_sizes(whole: Sizes, target: Sizes, way: float, *, tied: bool = True, rotary: bool = False) -> Sizes:
     """Compute the sizes this share of the way from one to the other, rounded to sizes that a model can have.
 
     tied: attention is as wide as the stream it is in; the heads then get the size that comes nearest to all targets.
+    rotary: their size goes by whole factors (`sizes.fits_rotary`).
     """
     if way == 1:
         return target
@@ -82,9 +88,16 @@ def interpolate_sizes(whole: Sizes, target: Sizes, way: float, *, tied: bool = T
             for heads in range(begin["heads"], end["heads"] - 1, -1)
             for size in range(1, begin[stream] // heads + 1)
             if end[stream] <= heads * size and (size == begin["head_size"] or end["head_size"] != begin["head_size"])
+            if not rotary or _by_whole_factors(begin["head_size"], size, end["head_size"])
         )
         between |= min(fitting, key=lambda each: round(sum(abs(each[name] / wanted[name] - 1) for name in wanted), 6))
     return replace(whole, **between)
+
+
+def _by_whole_factors(begin: int, between: int, end: int) -> bool:
+    return between in (begin, end) or (
+        between % 2 == 0 and all(not (between % each and each % between) for each in (begin, end))
+    )
 
 
 def prune_stage(

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from compress.errors import PruneError
 from compress.slicing.plan import VOCABULARY, Cut, Group, SlicePlan, parameters_of
-from compress.slicing.select import Importance, Kept, counts, head_importance
+from compress.slicing.rules import ROTARY
+from compress.slicing.select import Importance, Kept, check_layers, counts, head_importance
 from compress.slicing.sizes import resize_config
 
 
@@ -48,7 +49,8 @@ def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     if getattr(model.config, "shared_layers", None):
         raise PruneError(f"{type(model).__name__}: its layers share weights; prune it first, share then")
     _check_even(plan, kept)
-    config = resize_config(model.config, kept.sizes)
+    check_layers(plan.family, kept.layers)
+    config = resize_config(model.config, kept.sizes, layers=kept.layers)
     if VOCABULARY in kept.indices:
         config.vocab_size = len(kept.indices[VOCABULARY])
     with init_empty_weights(include_buffers=False):
@@ -78,7 +80,8 @@ def reorder_units(model: PreTrainedModel, importance: Importance) -> PreTrainedM
 def rank_units(plan: SlicePlan, importance: Importance) -> Kept:
     """Sort all units, the most important of every group first.
 
-    Heads move as a whole, rows within a head among themselves. Layers stay where they are.
+    Heads move as a whole, rows within a head among themselves, but for queries that turn by the tokens' places. Layers
+    stay where they are.
     """
     indices: dict[Group, Tensor] = {
         group: importance[group].float().cpu().argsort(descending=True, stable=True)
@@ -89,6 +92,8 @@ def rank_units(plan: SlicePlan, importance: Importance) -> Kept:
     for rows, heads in plan.heads.items():
         order_H = head_importance(plan, importance, heads).float().cpu().argsort(descending=True, stable=True)
         inside_HK = importance[rows].float().cpu().view(H, K)[order_H].argsort(dim=1, descending=True, stable=True)
+        if rows.axis == "query" and plan.family in ROTARY:
+            inside_HK = torch.arange(K).expand(H, -1)
         indices[heads] = order_H
         indices[rows] = (order_H[:, None] * K + inside_HK).flatten()
     return Kept(plan.sizes, tuple(range(plan.sizes.layers)), indices)

@@ -66,7 +66,8 @@ def _norm_over(module: Any, indices: Tensor) -> Callable[[Tensor], Tensor]:
         at = indices.to(x.device)
         kept, out = x[..., at], torch.zeros_like(x)
         if isinstance(module, nn.LayerNorm):
-            out[..., at] = nn.functional.layer_norm(kept, at.shape, weight[at], module.bias[at], module.eps)
+            shift = None if bias is None else bias[at]  # ModernBERT's have none
+            out[..., at] = nn.functional.layer_norm(kept, at.shape, weight[at], shift, module.eps)
         elif hasattr(module, "variance_epsilon"):
             out[..., at] = nn.functional.rms_norm(kept, at.shape, weight[at], module.variance_epsilon)
         else:

@@ -9,7 +9,8 @@ An axis is a set of units that go together wherever they appear:
     bottleneck, shared    MobileBERT's narrow stream within a block, and what its queries and keys read
 
 `.` stands for a dimension that is never cut (classes, positions); a+b for dimensions that lie one after another in one
-matrix, as GPT-2's queries, keys and values do. A bias lies along its weight's output.
+matrix, as GPT-2's queries, keys and values do, or the halves of ModernBERT's gated feed-forward block. A bias lies
+along its weight's output.
 """
 
 import re
@@ -126,6 +127,22 @@ _GPT2: tuple[tuple[str, str, str], ...] = (
     (r"(?:.*\.)?ln_f", "final_norm", "hidden"),
     (r"score|classifier|qa_outputs", "classifier", ". hidden"),
 )
+_MODERN = r"(?:.*\.)?layers\.(?P<layer>\d+)"
+_MODERNBERT: tuple[tuple[str, str, str], ...] = (
+    (r"(?:.*\.)?embeddings\.tok_embeddings", "words", "vocabulary hidden"),
+    (r"(?:.*\.)?embeddings\.norm", "embedding_norm", "hidden"),
+    (rf"{_MODERN}\.attn_norm", "attention_norm", "hidden"),  # the first layer has none
+    (rf"{_MODERN}\.attn\.Wqkv", "qkv", "query+query+value hidden"),
+    (rf"{_MODERN}\.attn\.Wo", "attention_out", "hidden value"),
+    (rf"{_MODERN}\.mlp_norm", "ffn_norm", "hidden"),
+    (rf"{_MODERN}\.mlp\.Wi", "ffn_in", "ffn+ffn hidden"),  # what is activated, then its gates
+    (rf"{_MODERN}\.mlp\.Wo", "ffn_out", "hidden ffn"),
+    (r"(?:.*\.)?final_norm", "final_norm", "hidden"),
+    (r"head\.dense", "lm", "hidden hidden"),  # the same before a classifier and before the table
+    (r"head\.norm", "lm_norm", "hidden"),
+    (r"classifier", "classifier", ". hidden"),
+    (r"decoder", "lm_out", "vocabulary hidden"),
+)
 _FAMILIES = MappingProxyType(
     {
         **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "deberta-v2"), _BERT),
@@ -133,10 +150,18 @@ _FAMILIES = MappingProxyType(
         "mobilebert": _MOBILEBERT,
         "t5": _T5,
         "gpt2": _GPT2,
+        "modernbert": _MODERNBERT,
     }
 )
 FAMILIES = tuple(_FAMILIES)
 """The families with a slice plan."""
+
+ROTARY = frozenset({"modernbert"})
+"""Families that turn queries and keys by the tokens' places: row i of a head of K rows together with row i + K / 2, at
+a speed that i / K decides."""
+
+FIRST_IS_OWN = frozenset({"modernbert"})
+"""Families whose first layer has other weights than the rest: it alone has no norm before its attention."""
 
 PER_BLOCK = frozenset({"query", "value", "heads", "ffn", "bottleneck", "shared"})
 """Axes along which every block has its own units; along the others the whole model shares them."""

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from compress.errors import PruneError
 from compress.slicing.plan import LAYERS, VOCABULARY, Group, SlicePlan, parameters_of
+from compress.slicing.rules import FIRST_IS_OWN, ROTARY
 from compress.slicing.sizes import Sizes, select_layers
 
 Importance = Mapping[Group, Tensor]
@@ -40,9 +41,13 @@ def choose(plan: SlicePlan, importance: Importance, sizes: Sizes, *, layers: str
     """
     _check(plan, sizes)
     if layers is None and LAYERS in importance and plan.own_layers:
-        chosen = top_units(importance[LAYERS], sizes.layers).tolist()
+        of_layers = importance[LAYERS].float().clone()
+        if plan.family in FIRST_IS_OWN:
+            of_layers[0] = torch.inf
+        chosen = top_units(of_layers, sizes.layers).tolist()
     else:
         chosen = select_layers(layers or "even", sizes.layers, plan.sizes.layers)
+    check_layers(plan.family, chosen)
     indices: dict[Group, Tensor] = {}
     for group, count in counts(plan, sizes).items():
         if count < plan.groups[group]:
@@ -60,6 +65,7 @@ def prefix(plan: SlicePlan, sizes: Sizes, *, layers: Sequence[int] | None = None
     """
     _check(plan, sizes)
     chosen = layers if layers is not None else select_layers("even", sizes.layers, plan.sizes.layers)
+    check_layers(plan.family, chosen)
     indices = {group: torch.arange(count) for group, count in counts(plan, sizes).items() if count < plan.groups[group]}
     if sizes.heads < plan.sizes.heads:
         indices |= {heads: torch.arange(sizes.heads) for heads in plan.heads.values()}
@@ -83,8 +89,22 @@ def keep_tokens(kept: Kept, tokens: Tensor) -> Kept:
 def _check(plan: SlicePlan, sizes: Sizes) -> None:
     if not sizes.within(plan.sizes):
         raise PruneError(f"{sizes}: not within the model's {plan.sizes}; pruning can only take away")
+    mine, theirs = sizes.head_size, plan.sizes.head_size
+    if plan.family in ROTARY and mine % theirs and theirs % mine:
+        raise PruneError(
+            f"heads of {mine}: the model's, of {theirs}, turn by the tokens' places; by a whole factor only"
+        )
     if sizes.layers < plan.sizes.layers and not plan.own_layers and len(plan.blocks("ffn")) > 1:
         raise PruneError("layers: this model's groups of layers share weights; its depth cannot be cut")
+
+
+def check_layers(family: str, layers: Sequence[int]) -> None:
+    """Raise PruneError where a layer would stand in a place where its family has other weights."""
+    if family in FIRST_IS_OWN and (layers[0] != 0 or 0 in layers[1:]):
+        raise PruneError(
+            f"layers {list(layers)}: the first layer of {family}, and no other, has no norm before its attention, "
+            "so it stays the first; choose layers by even, first or importance, or list them from 0 on"
+        )
 
 
 def top_units(importance: Tensor, count: int) -> Tensor:
@@ -110,6 +130,10 @@ def _rows(
     found = {}
     for group, heads in plan.heads.items():
         kept_H = indices.get(heads, torch.arange(plan.sizes.heads))
+        if group.axis == "query" and plan.family in ROTARY:
+            inside_K = rotary_rows(K, wanted)
+            found[group] = torch.where(inside_K < 0, -1, kept_H[:, None] * K + inside_K).flatten()
+            continue
         inside_HK = torch.arange(min(K, wanted)).expand(len(kept_H), -1)
         if wanted < K and importance is not None:
             inside_HK = _best_inside(importance[group], kept_H, K, wanted)
@@ -118,6 +142,16 @@ def _rows(
             rows_HK = torch.cat([rows_HK, rows_HK.new_full((len(kept_H), wanted - K), -1)], 1)
         found[group] = rows_HK.flatten()
     return found
+
+
+def rotary_rows(size: int, wanted: int) -> Tensor:
+    """Choose rows of a head of `size` for one of `wanted` rows, each at the place that turns as fast; -1: a new row."""
+    if wanted <= size:
+        half = torch.arange(0, size // 2, size // wanted)
+        return torch.cat([half, half + size // 2])
+    rows = torch.full((2, wanted // 2), -1)
+    rows[:, :: wanted // size] = torch.arange(size).view(2, -1)
+    return rows.flatten()
 
 
 def _best_inside(importance: Tensor, kept_H: Tensor, size: int, wanted: int) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from compress.errors import PruneError, StudentError
+from compress.slicing.rules import ROTARY
 from compress.slicing.shape import Shape, setting_name
 
 
@@ -13,7 +14,8 @@ from compress.slicing.shape import Shape, setting_name
 class Sizes:
     """layers N, hidden D, heads H of head_size K, ffn F; embedding E and bottleneck where the family has them.
 
-    Except in T5, attention is as wide as the stream it writes to: H K = D (MobileBERT's: the bottleneck).
+    Except in T5, attention is as wide as the stream it writes to: H K = D (MobileBERT's: the bottleneck). Heads that
+    are turned by the tokens' places keep their size, or it goes by a whole factor (`fits_rotary`).
     """
 
     layers: int
@@ -76,6 +78,8 @@ class Sizes:
         stream = "hidden" if whole.bottleneck is None else "bottleneck"
         asked = {"hidden": hidden, "bottleneck": bottleneck}[stream]
         shared = asked is not None and asked < 1
+        if family in ROTARY:
+            return _fit_rotary(config, found, whole, given=heads is not None, shared=shared)
         return _fit_heads(found, whole, stream, given=heads is not None, shared=shared)
 
     @property
@@ -145,9 +149,54 @@ def _fit_heads(found: Sizes, whole: Sizes, stream: str, *, given: bool, shared: 
     return replace(found, head_size=width // found.heads, **{stream: width})
 
 
-def resize_config(config: Any, sizes: Sizes) -> Any:
-    """Make the config of a model of these sizes, with everything else as it is."""
+def fits_rotary(config: Any, head_size: int) -> bool:
+    """Check that heads of this size turn by the tokens' places at speeds that the model's own heads have, or theirs.
+
+    Row i of K turns at base^(-2 i / K): heads of K / n rows turn as every n-th row of these does, heads of n K rows
+    have these among theirs. Other sizes turn at other speeds, and so do all where the speeds are scaled anew.
+    """
+    mine = Shape.from_config(config).head_size
+    if head_size == mine:
+        return True
+    plain = all((each or {}).get("rope_type") == "default" for each in (config.rope_parameters or {}).values())
+    return plain and head_size % 2 == 0 and not (mine % head_size and head_size % mine)
+
+
+def _fit_rotary(config: Any, found: Sizes, whole: Sizes, *, given: bool, shared: bool) -> Sizes:
+    """Choose heads and their size such that they fill the stream, whose width a share may round."""
+    fitting = [
+        replace(found, heads=heads, head_size=size, hidden=heads * size)
+        for heads in ([found.heads] if given else range(1, whole.heads + 1))
+        for size in range(1, whole.hidden // heads + 1)
+        if fits_rotary(config, size)
+    ]
+    nearest = sorted({each.hidden for each in fitting}, key=lambda width: (abs(width - found.hidden), width))
+    width = nearest[0] if shared else found.hidden
+    filling = [each for each in fitting if each.hidden == width]
+    if not filling:
+        raise PruneError(
+            f"hidden: {width} is no multiple of heads of {whole.head_size}, which turn by the tokens' places and keep "
+            f"their size, or change it by a whole factor{f', with {found.heads} heads' if given else ''}; the nearest "
+            f"that are: {', '.join(map(str, sorted(nearest[:2])))}"
+        )
+    return min(filling, key=lambda each: (abs(each.head_size - whole.head_size), each.head_size))
+
+
+def layer_kinds(config: Any, layers: Sequence[int]) -> list[str] | None:
+    """Tell the kind of attention (local or global) of these layers of a model; None where all layers are of one."""
+    kinds = getattr(config, "layer_types", None)
+    return None if kinds is None else [kinds[layer] for layer in layers]
+
+
+def resize_config(config: Any, sizes: Sizes, *, layers: Sequence[int] | None = None) -> Any:
+    """Make the config of a model of these sizes, with everything else as it is.
+
+    layers: which of the model's these are, where layers are of several kinds; None: evenly spread.
+    """
+    kinds = layer_kinds(config, layers or select_layers("even", sizes.layers, Shape.from_config(config).layers))
     config = copy.deepcopy(config)
+    if kinds is not None:
+        config.layer_types = kinds
     config._attn_implementation = None  # the fastest there is, whatever the source was opened with
     if getattr(config, "activation_ranges", None):
         config.activation_ranges = None  # learned for other layers

@@ -4,7 +4,7 @@ Tried with torch-pruning 1.6.1, transformers 5.23, torch 2.13: two layers with a
 
     works     beit, camembert, data2vec-text, flaubert, layoutlm, megatron-bert, rembert, roberta-prelayernorm,
               roformer, vit, vit_msn, xlm-roberta-xl, xmod, yoso
-    refused   deberta (the first), fnet, ibert, modernbert, squeezebert: no queries, keys and values of their own
+    refused   deberta (the first), fnet, ibert, squeezebert: no queries, keys and values of their own
               convbert, longformer: the library stops
               big_bird, canine, dinov2, esm, luke, mpnet, mra, nystromformer: what it gives is no model of that class
               all with grouped keys (llama, mistral, qwen3, ...): the library does not end (VainF/Torch-Pruning#527)

@@ -16,7 +16,7 @@ from compress.config.reference import find, misfits, options
 from compress.config.term import SETTINGS, Term
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import ObjectiveError, did_you_mean
-from compress.models.signals import LAYERED, NAMES, Signals
+from compress.models.signals import ATTENTION, LAYERED, NAMES, Signals
 from compress.slicing.shape import Shape
 from compress.training.reads import USUAL_ITEMS, Reading
 
@@ -308,14 +308,37 @@ class Objective(nn.Module):
             map_TD = self.projections[self.maps[i]].weight
             return linear(hidden_BLD, map_TD[:, : hidden_BLD.shape[-1]])  # type: ignore[index]
 
-        compared = [(mine, theirs)] if reading.signal not in LAYERED else [(mine[m], theirs[n]) for m, n in pairs]
-        values = [loss(project(own), other, mask_BL, **term.options) for own, other in compared]
+        compared = [(mine, theirs, mask_BL)]
+        if reading.signal in LAYERED:
+            compared = [(mine[m], theirs[n], self._seen(i, student, teacher, mask_BL, (m, n))) for m, n in pairs]
+        values = [loss(project(own), other, mask, **term.options) for own, other, mask in compared]
         for value in values:
             if not isinstance(value, Tensor) or value.dim():
                 shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise ObjectiveError(f"{term.name} returns {shown}; expected one number, a tensor without dimensions")
         over_layers = torch.stack(values)
         return over_layers.mean() if reading.layers == "mean" else over_layers.sum()
+
+    def _seen(
+        self, i: int, student: Signals, teacher: Signals | None, mask_BL: Tensor, pair: tuple[int, int]
+    ) -> Tensor:
+        """Return the mask of real tokens, or where attention of one of these layers is local, of pairs seen in both."""
+        if self.readings[i].signal not in ATTENTION:
+            return mask_BL
+        shown = [
+            side.attention[n].seen_BLL for side, n in zip((student, teacher), pair, strict=True) if side is not None
+        ]
+        local = [seen_BLL for seen_BLL in shown if seen_BLL is not None]
+        if not local:
+            return mask_BL
+        if not self.readings[i].windows:
+            raise ObjectiveError(
+                f"{self.terms[i].name} compares attention of all pairs of tokens, but layers {pair[0]} of the student "
+                f"and {pair[1]} of the teacher see a window only, which this batch's texts are longer than: mark the "
+                "loss windows=True in `reads` if it bears a mask (B, L, L), compare global layers by `layers`, or "
+                "choose a smaller max_length"
+            )
+        return torch.stack([mask_BL[:, :, None].bool() & mask_BL[:, None, :].bool(), *local]).all(0)
 
     def _answers(
         self, reading: Reading, mine: Tensor, theirs: Tensor, mask_BL: Tensor, labels: Tensor | None

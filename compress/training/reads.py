@@ -2,7 +2,7 @@
 
 Signals a loss can read are the names of `models.signals.Signals`: logits, embeddings, layers, scores, queries, keys,
 values. A loss is a pure function (student, target, mask_BL, *, options) -> scalar, in float32; one that needs no mask
-may leave it out.
+may leave it out. One that compares attention of ModernBERT is given mask_BLL where a layer sees a window only.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,6 +31,8 @@ class Reading:
     mask      which positions the mask argument marks: real tokens, or those with a label (labels != -100)
     bridges   differences between student and teacher that the formula itself can bear
     layers    what the values of several compared layers become: their sum or their mean
+    windows   the formula bears a mask (B, L, L) of the tokens (last axis) that each token sees in both layers, where
+              their attention is local; without it such layers are refused
     """
 
     signal: str
@@ -39,6 +41,7 @@ class Reading:
     mask: Literal["tokens", "labels"] = "tokens"
     bridges: frozenset[Difference] = frozenset()
     layers: Literal["sum", "mean"] = "sum"
+    windows: bool = False
 
 
 def reads(
@@ -49,6 +52,7 @@ def reads(
     mask: Literal["tokens", "labels"] = "tokens",
     bridges: tuple[Difference, ...] = (),
     layers: Literal["sum", "mean"] = "sum",
+    windows: bool = False,
 ) -> Callable[[Loss], Loss]:
     """Mark a loss with the signal it reads, and how: see Reading.
 
@@ -57,7 +61,8 @@ def reads(
 
     `per` left out: example for logits, pair for attention scores, token for the rest.
     """
-    reading = Reading(signal, against, per or USUAL_ITEMS.get(signal, "token"), mask, frozenset(bridges), layers)
+    per = per or USUAL_ITEMS.get(signal, "token")
+    reading = Reading(signal, against, per, mask, frozenset(bridges), layers, windows)
 
     def write(loss: Loss) -> Loss:
         loss.reading = reading  # type: ignore[attr-defined]

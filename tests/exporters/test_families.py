@@ -119,6 +119,16 @@ def test_a_layer_that_sees_its_neighbours_only_does_so_in_the_file(tmp_path: Pat
     assert parity(wide.eval(), tmp_path / "near.onnx", batches(settings)) > 1e-3
 
 
+@pytest.mark.parametrize("kind", ["classification", "tagging", "qa"])
+def test_a_modernbert_that_takes_a_mean_is_exported(kind: str, tmp_path: Path) -> None:
+    """Its classifier reads the mask of tokens besides that of its layers."""
+    settings = tiny.config("modernbert", layers=3, local_attention=8, classifier_pooling="mean", labels=2)
+    exported = HEADS[kind][0].from_config(settings).eval()
+    to_onnx(exported, tmp_path / "mean.onnx")
+    assert parity(exported, tmp_path / "mean.onnx", batches(settings)) < 5e-5
+    assert not exported.base_model._forward_pre_hooks, "the model stays as it was"
+
+
 def narrowed(linear: nn.Linear, *, outputs: int | None = None, inputs: int | None = None) -> nn.Linear:
     """Its first rows and columns."""
     weight = linear.weight[:outputs, :inputs]

@@ -13,15 +13,17 @@ from onnx import ModelProto, helper
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
 from compress.exporters.embeddings import Pooling
-from compress.exporters.int8 import quantize_dynamic
+from compress.exporters.int8 import quantize_dynamic, quantize_learned
 from compress.exporters.onnx import Pooled, parity, to_onnx
 from compress.exporters.rewrite import FORM_KEY, Form, Rewritten, rewrite_graph
+from compress.exporters.rewrite.graph import left_in_float
 from compress.exporters.session import UNFUSED_SKIP, metadata, read_model, session_options
+from compress.models.sharing import share
 from tests import tiny
 from tests.exporters.test_onnx import batches
 
 KNOWN = ("bert", "distilbert", "roberta", "electra", "albert", "mobilebert", "ernie", "xlm-roberta")
-OTHERS = ("deberta", "deberta-v2", "modernbert", "xlnet")
+OTHERS = ("deberta", "deberta-v2", "xlnet")
 FORMS = (
     Form(),
     Form(merged=True),
@@ -86,6 +88,91 @@ def test_attention_of_another_form_stays_and_is_counted(family: str, tmp_path: P
     )
     assert parity(model, saved(made, tmp_path), short) < 2e-5
     assert (made.attentions, made.softmaxes, made.turned, made.merged) == (0, 2, 0, 0)
+
+
+BIASES = {"attention_bias": True, "mlp_bias": True, "norm_bias": True}
+
+
+def modern(**changes: Any) -> Any:
+    """A global layer and two local ones, which see two tokens to either side; biases and gains are random."""
+    model = tiny.model("modernbert", layers=3, local_attention=4, **changes)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("changes", [{}, BIASES], ids=["bare", "biased"])
+def test_attention_that_turns_by_places_is_taken_apart(changes: dict[str, Any], form: Form, tmp_path: Path) -> None:
+    model = modern(**changes)
+    made = rewrite_graph(exported(model, tmp_path), form)
+    assert parity(model, saved(made, tmp_path), batches(model.config)) < 2e-5
+    assert (made.attentions, made.softmaxes, made.turned) == (3, 3, 0)
+    assert (made.rows > 0, made.merged) == (form.one_token, 0 if not form.merged else 9 - form.one_token)
+    assert not {"Slice", "Neg"} & operators(made.model).keys(), "nothing is sliced while it runs"
+    wide = {tuple(tensor.dims) for tensor in made.model.graph.initializer} & {(32, 96), (32, 128)}
+    assert bool(wide) == form.merged, "queries, keys, values and the halves of feed-forwards by products of their own"
+
+
+def test_the_last_modern_layer_computes_one_token_and_the_others_all(tmp_path: Path) -> None:
+    path = saved(rewrite_graph(exported(modern(), tmp_path), Form(tokens_first=False)), tmp_path)
+    inner = "/model/model/layers.{}/mlp/Wi/inputs/MatMul_output_0"
+    assert shape_of(path, inner.format(1), 3, 7) == (3, 7, 64)
+    assert shape_of(path, inner.format(2), 3, 7) == (3, 1, 64)
+    assert shape_of(path, "/model/model/layers.2/attn/Wqkv/keys/MatMul_output_0", 3, 7)[:2] == (3, 7)
+    assert shape_of(path, "/model/model/layers.2/attn/mask_of_one_token_output_0", 3, 7) == (3, 1, 1, 7)
+
+
+@pytest.mark.parametrize("spoil", ["halves", "mask", "parts", "scores"])
+def test_what_only_looks_like_it_stays_as_it_is(spoil: str, tmp_path: Path) -> None:
+    """Each change is one that the found structure does not compute."""
+    model = modern()
+    raw = exported(model, tmp_path)
+    nodes = {node.name: node for node in raw.graph.node}
+    of = "/model/model/layers.1/attn"
+    if spoil == "halves":  # the halves in their own places
+        nodes[f"{of}/Concat_1"].input[:] = list(nodes[f"{of}/Concat_1"].input)[::-1]
+    elif spoil == "mask":
+        twice = helper.make_node("Mul", [nodes[f"{of}/Add_2"].input[1], nodes[f"{of}/Mul_4"].output[0]], ["m"])
+        raw.graph.node.insert(list(raw.graph.node).index(nodes[f"{of}/Add_2"]), twice)
+        nodes[f"{of}/Add_2"].input[1] = "m"
+    elif spoil == "parts":  # keys as queries
+        nodes[f"{of}/Squeeze"].input[0] = nodes[f"{of}/Split"].output[1]
+    else:
+        raw.graph.output.append(
+            helper.make_tensor_value_info(nodes[f"{of}/Softmax"].output[0], onnx.TensorProto.FLOAT, [None] * 4)
+        )
+        nodes[f"{of}/Softmax"].output[0] = raw.graph.output[-1].name
+    onnx.save_model(raw, tmp_path / "spoilt.onnx")
+    made = rewrite_graph(raw)
+    assert (made.attentions, made.softmaxes) == (2, 3)
+    feeds = {"input_ids": tiny.batch((9, 9))["input_ids"].numpy(), "attention_mask": np.ones((2, 9), np.int64)}
+    one, other = (
+        onnxruntime.InferenceSession(path).run(["logits"], feeds)[0]
+        for path in (tmp_path / "spoilt.onnx", saved(made, tmp_path))
+    )
+    np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+def test_learned_ranges_of_a_product_are_those_of_its_parts(tmp_path: Path) -> None:
+    model = modern()
+    to_onnx(model, tmp_path / "fp32.onnx")
+    layers = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear) and ".layers." in name]
+    quantize_learned(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", dict.fromkeys(layers, (-8.0, 8.0)))
+    exact = left_in_float(tmp_path / "fp32.onnx", tmp_path / "int8.onnx")
+    assert exact and not [name for name in exact if "/layers." in name], "all but the head's"
+
+
+def test_modern_layers_that_share_weights_share_their_parts(tmp_path: Path) -> None:
+    sizes = {}
+    for layers in (2, 5):
+        model = tiny.model("modernbert", layers=layers)
+        share(model, attention=1, ffn=1)
+        made = rewrite_graph(exported(model, tmp_path)).model.graph.initializer
+        sizes[layers] = sum(np.prod(tensor.dims) for tensor in made if len(tensor.dims) == 2)
+    assert sizes[2] == sizes[5]
 
 
 @pytest.mark.parametrize("head", [AutoModelForTokenClassification, AutoModelForQuestionAnswering])
@@ -225,7 +312,7 @@ def test_the_given_model_and_what_is_known_of_it_stay(tmp_path: Path) -> None:
     assert made.ir_version == raw.ir_version
 
 
-@pytest.mark.parametrize("family", ["bert", "mobilebert"])
+@pytest.mark.parametrize("family", ["bert", "mobilebert", "modernbert"])
 def test_int8_of_a_rewritten_graph_is_as_near_as_of_the_raw_one(family: str, tmp_path: Path) -> None:
     model = tiny.model(family, hidden=64)
     raw = exported(model, tmp_path)

@@ -157,10 +157,10 @@ def test_where_no_trial_keeps_the_budgets_the_nearest_is_named(mine: Path, found
 
 
 def test_a_family_without_a_plan_has_no_supernet(shelf: Searched, tmp_path: Path) -> None:
-    modern = tiny.checkpoint(tmp_path / "modern", tiny.model("modernbert", labels=2))
+    other = tiny.checkpoint(tmp_path / "other", tiny.model("xlnet", labels=2))
     out = tmp_path / "study"
-    told = command.run(*shelf.words(out, "--gate", "warn", teacher=modern))
-    assert command.refused(told, out, "no slice plan for 'modernbert'")
+    told = command.run(*shelf.words(out, "--gate", "warn", teacher=other))
+    assert command.refused(told, out, "no slice plan for 'xlnet'")
     assert command.run(*shelf.words(out, "--gate", "warn", "--trials", "0")).code == 2, "the folder is as good as new"
     assert not {one.name for one in out.iterdir()} - {".lock", "run.json", "search.yaml", "costs.json"}
 

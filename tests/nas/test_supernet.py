@@ -24,7 +24,7 @@ from compress.slicing.select import magnitude, prefix
 from compress.slicing.sizes import Sizes
 from compress.training.embedding_rows import only_tokens_in_use
 from tests import learning, tiny
-from tests.slicing.families import AXES, FAMILIES, model, ways
+from tests.slicing.families import FAMILIES, axes, model, ways
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 HIDDEN = frozenset({"logits", "embeddings", "layers"})
@@ -49,7 +49,7 @@ def assert_shows_the_same(one: Signals, other: Signals, wants: frozenset[str]) -
 def test_a_subnet_is_the_extracted_model(family: str, axis: str) -> None:
     whole = reorder_units(model(family), magnitude(model(family)))
     net = Supernet(whole)
-    sizes = Sizes.from_request(whole.config, **AXES[axis])
+    sizes = Sizes.from_request(whole.config, **axes(family)[axis])
     small = net.extract(sizes)
     assert Sizes.from_config(small.config) == sizes
     batch = tiny.batch()

@@ -18,7 +18,7 @@ from tests import tiny
 
 FAMILIES = (
     *("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie"),
-    *("albert", "mobilebert", "deberta-v2", "t5", "gpt2"),
+    *("albert", "mobilebert", "deberta-v2", "t5", "gpt2", "modernbert"),
 )
 AXES: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
@@ -33,6 +33,11 @@ AXES: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "everything": {"layers": 2, "hidden": 24, "heads": 2, "ffn": 40},
     }
 )
+ROTARY: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {"smaller heads": {"heads": 4, "hidden": 16}, "everything": {"layers": 2, "hidden": 12, "heads": 3, "ffn": 40}}
+)
+"""Heads that turn by the tokens' places get smaller by whole factors."""
+KINDS = ("full_attention", "full_attention", "sliding_attention")
 FACTORISED = ("electra", "albert", "mobilebert")
 
 
@@ -48,6 +53,11 @@ def ways() -> list[tuple[str, str]]:
     ]
 
 
+def axes(family: str) -> Mapping[str, Mapping[str, float]]:
+    """The sizes of each axis for this family."""
+    return {**AXES, **ROTARY} if family == "modernbert" else AXES
+
+
 def model(family: str, *, layers: int = 3, seed: int = 0, head: Any = None) -> Any:
     """Random, in eval mode; biases and gains too, so that none of them could be left out unseen."""
     torch.manual_seed(seed)
@@ -61,7 +71,9 @@ def model(family: str, *, layers: int = 3, seed: int = 0, head: Any = None) -> A
             GPT2Config(vocab_size=45, num_labels=3, initializer_range=0.2, use_cache=False, **sizes, **tokens)
         )
     else:
-        built = tiny.model(family, layers=layers, seed=seed, head=head or AutoModelForSequenceClassification)
+        # windows of two tokens to either side; the second and the third layer are of different kinds
+        local = {"local_attention": 4, "layer_types": [*KINDS[:layers]]} if family == "modernbert" else {}
+        built = tiny.model(family, layers=layers, seed=seed, head=head or AutoModelForSequenceClassification, **local)
     with torch.no_grad():
         for parameter in built.parameters():
             if parameter.dim() == 1:

@@ -1,5 +1,6 @@
 """What is cut computes what the whole does with the rest masked, in every family, along every axis."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from compress.slicing.plan import Group, SlicePlan, parameters_of
 from compress.slicing.select import Kept, choose, keep_tokens, magnitude, prefix
 from compress.slicing.sizes import Sizes
 from tests import tiny
-from tests.slicing.families import AXES, FAMILIES, logits, model, ways
+from tests.slicing.families import FAMILIES, axes, logits, model, ways
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -26,7 +27,7 @@ def kept_of(whole: Any, axis: str) -> Kept:
     draw = torch.Generator().manual_seed(3)
     importance = {group: torch.rand(count, generator=draw) for group, count in plan.groups.items()}
     importance[Group("layers")] = torch.tensor([0.9, 0.1, 0.5])
-    return choose(plan, importance, Sizes.from_request(whole.config, **AXES[axis]))
+    return choose(plan, importance, Sizes.from_request(whole.config, **axes(whole.config.model_type)[axis]))
 
 
 @pytest.mark.parametrize(("family", "axis"), ways())
@@ -66,7 +67,7 @@ def test_the_order_of_units_changes_nothing_and_makes_the_best_a_prefix(family: 
     importance = magnitude(whole, plan)
     again = reorder_units(whole, importance)
     torch.testing.assert_close(logits(again), logits(whole), rtol=1e-4, atol=1e-4)
-    sizes = Sizes.from_request(whole.config, **AXES["everything"])
+    sizes = Sizes.from_request(whole.config, **axes(family)["everything"])
     best = slice_model(whole, choose(plan, importance, sizes, layers=(0, 2)))
     first = slice_model(again, prefix(SlicePlan.from_model(again), sizes, layers=(0, 2)))
     torch.testing.assert_close(logits(first), logits(best), rtol=1e-4, atol=1e-4)
@@ -85,6 +86,7 @@ def test_the_order_of_units_changes_nothing_and_makes_the_best_a_prefix(family: 
         ("albert", AutoModelForPreTraining),
         ("deberta-v2", AutoModelForMaskedLM),
         ("gpt2", GPT2LMHeadModel),
+        ("modernbert", AutoModelForMaskedLM),
     ],
 )
 def test_language_models_keep_their_ties(family: str, head: Any, tmp_path: Path) -> None:
@@ -190,8 +192,57 @@ def test_what_cannot_be_says_what_can(family: str, asked: dict[str, float], said
 
 
 def test_a_family_without_a_plan_is_refused_by_name() -> None:
-    with pytest.raises(PruneError, match="no slice plan for 'modernbert'; there is one for bert, roberta"):
-        SlicePlan.from_model(tiny.model("modernbert"))
+    with pytest.raises(PruneError, match="no slice plan for 'xlnet'; there is one for bert, roberta"):
+        SlicePlan.from_model(tiny.model("xlnet"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"hidden": 0.5}, "3 layers, hidden 16, 2 heads of 8, ffn 64"),
+        ({"hidden": 28}, "the nearest that are: 24, 32"),
+        ({"hidden": 0.8}, "3 layers, hidden 24, 3 heads of 8, ffn 64"),
+        ({"hidden": 24, "heads": 4}, "with 4 heads; the nearest that are: 16, 32"),
+        ({"hidden": 0.75, "heads": 4}, "3 layers, hidden 16, 4 heads of 4, ffn 64"),
+        ({"heads": 0.5}, "3 layers, hidden 32, 2 heads of 16, ffn 64"),
+    ],
+)
+def test_heads_that_turn_change_by_whole_factors(asked: dict[str, float], found: str) -> None:
+    config = model("modernbert").config
+    try:
+        came_to = str(Sizes.from_request(config, **asked))
+    except PruneError as error:
+        came_to = str(error)
+    assert came_to.endswith(found)
+
+
+def test_speeds_that_are_scaled_anew_keep_the_size_of_heads() -> None:
+    config = model("modernbert").config
+    yarn = {"rope_type": "yarn", "rope_theta": 160_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+    config.rope_parameters["full_attention"] = yarn
+    assert Sizes.from_request(config, hidden=16).head_size == 8
+    with pytest.raises(PruneError, match="nearest that are: 32"):
+        Sizes.from_request(config, hidden=16, heads=4)
+
+
+def test_layers_keep_their_kind_of_attention_and_the_first_stays_the_first() -> None:
+    whole = model("modernbert")
+    plan = SlicePlan.from_model(whole)
+    importance = magnitude(whole, plan) | {Group("layers"): torch.tensor([0.1, 0.2, 0.9])}
+    kept = choose(plan, importance, Sizes.from_request(whole.config, layers=2))
+    assert kept.layers == (0, 2), "whatever its importance"
+    assert slice_model(whole, kept).config.layer_types == ["full_attention", "sliding_attention"]
+    for layers in ("last", (1, 2), (0, 0)):
+        with pytest.raises(PruneError, match="no norm before its attention"):
+            choose(plan, importance, Sizes.from_request(whole.config, layers=2), layers=layers)
+    with pytest.raises(PruneError, match="no norm before its attention"):
+        slice_model(whole, Kept(kept.sizes, (2, 1), {}))
+
+
+def test_heads_of_other_sizes_cannot_be_cut_out_of_ones_that_turn() -> None:
+    plan = SlicePlan.from_model(model("modernbert"))
+    with pytest.raises(PruneError, match="heads of 6: the model's, of 8, turn"):
+        prefix(plan, replace(plan.sizes, hidden=24, head_size=6))
 
 
 def test_blocks_of_different_sizes_need_another_class() -> None:

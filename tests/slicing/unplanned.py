@@ -22,7 +22,6 @@ _OWN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "esm": {"mask_token_id": 4},
         "longformer": {"attention_window": 8},
         "luke": {"entity_vocab_size": 10, "entity_emb_size": 8},
-        "modernbert": {"cls_token_id": 2, "sep_token_id": 3},
         "rembert": {"input_embedding_size": 16, "output_embedding_size": 16},
         "roformer": {"embedding_size": 32},
         "squeezebert": {"embedding_size": 32},
@@ -34,7 +33,7 @@ WORKING = (
     *("roberta-prelayernorm", "roformer", "vit", "vit_msn", "xlm-roberta-xl", "xmod", "yoso"),
 )
 REFUSED = (
-    *("deberta", "fnet", "ibert", "modernbert", "squeezebert", "convbert", "longformer", "big_bird", "canine"),
+    *("deberta", "fnet", "ibert", "squeezebert", "convbert", "longformer", "big_bird", "canine"),
     *("dinov2", "esm", "luke", "mpnet", "mra", "nystromformer"),
 )
 

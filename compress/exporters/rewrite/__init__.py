@@ -3,6 +3,7 @@
     graph       the index of a graph, for all that reads or changes one
     products    matrix products with constant weights
     attention   attention, found by its structure; one node meanwhile
+    rotary      the same where queries and keys turn by the tokens' places; gated feed-forwards
     layout      tokens on the first axis; only what the answer reads; scale and mask in the weights; merged products
 
 All of it is plain ONNX, so every quantiser and runtime reads it; measured in docs/export-speed.md.
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import ModelProto
 
+from compress.exporters.rewrite import rotary
 from compress.exporters.rewrite.attention import collapse, write_out
 from compress.exporters.rewrite.graph import Graph
 from compress.exporters.rewrite.layout import fold_scales, mask_keys, merge, one_token, tokens_first
@@ -77,20 +79,22 @@ def rewrite_graph(model: ModelProto, form: Form = PLAIN) -> Rewritten:
     """Rewrite a float32 model as it is traced (`to_onnx(form=None)`) in another form; `model` stays as it was.
 
     Of any attention that is recognised, by its structure, the scale goes into the weights of the queries and the mask
-    into the keys. What is not recognised stays as it is. Weights that layers share stay shared. Computes what the model
-    computes, up to float32 rounding. A model of an opset below OLDEST stays whole as it is, without a FORM_KEY.
+    into the keys, but where queries and keys turn by the tokens' places (ModernBERT): there it stays on the scores.
+    What is not recognised stays as it is. Weights that layers share stay shared. Computes what the model computes, up
+    to float32 rounding. A model of an opset below OLDEST stays whole as it is, without a FORM_KEY.
     """
     graph = Graph.copy_of(model)
     softmaxes = sum(node.op_type == "Softmax" for node in graph.nodes)
     if opset_of(model) < OLDEST:
         return Rewritten(model, 0, softmaxes, 0, 0, 0)
-    cores = collapse(graph)
+    cores = [*collapse(graph), *rotary.collapse(graph)]
     rows = one_token(graph) if form.one_token else 0
     turned = tokens_first(graph) if form.tokens_first else 0
     fold_scales(graph, cores)
     mask_keys(graph, cores)
     merged = merge(graph) if form.merged else 0
     write_out(graph)
+    rotary.write_out(graph)
     made = graph.model(model)
     onnx.helper.set_model_props(made, {**metadata(made), FORM_KEY: str(form)})
     return Rewritten(made, len(cores), softmaxes, rows, turned, merged)

@@ -1,8 +1,8 @@
 """Find attention in a graph by its structure, hold it as one node during the rewriting, and write it out again.
 
 The node reads queries, keys, values, each (rows, tokens, heads x size), and where there is a mask what is added to the
-keys for it. It writes (rows, tokens, heads x value_size). With `tokens_first` the first two axes of all of these are
-the other way round.
+keys for it, or with `mask_on_scores` to the scores. It writes (rows, tokens, heads x value_size). With `tokens_first`
+the first two axes of all of these are the other way round.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ KEYS_TURNED = [1, 2, 0]
 
 @dataclass(frozen=True)
 class Linear:
-    """A product with a constant weight and its constant bias, that nothing else reads."""
+    """A product with a constant weight and its constant bias, that nothing else reads; without one `sum` is the product
+    itself."""
 
     product: NodeProto
     sum: NodeProto
@@ -105,9 +106,12 @@ def collapse(graph: Graph) -> list[AttentionCore]:
     return cores
 
 
-def linear(graph: Graph, name: str, writers: Writers, readers: Readers) -> Linear | None:
-    """Find the product whose sum with a bias is `name`."""
+def linear(graph: Graph, name: str, writers: Writers, readers: Readers, *, bare: bool = False) -> Linear | None:
+    """Find the product whose sum with a bias is `name`; where `bare` is allowed, also one without a bias."""
     total = written_by(writers, name, "Add")
+    alone = written_by(writers, name, "MatMul") if bare else None
+    if alone is not None and len(readers[name]) == 1 and graph.tokenwise(alone):
+        return Linear(alone, alone, alone.input[1], "")
     if total is None or len(readers[name]) != 1:
         return None
     for bias, inner in (tuple(total.input), tuple(reversed(total.input))):
@@ -122,11 +126,14 @@ def write_out(graph: Graph) -> None:
     for node in graph.attentions():
         at = node.name
         queries, keys, values, *added = node.input
-        if added:
+        on_scores = bool(attribute(node, "mask_on_scores", 0))
+        if added and not on_scores:
             keys = graph.add("Add", [keys, added[0]], f"{at}/masked_keys")
         scores = graph.add(
             "MatMul", [_shown(graph, node, queries, "queries"), _shown(graph, node, keys, "keys")], f"{at}/scores"
         )
+        if added and on_scores:
+            scores = graph.add("Add", [scores, added[0]], f"{at}/masked_scores")
         chances = graph.add("Softmax", [scores], f"{at}/Softmax", axis=-1)
         context = graph.add("MatMul", [chances, _shown(graph, node, values, "values")], f"{at}/context")
         first = attribute(node, "tokens_first")

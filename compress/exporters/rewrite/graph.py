@@ -22,9 +22,10 @@ Array = NDArray[Any]
 Writers = Mapping[str, NodeProto]
 Readers = Mapping[str, list[NodeProto]]
 
-ATTENTION = "Attention"
+ATTENTION, ROTARY = "Attention", "Rotary"
 OURS = "compress.rewriting"
-"""The one operator a graph has only while it is rewritten: attention as a whole; `attention.py` says what it reads."""
+"""The domain of operators that a graph has only while it is rewritten: attention as a whole, and what turns queries and
+keys by the tokens' places; `attention.py` and `rotary.py` say what they read."""
 
 _ARITHMETIC = ("Abs", "Add", "Cast", "Clip", "Div", "Exp", "Identity", "Mul", "Neg", "Pow", "Sqrt", "Sub")
 _ACTIVATIONS = ("Elu", "Erf", "Gelu", "HardSigmoid", "Relu", "Selu", "Sigmoid", "Softplus", "Tanh")
@@ -153,6 +154,14 @@ class Graph:
         place = next(place for place, each in enumerate(self.nodes) if each is node)
         self.nodes[place] = onnx.helper.make_node(operator, inputs, list(node.output), name=name, **attributes)
 
+    def split(self, name: str, sizes: Sequence[int], called: str) -> list[str]:
+        """Split the last axis of a tensor into parts of these sizes, and return their names."""
+        parts = [self._free(f"{called}_output_{n}") for n in range(len(sizes))]
+        node = onnx.helper.make_node("Split", [name, self.integers(*sizes)], parts, name=called, axis=-1)
+        self._named.add(called)
+        self.nodes.append(node)
+        return parts
+
     def remove(self, node: NodeProto) -> None:
         self.nodes = [each for each in self.nodes if each is not node]
 
@@ -162,7 +171,7 @@ class Graph:
         return node.output[0]
 
     def attentions(self) -> list[NodeProto]:
-        return [node for node in self.nodes if node.domain == OURS]
+        return [node for node in self.nodes if (node.domain, node.op_type) == (OURS, ATTENTION)]
 
     def tokenwise(self, node: NodeProto) -> bool:
         """Check that the node treats every token by itself, whatever the order of the axes before the last one: what it

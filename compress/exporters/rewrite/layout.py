@@ -9,14 +9,27 @@ import onnx
 from onnx import NodeProto
 
 from compress.exporters.rewrite.attention import TURNED, AttentionCore, Linear, linear
-from compress.exporters.rewrite.graph import OURS, Array, Graph, attribute, set_attribute
+from compress.exporters.rewrite.graph import (
+    ATTENTION,
+    OURS,
+    ROTARY,
+    Array,
+    Graph,
+    attribute,
+    set_attribute,
+    written_by,
+)
 
 
 def tokens_first(graph: Graph) -> int:
-    """Turn everything from the last tensor that all of the first attention comes from; return how many attentions."""
+    """Turn everything from the last tensor that all of the first attention comes from; return how many attentions.
+
+    Nothing is turned where a mask is added to scores: with rows and heads on one axis each head would need its own.
+    """
     graph.prune()
     attentions = graph.attentions()
-    start = _start(graph, attentions[0]) if attentions else None
+    on_scores = any(attribute(node, "mask_on_scores", 0) for node in attentions)
+    start = None if on_scores or not attentions else _start(graph, attentions[0])
     if start is None:
         return 0
     nodes, before = list(graph.nodes), _before(graph, start)
@@ -125,7 +138,10 @@ def _pushed_back(graph: Graph, last: NodeProto) -> int:
     inside = {name for node in narrow for name in node.output}
     rows: dict[str, str] = {}
     for node in narrow:
-        read = [node.input[0]] if node.domain == OURS else graph.varying(node)
+        core = (node.domain, node.op_type) == (OURS, ATTENTION)
+        read = [node.input[0]] if core else graph.varying(node)
+        if core and attribute(node, "local", 0):
+            node.input[3] = graph.add("Gather", [node.input[3], chosen], f"{node.name}/mask_of_one_token", axis=2)
         for name in read:
             if name not in inside and name not in rows:
                 rows[name] = graph.add("Gather", [name, chosen], f"{node.name}/one_token", axis=1)
@@ -195,7 +211,10 @@ def merge(graph: Graph) -> int:
 
 
 def _product(graph: Graph, name: str) -> Linear:
-    found = linear(graph, name, graph.writers(), graph.readers())
+    writers = graph.writers()
+    if (turned := written_by(writers, name, ROTARY)) is not None:
+        name = turned.input[0]
+    found = linear(graph, name, writers, graph.readers(), bare=True)
     assert found is not None, "an attention's products are checked when it is found"
     return found
 
@@ -203,6 +222,8 @@ def _product(graph: Graph, name: str) -> Linear:
 def _reweigh(graph: Graph, made: Linear, suffix: str, change: Callable[[Array], Array]) -> None:
     """Change weight and bias; a weight that several layers share is changed once for all of them."""
     for node, name in ((made.product, made.weight), (made.sum, made.bias)):
+        if not name:
+            continue
         value = graph.value(name)
         assert value is not None
         changed = graph.constant(change(value), f"{name}.{suffix}")
@@ -236,10 +257,11 @@ def _join(graph: Graph, alike: list[Linear]) -> None:
     weights, biases = ([value for value in group if value is not None] for group in zip(*values, strict=True))
     name = alike[0].product.name + ".merged"
     weight = graph.constant(np.concatenate(weights, axis=1), f"{alike[0].weight}.merged")
-    bias = graph.constant(np.concatenate(biases), f"{alike[0].bias}.merged")
-    whole = graph.add("MatMul", [alike[0].source, weight], name)
-    summed = graph.add("Add", [bias, whole], alike[0].sum.name + ".merged")
-    sizes = graph.integers(*(len(each) for each in biases))
+    summed = graph.add("MatMul", [alike[0].source, weight], name)
+    if biases:
+        bias = graph.constant(np.concatenate(biases), f"{alike[0].bias}.merged")
+        summed = graph.add("Add", [bias, summed], alike[0].sum.name + ".merged")
+    sizes = graph.integers(*(each.shape[1] for each in weights))
     parts = [each.sum.output[0] for each in alike]
     for each in alike:
         graph.remove(each.sum)

@@ -1,0 +1,268 @@
+"""Find attention whose queries and keys turn by the tokens' places, and gated feed-forwards, as ModernBERT has them.
+
+One product there computes queries, keys and values, and one both halves of a feed-forward. Each is taken apart into
+products of their own, so that no token is computed that nothing reads, and nothing is copied to be split. What turns
+queries, or keys, is one node during the rewriting: it reads a tensor (rows, tokens, heads x size) and two tables
+(1, tokens, size) of cosines and sines, and writes x cos + (second half of each head, first half) (-sin, sin).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from onnx import NodeProto
+
+from compress.exporters.rewrite.attention import BY_HEAD, AttentionCore, masks_keys, only_reader
+from compress.exporters.rewrite.graph import ATTENTION, OURS, ROTARY, Graph, Readers, Writers, attribute, written_by
+
+KEYS_LAST = [0, 1, 3, 2]
+PARTS = ("queries", "keys", "values")
+
+
+class _Axis(NamedTuple):
+    """The last axis of a tensor of this rank."""
+
+    tensor: str
+    rank: int
+    width: int
+
+
+class _Part(NamedTuple):
+    """The n-th of three parts of a product and its bias (or ""), shown head by head: (rows, heads, tokens, size)."""
+
+    product: NodeProto
+    bias: str
+    place: int
+    size: int
+
+
+class _Turn(NamedTuple):
+    """Queries or keys before they turn, and the tables that they turn by."""
+
+    source: str
+    cosines: str
+    sines: str
+
+
+@dataclass(frozen=True)
+class _Found:
+    """One attention: what computes queries, keys and values, and what is done with them."""
+
+    part: _Part
+    turn: _Turn
+    mask: str
+    scale: float
+    softmax: NodeProto
+    joined: NodeProto
+
+    @staticmethod
+    def around(graph: Graph, softmax: NodeProto, writers: Writers, readers: Readers) -> "_Found | None":
+        """Find the attention this softmax belongs to; None for one of another form."""
+        chances = softmax.output[0]
+        while (cast := only_reader(readers, chances, "Cast")) is not None:
+            chances = cast.output[0]
+        context = only_reader(readers, chances, "MatMul")
+        turned = context and only_reader(readers, context.output[0], "Transpose", BY_HEAD)
+        joined = turned and only_reader(readers, turned.output[0], "Reshape")
+        added = written_by(writers, softmax.input[0], "Add")
+        scaled = added and written_by(writers, added.input[0], "Mul")
+        scale = scaled and graph.scalar(scaled.input[1])
+        scores = scaled and written_by(writers, scaled.input[0], "MatMul")
+        keys_last = scores and written_by(writers, scores.input[1], "Transpose")
+        if not (context and joined and added and scores and keys_last and scale):
+            return None
+        if attribute(keys_last, "perm") != KEYS_LAST or attribute(softmax, "axis", -1) not in (-1, 3):
+            return None
+        queries, keys = (_turn(graph, name, writers) for name in (scores.input[0], keys_last.input[0]))
+        if queries is None or keys is None or queries[1:] != keys[1:]:
+            return None
+        parts = [_part(graph, name, writers) for name in (queries.source, keys.source, context.input[1])]
+        found = [part for part in parts if part is not None]
+        if [part.place for part in found] != [0, 1, 2] or len({part.product.output[0] for part in found}) > 1:
+            return None
+        mask = added.input[1]
+        if not (masks_keys(graph, mask, writers) or _leaves_far_ones_out(graph, mask, writers)):
+            return None
+        return _Found(found[0], queries, mask, scale, softmax, joined)
+
+    def replace(self, graph: Graph) -> AttentionCore:
+        """Put one node in the place of this attention, which reads products of its own."""
+        name, size = self.softmax.name.removesuffix("/Softmax"), self.part.size
+        width = _columns(graph, self.part.product) // 3
+        heads = width // size
+        inputs = [
+            _split_off(graph, self.part.product, self.part.bias, part, (n * width, (n + 1) * width))
+            for n, part in enumerate(PARTS)
+        ]
+        for n in range(2):
+            turn = [inputs[n], self.turn.cosines, self.turn.sines]
+            inputs[n] = graph.add(ROTARY, turn, f"{name}/{PARTS[n]}/turned", domain=OURS, heads=heads, size=size)
+        graph.replace(
+            self.joined, ATTENTION, [*inputs, self.mask], name, domain=OURS, heads=heads, size=size, value_size=size,
+            tokens_first=0, mask_on_scores=1, local=int(not masks_keys(graph, self.mask, graph.writers())),
+        )  # fmt: skip
+        queries, keys, values = inputs
+        return AttentionCore(name, queries, keys, values, "", heads, size, size, self.scale, self.joined)
+
+
+def collapse(graph: Graph) -> list[AttentionCore]:
+    """Make one node of every attention of this form, and a product of its own of each part of a wider one."""
+    writers, readers = graph.writers(), graph.readers()
+    softmaxes = [node for node in graph.nodes if node.op_type == "Softmax"]
+    found = [_Found.around(graph, node, writers, readers) for node in softmaxes]
+    cores = [each.replace(graph) for each in found if each is not None]
+    if cores:
+        _split_halves(graph)
+        graph.prune()
+    return cores
+
+
+def _turn(graph: Graph, name: str, writers: Writers) -> _Turn | None:
+    """Read what x cos + (-second half, first half) sin is made of; None for anything else."""
+    total = written_by(writers, _uncast(name, writers), "Add")
+    kept, swapped = (total and written_by(writers, each, "Mul") for each in (total.input if total else ("", "")))
+    halves = swapped and written_by(writers, swapped.input[0], "Concat")
+    if not (kept and swapped and halves) or len(halves.input) != 2 or attribute(halves, "axis") not in (-1, 3):
+        return None
+    part, negated = _part(graph, kept.input[0], writers), written_by(writers, halves.input[0], "Neg")
+    second = negated and written_by(writers, negated.input[0], "Slice")
+    first = written_by(writers, halves.input[1], "Slice")
+    cosines, sines = (written_by(writers, each.input[1], "Unsqueeze") for each in (kept, swapped))
+    if not (part and first and second and cosines and sines):
+        return None
+    axes = [graph.value(each.input[1]) for each in (cosines, sines)]
+    if any(each is None or each.tolist() != [1] for each in axes):
+        return None
+    last = _Axis(_uncast(kept.input[0], writers), 4, part.size)
+    spans = [_span(graph, each, writers, last) for each in (first, second)]
+    if spans != [(0, part.size // 2), (part.size // 2, part.size)]:
+        return None
+    return _Turn(kept.input[0], cosines.input[0], sines.input[0])
+
+
+def _part(graph: Graph, name: str, writers: Writers) -> _Part | None:
+    turned = written_by(writers, _uncast(name, writers), "Transpose")
+    flat = turned and written_by(writers, turned.input[0], "Squeeze")
+    split = flat and written_by(writers, flat.input[0], "Split")
+    shaped = split and written_by(writers, split.input[0], "Reshape")
+    made = shaped and _biased(graph, shaped.input[0], writers)
+    sizes = shaped and written_by(writers, shaped.input[1], "Concat")  # rows, tokens, three, heads, size
+    if not (turned and flat and split and made and sizes) or attribute(turned, "perm") != BY_HEAD:
+        return None
+    equal, size = graph.value(split.input[1]), graph.scalar(sizes.input[-1])
+    if equal is None or equal.tolist() != [1, 1, 1] or attribute(split, "axis", 0) not in (-3, 2):
+        return None
+    if len(sizes.input) != 5 or graph.scalar(sizes.input[2]) != 3 or not size or _columns(graph, made[0]) % (3 * size):
+        return None
+    return _Part(*made, list(split.output).index(flat.input[0]), int(size))
+
+
+def _biased(graph: Graph, name: str, writers: Writers) -> tuple[NodeProto, str] | None:
+    """Find the product with a constant matrix that makes a tensor, and its bias, "" where it has none."""
+    bias, added = "", written_by(writers, name, "Add")
+    if added is not None:
+        first, second = added.input
+        bias, name = (first, second) if first in graph.tensors else (second, first)
+        if (value := graph.value(bias)) is None or value.ndim != 1:
+            return None
+    product = written_by(writers, name, "MatMul")
+    return None if product is None or not graph.is_matrix(product.input[1]) else (product, bias)
+
+
+def _columns(graph: Graph, product: NodeProto) -> int:
+    return int(graph.tensors[product.input[1]].dims[1])
+
+
+def _split_off(graph: Graph, product: NodeProto, bias: str, part: str, span: tuple[int, int]) -> str:
+    """Compute these columns of a product, and of its bias, by a product of their own."""
+    path, columns = product.name.removesuffix("/MatMul"), slice(*span)
+    weight, added = graph.value(product.input[1]), graph.value(bias)
+    assert weight is not None, "a constant matrix"
+    name = graph.constant(weight[:, columns], f"{product.input[1]}.{part}")
+    made = graph.add("MatMul", [product.input[0], name], f"{path}/{part}/MatMul")
+    if added is None:
+        return made
+    return graph.add("Add", [graph.constant(added[columns], f"{bias}.{part}"), made], f"{path}/{part}/Add")
+
+
+def _split_halves(graph: Graph) -> None:
+    """Let what slices a product's columns read a product of these columns."""
+    writers, taken = graph.writers(), dict[str, str]()
+    for node in [each for each in graph.nodes if each.op_type == "Slice"]:
+        made = _biased(graph, node.input[0], writers)
+        span = made and _span(graph, node, writers, _Axis(node.input[0], 3, _columns(graph, made[0])))
+        if made and span:
+            taken[node.output[0]] = _split_off(graph, *made, "gates" if span[0] else "inputs", span)
+    for node in graph.nodes:
+        node.input[:] = [taken.get(name, name) for name in node.input]
+
+
+def _span(graph: Graph, node: NodeProto, writers: Writers, last: _Axis) -> tuple[int, int] | None:
+    """Read from where to where a Slice takes of a tensor's last axis; None where it does something else."""
+    begin, end, axis, step = (_integer(graph, name, writers, last) for name in (*node.input[1:], *[""] * 4)[:4])
+    if _uncast(node.input[0], writers) != _uncast(last.tensor, writers) or begin is None or end is None:
+        return None
+    if axis not in (-1, last.rank - 1) or (len(node.input) > 4 and step != 1):
+        return None
+    return begin, min(end, last.width)
+
+
+def _integer(graph: Graph, name: str, writers: Writers, last: _Axis) -> int | None:
+    """Compute a whole number from constants and the size of this axis; None where more is needed."""
+    value, node = graph.value(name), writers.get(name)
+    if value is not None or node is None:
+        return int(value.item()) if value is not None and value.size == 1 else None
+    if node.op_type in ("Cast", "Squeeze", "Unsqueeze"):
+        return _integer(graph, node.input[0], writers, last)
+    if node.op_type == "Gather":
+        shape = written_by(writers, node.input[0], "Shape")
+        same = shape is not None and _uncast(shape.input[0], writers) == _uncast(last.tensor, writers)
+        return last.width if same and graph.scalar(node.input[1]) in (-1, last.rank - 1) else None
+    one, other = ([_integer(graph, each, writers, last) for each in node.input] + [None, None])[:2]
+    if one is None or other is None or len(node.input) != 2:
+        return None
+    return {"Add": one + other, "Mul": one * other, "Div": one // max(other, 1)}.get(node.op_type)
+
+
+def _leaves_far_ones_out(graph: Graph, name: str, writers: Writers) -> bool:
+    """Check for a mask of pads and, by their places, of tokens too far away: (rows, 1, tokens, tokens)."""
+    clipped = written_by(writers, name, "Clip")
+    total = clipped and written_by(writers, clipped.input[0], "Add")
+    if total is None or not masks_keys(graph, total.input[0], writers):
+        return False
+    return _of_sizes(graph, total.input[1], writers)
+
+
+def _of_sizes(graph: Graph, name: str, writers: Writers) -> bool:
+    """Check that a tensor is computed from constants and sizes alone."""
+    node = writers.get(name)
+    if node is None:
+        return name in graph.tensors
+    return node.op_type == "Shape" or all(_of_sizes(graph, each, writers) for each in node.input if each)
+
+
+def _uncast(name: str, writers: Writers) -> str:
+    while (cast := written_by(writers, name, "Cast")) is not None:
+        name = cast.input[0]
+    return name
+
+
+def write_out(graph: Graph) -> None:
+    """Write every turn in ONNX's own operators, on (rows, tokens, heads, size)."""
+    tables: dict[str, str] = {}
+    for node in [each for each in graph.nodes if (each.domain, each.op_type) == (OURS, ROTARY)]:
+        source, cosines, sines = node.input
+        at, heads, size = node.name, attribute(node, "heads"), attribute(node, "size")
+        for name in (cosines, sines):
+            if name not in tables:
+                tables[name] = graph.add("Unsqueeze", [name, graph.integers(2)], f"{name}/of_heads")
+                if name == sines:
+                    signs = graph.constant(np.repeat(np.array([-1, 1], np.float32), size // 2), f"signs_{size}")
+                    tables[name] = graph.add("Mul", [tables[name], signs], f"{name}/signed")
+        by_head = graph.add("Reshape", [source, graph.integers(0, 0, heads, size)], f"{at}/by_head")
+        halves = graph.split(by_head, [size // 2] * 2, f"{at}/halves")
+        swapped = graph.add("Concat", halves[::-1], f"{at}/swapped", axis=-1)
+        kept = graph.add("Mul", [by_head, tables[cosines]], f"{at}/cos")
+        moved = graph.add("Mul", [swapped, tables[sines]], f"{at}/sin")
+        total = graph.add("Add", [kept, moved], f"{at}/sum")
+        graph.replace(node, "Reshape", [total, graph.integers(0, 0, heads * size)], f"{at}/joined")
