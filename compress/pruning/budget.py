@@ -44,7 +44,7 @@ from compress.slicing.cut import slice_model
 from compress.slicing.plan import SlicePlan, parameters_of
 from compress.slicing.select import Importance, choose, counts
 from compress.slicing.shape import Shape
-from compress.slicing.sizes import Sizes, resize_config
+from compress.slicing.sizes import OWN_WIDTH, Sizes, resize_config
 from compress.training.context import TrainingContext
 from compress.training.objective import Objective, find_loss
 from compress.training.run import Run, from_first
@@ -61,12 +61,12 @@ def shape_grid(config: Any, plan: SlicePlan) -> dict[str, Sizes]:
     whole = plan.sizes
     together = "hidden" if whole.bottleneck is None else "bottleneck"
     axes: dict[str, Sequence[int]] = {"layers": _depths(plan), "ffn": _shares(whole.ffn), "heads": _shares(whole.heads)}
-    if config.model_type == "t5":
+    if config.model_type in OWN_WIDTH:
         axes["hidden"] = _shares(whole.hidden)
     found = {}
     for chosen in product(*axes.values()):
         wanted: dict[str, int] = dict(zip(axes, chosen, strict=True))
-        if config.model_type != "t5":
+        if config.model_type not in OWN_WIDTH:
             wanted[together] = wanted["heads"] * whole.head_size
         try:
             sizes = Sizes.from_request(config, **wanted)
@@ -148,7 +148,8 @@ def count_parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> i
     for name, tensor in each.values():
         dims = list(tensor.shape)
         for part in plan.cuts[name].slices:
-            dims[part.dim] = sum(left.get(group, plan.groups[group]) for group in part.groups)
+            width = dims[part.dim] // sum(plan.groups[group] for group in part.groups)
+            dims[part.dim] = width * sum(left.get(group, plan.groups[group]) for group in part.groups)
         share = sizes.layers / plan.sizes.layers if plan.cuts[name].layer is not None else 1
         total += math.prod(dims) * share
     return round(total)

@@ -29,9 +29,9 @@ from compress.models.teacher import Teacher
 from compress.pruning import importance
 from compress.slicing.cut import rank_units, slice_model
 from compress.slicing.plan import HIDDEN, LAYERS, SlicePlan
-from compress.slicing.rules import FAMILIES
+from compress.slicing.rules import FAMILIES, GROUPED
 from compress.slicing.select import Kept, choose
-from compress.slicing.sizes import Sizes
+from compress.slicing.sizes import OWN_WIDTH, Sizes
 from compress.training.context import TrainingContext
 from compress.training.run import Run
 from compress.training.stage import Trained
@@ -60,15 +60,18 @@ def stage_sizes(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
             f"{recipe.name}: does not say what is to be left: give sizes, as in --set target.ffn=0.5, or a budget, as "
             "in --set target.max_latency_ms=5 (`compress prune` has options for both)"
         )
-    return interpolate_sizes(
-        Sizes.from_config(config), Sizes.from_request(config, **wanted), stage.way, tied=config.model_type != "t5"
-    )
+    whole, target = Sizes.from_config(config), Sizes.from_request(config, **wanted)
+    together = whole.heads // config.num_key_value_heads if config.model_type in GROUPED else None
+    return interpolate_sizes(whole, target, stage.way, tied=config.model_type not in OWN_WIDTH, together=together)
 
 
-def interpolate_sizes(whole: Sizes, target: Sizes, way: float, *, tied: bool = True) -> Sizes:
+def interpolate_sizes(
+    whole: Sizes, target: Sizes, way: float, *, tied: bool = True, together: int | None = None
+) -> Sizes:
     """Compute the sizes this share of the way from one to the other, rounded to sizes that a model can have.
 
     tied: attention is as wide as the stream it is in; the heads then get the size that comes nearest to all targets.
+    together: so many heads share keys and values, and the number of heads divides the stream (`rules.GROUPED`).
     """
     if way == 1:
         return target
@@ -84,6 +87,14 @@ def interpolate_sizes(whole: Sizes, target: Sizes, way: float, *, tied: bool = T
             if end[stream] <= heads * size and (size == begin["head_size"] or end["head_size"] != begin["head_size"])
         )
         between |= min(fitting, key=lambda each: round(sum(abs(each[name] / wanted[name] - 1) for name in wanted), 6))
+    elif together is not None:
+        possible = [
+            {"heads": heads, "hidden": width}
+            for heads in range(begin["heads"], end["heads"] - 1, -together)
+            for width in range(-(-end["hidden"] // heads) * heads, begin["hidden"] + 1, heads)
+        ]
+        nearest = min(possible, key=lambda each: sum(abs(each[name] / between[name] - 1) for name in each))
+        between |= nearest
     return replace(whole, **between)
 
 
