@@ -31,7 +31,11 @@ ATTENTION = frozenset({"scores", "queries", "keys", "values"})
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """Hold one layer: queries, keys, values (B, H, L, K); `scores` where they are more than q k^T / sqrt d."""
+    """Hold one layer: queries, keys, values (B, H, L, K); `scores` where they are more than q k^T / sqrt d.
+
+    Queries and keys are those that are multiplied: after rotary positions. Keys and values that a group of heads shares
+    are repeated for each of them.
+    """
 
     query_BHLK: Tensor
     key_BHLK: Tensor
@@ -87,7 +91,8 @@ class Signals:
 
     @cached_property
     def scores(self) -> tuple[Tensor, ...]:
-        """Return the scores Q K^T / sqrt d_k, before mask, softmax and dropout, pads included: (B, H, L, L) each."""
+        """Return the scores Q K^T / sqrt d_k, before mask, softmax and dropout: (B, H, L, L) each. Pads are included,
+        and in a decoder the tokens that come later."""
         return tuple(
             (each.query_BHLK * (1 / math.sqrt(each.query_BHLK.shape[-1]))) @ each.key_BHLK.mT
             if each.scores_BHLL is None
@@ -108,7 +113,8 @@ def _tap(
 ) -> Any:
     """Compute SDPA, and append its inputs to `tap`, a list passed down by the caller of the model."""
     if tap is not None:
-        tap.append(LayerAttention(query, key, value))
+        shown = [each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value)]
+        tap.append(LayerAttention(query, *shown))
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
