@@ -20,9 +20,9 @@ ON_POLICY = {
 
 
 def teacher(folder: Path, family: str) -> str:
-    model = generative.gpt2(layers=4) if family == "gpt2" else generative.t5(layers=4)
-    # GPT-2's own tokenizer has no padding token either
-    tokenizer = generative.gpt2_tokenizer(pad=False) if family == "gpt2" else generative.t5_tokenizer()
+    model = getattr(generative, family)(layers=4)
+    # GPT-2's and Llama's own tokenizers have no padding token either
+    tokenizer = generative.t5_tokenizer() if family == "t5" else generative.gpt2_tokenizer(pad=False)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -32,17 +32,18 @@ def overrides(stages: int, *more: str) -> list[str]:
     return [f"stages.{n}.{key}={value}" for n in range(stages) for key, value in SMALL.items()] + list(more)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize(("recipe", "stages"), [("distilgpt2", 1), ("gkd", 2), ("minillm", 2)])
-def test_a_language_model_is_made_that_goes_on_writing(recipe: str, stages: int, tmp_path: Path) -> None:
+def test_a_language_model_is_made_that_goes_on_writing(recipe: str, stages: int, family: str, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n\n".join([f"{STORY}\n{STORY}"] * 30), encoding="utf-8")
     lines = overrides(stages, *([ON_POLICY[recipe]] if recipe in ON_POLICY else []))
     folder = tiny.call(pretrain,
-        teacher=teacher(tmp_path / "teacher", "gpt2"), recipe=recipe, out=tmp_path / "run", corpus=str(corpus),
+        teacher=teacher(tmp_path / "teacher", family), recipe=recipe, out=tmp_path / "run", corpus=str(corpus),
         overrides=lines, precision="fp32",
     )  # fmt: skip
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
-    assert model.config.n_layer == 2
+    assert (model.config.model_type, model.config.num_hidden_layers) == (family, 2)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     start = tokenizer("the film", return_tensors="pt")
     assert len(model.generate(**start, max_new_tokens=3, do_sample=False)[0]) > len("the film")

@@ -18,9 +18,20 @@ from compress.data.task import Kind
 from compress.errors import StudentError, TeacherError, did_you_mean
 from compress.models import heads
 from compress.models.checkpoints import resolve
-from compress.models.init_weights import KNOWN, WHOLE, Weight, copy_whole, keep_units, narrow_weights, weight_of
+from compress.models.init_weights import (
+    KNOWN,
+    SLICED,
+    WHOLE,
+    Weight,
+    copy_units,
+    copy_whole,
+    keep_units,
+    narrow_weights,
+    weight_of,
+)
 from compress.models.sharing import share, share_again
 from compress.models.teacher import explain_load_errors, load_config
+from compress.slicing.rules import GROUPED
 from compress.slicing.select import Importance, Kept
 from compress.slicing.shape import Shape, setting_name
 from compress.slicing.sizes import select_layers
@@ -41,7 +52,7 @@ _UNDECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Settings that a family's model reads although its config class does not declare them."""
 
 
-def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
+def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
     """Make the student's config: the teacher's, resized, or another family's with the teacher's vocabulary and labels.
 
     Raises StudentError naming the size that does not fit.
@@ -60,9 +71,11 @@ def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig
         try:
             name = setting_name(config, size)
         except KeyError:
-            if wanted is not None:
+            if wanted is None:
+                continue
+            if size != "ffn" or not hasattr(config, "n_inner"):  # GPT-2 leaves it out where it is four times its width
                 raise StudentError(f"student.{size}: {family} models have no such size") from None
-            continue
+            name = "n_inner"
         if size == "embedding" and wanted is None:
             if family == teacher.model_type and theirs.embedding == theirs.hidden:
                 config.embedding_size = Shape.from_config(config).hidden
@@ -70,20 +83,43 @@ def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig
         setattr(config, name, _count(size, wanted, getattr(theirs, size)))
     if theirs.decoder_layers is not None and config.is_encoder_decoder:
         setattr(config, setting_name(config, "decoder_layers"), _count("layers", spec.layers, theirs.decoder_layers))
+    if family in GROUPED:
+        _set_groups(config, teacher, given="num_key_value_heads" in spec.config)
     _set_further(config, spec.config)
     shape = Shape.from_config(config)
-    _set_derived(config, shape)
+    _set_derived(config, shape, spec, teacher)
     if shape.hidden % shape.heads:
         raise StudentError(f"student: hidden {shape.hidden} is not a multiple of heads {shape.heads}")
     return config
 
 
-def _set_derived(config: Any, shape: Shape) -> None:
+def _set_groups(config: Any, teacher: Any, *, given: bool) -> None:
+    """Let heads keep the teacher's size, and as many share keys and values; all have their own after another family.
+
+    given: the number of heads of keys and values comes from the recipe.
+    """
+    heads = Shape.from_config(config).heads
+    if teacher.model_type not in GROUPED:
+        config.head_dim, config.num_key_value_heads = config.hidden_size // heads, heads
+        return
+    together = teacher.num_attention_heads // teacher.num_key_value_heads
+    if heads % together and not given:
+        raise StudentError(
+            f"student.heads: {heads}: {together} heads share each head of keys and values in this teacher; expected a "
+            f"multiple of {together}, or `config: {{num_key_value_heads: ...}}`"
+        )
+    config.head_dim, config.num_key_value_heads = Shape.from_config(teacher).head_size, heads // together
+
+
+def _set_derived(config: Any, shape: Shape, spec: StudentSpec, teacher: Any) -> None:
     """Set the sizes that some families write down a second time."""
     if hasattr(config, "pooler_hidden_size"):  # DeBERTa's second name for the same width
         config.pooler_hidden_size = shape.hidden
     if getattr(config, "layer_types", None):  # ModernBERT's kinds of attention, one for each layer
         config.layer_types = config.layer_types[: shape.layers]
+        if config.model_type == teacher.model_type and spec.init in ("teacher", "auto"):
+            copied = select_layers(spec.copy_layers, shape.layers, Shape.from_config(teacher).layers)
+            config.layer_types = [teacher.layer_types[layer] for layer in copied]
     if hasattr(config, "d_head"):  # XLNet's second name for the width of a head
         config.d_head = shape.hidden // shape.heads
 
@@ -162,15 +198,23 @@ def build(
     return student
 
 
-def resolve_init(spec: StudentSpec, teacher: PreTrainedConfig) -> StudentSpec:
+def resolve_init(spec: StudentSpec, teacher: Any) -> StudentSpec:
     """Say what `init: auto` is with this teacher. Raises StudentError naming the size that does not fit."""
     if spec.init != "auto":
         return spec
-    mine, theirs = Shape.from_config(config_for(spec, teacher)), Shape.from_config(teacher)
+    config: Any = config_for(spec, teacher)
+    mine, theirs = Shape.from_config(config), Shape.from_config(teacher)
     sizes = ("layers", "hidden", "embedding", "heads", "head_size", "ffn")
     fits = all(getattr(mine, size) <= getattr(theirs, size) for size in sizes)
-    known = {mine.family, theirs.family} <= set(KNOWN)
-    return spec.model_copy(update={"init": "teacher" if fits and known else "scratch"})
+    if mine.family == theirs.family and mine.family in GROUPED:
+        fits = fits and mine.head_size == theirs.head_size
+        fits = fits and mine.heads * teacher.num_key_value_heads == theirs.heads * config.num_key_value_heads
+    return spec.model_copy(update={"init": "teacher" if fits and _can_begin_as(mine, theirs) else "scratch"})
+
+
+def _can_begin_as(mine: Shape, theirs: Shape) -> bool:
+    """Check that weights of the teacher's family can be cut to those of the student's."""
+    return {mine.family, theirs.family} <= set(KNOWN) or (mine.family == theirs.family and mine.family in SLICED)
 
 
 def choose_units(
@@ -185,7 +229,7 @@ def choose_units(
     if spec.init != "teacher":
         return None
     mine, theirs = Shape.from_config(config_for(spec, teacher.config)), Shape.from_config(teacher.config)
-    if not {mine.family, theirs.family} <= set(KNOWN):
+    if not _can_begin_as(mine, theirs):
         return None
     narrower = any(getattr(mine, size) != getattr(theirs, size) for size in ("hidden", "embedding", "heads", "ffn"))
     layers = select_layers(spec.copy_layers, mine.layers, theirs.layers)
@@ -241,9 +285,11 @@ def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel
         if mine.family == theirs.family and (mine.family in WHOLE or mine.layers == theirs.layers):
             return copy_whole(student, teacher, spec.copy_layers)
         raise StudentError(
-            f"student.init: teacher knows the weights of {', '.join((*KNOWN, *WHOLE))}, not of "
+            f"student.init: teacher knows the weights of {', '.join((*KNOWN, *SLICED, *WHOLE))}, not of "
             f"{theirs.family} -> {mine.family}; use init: scratch, the folder of a checkpoint, or leave out every size"
         )
+    if student.config.model_type in SLICED:
+        return copy_units(student, teacher, kept)
     source = narrow_weights(teacher, kept)
     for weight, parameter in _weights(student).items():
         tensor = source.get(weight)
