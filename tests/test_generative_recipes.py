@@ -49,6 +49,20 @@ def test_a_language_model_is_made_that_goes_on_writing(recipe: str, stages: int,
     assert len(model.generate(**start, max_new_tokens=3, do_sample=False)[0]) > len("the film")
 
 
+def test_a_llama_is_distilled_into_one_that_is_narrower_too(tmp_path: Path) -> None:
+    """Its units are the teacher's, chosen by what its own words lose without them."""
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n\n".join([f"{STORY}\n{STORY}"] * 30), encoding="utf-8")
+    sizes = [f"student.{name}={size}" for name, size in {"hidden": 24, "ffn": 40, "heads": 2}.items()]
+    folder = tiny.call(pretrain,
+        teacher=teacher(tmp_path / "teacher", "llama"), recipe="distilgpt2", out=tmp_path / "run", corpus=str(corpus),
+        overrides=[*overrides(1), *sizes, "stages.0.objective.2.project=true"], precision="fp32",
+    )  # fmt: skip
+    config = AutoModelForCausalLM.from_pretrained(folder).config
+    found = (config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads)
+    assert (*found, config.head_dim) == (24, 40, 2, 1, 8)
+
+
 def test_a_text_to_text_model_learns_to_fill_in_spans(tmp_path: Path) -> None:
     """Scored by what it expects of the spans of text that is held out."""
     corpus = tmp_path / "corpus.txt"
