@@ -63,6 +63,38 @@ def test_a_llama_is_distilled_into_one_that_is_narrower_too(tmp_path: Path) -> N
     assert (*found, config.head_dim) == (24, 40, 2, 1, 8)
 
 
+MINITRON = """
+paper: {title: A tiny test, authors: Nobody, year: 2025, url: https://example.org}
+about: A language model is pruned by its activations, and learns the whole one's next words.
+student: {init: teacher}
+stages:
+  - {prune: once, data: text, head: causal_lm, importance: {by: minitron.activation}, rows: 32, max_length: 32}
+  - distill: logits
+    data: text
+    head: causal_lm
+    rows: gpt2.blocks
+    corrupt: gpt2.next_tokens
+    steps: 3
+    batch: 8
+    max_length: 32
+    lr: 1.0e-3
+    objective: [{loss: distilbert.masked_soft_targets}]
+"""
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_language_model_is_pruned_by_its_activations(family: str, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n\n".join([f"{STORY}\n{STORY}"] * 30), encoding="utf-8")
+    sizes = [f"target.{name}=0.5" for name in ("layers", "hidden", "heads", "ffn")]
+    folder = tiny.call(pretrain,
+        teacher=teacher(tmp_path / "teacher", family), recipe=tiny.recipe(tmp_path, MINITRON), out=tmp_path / "run",
+        corpus=str(corpus), overrides=sizes, precision="fp32",
+    )  # fmt: skip
+    config = AutoModelForCausalLM.from_pretrained(folder).config
+    assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (2, 16, 2)
+
+
 def test_a_text_to_text_model_learns_to_fill_in_spans(tmp_path: Path) -> None:
     """Scored by what it expects of the spans of text that is held out."""
     corpus = tmp_path / "corpus.txt"
