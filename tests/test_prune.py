@@ -253,9 +253,10 @@ def test_a_family_without_a_plan_is_told_what_there_is(given: dict[str, Any], tm
 
 
 FAMILIES = {
-    **{name: {"hidden": 16, "heads": 2} for name in ("distilbert", "roberta", "ernie", "deberta-v2")},
+    **{name: {"hidden": 16, "heads": 2} for name in ("distilbert", "roberta", "xlm-roberta", "ernie", "deberta-v2")},
     **{name: {"hidden": 16, "heads": 2, "embedding": 8} for name in ("electra", "albert")},
     "mobilebert": {"bottleneck": 8, "heads": 2},
+    "llama": {"hidden": 16, "heads": 2},
 }
 
 

@@ -197,7 +197,7 @@ def test_models_share_nothing() -> None:
 
 # Gradients
 
-GRADIENT_FAMILIES = ["bert", "distilbert", "mobilebert", *DISENTANGLED]
+GRADIENT_FAMILIES = ["bert", "distilbert", "mobilebert", "llama", *DISENTANGLED]
 
 
 @pytest.mark.parametrize("family", GRADIENT_FAMILIES)
