@@ -13,6 +13,7 @@ from typing import Any
 
 from compress.data.task import Kind
 from compress.records.latency import Setting
+from compress.slicing.rules import GROUPED
 from compress.slicing.shape import Shape
 
 PLAIN = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "albert")
@@ -78,11 +79,11 @@ def _blocks(config: Any) -> list[_Block]:
     shape = Shape.from_config(config)
     if config.model_type in BOTTLENECKED:
         return [_bottlenecked(config)] * shape.layers
-    width = shape.heads * shape.head_size
+    width, grouped = shape.heads * shape.head_size, config.model_type in GROUPED
     plain = _Block(
-        context=2 * shape.hidden * width,
+        context=2 * shape.hidden * (config.num_key_value_heads * shape.head_size if grouped else width),
         answer=2 * shape.hidden * width,
-        feed_forward=2 * shape.hidden * shape.ffn,
+        feed_forward=(3 if grouped else 2) * shape.hidden * shape.ffn,  # with the gate's
         heads=shape.heads,
         width=width,
         activated=shape.ffn,
