@@ -1,10 +1,18 @@
-"""Tiny GPT-2 and T5 with tokenizers over the words of tests/tiny.py."""
+"""Tiny GPT-2, Llama and T5 with tokenizers over the words of tests/tiny.py."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from compress.data.masking import Words
 
@@ -54,6 +62,15 @@ def gpt2(*, layers: int = 2, hidden: int = 32, seed: int = 0, **config: Any) -> 
     sizes = {"n_layer": layers, "n_embd": hidden, "n_head": 4, "n_positions": 64, "initializer_range": 0.2}
     special = {"vocab_size": len(gpt2_tokenizer()), "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     return GPT2LMHeadModel(GPT2Config(**{**sizes, **special, **config})).eval()
+
+
+def llama(*, layers: int = 2, hidden: int = 32, seed: int = 0, **config: Any) -> Any:
+    """In eval mode, over GPT-2's tokenizer; two of its four heads share keys and values."""
+    torch.manual_seed(seed)
+    sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": 4, "num_key_value_heads": 2}
+    more = {"intermediate_size": 2 * hidden, "max_position_embeddings": 64, "initializer_range": 0.2}
+    special = {"vocab_size": len(gpt2_tokenizer()), "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    return LlamaForCausalLM(LlamaConfig(**{**sizes, **more, **special, **config})).eval()
 
 
 def t5(*, layers: int = 2, hidden: int = 32, seed: int = 0, **config: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModel, GPT2Config, T5Config
+from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM, GPT2Config, T5Config
 
 from compress.models.flops import LOOKS_AT_VALUES, TOKENS, count_parameters, flops_per_token, measure_size
 from tests import tiny
@@ -33,6 +33,34 @@ def test_a_modernbert_has_three_products_in_its_feed_forward_and_local_layers_co
     assert (
         count_parameters(model) == 4 * (4 * 32**2 + 3 * 32 * 64 + 2 * 32) - 32 + 2 * 32 + 32 * model.config.vocab_size
     )
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_llama_costs_what_its_products_cost(device: str) -> None:
+    """Keys and values of two heads for four heads of queries; three products in each feed-forward block."""
+    with torch.device(device):
+        model = AutoModel.from_config(tiny.config("qwen3", layers=3))
+    hidden, tokens, queries, keys = 32, 24, 4 * 12, 2 * 12
+    attention = 2 * hidden * queries + 2 * hidden * keys + 2 * tokens * queries
+    assert flops_per_token(model, tokens) == 2 * 3 * (attention + 3 * hidden * 64)
+
+
+PUBLISHED = {
+    "HuggingFaceTB/SmolLM2-135M": ("llama", 134_515_008, (30, 576, 9, 3, 1536, 49152)),
+    "Qwen/Qwen2.5-0.5B": ("qwen2", 494_032_768, (24, 896, 14, 2, 4864, 151936)),
+    "Qwen/Qwen3-0.6B": ("qwen3", 596_049_920, (28, 1024, 16, 8, 3072, 151936)),
+}
+"""Family, parameters (each tied one once), and the sizes in its config.json."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_decoders_have_their_published_parameters(name: str) -> None:
+    family, expected, sizes = PUBLISHED[name]
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+    config = CONFIG_MAPPING[family](**dict(zip((*names, "vocab_size"), sizes, strict=True)), tie_word_embeddings=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert count_parameters(model) == expected
 
 
 @pytest.mark.parametrize("family", [*tiny.FAMILIES, "gpt2"])

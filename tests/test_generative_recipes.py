@@ -20,9 +20,9 @@ ON_POLICY = {
 
 
 def teacher(folder: Path, family: str) -> str:
-    model = generative.gpt2(layers=4) if family == "gpt2" else generative.t5(layers=4)
-    # GPT-2's own tokenizer has no padding token either
-    tokenizer = generative.gpt2_tokenizer(pad=False) if family == "gpt2" else generative.t5_tokenizer()
+    model = getattr(generative, family)(layers=4)
+    # GPT-2's and Llama's own tokenizers have no padding token either
+    tokenizer = generative.t5_tokenizer() if family == "t5" else generative.gpt2_tokenizer(pad=False)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -32,20 +32,67 @@ def overrides(stages: int, *more: str) -> list[str]:
     return [f"stages.{n}.{key}={value}" for n in range(stages) for key, value in SMALL.items()] + list(more)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize(("recipe", "stages"), [("distilgpt2", 1), ("gkd", 2), ("minillm", 2)])
-def test_a_language_model_is_made_that_goes_on_writing(recipe: str, stages: int, tmp_path: Path) -> None:
+def test_a_language_model_is_made_that_goes_on_writing(recipe: str, stages: int, family: str, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n\n".join([f"{STORY}\n{STORY}"] * 30), encoding="utf-8")
     lines = overrides(stages, *([ON_POLICY[recipe]] if recipe in ON_POLICY else []))
     folder = tiny.call(pretrain,
-        teacher=teacher(tmp_path / "teacher", "gpt2"), recipe=recipe, out=tmp_path / "run", corpus=str(corpus),
+        teacher=teacher(tmp_path / "teacher", family), recipe=recipe, out=tmp_path / "run", corpus=str(corpus),
         overrides=lines, precision="fp32",
     )  # fmt: skip
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
-    assert model.config.n_layer == 2
+    assert (model.config.model_type, model.config.num_hidden_layers) == (family, 2)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     start = tokenizer("the film", return_tensors="pt")
     assert len(model.generate(**start, max_new_tokens=3, do_sample=False)[0]) > len("the film")
+
+
+def test_a_llama_is_distilled_into_one_that_is_narrower_too(tmp_path: Path) -> None:
+    """Its units are the teacher's, chosen by what its own words lose without them."""
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n\n".join([f"{STORY}\n{STORY}"] * 30), encoding="utf-8")
+    sizes = [f"student.{name}={size}" for name, size in {"hidden": 24, "ffn": 40, "heads": 2}.items()]
+    folder = tiny.call(pretrain,
+        teacher=teacher(tmp_path / "teacher", "llama"), recipe="distilgpt2", out=tmp_path / "run", corpus=str(corpus),
+        overrides=[*overrides(1), *sizes, "stages.0.objective.2.project=true"], precision="fp32",
+    )  # fmt: skip
+    config = AutoModelForCausalLM.from_pretrained(folder).config
+    found = (config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads)
+    assert (*found, config.head_dim) == (24, 40, 2, 1, 8)
+
+
+MINITRON = """
+paper: {title: A tiny test, authors: Nobody, year: 2025, url: https://example.org}
+about: A language model is pruned by its activations, and learns the whole one's next words.
+student: {init: teacher}
+stages:
+  - {prune: once, data: text, head: causal_lm, importance: {by: minitron.activation}, rows: 32, max_length: 32}
+  - distill: logits
+    data: text
+    head: causal_lm
+    rows: gpt2.blocks
+    corrupt: gpt2.next_tokens
+    steps: 3
+    batch: 8
+    max_length: 32
+    lr: 1.0e-3
+    objective: [{loss: distilbert.masked_soft_targets}]
+"""
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_language_model_is_pruned_by_its_activations(family: str, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n\n".join([f"{STORY}\n{STORY}"] * 30), encoding="utf-8")
+    sizes = [f"target.{name}=0.5" for name in ("layers", "hidden", "heads", "ffn")]
+    folder = tiny.call(pretrain,
+        teacher=teacher(tmp_path / "teacher", family), recipe=tiny.recipe(tmp_path, MINITRON), out=tmp_path / "run",
+        corpus=str(corpus), overrides=sizes, precision="fp32",
+    )  # fmt: skip
+    config = AutoModelForCausalLM.from_pretrained(folder).config
+    assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (2, 16, 2)
 
 
 def test_a_text_to_text_model_learns_to_fill_in_spans(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from compress.commands.distill import StageModels
 from compress.exporters.artifact import Bundle
 from compress.pruning.stage import read_record
 from compress.slicing.plan import HIDDEN
-from tests import children, command, pruning_given, tiny
+from tests import children, command, generative, pruning_given, tiny
 from tests.pruning_given import pruned
 
 STAGES = ("half", "between", "all", "recover")
@@ -88,6 +88,29 @@ def test_the_bundle_says_what_was_asked_and_what_is_left(shipped: Path) -> None:
     rows = {row["role"]: row for row in report["rows"]}
     assert rows["student"]["parameters"] < 0.7 * rows["teacher"]["parameters"]
     assert set(report["stage_seconds"]) == set(STAGES), "pruning takes time too"
+
+
+def test_minitron_prunes_a_llama_with_a_head_for_the_task(tmp_path: Path) -> None:
+    """The heads go in the groups that share keys and values; the bundle answers as the model does."""
+    model = generative.llama(layers=3).model
+    model.save_pretrained(tmp_path / "model")
+    generative.gpt2_tokenizer(pad=False).save_pretrained(tmp_path / "model")
+    short = {"steps": 3, "batch": 8, "max_length": 32, "lr": 1e-3, "evaluate": 1}
+    lines = [f"{stage}.{name}={value}" for stage in ("teacher", "stages.1") for name, value in short.items()]
+    bundle = tiny.call(compress.prune,
+        model=str(tmp_path / "model"), recipe="prune-minitron", data=tiny.reviews(tmp_path / "data", train=32, dev=12),
+        out=tmp_path / "run", layers=2, hidden=0.5, heads=0.5, ffn=0.5, gate="warn", precision="fp32",
+        overrides=[*lines, "stages.0.rows=16", "stages.0.batch=8", "stages.0.max_length=32"],
+    )  # fmt: skip
+    small = AutoModelForSequenceClassification.from_pretrained(bundle.path).eval()
+    config = small.config
+    assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (2, 16, 32)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (2, 1, 8)
+    tokenizer = AutoTokenizer.from_pretrained(bundle.path)
+    for text in ("a good film", "the plot is quite dull and cold !"):
+        with torch.no_grad():
+            expected = small(**tokenizer(text, return_tensors="pt")).logits.numpy()
+        assert bundle.logits([tokenizer(text)], precision="fp32") == pytest.approx(expected, abs=1e-4)
 
 
 def test_fewer_heads_that_save_nothing_are_told(given: dict[str, Any], tmp_path: Path) -> None:
@@ -230,9 +253,13 @@ def test_a_family_without_a_plan_is_told_what_there_is(given: dict[str, Any], tm
 
 
 FAMILIES = {
-    **{name: {"hidden": 16, "heads": 2} for name in ("distilbert", "roberta", "ernie", "deberta-v2", "modernbert")},
+    **{
+        name: {"hidden": 16, "heads": 2}
+        for name in ("distilbert", "roberta", "xlm-roberta", "ernie", "deberta-v2", "modernbert")
+    },
     **{name: {"hidden": 16, "heads": 2, "embedding": 8} for name in ("electra", "albert")},
     "mobilebert": {"bottleneck": 8, "heads": 2},
+    "llama": {"hidden": 16, "heads": 2},
 }
 
 

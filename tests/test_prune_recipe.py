@@ -230,6 +230,15 @@ def test_a_t5s_heads_and_width_go_each_its_way() -> None:
     assert interpolate_sizes(begin, end, 0.5, tied=False) == Sizes(6, 384, 5, 64, 2048)
 
 
+def test_the_heads_of_a_llama_go_in_groups_that_divide_its_width() -> None:
+    begin, end = Sizes(6, 576, 9, 64, 1536), Sizes(6, 432, 3, 64, 768)
+    assert interpolate_sizes(begin, end, 0.5, tied=False, together=3) == Sizes(6, 504, 6, 64, 1152)
+    for step in range(21):
+        found = interpolate_sizes(begin, end, step / 20, tied=False, together=3)
+        assert end.within(found) and found.within(begin)
+        assert found.heads % 3 == found.hidden % found.heads == 0
+
+
 def test_prune_is_frozen_like_all_of_a_recipe(tmp_path: Path) -> None:
     stage = recipe(tmp_path).pruning[0]
     assert isinstance(stage, Prune)

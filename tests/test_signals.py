@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from compress.errors import ObjectiveError
+from compress.exporters.onnx import LOOKS_BACK
 from compress.models.signals import ATTENTION, NAMES, open_attention, read
 from tests import tiny
 
@@ -23,8 +25,9 @@ def opened(family: str, **changes: Any) -> Any:
     return model
 
 
-def probabilities(scores_BHLL: Tensor, mask_BL: Tensor) -> Tensor:
-    return scores_BHLL.masked_fill(mask_BL[:, None, None, :] == 0, -torch.inf).softmax(-1)
+def probabilities(scores_BHLL: Tensor, mask_BL: Tensor, *, looks_back: bool = False) -> Tensor:
+    seen = mask_BL[:, None, None, :].expand_as(scores_BHLL)
+    return scores_BHLL.masked_fill((seen.tril() if looks_back else seen) == 0, -torch.inf).softmax(-1)
 
 
 @torch.no_grad()
@@ -36,7 +39,8 @@ def test_scores_are_those_of_eager_attention(family: str) -> None:
     assert len(shown.scores) == len(shown.queries) == len(shown.values) == len(shown.layers) == 2
     queries_BL = batch["attention_mask"][:, None, :, None].bool()
     for scores, expected in zip(shown.scores, eager.attentions, strict=True):
-        difference = (probabilities(scores, shown.mask_BL) - expected).masked_fill(~queries_BL, 0)
+        found = probabilities(scores, shown.mask_BL, looks_back=family in LOOKS_BACK)
+        difference = (found - expected).masked_fill(~queries_BL, 0)
         assert difference.abs().max() < 1e-6
         assert expected.std() > 0.01
     for mine, expected in zip((shown.embeddings, *shown.layers), eager.hidden_states, strict=True):
@@ -66,6 +70,27 @@ def test_queries_keys_and_values_are_split_into_heads(family: str) -> None:
     if family not in DISENTANGLED:
         expected = shown.queries[0] @ shown.keys[0].mT / size**0.5
         torch.testing.assert_close(shown.scores[0], expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_decoder_shows_keys_after_rotary_positions_for_each_head_that_reads_them(family: str) -> None:
+    """Of two heads of keys and values, each read by two heads of queries; Qwen3's are normed, and 12 wide."""
+    model, batch = opened(family, num_key_value_heads=2), tiny.batch((7, 7))
+    shown, attention = read(model, batch, ALL), model.model.layers[0].self_attn
+    entered = model.model.layers[0].input_layernorm(shown.embeddings)
+    query, key, value = (
+        getattr(attention, f"{side}_proj")(entered).view(2, 7, -1, attention.head_dim).transpose(1, 2)
+        for side in ("q", "k", "v")
+    )
+    if family == "qwen3":
+        query, key = attention.q_norm(query), attention.k_norm(key)
+    query, key = apply_rotary_pos_emb(query, key, *model.model.rotary_emb(entered, torch.arange(7)[None]))
+    for mine, expected in ((shown.keys[0], key), (shown.values[0], value)):
+        assert torch.equal(mine, expected[:, [0, 0, 1, 1]])
+    torch.testing.assert_close(shown.queries[0], query)
+    scores = torch.stack([query[:, head] @ key[:, head // 2].mT / attention.head_dim**0.5 for head in range(4)], 1)
+    torch.testing.assert_close(shown.scores[0], scores)
 
 
 @torch.no_grad()
@@ -172,7 +197,7 @@ def test_models_share_nothing() -> None:
 
 # Gradients
 
-GRADIENT_FAMILIES = ["bert", "distilbert", "mobilebert", *DISENTANGLED]
+GRADIENT_FAMILIES = ["bert", "distilbert", "mobilebert", "llama", *DISENTANGLED]
 
 
 @pytest.mark.parametrize("family", GRADIENT_FAMILIES)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -226,6 +227,7 @@ FAMILIES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "albert": ("albert", AutoModelForSequenceClassification, {}),
     "mobilebert": ("mobilebert", AutoModelForSequenceClassification, {}),
     "deberta-v2": ("deberta-v2", AutoModelForTokenClassification, {}),
+    "llama": ("llama", AutoModelForCausalLM, {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}),
     "roberta masked": ("roberta", AutoModelForMaskedLM, {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}),
 }
 
@@ -233,7 +235,7 @@ FAMILIES: dict[str, tuple[str, Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_checkpoints_of_all_families(name: str, tmp_path: Path) -> None:
     family, head, changes = FAMILIES[name]
-    tokenizer = byte_bpe() if family == "roberta" else wordpiece()
+    tokenizer = byte_bpe() if family in ("llama", "roberta") else wordpiece()
     model = tiny.model(family, head=head, **{"vocab_size": len(tokenizer), **changes})
     folder = tmp_path / "whole"
     model.save_pretrained(folder)

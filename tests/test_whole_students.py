@@ -1,16 +1,20 @@
-"""Students of GPT-2 and T5: whole layers of the teacher's, each stack by the same rule."""
+"""Students of GPT-2, T5 and Llama: whole layers of the teacher's, each stack by the same rule, or cut out of it."""
 
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 from compress.config.recipe import StudentSpec
 from compress.errors import StudentError
 from compress.models.init_weights import copy_whole
-from compress.models.student import build, config_for
+from compress.models.student import build, choose_units, config_for, resolve_init
+from compress.slicing.masking import masked
+from compress.slicing.rules import GROUPED
 from compress.slicing.shape import Shape
 from tests import generative, tiny
+from tests.slicing import families
 
 HEADS: dict[str, Any] = {"gpt2": "causal_lm", "t5": "seq2seq"}
 
@@ -82,12 +86,68 @@ def test_from_scratch_any_size_will_do(family: str) -> None:
     assert (shape.layers, shape.stack("layers"), shape.hidden) == (1, 1, 16)
 
 
-@pytest.mark.parametrize("family", HEADS)
-def test_narrower_copies_are_refused(family: str) -> None:
-    with pytest.raises(
-        StudentError, match=rf"copies the layers of a {family} whole, but .* \(\d+, 16\) in the student"
-    ):
-        made(family, StudentSpec(hidden=16, init="teacher"))
+def test_narrower_copies_of_t5_are_refused() -> None:
+    with pytest.raises(StudentError, match=r"copies the layers of a t5 whole, but .* \(\d+, 16\) in the student"):
+        made("t5", StudentSpec(hidden=16, init="teacher"))
+
+
+@pytest.mark.parametrize("family", ["gpt2", *GROUPED])
+@pytest.mark.parametrize("init", ["teacher", "auto"])
+def test_a_narrower_decoder_computes_what_its_teacher_does_with_the_rest_masked(family: str, init: str) -> None:
+    teacher = families.model(family, layers=4, head=GPT2LMHeadModel if family == "gpt2" else AutoModelForCausalLM)
+    heads = 3 if family == "gpt2" else 2  # whose heads fill its width
+    spec = StudentSpec(layers=2, hidden=24, ffn=40, heads=heads, copy_layers="last", init=init)
+    kept = choose_units(spec, teacher)
+    assert kept is not None and kept.layers == (2, 3)
+    student = build(spec, teacher, head="causal_lm", kind=None).eval()
+    with masked(teacher, kept):
+        expected = families.logits(teacher)
+    torch.testing.assert_close(families.logits(student), expected, rtol=1e-5, atol=1e-5)
+    assert Shape.from_config(student.config).head_size == (12 if family == "qwen3" else 8)
+
+
+def test_a_classifier_is_cut_out_of_a_language_model() -> None:
+    """Its own head stays as it was drawn; the rest is the teacher's."""
+    teacher = tiny.model("llama", head=AutoModelForCausalLM)
+    student = build(StudentSpec(layers=1, init="teacher"), teacher, head="task", kind="classification")
+    assert torch.equal(student.model.layers[0].mlp.up_proj.weight, teacher.model.layers[0].mlp.up_proj.weight)
+    assert student.score.weight.shape == (3, 32)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"heads": 2}, (2, 1, 8)),
+        ({"heads": 2, "hidden": 16}, (2, 1, 8)),
+        ({"heads": 1, "config": {"num_key_value_heads": 1}}, (1, 1, 8)),
+        ({"config": {"head_dim": 4}}, (4, 2, 4)),
+    ],
+)
+def test_a_students_heads_share_keys_and_values_as_its_teachers_do(
+    asked: dict[str, Any], found: tuple[int, int, int]
+) -> None:
+    teacher = tiny.model("llama", head=AutoModelForCausalLM)
+    student = build(StudentSpec(**asked), teacher, head="causal_lm", kind=None)
+    config = student.config
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == found
+    assert families.logits(student).isfinite().all()
+    if "config" in asked:  # not a share of the teacher's
+        assert resolve_init(StudentSpec(**asked, init="auto"), teacher.config).init == "scratch"
+        with pytest.raises(StudentError, match="heads keep their size, and as many share keys and values"):
+            build(StudentSpec(**asked, init="teacher"), teacher, head="causal_lm", kind=None)
+
+
+def test_heads_that_share_keys_and_values_are_not_torn_apart() -> None:
+    teacher = tiny.model("llama").config
+    with pytest.raises(StudentError, match=r"heads: 1: 2 heads share .*; expected a multiple of 2"):
+        config_for(StudentSpec(heads=1), teacher)
+
+
+def test_a_llama_may_be_the_student_of_a_gpt2() -> None:
+    student, _ = made("gpt2", StudentSpec(family="llama", layers=1, hidden=16, heads=2, ffn=24))
+    config = student.config
+    assert (config.head_dim, config.num_key_value_heads, config.vocab_size) == (8, 2, len(generative.gpt2_tokenizer()))
+    assert logits(student).isfinite().all()
 
 
 def test_shares_are_of_each_stack() -> None:

@@ -80,9 +80,19 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "xlm-roberta": {"type_vocab_size": 1},
         "modernbert": {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3},
         "xlnet": {},
+        "llama": {"num_key_value_heads": 2},
     }
 )
 """Each family's own settings; those it spells differently are in `config`."""
+LIKE_LLAMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "llama": {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
+        "mistral": {"num_key_value_heads": 2, "sliding_window": 4},
+        "qwen2": {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+        "qwen3": {"num_key_value_heads": 2, "head_dim": 12, "tie_word_embeddings": True},
+    }
+)
+"""Settings of the families of `slicing.rules.GROUPED` that show all they may have: biases, windows, wide heads."""
 _SPELLED = {
     "distilbert": {"layers": "n_layers", "hidden": "dim", "heads": "n_heads", "ffn": "hidden_dim"},
     "xlnet": {"layers": "n_layer", "hidden": "d_model", "heads": "n_head", "ffn": "d_inner"},
@@ -106,7 +116,8 @@ def config(family: str, *, layers: int = 2, hidden: int = 32, heads: int = 4, la
         "initializer_range": 0.2,
     }
     positions = {} if family == "xlnet" else {"max_position_embeddings": 64}
-    return CONFIG_MAPPING[family](**{**common, **positions, **spelled, **FAMILIES[family], **changes})
+    own = FAMILIES.get(family) or LIKE_LLAMA.get(family, {})
+    return CONFIG_MAPPING[family](**{**common, **positions, **spelled, **own, **changes})
 
 
 def model(

@@ -32,7 +32,10 @@ HEADS: Final[Mapping[str, Kind]] = MappingProxyType(
 HEADLESS: Final = ("Model", "ForMaskedLM", "ForPreTraining")
 """Encoders: what a language model's head predicts is of no use on a device."""
 
-GENERATIVE: Final = ("GPT2LMHeadModel", "T5ForConditionalGeneration")
+GENERATIVE: Final = (
+    *("GPT2LMHeadModel", "T5ForConditionalGeneration"),
+    *("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+)
 SAMPLE: Final = 200
 """Sentences on which an int8 file of embeddings is compared with fp32."""
 LONGEST: Final = 512

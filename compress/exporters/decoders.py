@@ -1,5 +1,5 @@
-"""Trace models that write text: GPT-2's decoder, T5's encoder and decoder, with the keys and values of the tokens
-before as inputs and outputs. Names are optimum's and transformers.js's.
+"""Trace models that write text: GPT-2's decoder and those of Llama's shape, T5's encoder and decoder, with the keys and
+values of the tokens before as inputs and outputs. Names are optimum's and transformers.js's.
 
 B batch, L tokens read now, M tokens seen in all, S tokens of T5's source, D hidden, N layers.
 """
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
+from compress.errors import ExportError
 from compress.exporters.onnx import MASKED, export_graph, tracing
 from compress.slicing.shape import Shape
 
@@ -56,35 +57,56 @@ def _flat(cache: Any) -> list[Tensor]:
     return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
 
 
-def _causal(length: Any, total: Any) -> Tensor:
-    """Make (L, M): 1 where a token is no later than its reader, one of the last L of M tokens."""
+def _causal(length: Any, total: Any, window: int | None = None) -> Tensor:
+    """Make (L, M): 1 where a token is no later than its reader, one of the last L of M tokens, and one of the `window`
+    tokens that end with it."""
     place_M = torch.arange(total)
-    return (place_M[None, :] <= place_M[total - length :, None]).long()
+    ago_LM = place_M[total - length :, None] - place_M[None, :]
+    return ((ago_LM >= 0) if window is None else (ago_LM >= 0) & (ago_LM < window)).long()
 
 
 class CausalDecoder(nn.Module):
-    """GPT-2: tokens and what came before -> logits, and the same with these tokens."""
+    """GPT-2, Llama and its like: tokens and what came before -> logits, and the same with these tokens.
+
+    Keys are held as they are multiplied: after rotary positions. Raises ExportError for rotary positions whose
+    frequencies change with the length of a text.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model, self.layers = model, Shape.from_config(model.config).layers
+        kind = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
+        if kind in ("dynamic", "longrope"):
+            raise ExportError(
+                f"{type(model).__name__}: its rotary positions are of type {kind}, which depends on the length of the "
+                "text; expected default, linear, llama3 or yarn"
+            )
 
     @property
     def past(self) -> list[str]:
         return [f"{layer}.{part}" for layer in range(self.layers) for part in ("key", "value")]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, *past: Tensor) -> Any:
-        seen_LM = _causal(input_ids.shape[1], past[0].shape[2] + input_ids.shape[1])
-        mask = (1.0 - (attention_mask[:, None, None, :] * seen_LM).float()) * MASKED
+        length, config = input_ids.shape[1], self.model.config
+
+        def mask(window: int | None) -> Tensor:
+            seen_LM = _causal(length, past[0].shape[2] + length, window)
+            return (1.0 - (attention_mask[:, None, None, :] * seen_LM).float()) * MASKED
+
+        kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+        given: Any = mask(None if kinds else window)  # Mistral's layers are all alike
+        if "sliding_attention" in (kinds or ()):
+            given = {"full_attention": given, "sliding_attention": mask(window)}
         cache = _cache(past, self.layers)
         out = self.model(
-            input_ids=input_ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, use_cache=True
+            input_ids=input_ids, attention_mask=given, position_ids=position_ids, past_key_values=cache, use_cache=True
         )
         return (out.logits, *_flat(out.past_key_values))
 
     def example(self) -> dict[str, Tensor]:
         shape = Shape.from_config(self.model.config)
-        past = torch.randn(BATCH, shape.heads, PAST_LENGTH, shape.head_size)
+        heads = getattr(self.model.config, "num_key_value_heads", shape.heads)
+        past = torch.randn(BATCH, heads, PAST_LENGTH, shape.head_size)
         return {
             "input_ids": torch.ones(BATCH, LENGTH, dtype=torch.long),
             "attention_mask": torch.ones(BATCH, PAST_LENGTH + LENGTH, dtype=torch.long),
@@ -168,7 +190,7 @@ def trace(module: nn.Module, path: Path, *, opset: int) -> None:
     past: list[str] = getattr(module, "past", [])
     outputs = ["logits", *(f"present.{name}" for name in past)] if past else ["last_hidden_state"]
     axes = {name: _axes(name) for name in (*example, *outputs)}
-    with tracing(type(module).__name__, "a GPT-2 or T5 model as transformers loads it"):
+    with tracing(type(module).__name__, "a model that writes text as transformers loads it"):
         export_graph(module, example, path, opset=opset, outputs=outputs, axes=axes)
 
 

@@ -1,4 +1,4 @@
-"""Write and run bundles that write text: GPT-2 as one decoder, T5 as an encoder and a decoder.
+"""Write and run bundles that write text: GPT-2 and those of Llama's shape as one decoder, T5 as two files.
 
     GPT-2:  onnx/model.onnx            T5:  onnx/encoder_model.onnx  onnx/decoder_model_merged.onnx
     and each in int8, as onnx/model_quantized.onnx
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from compress.errors import BundleError, ExportError
 from compress.exporters.artifact import Bundle, writing
 from compress.exporters.manifest import Manifest
+from compress.slicing.rules import GROUPED
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -131,7 +132,7 @@ class TextGenerator:
 
 
 def write(path: Path, *, model: Any, tokenizer: Any, max_length: int, name: str, opset: int = 17) -> Bundle:
-    """Write GPT-2 or T5: weights, tokenizer, and the graphs in fp32 and int8, checked against the model.
+    """Write a decoder or T5: weights, tokenizer, and the graphs in fp32 and int8, checked against the model.
 
     Raises ExportError for another architecture, for one that is over 2 GB, and where the files do not compute what the
     model does.
@@ -166,7 +167,7 @@ def _traced(plain: Any, folder: Path, opset: int) -> list[str]:
     from compress.exporters import decoders
 
     known: dict[str, dict[str, Any]] = {
-        "gpt2": {"model.onnx": decoders.CausalDecoder},
+        **{family: {"model.onnx": decoders.CausalDecoder} for family in ("gpt2", *GROUPED)},
         "t5": {
             "encoder_model.onnx": decoders.SourceEncoder,
             "first.onnx": partial(decoders.T5Decoder, first=True),
@@ -174,7 +175,9 @@ def _traced(plain: Any, folder: Path, opset: int) -> list[str]:
         },
     }
     if plain.config.model_type not in known:
-        raise ExportError(f"{type(plain).__name__}: cannot be exported to write text; expected GPT-2 or T5")
+        raise ExportError(
+            f"{type(plain).__name__}: cannot be exported to write text; expected one of {', '.join(known)}"
+        )
     folder.mkdir()
     for file, module in known[plain.config.model_type].items():
         decoders.trace(module(plain), folder / file, opset=opset)

@@ -27,6 +27,7 @@ from compress.exporters.rewrite import SHIPPED, Form, rewrite_graph
 from compress.exporters.session import SESSION_KEY, SESSION_WHY_KEY, UNFUSED_SKIP, UNFUSED_SKIP_WHY, open_session
 from compress.io import written
 from compress.provenance import versions
+from compress.slicing.rules import GROUPED
 
 PROTOBUF_LIMIT = 2**31
 MASKED = -1e4
@@ -36,7 +37,7 @@ SQUARES_ITS_MASK = ("deberta", "deberta-v2", "static-embedding", "xlm", "xlnet")
 """Model types whose attention makes its own pair mask of a (batch, tokens) one, and misreads a prepared one; or that
 take a mean over the tokens and have no attention."""
 
-LOOKS_BACK = ("gpt2",)
+LOOKS_BACK = ("gpt2", *GROUPED)
 """Model types in which a token sees none behind it; a prepared mask has to say so."""
 
 SEGMENTS_UNCOUNTED = ("xlm", "xlnet")
@@ -145,14 +146,17 @@ def _prepare_below(encoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def prepare_mask(mask_BL: Tensor, config: Any) -> Any:
     """Compute what is added to the scores (batch, 1, 1 or tokens, tokens); by the kind of layer where these differ."""
     seen = mask_BL[:, None, None, :]
-    if config.model_type in LOOKS_BACK:
+    kinds = getattr(config, "layer_types", None)
+    if looks_back := config.model_type in LOOKS_BACK:
         seen = seen * torch.ones_like(seen.expand(-1, -1, seen.shape[-1], -1)).tril()
     full = (1.0 - seen.to(torch.float32)) * MASKED
-    if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
+    if "sliding_attention" not in (kinds or ()) and (config.model_type != "mistral" or config.sliding_window is None):
         return full
     place_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
-    far_LL = (place_L[:, None] - place_L[None, :]).abs() > config.sliding_window
-    return {"full_attention": full, "sliding_attention": (full + far_LL * MASKED).clamp(min=MASKED)}
+    apart_LL = place_L[:, None] - place_L[None, :]
+    far_LL = apart_LL >= config.sliding_window if looks_back else apart_LL.abs() > config.sliding_window
+    near = (full + far_LL * MASKED).clamp(min=MASKED)
+    return {"full_attention": full, "sliding_attention": near} if kinds else near  # Mistral's layers are all alike
 
 
 def outputs_of(out: Any) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from compress.data.task import Kind
 from compress.records.latency import Setting
+from compress.slicing.rules import GROUPED
 from compress.slicing.shape import Shape
 
 PLAIN = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "albert")
@@ -82,10 +83,10 @@ def _blocks(config: Any) -> list[_Block]:
     shape = Shape.from_config(config)
     if config.model_type in BOTTLENECKED:
         return [_bottlenecked(config)] * shape.layers
-    width = shape.heads * shape.head_size
-    products = 3 if config.model_type in MODERN else 2  # of its gates too
+    width, grouped = shape.heads * shape.head_size, config.model_type in GROUPED
+    products = 3 if grouped or config.model_type in MODERN else 2  # of its gates too
     plain = _Block(
-        context=2 * shape.hidden * width,
+        context=2 * shape.hidden * (config.num_key_value_heads * shape.head_size if grouped else width),
         answer=2 * shape.hidden * width,
         feed_forward=products * shape.hidden * shape.ffn,
         heads=shape.heads,

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from compress.errors import StudentError
 from compress.slicing.cut import cut
 from compress.slicing.plan import SlicePlan, parameters_of
-from compress.slicing.rules import ROTARY, place
+from compress.slicing.rules import GROUPED, ROTARY, place
 from compress.slicing.select import Importance, Kept, choose, magnitude
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes, fits_rotary, select_layers
@@ -42,7 +42,7 @@ def weight_of(name: str, family: str = "bert") -> Weight | None:
 
 def cuts(teacher: str, student: str) -> bool:
     """Check that a student of one family can be cut out of a teacher of another."""
-    return {teacher, student} <= set(KNOWN) or (teacher == student and student in APART)
+    return {teacher, student} <= set(KNOWN) or (teacher == student and student in (*APART, *SLICED))
 
 
 def keep_units(
@@ -91,7 +91,38 @@ def narrow_weights(teacher: PreTrainedModel, kept: Kept) -> dict[Weight, Tensor]
     return {weight: tensor.detach() for weight, tensor in named if weight is not None}
 
 
-WHOLE = ("gpt2", "t5")
+SLICED = ("gpt2", *GROUPED)
+"""Families whose students are cut out of a teacher of the same family, weight by weight (`copy_units`)."""
+
+
+@torch.no_grad()
+def copy_units(student: PreTrainedModel, teacher: PreTrainedModel, kept: Kept) -> None:
+    """Fill the student with what is kept of a teacher of its family.
+
+    What the teacher does not have, such as another head, stays as it is. Raises StudentError where a weight has another
+    shape than what is kept of the teacher's.
+    """
+    if teacher.device.type == "meta":
+        return
+    plan = SlicePlan.from_model(teacher)
+    source = _stripped(teacher, cut(plan, parameters_of(teacher), kept))
+    for name, mine in _stripped(student, dict(student.named_parameters())).items():
+        theirs = source.get(name)
+        if theirs is None or (theirs.shape != mine.shape and name.startswith(HEADS)):
+            continue
+        if theirs.shape != mine.shape:
+            raise StudentError(
+                f"student.init: teacher: {name} is {tuple(mine.shape)} in the student, and what is kept of the "
+                f"teacher's {tuple(theirs.shape)}: heads keep their size, and as many share keys and values; leave "
+                "head_dim and num_key_value_heads out of student.config, or use init: scratch"
+            )
+        mine.data.copy_(theirs)
+
+
+HEADS = ("score.", "classifier.", "qa_outputs.")
+"""The beginnings of names of weights that tell a task's labels apart."""
+
+WHOLE = ("t5",)
 """The families that `copy_whole` copies, at whatever depth."""
 
 _LAYER = re.compile(r"((?:.*?\.)?(?:h|block|layer|layers))\.(\d+)\.(.*)")
@@ -140,8 +171,12 @@ def _depths(names: Mapping[str, Tensor]) -> dict[str, int]:
 
 def _named(model: PreTrainedModel) -> dict[str, Tensor]:
     """List weights by their names in the model without a head."""
-    prefix = f"{model.base_model_prefix}."
-    return {name.removeprefix(prefix): each.data for name, each in model.named_parameters()}
+    return _stripped(model, {name: each.data for name, each in model.named_parameters()})
+
+
+def _stripped(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Name a model's weights as in the model without a head."""
+    return {name.removeprefix(f"{model.base_model_prefix}."): each for name, each in weights.items()}
 
 
 def tables(teacher: PreTrainedModel, source: Mapping[Weight, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

@@ -34,8 +34,8 @@ class LayerAttention:
     """Hold one layer: queries, keys, values (B, H, L, K); `scores` where they are more than q k^T / sqrt d.
 
     Queries and keys are those that are multiplied: after their norms, and turned by the tokens' places where a family
-    does so. seen_BLL: which tokens (last axis) each token's attention sees, where a window leaves some out; pads are
-    seen by nobody.
+    does so. Keys and values that a group of heads shares are repeated for each of them. seen_BLL: which tokens (last
+    axis) each token's attention sees, where a window leaves some out; pads are seen by nobody.
     """
 
     query_BHLK: Tensor
@@ -93,7 +93,8 @@ class Signals:
 
     @cached_property
     def scores(self) -> tuple[Tensor, ...]:
-        """Return the scores Q K^T / sqrt d_k, before mask, softmax and dropout, pads included: (B, H, L, L) each."""
+        """Return the scores Q K^T / sqrt d_k, before mask, softmax and dropout: (B, H, L, L) each. Pads are included,
+        and in a decoder the tokens that come later."""
         return tuple(
             (each.query_BHLK * (1 / math.sqrt(each.query_BHLK.shape[-1]))) @ each.key_BHLK.mT
             if each.scores_BHLL is None
@@ -116,7 +117,8 @@ def _tap(
     if tap is not None:
         window, seen_B1LL = kwargs.get("sliding_window"), attention_mask
         local = window is not None and seen_B1LL is not None and window < key.shape[2]
-        tap.append(LayerAttention(query, key, value, seen_BLL=seen_B1LL[:, 0] if local else None))  # type: ignore[index]
+        keys, values = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
+        tap.append(LayerAttention(query, keys, values, seen_BLL=seen_B1LL[:, 0] if local else None))  # type: ignore[index]
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 

@@ -21,8 +21,10 @@ from compress.models.checkpoints import resolve
 from compress.models.init_weights import (
     APART,
     KNOWN,
+    SLICED,
     WHOLE,
     Weight,
+    copy_units,
     copy_whole,
     cuts,
     keep_units,
@@ -31,7 +33,7 @@ from compress.models.init_weights import (
 )
 from compress.models.sharing import share, share_again
 from compress.models.teacher import explain_load_errors, load_config
-from compress.slicing.rules import FIRST_IS_OWN, ROTARY
+from compress.slicing.rules import FIRST_IS_OWN, GROUPED, ROTARY
 from compress.slicing.select import Importance, Kept, check_layers
 from compress.slicing.shape import Shape, setting_name
 from compress.slicing.sizes import fits_rotary, layer_kinds, select_layers
@@ -52,7 +54,7 @@ _UNDECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Settings that a family's model reads although its config class does not declare them."""
 
 
-def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig:
+def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
     """Make the student's config: the teacher's, resized, or another family's with the teacher's vocabulary and labels.
 
     Raises StudentError naming the size that does not fit, PruneError for layers that cannot stand where they come to.
@@ -71,9 +73,11 @@ def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig
         try:
             name = setting_name(config, size)
         except KeyError:
-            if wanted is not None:
+            if wanted is None:
+                continue
+            if size != "ffn" or not hasattr(config, "n_inner"):  # GPT-2 leaves it out where it is four times its width
                 raise StudentError(f"student.{size}: {family} models have no such size") from None
-            continue
+            name = "n_inner"
         if size == "embedding" and wanted is None:
             if family == teacher.model_type and theirs.embedding == theirs.hidden:
                 config.embedding_size = Shape.from_config(config).hidden
@@ -81,18 +85,38 @@ def config_for(spec: StudentSpec, teacher: PreTrainedConfig) -> PreTrainedConfig
         setattr(config, name, _count(size, wanted, getattr(theirs, size)))
     if theirs.decoder_layers is not None and config.is_encoder_decoder:
         setattr(config, setting_name(config, "decoder_layers"), _count("layers", spec.layers, theirs.decoder_layers))
+    if family in GROUPED:
+        _set_groups(config, teacher, given="num_key_value_heads" in spec.config)
     _set_further(config, spec.config)
     shape = Shape.from_config(config)
-    if getattr(config, "layer_types", None):  # ModernBERT's kinds of attention
-        config.layer_types = _layer_kinds(spec, teacher, config, shape)
-    _set_derived(config, shape)
+    _set_derived(spec, teacher, config, shape)
     if shape.hidden % shape.heads:
         raise StudentError(f"student: hidden {shape.hidden} is not a multiple of heads {shape.heads}")
     return config
 
 
-def _set_derived(config: Any, shape: Shape) -> None:
-    """Set the sizes that some families write down a second time."""
+def _set_groups(config: Any, teacher: Any, *, given: bool) -> None:
+    """Let heads keep the teacher's size, and as many share keys and values; all have their own after another family.
+
+    given: the number of heads of keys and values comes from the recipe.
+    """
+    heads = Shape.from_config(config).heads
+    if teacher.model_type not in GROUPED:
+        config.head_dim, config.num_key_value_heads = config.hidden_size // heads, heads
+        return
+    together = teacher.num_attention_heads // teacher.num_key_value_heads
+    if heads % together and not given:
+        raise StudentError(
+            f"student.heads: {heads}: {together} heads share each head of keys and values in this teacher; expected a "
+            f"multiple of {together}, or `config: {{num_key_value_heads: ...}}`"
+        )
+    config.head_dim, config.num_key_value_heads = Shape.from_config(teacher).head_size, heads // together
+
+
+def _set_derived(spec: StudentSpec, teacher: Any, config: Any, shape: Shape) -> None:
+    """Set the kinds of attention, one for each layer, and the sizes that some families write down a second time."""
+    if getattr(config, "layer_types", None):
+        config.layer_types = _layer_kinds(spec, teacher, config, shape)
     if hasattr(config, "pooler_hidden_size"):  # DeBERTa's second name for the same width
         config.pooler_hidden_size = shape.hidden
     if hasattr(config, "d_head"):  # XLNet's second name for the width of a head
@@ -106,7 +130,7 @@ def _layer_kinds(spec: StudentSpec, teacher: PreTrainedConfig, config: Any, shap
         if len(kinds) != shape.layers:
             raise StudentError(f"student.config: layer_types names {len(kinds)} layers; the student has {shape.layers}")
         return kinds
-    copied = spec.init == "teacher" or (spec.init == "auto" and _can_cut(spec, teacher, shape))
+    copied = spec.init == "teacher" or (spec.init == "auto" and _can_cut(spec, teacher, config))
     if copied and teacher.model_type == shape.family:
         layers = select_layers(spec.copy_layers, shape.layers, Shape.from_config(teacher).layers)
         check_layers(shape.family, layers)
@@ -189,20 +213,23 @@ def build(
     return student
 
 
-def resolve_init(spec: StudentSpec, teacher: PreTrainedConfig) -> StudentSpec:
+def resolve_init(spec: StudentSpec, teacher: Any) -> StudentSpec:
     """Say what `init: auto` is with this teacher. Raises StudentError naming the size that does not fit."""
     if spec.init != "auto":
         return spec
-    fits = _can_cut(spec, teacher, Shape.from_config(config_for(spec, teacher)))
-    return spec.model_copy(update={"init": "teacher" if fits else "scratch"})
+    config = config_for(spec, teacher)
+    return spec.model_copy(update={"init": "teacher" if _can_cut(spec, teacher, config) else "scratch"})
 
 
-def _can_cut(spec: StudentSpec, teacher: PreTrainedConfig, mine: Shape) -> bool:
-    """Check that a student of this shape can be cut out of its teacher."""
-    theirs = Shape.from_config(teacher)
+def _can_cut(spec: StudentSpec, teacher: Any, config: Any) -> bool:
+    """Check that a student of this config can be cut out of its teacher."""
+    mine, theirs = Shape.from_config(config), Shape.from_config(teacher)
     sizes = ("layers", "hidden", "embedding", "heads", "head_size", "ffn")
     if any(getattr(mine, size) > getattr(theirs, size) for size in sizes) or not cuts(theirs.family, mine.family):
         return False
+    if theirs.family in GROUPED:
+        together = mine.heads * teacher.num_key_value_heads == theirs.heads * config.num_key_value_heads
+        return together and mine.head_size == theirs.head_size
     if theirs.family in ROTARY and not fits_rotary(teacher, mine.head_size):
         return False
     return theirs.family not in FIRST_IS_OWN or select_layers(spec.copy_layers, mine.layers, theirs.layers)[0] == 0
@@ -276,9 +303,11 @@ def _carry(spec: StudentSpec, teacher: PreTrainedModel, student: PreTrainedModel
         if mine.family == theirs.family and (mine.family in WHOLE or mine.layers == theirs.layers):
             return copy_whole(student, teacher, spec.copy_layers)
         raise StudentError(
-            f"student.init: teacher knows the weights of {', '.join((*KNOWN, *APART, *WHOLE))}, not of "
+            f"student.init: teacher knows the weights of {', '.join((*KNOWN, *APART, *SLICED, *WHOLE))}, not of "
             f"{theirs.family} -> {mine.family}; use init: scratch, the folder of a checkpoint, or leave out every size"
         )
+    if student.config.model_type in SLICED:
+        return copy_units(student, teacher, kept)
     source = narrow_weights(teacher, kept)
     for weight, parameter in _weights(student).items():
         tensor = source.get(weight)

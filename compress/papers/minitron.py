@@ -64,6 +64,10 @@ def _seen(student: PreTrainedModel, batch: dict[str, Tensor], plan: SlicePlan) -
         for group, part in zip(tap.groups, activation.detach().float().chunk(len(tap.groups), -1), strict=True):
             if group is None:
                 continue
+            if group.axis == "heads":
+                length_BLH = part.unflatten(-1, (plan.groups[group], -1)).norm(dim=-1)
+                add(group, over_tokens(length_BLH, mask_BL))
+                continue
             add(group, over_tokens(part.abs(), mask_BL))
             if group.axis == "value":
                 length_BLH = part.unflatten(-1, (plan.sizes.heads, -1)).norm(dim=-1)

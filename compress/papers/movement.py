@@ -81,7 +81,7 @@ def _scores(weights: Mapping[str, Tensor], plan: SlicePlan) -> dict[Group, Tenso
         for each in cut.slices:
             along = score.movedim(each.dim, 0).reshape(score.shape[each.dim], -1).sum(1)
             for group, part in zip(each.groups, along.chunk(len(each.groups)), strict=True):
-                add(group, part)
+                add(group, part.view(plan.groups[group], -1).sum(1))
         if cut.layer is not None:
             of_N = score.new_zeros(plan.groups[LAYERS])
             of_N[cut.layer] = score.sum()

@@ -45,7 +45,7 @@ from compress.slicing.plan import SlicePlan, parameters_of
 from compress.slicing.rules import FIRST_IS_OWN
 from compress.slicing.select import Importance, choose, counts
 from compress.slicing.shape import Shape
-from compress.slicing.sizes import Sizes, resize_config
+from compress.slicing.sizes import OWN_WIDTH, Sizes, resize_config
 from compress.training.context import TrainingContext
 from compress.training.objective import Objective, find_loss
 from compress.training.run import Run, from_first
@@ -62,12 +62,12 @@ def shape_grid(config: Any, plan: SlicePlan) -> dict[str, Sizes]:
     whole = plan.sizes
     together = "hidden" if whole.bottleneck is None else "bottleneck"
     axes: dict[str, Sequence[int]] = {"layers": _depths(plan), "ffn": _shares(whole.ffn), "heads": _shares(whole.heads)}
-    if config.model_type == "t5":
+    if config.model_type in OWN_WIDTH:
         axes["hidden"] = _shares(whole.hidden)
     found = {}
     for chosen in product(*axes.values()):
         wanted: dict[str, int] = dict(zip(axes, chosen, strict=True))
-        if config.model_type != "t5":
+        if config.model_type not in OWN_WIDTH:
             wanted[together] = wanted["heads"] * whole.head_size
         try:
             sizes = Sizes.from_request(config, **wanted)
@@ -149,7 +149,8 @@ def count_parameters(model: PreTrainedModel, plan: SlicePlan, sizes: Sizes) -> i
     for name, tensor in each.values():
         dims = list(tensor.shape)
         for part in plan.cuts[name].slices:
-            dims[part.dim] = sum(left.get(group, plan.groups[group]) for group in part.groups)
+            width = dims[part.dim] // sum(plan.groups[group] for group in part.groups)
+            dims[part.dim] = width * sum(left.get(group, plan.groups[group]) for group in part.groups)
         layer, first = plan.cuts[name].layer, int(plan.family in FIRST_IS_OWN)  # which stays, and differs from the rest
         alone = layer is None or layer < first
         share = 1 if alone else (sizes.layers - first) / (plan.sizes.layers - first)

@@ -3,7 +3,7 @@
 A unit is gone when these are zero, so importance is computed from them. They are read by hooks on the modules of the
 plan; no model code is changed.
 
-    value       what attention's output product reads          (B, L, H K)
+    value       what attention's output product reads          (B, L, H K); heads too, where they are cut whole
     query, key  the two sides of the scores                    (B, L, H K)
     ffn         what the second feed-forward product reads     (B, L, F)
     hidden, embedding, bottleneck, shared    what their norms give, which is all that others read of them (B, L, D);
@@ -39,7 +39,8 @@ _READ, _WRITTEN = ("attention_out", "ffn_out"), ("query", "key", "qkv", *_NORMS)
 class Tap:
     """One activation: what goes into a module, or comes out, and whose units lie along its last dimension.
 
-    groups: one for each equal part of that dimension; None for a part that is read elsewhere.
+    groups: one for each equal part of that dimension; None for a part that is read elsewhere. A unit takes as many
+    places of its part as the others do, one after another.
     """
 
     name: str
@@ -54,7 +55,8 @@ SeenLayer = Callable[[int, Tensor, Tensor], None]
 def taps(model: PreTrainedModel, plan: SlicePlan) -> list[Tap]:
     """List every activation that units of `plan` show in."""
     found = [_tap(model, name, cut, inward=True) for name, cut in plan.modules(*_READ).items()]
-    found += [_tap(model, name, cut, inward=False) for name, cut in plan.modules(*_WRITTEN).items()]
+    written = _WRITTEN if plan.heads else _NORMS  # rows of queries and keys are units but where heads are cut whole
+    found += [_tap(model, name, cut, inward=False) for name, cut in plan.modules(*written).items()]
     if EMBEDDING in plan.groups:  # MobileBERT's has no norm of its own; others widen it to a stream without one
         normed = any(EMBEDDING in tap.groups for tap in found)
         found += [_tap(model, name, cut, inward=not normed) for name, cut in plan.modules("embedding_up").items()]

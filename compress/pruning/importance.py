@@ -357,7 +357,7 @@ class _Noted:
             product_BD = over_tokens(value.float() * gradient.float(), self.mask_BL)
             for group, part_BU in zip(groups, product_BD.chunk(len(groups), -1), strict=True):
                 if group is not None:
-                    self._add(group, part_BU)
+                    self._add(group, part_BU.unflatten(-1, (self.plan.groups[group], -1)).sum(-1))
 
         activation.register_hook(note)
 

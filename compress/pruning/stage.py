@@ -29,10 +29,10 @@ from compress.models.teacher import Teacher
 from compress.pruning import importance
 from compress.slicing.cut import rank_units, slice_model
 from compress.slicing.plan import HIDDEN, LAYERS, SlicePlan
-from compress.slicing.rules import FAMILIES, ROTARY
+from compress.slicing.rules import FAMILIES, GROUPED, ROTARY
 from compress.slicing.select import Kept, check_layers, choose
 from compress.slicing.shape import Shape
-from compress.slicing.sizes import Sizes, select_layers
+from compress.slicing.sizes import OWN_WIDTH, Sizes, select_layers
 from compress.training.context import TrainingContext
 from compress.training.run import Run
 from compress.training.stage import Trained
@@ -61,20 +61,24 @@ def stage_sizes(stage: Prune, recipe: Recipe, config: Any) -> Sizes:
             f"{recipe.name}: does not say what is to be left: give sizes, as in --set target.ffn=0.5, or a budget, as "
             "in --set target.max_latency_ms=5 (`compress prune` has options for both)"
         )
+    whole, target, family = Sizes.from_config(config), Sizes.from_request(config, **wanted), config.model_type
+    together = whole.heads // config.num_key_value_heads if family in GROUPED else None
     found = interpolate_sizes(
-        Sizes.from_config(config), Sizes.from_request(config, **wanted), stage.way,
-        tied=config.model_type != "t5", rotary=config.model_type in ROTARY,
-    )  # fmt: skip
+        whole, target, stage.way, tied=family not in OWN_WIDTH, rotary=family in ROTARY, together=together
+    )
     if stage.rule is not None:
-        check_layers(config.model_type, select_layers(stage.rule, found.layers, Shape.from_config(config).layers))
+        check_layers(family, select_layers(stage.rule, found.layers, Shape.from_config(config).layers))
     return found
 
 
-def interpolate_sizes(whole: Sizes, target: Sizes, way: float, *, tied: bool = True, rotary: bool = False) -> Sizes:
+def interpolate_sizes(
+    whole: Sizes, target: Sizes, way: float, *, tied: bool = True, rotary: bool = False, together: int | None = None
+) -> Sizes:
     """Compute the sizes this share of the way from one to the other, rounded to sizes that a model can have.
 
     tied: attention is as wide as the stream it is in; the heads then get the size that comes nearest to all targets.
     rotary: their size goes by whole factors (`sizes.fits_rotary`).
+    together: so many heads share keys and values, and the number of heads divides the stream (`rules.GROUPED`).
     """
     if way == 1:
         return target
@@ -91,6 +95,14 @@ def interpolate_sizes(whole: Sizes, target: Sizes, way: float, *, tied: bool = T
             if not rotary or _by_whole_factors(begin["head_size"], size, end["head_size"])
         )
         between |= min(fitting, key=lambda each: round(sum(abs(each[name] / wanted[name] - 1) for name in wanted), 6))
+    elif together is not None:
+        possible = [
+            {"heads": heads, "hidden": width}
+            for heads in range(begin["heads"], end["heads"] - 1, -together)
+            for width in range(-(-end["hidden"] // heads) * heads, begin["hidden"] + 1, heads)
+        ]
+        nearest = min(possible, key=lambda each: sum(abs(each[name] / between[name] - 1) for name in each))
+        between |= nearest
     return replace(whole, **between)
 
 

@@ -53,6 +53,8 @@ def slice_model(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
     config = resize_config(model.config, kept.sizes, layers=kept.layers)
     if VOCABULARY in kept.indices:
         config.vocab_size = len(kept.indices[VOCABULARY])
+    if kinds := getattr(model.config, "layer_types", None):
+        config.layer_types = [kinds[layer] for layer in kept.layers]
     with init_empty_weights(include_buffers=False):
         small = type(model)(config)
     with torch.no_grad():
@@ -114,13 +116,22 @@ def _sliced(tensor: Tensor, how: Cut, plan: SlicePlan, kept: Kept) -> Tensor:
             continue
         parts = tensor.chunk(len(each.groups), each.dim)
         taken = [
-            _taken(part, each.dim, kept.indices.get(group)) for part, group in zip(parts, each.groups, strict=True)
+            _taken(part, each.dim, _along(part.shape[each.dim], plan.groups[group], kept.indices.get(group)))
+            for part, group in zip(parts, each.groups, strict=True)
         ]
         factor = math.sqrt(kept.sizes.head_size / plan.sizes.head_size)
         if how.queries is not None and each.groups[how.queries].axis == "query" and factor != 1:
             taken[how.queries] = taken[how.queries] * factor
         tensor = taken[0] if len(taken) == 1 else torch.cat(taken, each.dim)
     return tensor
+
+
+def _along(length: int, count: int, indices: Tensor | None) -> Tensor | None:
+    """Find where these of `count` units lie along a dimension of this length: each along as many places."""
+    width = length // count
+    if indices is None or width == 1:
+        return indices
+    return (indices[:, None] * width + torch.arange(width)).flatten()
 
 
 def _taken(tensor: Tensor, dim: int, indices: Tensor | None) -> Tensor:

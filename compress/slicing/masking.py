@@ -39,7 +39,8 @@ def _mask_weight(parameter: Tensor, plan: SlicePlan, name: str, kept: Kept, rest
         parts = [_mask(plan.groups[group], kept.indices.get(group)).to(original.device) for group in each.groups]
         shape = [1] * original.dim()
         shape[each.dim] = -1
-        smaller = smaller * torch.cat(parts).to(original).view(shape)
+        mask = torch.cat(parts).to(original)
+        smaller = smaller * mask.repeat_interleave(original.shape[each.dim] // len(mask)).view(shape)
     restored.callback(setattr, parameter, "data", original)
     parameter.data = smaller
 
@@ -92,7 +93,11 @@ def _only_layers(model: PreTrainedModel, plan: SlicePlan, kept: Kept) -> Iterato
     assert isinstance(stack, nn.ModuleList), "a family's layers are a list"
     layers = nn.ModuleList(stack[n] for n in kept.layers)
     parent, _, name = plan.stack.rpartition(".")
-    with _set(model.get_submodule(parent), name, layers), _set(config, "num_hidden_layers", len(layers)):
+    with ExitStack() as restored:
+        restored.enter_context(_set(model.get_submodule(parent), name, layers))
+        restored.enter_context(_set(config, "num_hidden_layers", len(layers)))
+        if kinds := getattr(config, "layer_types", None):
+            restored.enter_context(_set(config, "layer_types", [kinds[n] for n in kept.layers]))
         yield
 
 

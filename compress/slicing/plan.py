@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.errors import PruneError, did_you_mean
-from compress.slicing.rules import FAMILIES, PER_BLOCK, QUERIES, place
+from compress.slicing.rules import FAMILIES, GROUPED, PER_BLOCK, QUERIES, place
 from compress.slicing.sizes import Sizes
 
 
@@ -50,7 +50,8 @@ class SlicePlan:
     """Describe every weight of a model, how it is cut, and how many units each group has.
 
     `heads` maps a block's query and value groups to the group of its heads: one for each block, but one for all blocks
-    in T5, whose relative biases belong to heads across layers.
+    in T5, whose relative biases belong to heads across layers. It is empty where heads are cut whole (`rules.GROUPED`):
+    each unit of `heads` then lies along several rows, as many for each.
     """
 
     family: str
@@ -71,7 +72,7 @@ class SlicePlan:
         sizes = Sizes.from_config(model.config)
         groups: dict[Group, int] = {LAYERS: sizes.layers}
         cuts = {
-            name: _cut(name, tensor, family, sizes, groups)
+            name: _cut(name, tensor, model.config, sizes, groups)
             for name, tensor in model.named_parameters(remove_duplicate=False)
         }
         heads = {group: _heads_of(family, group) for group in groups if group.axis in ("query", "value")}
@@ -114,8 +115,9 @@ class SlicePlan:
         return found
 
 
-def _cut(name: str, tensor: Tensor, family: str, sizes: Sizes, groups: dict[Group, int]) -> Cut:
+def _cut(name: str, tensor: Tensor, config: Any, sizes: Sizes, groups: dict[Group, int]) -> Cut:
     """Read one weight's place, and note in `groups` how many units its groups have."""
+    family = str(config.model_type)
     found = place(family, name)
     if found is None or len(found.axes) != tensor.dim():
         raise PruneError(
@@ -128,6 +130,8 @@ def _cut(name: str, tensor: Tensor, family: str, sizes: Sizes, groups: dict[Grou
             continue
         parts = tuple(_group(axis, found.block, family, sizes) for axis in axes)
         count, rest = divmod(tensor.shape[dim], len(parts))
+        if family in GROUPED and axes == ("heads",):
+            count, rest = config.num_key_value_heads, count % config.num_key_value_heads
         known = {groups.setdefault(group, count) for group in parts}
         if rest or known != {count}:
             raise PruneError(f"{name} {tuple(tensor.shape)}: has {count} units along {parts[0]}, elsewhere {known}")

@@ -4,7 +4,9 @@ An axis is a set of units that go together wherever they appear:
 
     hidden      the residual stream; embedding: the width of a factorised embedding; vocabulary: the tokens
     query       rows of queries and keys, H heads of K rows each; value: rows of values, columns of the output product
-    heads       what belongs to a head as a whole: T5's relative biases
+    heads       what belongs to a head as a whole: T5's relative biases. In the families of GROUPED a head of keys and
+                values with the heads of queries that read it, cut as one, and with all its rows: rotary positions turn
+                them in pairs
     ffn         neurons of a feed-forward block
     bottleneck, shared    MobileBERT's narrow stream within a block, and what its queries and keys read
 
@@ -143,6 +145,23 @@ _MODERNBERT: tuple[tuple[str, str, str], ...] = (
     (r"classifier", "classifier", ". hidden"),
     (r"decoder", "lm_out", "vocabulary hidden"),
 )
+GROUPED = ("llama", "mistral", "qwen2", "qwen3")
+"""Families of Llama's shape: rotary positions, keys and values shared by groups of heads, gated neurons, RMS norms."""
+_LAYERS = r"(?:.*\.)?layers\.(?P<layer>\d+)"
+_LLAMA: tuple[tuple[str, str, str], ...] = (
+    (r"(?:.*\.)?embed_tokens|lm_head", "words", "vocabulary hidden"),
+    (rf"{_LAYERS}\.input_layernorm", "attention_norm", "hidden"),
+    (rf"{_LAYERS}\.self_attn\.q_proj", "query", "heads hidden"),
+    (rf"{_LAYERS}\.self_attn\.k_proj", "key", "heads hidden"),
+    (rf"{_LAYERS}\.self_attn\.v_proj", "value", "heads hidden"),
+    (rf"{_LAYERS}\.self_attn\.[qk]_norm", "head_gain", "."),  # Qwen3: one for all heads
+    (rf"{_LAYERS}\.self_attn\.o_proj", "attention_out", "hidden heads"),
+    (rf"{_LAYERS}\.post_attention_layernorm", "ffn_norm", "hidden"),
+    (rf"{_LAYERS}\.mlp\.(?:gate|up)_proj", "ffn_in", "ffn hidden"),
+    (rf"{_LAYERS}\.mlp\.down_proj", "ffn_out", "hidden ffn"),
+    (r"(?:.*\.)?norm", "final_norm", "hidden"),
+    (r"score|classifier|qa_outputs", "classifier", ". hidden"),
+)
 _FAMILIES = MappingProxyType(
     {
         **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie", "deberta-v2"), _BERT),
@@ -151,6 +170,7 @@ _FAMILIES = MappingProxyType(
         "t5": _T5,
         "gpt2": _GPT2,
         "modernbert": _MODERNBERT,
+        **dict.fromkeys(GROUPED, _LLAMA),
     }
 )
 FAMILIES = tuple(_FAMILIES)

@@ -73,12 +73,16 @@ def prefix(plan: SlicePlan, sizes: Sizes, *, layers: Sequence[int] | None = None
 
 
 def counts(plan: SlicePlan, sizes: Sizes) -> dict[Group, int]:
-    """Count the units that `sizes` leave of each group, without heads, their rows and tokens."""
+    """Count the units that `sizes` leave of each group, without tokens, and without heads and their rows where heads
+    are not cut whole."""
     widths = {
         "hidden": sizes.hidden, "embedding": sizes.embedding, "ffn": sizes.ffn, "bottleneck": sizes.bottleneck,
         "shared": sizes.bottleneck,
     }  # fmt: skip
-    return {group: count for group in plan.groups if (count := widths.get(group.axis)) is not None}
+    found = {group: count for group in plan.groups if (count := widths.get(group.axis)) is not None}
+    if not plan.heads:
+        found |= {each: plan.groups[each] * sizes.heads // plan.sizes.heads for each in plan.blocks("heads")}
+    return found
 
 
 def keep_tokens(kept: Kept, tokens: Tensor) -> Kept:
@@ -165,6 +169,7 @@ _WRITE = {
     "ffn": ("ffn_in",),
     "query": ("query", "position_query", "qkv"),
     "value": ("value", "qkv"),
+    "heads": ("value",),
     "bottleneck": ("narrow", "attention_out", "ffn_out"),
     "shared": ("narrow_attention",),
 }
@@ -174,6 +179,7 @@ _READ = {
     "ffn": ("ffn_out",),
     "query": ("key", "position_key", "qkv"),
     "value": ("attention_out",),
+    "heads": ("attention_out",),
     "bottleneck": ("ffn_in", "widen"),
     "shared": ("query", "key"),
 }
@@ -189,7 +195,7 @@ def magnitude(model: PreTrainedModel, plan: SlicePlan | None = None) -> Importan
     weights = parameters_of(model)
     found: dict[Group, Tensor] = {}
     for group in plan.groups:
-        if group.axis in _WRITE:
+        if group.axis in _WRITE and group not in plan.heads.values():
             written = _squares(plan, weights, group, _WRITE[group.axis], first=True)
             read = _squares(plan, weights, group, _READ[group.axis], first=False)
             found[group] = (written * read).sqrt() if _READ[group.axis] else written.sqrt()
@@ -208,5 +214,6 @@ def _squares(
             continue
         matrix = weights[name].detach().float()
         piece = matrix.chunk(len(each.groups), each.dim)[part]
-        total += piece.pow(2).sum([dim for dim in range(piece.dim()) if dim != each.dim]).cpu()
+        squares = piece.pow(2).sum([dim for dim in range(piece.dim()) if dim != each.dim]).cpu()
+        total += squares.view(len(total), -1).sum(1)
     return total

@@ -1,21 +1,25 @@
 """Read how large a transformer is along each axis that can be cut, and resolve requests for smaller sizes."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from compress.errors import PruneError, StudentError
-from compress.slicing.rules import ROTARY
+from compress.slicing.rules import GROUPED, ROTARY
 from compress.slicing.shape import Shape, setting_name
+
+OWN_WIDTH = ("t5", *GROUPED)
+"""Families whose attention need not be as wide as the stream it writes to."""
 
 
 @dataclass(frozen=True)
 class Sizes:
     """layers N, hidden D, heads H of head_size K, ffn F; embedding E and bottleneck where the family has them.
 
-    Except in T5, attention is as wide as the stream it writes to: H K = D (MobileBERT's: the bottleneck). Heads that
-    are turned by the tokens' places keep their size, or it goes by a whole factor (`fits_rotary`).
+    Except in OWN_WIDTH, attention is as wide as the stream it writes to: H K = D (MobileBERT's: the bottleneck). Heads
+    that are turned by the tokens' places keep their size, or it goes by a whole factor (`fits_rotary`). In
+    `rules.GROUPED` the heads are those of queries; as many as before share each head of keys and values.
     """
 
     layers: int
@@ -54,7 +58,8 @@ class Sizes:
         """Replace some of the model's sizes: by counts, or by shares below 1 of the model's own.
 
         Where hidden is given without heads, heads keep their size as far as it divides; a share of hidden is rounded
-        to whole heads. Raises PruneError naming the size that cannot be, with the nearest that can.
+        to whole heads, one of heads to those that share keys and values. Raises PruneError naming the size that cannot
+        be, with the nearest that can.
         """
         whole = Sizes.from_config(config)
         wanted = {
@@ -73,7 +78,9 @@ class Sizes:
                 f"hidden {found.hidden}: is the embedding's width too, where {family} has no projection between them "
                 f"and this model has; ask for another hidden, or an embedding below {found.hidden}"
             )
-        if family == "t5":
+        if family in GROUPED:
+            return _fit_groups(found, whole, config, shared={each for each in wanted if 0 < (wanted[each] or 0) < 1})
+        if family in OWN_WIDTH:
             return found
         stream = "hidden" if whole.bottleneck is None else "bottleneck"
         asked = {"hidden": hidden, "bottleneck": bottleneck}[stream]
@@ -182,6 +189,27 @@ def _fit_rotary(config: Any, found: Sizes, whole: Sizes, *, given: bool, shared:
     return min(filling, key=lambda each: (abs(each.head_size - whole.head_size), each.head_size))
 
 
+def _fit_groups(found: Sizes, whole: Sizes, config: Any, *, shared: Collection[str]) -> Sizes:
+    """Round the sizes that were given as shares so that no group of heads is cut through, and heads divide the stream,
+    as LlamaConfig demands; refuse counts that do not."""
+    together = whole.heads // config.num_key_value_heads
+    for name, unit, why in (
+        ("heads", together, f"{together} heads share each head of keys and values"),
+        ("hidden", None, "the number of heads divides it in this family"),
+    ):
+        count, step = getattr(found, name), unit or found.heads
+        if name in shared:
+            found = replace(found, **{name: max(1, round(count / step)) * step})
+        elif count % step:
+            near = [
+                each for each in (count // step * step, -(-count // step) * step) if 0 < each <= getattr(whole, name)
+            ]
+            raise PruneError(
+                f"{name}: {count} is not a multiple of {step}: {why}; the nearest that are: {', '.join(map(str, near))}"
+            )
+    return found
+
+
 def layer_kinds(config: Any, layers: Sequence[int]) -> list[str] | None:
     """Tell the kind of attention (local or global) of these layers of a model; None where all layers are of one."""
     kinds = getattr(config, "layer_types", None)
@@ -193,7 +221,8 @@ def resize_config(config: Any, sizes: Sizes, *, layers: Sequence[int] | None = N
 
     layers: which of the model's these are, where layers are of several kinds; None: evenly spread.
     """
-    kinds = layer_kinds(config, layers or select_layers("even", sizes.layers, Shape.from_config(config).layers))
+    whole = Shape.from_config(config)
+    kinds = layer_kinds(config, layers or select_layers("even", sizes.layers, whole.layers))
     config = copy.deepcopy(config)
     if kinds is not None:
         config.layer_types = kinds
@@ -212,6 +241,9 @@ def resize_config(config: Any, sizes: Sizes, *, layers: Sequence[int] | None = N
                 config.n_inner = value
             continue
         setattr(config, name, value)
+    if config.model_type in GROUPED:
+        config.num_key_value_heads = sizes.heads * config.num_key_value_heads // whole.heads
+        config.head_dim = sizes.head_size
     if sizes.bottleneck is not None:
         config.intra_bottleneck_size = config.true_hidden_size = sizes.bottleneck
     if hasattr(config, "pooler_hidden_size"):  # DeBERTa's second name for the same width

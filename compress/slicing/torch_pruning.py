@@ -7,7 +7,7 @@ Tried with torch-pruning 1.6.1, transformers 5.23, torch 2.13: two layers with a
     refused   deberta (the first), fnet, ibert, squeezebert: no queries, keys and values of their own
               convbert, longformer: the library stops
               big_bird, canine, dinov2, esm, luke, mpnet, mra, nystromformer: what it gives is no model of that class
-              all with grouped keys (llama, mistral, qwen3, ...): the library does not end (VainF/Torch-Pruning#527)
+              all with grouped keys (granite, phi3, gemma, ...): the library does not end (VainF/Torch-Pruning#527)
               tied weights: it does not see the tie; families with a slice plan: that is exact
 
 A family that is not listed is tried: either the result loads and computes the same as the cut model, or PruneError.

@@ -1,7 +1,8 @@
-"""What GPT-2 and T5 write from the files is what transformers writes."""
+"""What GPT-2, T5 and those of Llama's shape write from the files is what transformers writes."""
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertLMHeadModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from compress.benchmark import options
 from compress.errors import BundleError, ExportError
@@ -19,6 +29,7 @@ from compress.exporters.decoders import tie_matrices
 from compress.exporters.generation import TextGenerator, check, write
 from compress.exporters.session import open_session, read_model
 from compress.records.latency import DeviceError
+from compress.slicing.rules import GROUPED
 from tests import tiny
 
 VOCABULARY, END = len(tiny.SPECIAL) + len(tiny.WORDS), 3
@@ -39,7 +50,21 @@ def t5(**changed: Any) -> Any:
     return T5ForConditionalGeneration(T5Config(**{**sizes, **tokens, **shape, **changed})).eval()
 
 
+def like_llama(family: str, **changed: Any) -> Any:
+    """Two of its four heads share keys and values."""
+    tokens = {"bos_token_id": 2, "eos_token_id": END, "pad_token_id": 0, "initializer_range": 0.3}
+    changed = {**tiny.LIKE_LLAMA[family], "num_key_value_heads": 2, **tokens, **changed}
+    return tiny.model(family, head=AutoModelForCausalLM, **changed)
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
 MODELS = {
+    **{family: partial(like_llama, family) for family in GROUPED},
+    "llama, tied, llama3": partial(like_llama, "llama", tie_word_embeddings=True, rope_parameters=LLAMA3),
+    "llama, own keys": partial(like_llama, "llama", num_key_value_heads=4, attention_bias=False, mlp_bias=False),
     "gpt2": gpt2,
     "gpt2, scaled by layer": lambda: gpt2(scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True),
     "gpt2, own head": lambda: gpt2(tie_word_embeddings=False),
@@ -69,6 +94,9 @@ def test_it_writes_what_transformers_writes(kind: str, tmp_path: Path) -> None:
     assert answers == [expected(model, ids, 20) for ids in prompts]
     assert len({tuple(answer) for answer in answers}) == 3
     assert check(model, tmp_path / "made") < 1e-4
+    if not model.config.is_encoder_decoder:
+        heads = getattr(model.config, "num_key_value_heads", 4)
+        assert generator.begin([7])["past_key_values.0.key"].shape[:2] == (1, heads), "as many as there are keys"
 
 
 def test_it_ends_where_the_model_ends(tmp_path: Path) -> None:
@@ -142,7 +170,27 @@ def test_a_tied_matrix_is_read_turned() -> None:
     onnx.checker.check_model(found)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_a_llama_with_positions_that_change_with_the_length_is_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(ExportError, match="positions are of type dynamic, which depends on the length"):
+        written(like_llama("llama", rope_parameters=rope), tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_llama_comes_from_a_checkpoint_and_completes_texts(tmp_path: Path) -> None:
+    model = like_llama("llama", max_position_embeddings=64)
+    found = load_source(tiny.checkpoint(tmp_path / "model", model), max_length=32)
+    made = found.write(tmp_path / "made")
+    assert made.manifest.kind == "generative"
+    (text,) = made.complete(["a good film"], new=5)
+    tokenizer = AutoTokenizer.from_pretrained(made.path)
+    ids = tokenizer("a good film")["input_ids"]
+    exact = TextGenerator.open(made.path, "fp32").generate(ids, new=5)
+    assert exact == expected(model, ids, 5)
+    assert isinstance(text, str)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5", "llama"])
 def test_int8_writes_too(kind: str, tmp_path: Path) -> None:
     made = written(MODELS[kind](), tmp_path / "made")
     exact, small = (TextGenerator.open(made.path, each) for each in ("fp32", "int8"))
@@ -176,7 +224,9 @@ def test_what_cannot_be_written_or_answered_is_said(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="an empty text has no tokens"):
         generator.generate([], new=5)
     other = BertLMHeadModel(BertConfig(vocab_size=VOCABULARY, hidden_size=16, num_attention_heads=2, is_decoder=True))
-    with pytest.raises(ExportError, match="BertLMHeadModel: cannot be exported to write text; expected GPT-2 or T5"):
+    with pytest.raises(
+        ExportError, match="BertLMHeadModel: cannot be exported to write text; expected one of gpt2, llama"
+    ):
         written(other, tmp_path / "other")
     broken = gpt2()
     broken.transformer.h[0].mlp.c_fc.weight.data[0, 0] = float("nan")

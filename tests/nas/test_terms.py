@@ -105,6 +105,15 @@ def test_flops_are_those_that_torch_counts(name: str, kind: Kind) -> None:
     assert found == pytest.approx(flops_per_token(model, TOKENS) * TOKENS)
 
 
+@pytest.mark.parametrize("kind", ["tagging", None])
+def test_the_layers_of_a_llama_cost_what_torch_counts(kind: Kind | None) -> None:
+    """Keys and values of half as many heads, and a gate beside the first product of the neurons."""
+    config = tiny.config("llama", layers=3)
+    model = heads.create(config, "task" if kind else "encoder", kind)
+    found = Terms.from_config(config, Setting(seq=TOKENS), kind).flops
+    assert found == pytest.approx(flops_per_token(model, TOKENS) * TOKENS)
+
+
 def test_rows_of_a_batch_add_up(tmp_path: Path) -> None:
     config = of("bert", "classification")
     model: Any = heads.create(config, "task", "classification")
@@ -115,7 +124,7 @@ def test_rows_of_a_batch_add_up(tmp_path: Path) -> None:
     assert terms["weights"] == Terms.from_config(config, Setting(seq=TOKENS)).counts["weights"]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "t5", "deberta-v2"])
+@pytest.mark.parametrize("family", ["gpt2", "t5", "deberta-v2", "llama"])
 def test_other_families_count_as_plain_layers(family: str) -> None:
     """Enough for a fit: twice the layers is twice the work of all that is in layers."""
     from transformers import GPT2Config, T5Config

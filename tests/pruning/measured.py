@@ -50,7 +50,7 @@ def gated(model: Any, plan: SlicePlan, gates: dict[Group, Tensor]) -> Iterator[N
         parts = list(value.chunk(len(tap.groups), -1))
         for n, group in enumerate(tap.groups):
             if group in gates:
-                parts[n] = parts[n] * gates[group]
+                parts[n] = parts[n] * gates[group].repeat_interleave(parts[n].shape[-1] // len(gates[group]))
             heads = plan.heads.get(group) if group is not None and group.axis == "value" else None
             if heads in gates:
                 parts[n] = parts[n] * gates[heads].repeat_interleave(plan.sizes.head_size)

@@ -94,11 +94,11 @@ def test_a_unit_whose_gate_is_shut_is_a_unit_that_is_masked(family: str) -> None
 def zero(model: Any, plan: SlicePlan, group: Group) -> None:
     """Unit 1 of the group writes nothing: its columns of what reads it are zero."""
     weights = dict(model.named_parameters())
-    readers = [group] if group.axis == "ffn" else [rows for rows in plan.heads if plan.heads[rows] == group]
-    width = 1 if group.axis == "ffn" else plan.sizes.head_size
+    readers = [rows for rows in plan.heads if plan.heads[rows] == group] or [group]
     for each in readers:
         for name, cut, place, _ in plan.along(each):
             if cut.role in ("ffn_out", "attention_out") and name.endswith("weight"):
+                width = weights[name].shape[place.dim] // plan.groups[group]
                 weights[name].narrow(place.dim, width, width).zero_()
 
 

@@ -66,6 +66,24 @@ def test_activation_is_the_mean_over_tokens_of_all_examples() -> None:
         torch.testing.assert_close(found[group], total / len(measured.rows()), rtol=1e-4, atol=1e-5)
 
 
+def test_a_group_of_a_llamas_heads_is_as_long_as_what_its_heads_give() -> None:
+    """Two of the four heads read each head of keys and values."""
+    model = tiny.model("llama", layers=3)
+    found, expected = measured.rated("minitron.activation", model), torch.zeros(3, 2)
+
+    def add(n: int, read_BLD: Tensor) -> None:
+        expected[n] += read_BLD[0].view(-1, 2, 2 * SIZE).pow(2).sum(-1).sqrt().sum(0)
+
+    for n, layer in enumerate(model.model.layers):
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda _, args, n=n: add(n, args[0]))
+    for batch in measured.singles():
+        with torch.no_grad():
+            model(batch["input_ids"], attention_mask=batch["attention_mask"])
+    for n in range(3):
+        torch.testing.assert_close(found[Group("heads", str(n))], expected[n] / len(measured.rows()))
+    assert {group.axis for group in found} == {"hidden", "heads", "ffn", "layers"}
+
+
 def test_a_layers_importance_may_be_the_loss_without_it() -> None:
     model = bert()
     found = measured.rated("minitron.activation", model, depth="loss")[LAYERS]
@@ -103,6 +121,14 @@ def test_movement_is_the_weights_times_where_they_go() -> None:
     mean = len(measured.rows())
     torch.testing.assert_close(found[Group("ffn", "1")] * mean, neurons.detach(), rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(found[Group("value", "1")] * mean, rows.detach(), rtol=1e-3, atol=1e-5)
+
+
+def test_movement_rates_a_llamas_heads_by_the_group() -> None:
+    model = tiny.model("llama", labels=3)
+    plan = SlicePlan.from_model(model)
+    found = measured.rated("movement.movement", model, steps=2, lr=1e-2)
+    assert all(of_unit.shape == (plan.groups[group],) for group, of_unit in found.items())
+    assert found[Group("heads", "1")].shape == (2,) and found[Group("heads", "1")].any()
 
 
 def test_movement_rates_what_grows_above_what_shrinks() -> None:

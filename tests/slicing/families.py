@@ -14,11 +14,13 @@ from transformers import (
     T5ForTokenClassification,
 )
 
+from compress.slicing.rules import GROUPED
 from tests import tiny
 
 FAMILIES = (
     *("bert", "roberta", "xlm-roberta", "distilbert", "electra", "ernie"),
     *("albert", "mobilebert", "deberta-v2", "t5", "gpt2", "modernbert"),
+    *GROUPED,
 )
 AXES: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
@@ -49,7 +51,7 @@ def ways() -> list[tuple[str, str]]:
         for axis in AXES
         if (axis != "embedding" or family in FACTORISED)
         and (axis != "bottleneck" or family == "mobilebert")
-        and (axis != "heads and hidden" or family != "mobilebert")  # whose heads fill its bottleneck
+        and (axis != "heads and hidden" or family not in ("mobilebert", *GROUPED))  # whose heads fill its bottleneck
     ]
 
 
@@ -70,6 +72,9 @@ def model(family: str, *, layers: int = 3, seed: int = 0, head: Any = None) -> A
         built = (head or GPT2ForSequenceClassification)(
             GPT2Config(vocab_size=45, num_labels=3, initializer_range=0.2, use_cache=False, **sizes, **tokens)
         )
+    elif family in GROUPED:
+        own = {**tiny.LIKE_LLAMA[family], "use_cache": False}
+        built = tiny.model(family, layers=layers, seed=seed, head=head or AutoModelForSequenceClassification, **own)
     else:
         # windows of two tokens to either side; the second and the third layer are of different kinds
         local = {"local_attention": 4, "layer_types": [*KINDS[:layers]]} if family == "modernbert" else {}

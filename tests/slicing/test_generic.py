@@ -67,7 +67,7 @@ def test_importance_by_gradients_keeps_what_the_loss_needs() -> None:
         (lambda: families.model("bert"), {}, "has a slice plan"),
         (lambda: families.model("gpt2"), {}, "has a slice plan"),
         (lambda: unplanned.model("camembert", head=AutoModelForMaskedLM), {}, "tied weights"),
-        (lambda: unplanned.model("llama", head=AutoModelForCausalLM), {}, "does not end on grouped keys"),
+        (lambda: unplanned.model("granite", head=AutoModelForCausalLM), {}, "does not end on grouped keys"),
         (lambda: unplanned.model("camembert"), {"share": 0.9}, "leaves 4 of 4 heads"),
         (lambda: unplanned.model("camembert"), {"share": 0.1}, "leaves 0 of 4 heads"),
         (lambda: unplanned.model("camembert"), {"importance": "taylor"}, "needs a loss"),

@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForPreTraining, GPT2LMHeadModel
 
 from compress.errors import PruneError
 from compress.exporters.onnx import parity, to_onnx
 from compress.slicing.cut import cut, reorder_units, slice_model
 from compress.slicing.masking import masked
 from compress.slicing.plan import Group, SlicePlan, parameters_of
+from compress.slicing.rules import GROUPED
 from compress.slicing.select import Kept, choose, keep_tokens, magnitude, prefix
-from compress.slicing.sizes import Sizes
+from compress.slicing.sizes import Sizes, resize_config
 from tests import tiny
 from tests.slicing.families import FAMILIES, axes, logits, model, ways
 
@@ -87,12 +88,14 @@ def test_the_order_of_units_changes_nothing_and_makes_the_best_a_prefix(family: 
         ("deberta-v2", AutoModelForMaskedLM),
         ("gpt2", GPT2LMHeadModel),
         ("modernbert", AutoModelForMaskedLM),
+        ("llama", AutoModelForCausalLM),
+        ("qwen3", AutoModelForCausalLM),
     ],
 )
 def test_language_models_keep_their_ties(family: str, head: Any, tmp_path: Path) -> None:
     whole = model(family, head=head)
     plan = SlicePlan.from_model(whole)
-    sizes = Sizes.from_request(whole.config, hidden=24, heads=3)
+    sizes = Sizes.from_request(whole.config, hidden=24, heads=2 if family in GROUPED else 3)
     kept = choose(plan, magnitude(whole, plan), sizes)
     small = slice_model(whole, kept)
 
@@ -174,8 +177,28 @@ def test_what_a_wish_comes_to(asked: dict[str, float], found: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"heads": 0.4}, "3 layers, hidden 32, 2 heads of 8, ffn 64"),
+        ({"hidden": 0.7}, "3 layers, hidden 24, 4 heads of 8, ffn 64"),
+        ({"hidden": 0.7, "heads": 2}, "3 layers, hidden 22, 2 heads of 8, ffn 64"),
+        ({"hidden": 12, "ffn": 0.5}, "3 layers, hidden 12, 4 heads of 8, ffn 32"),
+    ],
+)
+def test_the_heads_of_a_llama_are_counted_in_groups_and_keep_their_size(asked: dict[str, float], found: str) -> None:
+    """Four heads, of which two share keys and values."""
+    config = model("llama").config
+    sizes = Sizes.from_request(config, **asked)
+    assert str(sizes) == found
+    smaller = resize_config(config, sizes)
+    assert (smaller.head_dim, smaller.num_key_value_heads) == (8, sizes.heads // 2)
+
+
+@pytest.mark.parametrize(
     ("family", "asked", "said"),
     [
+        ("llama", {"heads": 3}, "heads: 3 is not a multiple of 2: 2 heads share .*; the nearest that are: 2, 4"),
+        ("llama", {"hidden": 30}, "hidden: 30 is not a multiple of 4: .*; the nearest that are: 28, 32"),
         ("bert", {"hidden": 33}, "hidden: 33 is more than the model's 32"),
         ("bert", {"hidden": 24, "heads": 5}, "heads: 5 is more than the model's 4"),
         ("bert", {"hidden": 25, "heads": 2}, "the nearest that are: 24, 26"),
