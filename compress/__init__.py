@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from compress.commands.bench import bench
     from compress.commands.distill import distill
+    from compress.commands.doctor import doctor
     from compress.commands.export import export
     from compress.commands.forecast import forecast
     from compress.commands.label import label
@@ -75,6 +76,7 @@ _HOMES = {
     "bench": "compress.commands.bench",
     "build": "compress.models.student",
     "distill": "compress.commands.distill",
+    "doctor": "compress.commands.doctor",
     "export": "compress.commands.export",
     "forecast": "compress.commands.forecast",
     "label": "compress.commands.label",
@@ -114,6 +116,7 @@ __all__ = [
     "bench",
     "build",
     "distill",
+    "doctor",
     "export",
     "forecast",
     "label",

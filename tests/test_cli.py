@@ -20,6 +20,7 @@ from tests import command
 from tests.command import Shelf
 
 OPTIONS = {
+    "doctor": "--json",
     "distill": (
         "--teacher --recipe --data --out --corpus --prompt --set --text --label --kind --metric --seed --precision "
         "--resume --gate --max-drop --allow-pickle --allow-code --json --paper --effort --minutes --plan"

@@ -37,6 +37,7 @@ PUBLIC = [
     "bench",
     "build",
     "distill",
+    "doctor",
     "export",
     "forecast",
     "label",

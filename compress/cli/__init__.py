@@ -6,12 +6,13 @@ from typing import Annotated
 import typer
 
 from compress import __version__
-from compress.cli import bench, export, prune, search, train
+from compress.cli import bench, export, prune, search, start, train
 from compress.cli.options import Command
 from compress.terminal import settle_streams
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (
+    start.doctor,
     train.distill,
     train.pretrain,
     train.label,
