@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from compress.commands.doctor import doctor
     from compress.commands.export import export
     from compress.commands.forecast import forecast
+    from compress.commands.inspect import inspect
     from compress.commands.label import label
     from compress.commands.pretrain import pretrain
     from compress.commands.prune import prune
@@ -79,6 +80,7 @@ _HOMES = {
     "doctor": "compress.commands.doctor",
     "export": "compress.commands.export",
     "forecast": "compress.commands.forecast",
+    "inspect": "compress.commands.inspect",
     "label": "compress.commands.label",
     "load_task": "compress.data",
     "pretrain": "compress.commands.pretrain",
@@ -119,6 +121,7 @@ __all__ = [
     "doctor",
     "export",
     "forecast",
+    "inspect",
     "label",
     "load_task",
     "pretrain",

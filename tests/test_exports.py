@@ -40,6 +40,7 @@ PUBLIC = [
     "doctor",
     "export",
     "forecast",
+    "inspect",
     "label",
     "load_task",
     "pretrain",

@@ -13,6 +13,7 @@ from compress.terminal import settle_streams
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (
     start.doctor,
+    start.inspect,
     train.distill,
     train.pretrain,
     train.label,

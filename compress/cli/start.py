@@ -1,16 +1,19 @@
-"""`compress doctor`: what this machine has, before anything is run."""
+"""`compress doctor` and `inspect`: what this machine has, and what a thing is, before anything is run."""
 
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from compress.cli.options import console, print_result, told
-from compress.config.options import Json
+from compress.cli.options import USER_ERROR, console, grouped, print_result, told
+from compress.config.options import DataOptions, Json, data_option
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from compress.records.diagnosis import Check, Diagnosis
+    from compress.records.inspection import Inspection
 
 UNSOUND = 1
 """Exit code of a machine on which the base install lacks something."""
@@ -68,3 +71,127 @@ def _verdict(found: "Diagnosis") -> Iterator[str]:
         yield f"The base install lacks: {', '.join(each.name for each in found.faults)}."
     else:
         yield "The base install has all it needs." + (f" Not here: {', '.join(lacking)}." if lacking else "")
+
+
+@grouped()
+def inspect(
+    thing: Annotated[str, typer.Argument(help="A path, a recipe's name, intents, minilm, an alias or a hub id.")],
+    form: Annotated[
+        Literal["checkpoint", "bundle", "recipe", "data", "run", "study"] | None,
+        data_option("--as", help="Say what it is, where a name has several meanings."),
+    ] = None,
+    teacher: Annotated[str | None, data_option(help="Of data: try the tokenizer of this teacher on the texts.")] = None,
+    columns: DataOptions = DataOptions(),
+    as_json: Json = False,
+) -> None:
+    """Say what a checkpoint, bundle, recipe, data set, run or search is, and what can be done with it next.
+
+    Exit code 2: it cannot be read, or a file of it is damaged or missing.
+
+    Example: compress inspect intents --teacher minilm
+    """
+    with told():
+        from compress.commands.inspect import inspect as run
+
+        found = run(thing, form=form, teacher=teacher, columns=columns)
+        if as_json:
+            print_result(found.to_json())
+        else:
+            shown = console()
+            for part in _parts(found, shown.width):
+                shown.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
+    if found.problems:
+        raise typer.Exit(USER_ERROR)
+
+
+MOST_LABELS, MOST_FILES = 12, 8
+"""Labels, and files, that are named; the JSON has them all."""
+
+
+def _parts(found: "Inspection", width: int) -> "Iterator[RenderableType]":
+    """Yield what it is, its facts, tables of splits and scores, then faults, notes and what can be done next."""
+    yield from _wrapped(found.title, width)
+    facts = {"path": found.path, **found.facts}
+    if found.form != "recipe":
+        facts["licence"] = found.licence or "none is stated"
+    if found.labels:
+        more = f" and {len(found.labels) - MOST_LABELS} more" if len(found.labels) > MOST_LABELS else ""
+        facts["labels"] = ", ".join(found.labels[:MOST_LABELS]) + more
+    if found.files:
+        largest = sorted(found.files.items(), key=lambda each: -each[1])[:MOST_FILES]
+        named = ", ".join(f"{name} {size / 1e6:,.2f}" for name, size in largest)
+        facts["files"] = f"{len(found.files)}, {sum(found.files.values()) / 1e6:,.2f} MB: {named}"
+    if found.verified is not None:
+        facts["hashes"] = "every file is as it was written" if found.verified else "NOT as written: see below"
+    wide = max(map(len, facts)) + 2
+    for name, value in facts.items():
+        if value is not None:
+            text = f"{value:,}" if isinstance(value, int) else str(value)
+            yield from _wrapped(text, width, f"  {name:{wide}}")
+    for table in _tables(found):
+        yield ""
+        yield table
+    for words in (*(f"damaged: {each}" for each in found.problems), *(f"note: {each}" for each in found.notes)):
+        yield ""
+        yield from _wrapped(words, width)
+    if found.next:
+        yield "\nnext:"
+        yield from (f"  {command}" for command in found.next)
+
+
+def _wrapped(words: str, width: int, head: str = "") -> list[str]:
+    below = " " * len(head)
+    return textwrap.wrap(
+        words, max(width, 40), initial_indent=head, subsequent_indent=below, break_long_words=False,
+        break_on_hyphens=False,
+    ) or [head]  # fmt: skip
+
+
+def _tables(found: "Inspection") -> "Iterator[RenderableType]":
+    """Yield tables of the splits, of the rows they share, of the tokenizer, and of the report."""
+
+    def table(rows: list[dict[str, Any]]) -> "RenderableType":
+        from rich.table import Table
+
+        laid = Table(*(name for name in rows[0]), box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for column in laid.columns:
+            column.no_wrap, column.justify = True, "left" if column is laid.columns[0] else "right"
+        for row in rows:
+            laid.add_row(*(_cell(name, value) for name, value in row.items()))
+        return laid
+
+    rows = []
+    for each in found.splits:
+        shares = [100 * share for share in each.classes.values()]
+        classes = {"% of a class": f"{min(shares):.1f} to {max(shares):.1f}"} if shares else {}
+        rows.append({
+            "split": each.name, "rows": each.rows, "repeated": each.repeated, "conflicting": each.conflicting,
+            "words": each.words.median, "p95": each.words.p95, "longest": each.words.longest, **classes,
+        })  # fmt: skip
+    if rows:
+        wanted = max(rows, key=len)
+        yield table([{name: row.get(name, "") for name in wanted} for row in rows])
+    if found.overlaps:
+        yield table([
+            {"shared by": f"{each.one} and {each.other}", "rows": each.rows, "of the second": f"{each.share:.1%}"}
+            for each in found.overlaps
+        ])  # fmt: skip
+    if (seen := found.coverage) is not None:
+        cut = {} if seen.cut is None else {f"over {seen.limit:,}": f"{seen.cut:.1%}"}
+        yield table([{
+            "tokenizer": seen.tokenizer, "texts": seen.texts, "unknown": f"{seen.unknown:.2%}",
+            "tokens a word": seen.pieces, "tokens": seen.tokens.median, "p95": seen.tokens.p95,
+            "longest": seen.tokens.longest, **cut,
+        }])  # fmt: skip
+    if found.scores:
+        yield table([dict(row) for row in found.scores])
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name == "parameters":
+        return f"{value / 1e6:.1f} M"
+    if isinstance(value, float):
+        return f"{value:.2f}" if name in ("MB", "ms", "tokens a word") else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
