@@ -1,5 +1,6 @@
 """The command line as whoever types it sees it: exit code, standard output, standard error."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,8 @@ def run(*words: str, stdin: str | bytes = "") -> Told:
     """`compress *words` in this process; what would be a traceback is raised."""
     settle_libraries()
     disable_progress_bar()  # transformers reads the variable for it when imported, here long ago
-    result = CliRunner().invoke(app, words, input=stdin, prog_name="compress", catch_exceptions=False)
+    with mock.patch.object(sys, "argv", ["compress", *words]):
+        result = CliRunner().invoke(app, words, input=stdin, prog_name="compress", catch_exceptions=False)
     return Told(result.exit_code, result.stdout, result.stderr)
 
 

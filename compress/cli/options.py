@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -91,6 +92,23 @@ def console(as_json: bool = False) -> "Screen":
     from compress.console import Screen
 
     return Screen(stderr=as_json, quiet=os.environ.get("RANK", "0") != "0")
+
+
+def run_folder(out: Path | None, recipe: str, data: str | None, *, resume: bool) -> Path:
+    """Return the folder of a run, chosen by the names of its recipe and data where it is given none."""
+    if out is not None:
+        return out
+    with told():
+        from compress.commands import preflight
+
+        return preflight.choose_out(recipe, data or "text", resume=resume)
+
+
+def continuation(out: Path) -> str:
+    """Say how an interrupted run goes on: by the command that was typed."""
+    from compress.provenance import command_line, resume_command
+
+    return f"Continue with: {resume_command(out, command_line())}"
 
 
 def print_result(text: str) -> None:

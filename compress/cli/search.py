@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from compress.cli.options import Command, CommandGroup, console, grouped, print_result, told
+from compress.cli.options import (
+    Command,
+    CommandGroup,
+    console,
+    continuation,
+    grouped,
+    print_result,
+    run_folder,
+    told,
+)
 from compress.config.options import (
     AllowCode,
     BudgetOptions,
@@ -50,7 +59,7 @@ def search(
     context: typer.Context,
     teacher: Annotated[str | None, training(help="The teacher: an alias, a folder or a hub id.")] = None,
     data: Annotated[str | None, data_option(help="The data, as for distill.")] = None,
-    out: Annotated[Path | None, output(help="The folder of the search.")] = None,
+    out: Annotated[Path | None, output(help="The folder of the search; default: a new one, runs/SPACE-DATA-N.")] = None,
     space: Annotated[
         str,
         training(help="The space: width-depth, dynabert, autotinybert, mobilebert, albert or a .yaml."),
@@ -70,8 +79,9 @@ def search(
     if context.invoked_subcommand is not None:
         return
     shown = console(as_json)
-    hint = "" if join.worker else f"Continue with: compress search ... --out {out} --resume"
-    with told(hint=hint):
+    if data is not None and not join.worker:
+        out = run_folder(out, space, data, resume=options.resume)
+    with told(hint="" if out is None else continuation(out)):
         from compress.errors import SearchError
 
         if join.worker:
@@ -84,9 +94,7 @@ def search(
                 allow_code=options.allow_code, console=shown,
             )  # fmt: skip
             return
-        missing = [
-            f"--{each}" for each, given in {"teacher": teacher, "data": data, "out": out}.items() if given is None
-        ]
+        missing = [f"--{each}" for each, given in {"teacher": teacher, "data": data}.items() if given is None]
         if teacher is None or data is None or out is None:
             raise SearchError(f"search: needs {', '.join(missing)} too; see compress search --help")
         from compress.commands import preflight

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compress.cli.options import console, grouped, print_result, told
+from compress.cli.options import console, continuation, grouped, print_result, run_folder, told
 from compress.config.options import (
     AllowPickle,
     CorpusName,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def distill(
     teacher: Teacher,
     data: DataName,
-    out: Out,
+    out: Out = None,
     recipe: Recipe = "auto",
     corpus: CorpusName = None,
     prompt: Annotated[
@@ -53,9 +53,12 @@ def distill(
 ) -> None:
     """Distil a teacher into a student, export and quantise it, and measure it beside its teacher.
 
+    Without --out the folder is a new one, runs/RECIPE-DATA-N; with --resume, the newest there that is not finished.
+
     Example: compress distill --teacher minilm --data intents --out runs/first
     """
-    with told(hint=f"Continue with: compress distill ... --out {out} --resume"):
+    out = run_folder(out, recipe, data, resume=options.resume)
+    with told(hint=continuation(out)):
         from compress.commands import preflight
         from compress.prompting.prompt import Prompt
 
@@ -101,7 +104,7 @@ def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **given: 
 def pretrain(
     teacher: Annotated[str, training(help="The teacher, or the model whose vocabulary and sizes are taken.")],
     recipe: Recipe,
-    out: Out,
+    out: Out = None,
     corpus: CorpusName = None,
     data: Annotated[str | None, data_option(help="A labelled set, for stages that answer with text (T5).")] = None,
     length: LengthOptions = LengthOptions(),
@@ -112,7 +115,8 @@ def pretrain(
 
     Example: compress pretrain --teacher minilm --recipe tinybert-general --corpus pydoc --out runs/general
     """
-    with told(hint=f"Continue with: compress pretrain ... --out {out} --resume"):
+    out = run_folder(out, recipe, corpus or data, resume=options.resume)
+    with told(hint=continuation(out)):
         from compress.commands import preflight
 
         ready = preflight.load_recipe(recipe, options.overrides, length)

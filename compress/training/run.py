@@ -206,6 +206,11 @@ class Run:
             self._lock.close()
 
 
+def is_finished(path: Path) -> bool:
+    """Tell whether a folder holds a run that has all that was asked for."""
+    return (path / _FACTS).is_file() and "finished" in load_json(path / _FACTS, _NO_FACTS)
+
+
 def clean(path: Path, *, unfinished: bool = False, dry_run: bool = False) -> int:
     """Remove the checkpoints of a run's directory and what kills have left in it; returns how many bytes that frees.
 
