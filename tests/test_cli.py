@@ -351,3 +351,9 @@ def test_every_option_that_a_message_names_exists() -> None:
 
     text = "".join(path.read_text(encoding="utf-8") for path in Path(compress.__file__).parent.rglob("*.py"))
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z_-]+", text)) - options(get_command(app)) <= OTHERS
+
+
+def test_no_message_shows_a_command_that_cannot_be_pasted() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in Path(compress.__file__).parent.rglob("*.py"))
+    shown = re.findall(rf"compress (?:{'|'.join(_commands())}) [^\n]*", text)
+    assert [words for words in shown if "..." in words or re.search(r" (NAME|OUT|TEACHER|STUDY|TRIAL)\b", words)] == []

@@ -134,7 +134,7 @@ def show(
 
         if (trial is None) != (bundle is None):
             raise SearchError(
-                "show: a trial and --bundle belong together, as in: compress search show STUDY 12 --bundle OUT"
+                f"a trial and --bundle belong together: compress search show {study} 12 --bundle student-12"
             )
         if trial is None or bundle is None:
             found = record.load_report(study)

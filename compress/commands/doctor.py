@@ -27,7 +27,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "openvino": "compress export --for openvino, and measuring what it writes",
     "executorch": "compress export --for executorch; give it an environment of its own",
     "litert": "compress export --for litert; give it an environment of its own",
-    "postgresql": "compress search --storage postgresql://..., for workers on many machines",
+    "postgresql": "a compress search whose --storage is a PostgreSQL database, for workers on many machines",
     "lan": "the QR code of compress bench --device browser --lan",
 }
 """The extras of pyproject.toml that users install, each with what it is needed for."""

@@ -20,12 +20,13 @@ from compress.exporters.manifest import Manifest
 from compress.io import CHECKSUMS, load_json, verify
 from compress.models import checkpoints
 from compress.models.checkpoints import ALIASES, EMBEDDED
-from compress.provenance import option_of, resume_command
+from compress.provenance import option_of
 from compress.records.inspection import Form, Inspection
 from compress.records.run_report import NAME as REPORT
 from compress.records.run_report import Report
 from compress.records.search_report import SearchReport
 from compress.slicing.shape import sizes_of
+from compress.training.run import continuation
 
 YAML = (".yaml", ".yml")
 STUDY, RUN, RECORD = "search.yaml", "run.json", "search.json"
@@ -272,7 +273,7 @@ def _look_at_run(name: str) -> Inspection:
     if (folder / "seconds.json").is_file():
         facts["minutes"] = round(load_json(folder / "seconds.json", "").get("seconds", 0) / 60, 1)
     state = f"finished on {told['finished']}" if finished else "not finished"
-    go_on = "" if finished else resume_command(folder, str(told.get("command", "")))
+    go_on = "" if finished else continuation(folder)
     return Inspection(
         thing=name, form="run", path=str(folder), title=f"a run, {state}: {told.get('teacher')} on {told.get('data')}",
         licence=bundle.licence if bundle else None, facts=facts,
@@ -295,7 +296,7 @@ def _look_at_study(name: str) -> Inspection:
     folder = Path(name).expanduser()
     told = load_json(folder / RUN, "What the search is of is not known without it: begin anew in another --out")
     facts: dict[str, Any] = {key: told.get(key) for key in _OF_RUN}
-    go_on = "" if "finished" in told else resume_command(folder, str(told.get("command", "")))
+    go_on = "" if "finished" in told else continuation(folder)
     next_ = [go_on] if go_on else []
     if not (folder / RECORD).is_file():
         return Inspection(
