@@ -16,6 +16,7 @@ import yaml
 import compress
 from compress.cli import app
 from compress.config import loader
+from compress.config.options import PANELS
 from compress.exporters import predictor
 from tests import command
 from tests.command import Shelf
@@ -64,6 +65,8 @@ OPTIONS = {
     "students": "teacher --json",
     "clean": "run --dry-run --unfinished",
 }
+SHARED = {"--quiet": "q", "--log-level": "", "--version": "V"}
+"""What every command has, with its letter."""
 WITHOUT = """
 import sys
 from compress.cli import main
@@ -100,7 +103,7 @@ def bundle(distilled: tuple[command.Told, Path]) -> str:
 
 def test_the_commands_and_their_options_are_these() -> None:
     found = {name: sorted(map(_shown, each.params)) for name, each in _commands().items()}
-    assert found == {name: sorted(options.split()) for name, options in OPTIONS.items()}
+    assert found == {name: sorted([*options.split(), *SHARED]) for name, options in OPTIONS.items()}
 
 
 def _commands() -> dict[str, Any]:
@@ -113,8 +116,10 @@ def _commands() -> dict[str, Any]:
 
 
 def _shown(parameter: Any) -> str:
-    assert len(parameter.opts) == 1, "one spelling each"
-    return parameter.opts[0] + ("..." if parameter.nargs == -1 else "")
+    short = [name for name in parameter.opts if re.fullmatch(r"-\w", name)]
+    (long,) = set(parameter.opts) - set(short)
+    assert short == ([f"-{SHARED[long]}"] if SHARED.get(long) else []), "one spelling each but for the usual letters"
+    return long + ("..." if parameter.nargs == -1 else "")
 
 
 @pytest.mark.parametrize(
@@ -136,8 +141,49 @@ def test_help_explains_every_command_and_option() -> None:
         assert all(parameter.help for parameter in each.params if parameter.param_type_name == "option")
 
 
-def test_version() -> None:
-    assert command.run("--version") == command.Told(0, f"compress {compress.__version__}\n", "")
+@pytest.mark.parametrize("words", ["", *OPTIONS])
+def test_every_command_knows_the_usual_letters(words: str) -> None:
+    version = command.Told(0, f"compress {compress.__version__}\n", "")
+    assert command.run(*words.split(), "--version") == command.run(*words.split(), "-V") == version
+    told = command.run(*words.split(), "-h")
+    assert told == command.run(*words.split(), "--help")
+    assert "-h, --help" in told.out
+
+
+@pytest.mark.parametrize("words", OPTIONS)
+def test_help_lists_every_option_in_a_group_on_lines_of_80_columns(words: str) -> None:
+    lines = command.run(*words.split(), "--help").out.splitlines()
+    titles = {line.removesuffix(":") for line in lines if re.fullmatch(r"[A-Z][a-z ]+:", line)}
+    assert titles <= {"Arguments", *PANELS, "Other options", "Commands"}
+    assert max(map(len, lines)) <= 80
+    assert lines[-1 if words != "search" else lines.index("Commands:") - 2].startswith("  -h, --help"), "the last group"
+
+
+COMPLETE = "import sys; sys.argv[0] = 'compress'; from compress.cli import main; main()"
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["di"], ["distill"]),
+        (["distill", "--te"], ["--teacher", "--text"]),
+        (["distill", "--teacher", "minilm", "--effort", ""], ["quick", "normal", "best"]),
+        (["search", "--teacher", "minilm", "--da"], ["--data"]),
+        (["search", "sh"], ["show"]),
+    ],
+)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str, typed: list[str], offered: list[str]) -> None:
+    """It imports nothing that takes long: not even pydantic, which every other command needs."""
+    line = shlex.join(["compress", *typed[:-1]]) + f" {typed[-1]}"
+    asked = {"bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(typed))}, "zsh": {"_TYPER_COMPLETE_ARGS": line},
+             "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}}  # fmt: skip
+    environment = {**os.environ, "_COMPRESS_COMPLETE": f"complete_{shell}", **asked[shell]}
+    program = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {COMPLETE}"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    found = re.findall(r"(?m)^([\w-]+)" if shell != "zsh" else r'"([\w-]+)"(?::|\)|\n)', done.stdout)
+    assert [word for word in found if word != "_arguments"] == offered
+    assert {"pydantic", "rich.console", "yaml", "torch"} & set(done.stderr.split()) == set()
 
 
 def test_recipes_are_listed_each_once_with_when_to_choose_it() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compress.cli.options import UNCERTIFIED, console, continuation, grouped, print_result, run_folder, told
+from compress.cli.options import UNCERTIFIED, console, continuation, grouped, is_first, print_result, run_folder, told
 from compress.cli.train import print_forecast
 from compress.config.options import (
     CorpusName,
@@ -79,7 +79,7 @@ def prune(
             max_drop=None if max_drop is None else max_drop / 100, length=length.minutes_alone,
             options=replace(options, overrides=None), console=shown,
         )  # fmt: skip
-        if as_json and not shown.quiet:
+        if as_json and is_first():
             print_result((bundle.path / "report.json").read_text(encoding="utf-8"))
 
 

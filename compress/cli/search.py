@@ -14,6 +14,7 @@ from compress.cli.options import (
     grouped,
     print_result,
     run_folder,
+    talking,
     told,
 )
 from compress.config.options import (
@@ -54,6 +55,7 @@ class WorkerOptions:
 
 
 @app.callback(invoke_without_command=True)
+@talking
 @grouped(without=("affinity", "native", "assets", "webgpu"))
 def search(
     context: typer.Context,
@@ -116,6 +118,7 @@ def search(
 
 
 @app.command(cls=Command)
+@talking
 def show(
     study: Annotated[Path, typer.Argument(help="The folder of a search.")],
     trial: Annotated[int | None, typer.Argument(help="Number of a trial; without it, the front is shown.")] = None,
@@ -141,7 +144,7 @@ def show(
             if as_json:
                 print_result(found.to_json())
             else:
-                record.print_front(found, console())
+                record.print_front(found, console(answer=True))
             return
         from compress.commands.search import show as write
 

@@ -30,7 +30,7 @@ def doctor(as_json: Json = False) -> None:
     with told():
         from compress.commands.doctor import doctor as run
 
-        shown = console(as_json)
+        shown, answers = console(as_json), console(answer=True)
 
         def say(check: "Check") -> None:
             if check.group != "packages" or check.state != "ok":
@@ -42,7 +42,7 @@ def doctor(as_json: Json = False) -> None:
             print_result(found.to_json())
         else:
             for line in _verdict(found):
-                shown.print(line, markup=False, highlight=False, soft_wrap=True)
+                answers.print(line, markup=False, highlight=False, soft_wrap=True)
     if not found.ok:
         raise typer.Exit(UNSOUND)
 
@@ -97,7 +97,7 @@ def inspect(
         if as_json:
             print_result(found.to_json())
         else:
-            shown = console()
+            shown = console(answer=True)
             for part in _parts(found, shown.width):
                 shown.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
     if found.problems:

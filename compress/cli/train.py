@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compress.cli.options import console, continuation, grouped, print_result, run_folder, told
+from compress.cli.options import console, continuation, grouped, is_first, print_result, run_folder, told
 from compress.config.options import (
     AllowPickle,
     CorpusName,
@@ -85,7 +85,7 @@ def distill(
             max_drop=None if max_drop is None else max_drop / 100, length=length.minutes_alone,
             options=replace(options, overrides=None), console=shown,
         )  # fmt: skip
-        if as_json and not shown.quiet:
+        if as_json and is_first():
             print_result((bundle.path / "report.json").read_text(encoding="utf-8"))
 
 
@@ -97,7 +97,7 @@ def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **given: 
         print_result(found.to_json())
     else:
         for line in found.lines():
-            shown.print(line, highlight=False, markup=False, soft_wrap=True)
+            console(answer=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @grouped(without=("gate",))
@@ -184,7 +184,7 @@ def recipes(
         if as_json:
             print_result(json.dumps([catalog.plain(each) for each in listed], ensure_ascii=False, indent=1))
         else:
-            console().print(catalog.shown(listed))
+            console(answer=True).print(catalog.shown(listed))
 
 
 def students(
@@ -202,7 +202,7 @@ def students(
         if as_json:
             print_result(listing.as_json(found))
         else:
-            console().print(listing.shown(found))
+            console(answer=True).print(listing.shown(found))
 
 
 def clean(
@@ -221,4 +221,4 @@ def clean(
 
         freed = clean(run, unfinished=unfinished, dry_run=dry_run)
         did = "would free" if dry_run else "freed"
-        console().print(f"{run}: {did} {freed / 1e6:,.1f} MB", markup=False, highlight=False, soft_wrap=True)
+        console(answer=True).print(f"{run}: {did} {freed / 1e6:,.1f} MB", markup=False, highlight=False, soft_wrap=True)
