@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from compress.commands.doctor import doctor
     from compress.commands.export import export
     from compress.commands.forecast import forecast
+    from compress.commands.init import init
     from compress.commands.inspect import inspect
     from compress.commands.label import label
     from compress.commands.pretrain import pretrain
@@ -80,6 +81,7 @@ _HOMES = {
     "doctor": "compress.commands.doctor",
     "export": "compress.commands.export",
     "forecast": "compress.commands.forecast",
+    "init": "compress.commands.init",
     "inspect": "compress.commands.inspect",
     "label": "compress.commands.label",
     "load_task": "compress.data",
@@ -121,6 +123,7 @@ __all__ = [
     "doctor",
     "export",
     "forecast",
+    "init",
     "inspect",
     "label",
     "load_task",

@@ -40,6 +40,7 @@ PUBLIC = [
     "doctor",
     "export",
     "forecast",
+    "init",
     "inspect",
     "label",
     "load_task",

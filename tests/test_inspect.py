@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from transformers import BertTokenizer
 
 import compress
-from compress.cli import app
 from compress.config.options import DataOptions
 from compress.config.recipe import Recipe
 from compress.errors import CompressError
@@ -22,6 +20,7 @@ from compress.records.run_report import Report, ReportRow
 from compress.records.search_report import SearchReport, TrialRecord
 from compress.training.run import Run
 from tests import command, tiny
+from tests.command import pasted
 
 ROWS = {
     "train": ["good film\tpositive", "Good  film\tnegative", "bad film\tnegative", "dull zzz\tnegative"],
@@ -38,19 +37,6 @@ def data(tmp_path: Path) -> str:
         (folder / f"{split}.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n", encoding="utf-8")
     (folder / "LICENSE.txt").write_text("\nCC0 1.0 Universal\n...\n", encoding="utf-8")
     return str(folder)
-
-
-def pasted(words: str) -> None:
-    """What is shown is a command of ours whose every word is understood."""
-    first, *rest = shlex.split(words)
-    assert first == "compress"
-    assert "..." not in words
-    group = typer.main.get_command(app)
-    name = rest.pop(0)
-    each = group.commands[name]  # type: ignore[attr-defined]
-    while rest and rest[0] in getattr(each, "commands", {}):
-        each = each.commands[rest.pop(0)]
-    each.make_context(name, rest, resilient_parsing=False)
 
 
 def test_data_tells_of_rows_classes_repeats_conflicts_and_splits_that_share_rows(data: str) -> None:

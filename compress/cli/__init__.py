@@ -16,6 +16,7 @@ app = typer.Typer(
 for command in (
     start.doctor,
     start.inspect,
+    start.init,
     train.distill,
     train.pretrain,
     train.label,

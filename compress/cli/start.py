@@ -1,13 +1,15 @@
-"""`compress doctor` and `inspect`: what this machine has, and what a thing is, before anything is run."""
+"""`compress doctor`, `inspect` and `init`: what is here, what a thing is, and which command to run."""
 
+import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from compress.cli.options import USER_ERROR, console, grouped, print_result, told
-from compress.config.options import DataOptions, Json, data_option
+from compress.config.options import DataOptions, Json, budget, data_option, device_option, output, training
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -195,3 +197,68 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.2f}" if name in ("MB", "ms", "tokens a word") else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+QUESTIONS = {
+    "teacher": ("What is the teacher? An alias such as bert-base, a folder or a hub id", "minilm"),
+    "data": ("What is the data? A folder, a file or a hub id; intents is embedded", "intents"),
+    "goal": ("What matters most: score, size, speed, or at most so many ms (a number)", "score"),
+    "minutes": ("How many minutes may it take? 0: as many as it needs", "0"),
+    "device": ("Where will it run: local, browser, adb or ssh:HOST", "local"),
+}
+
+
+def is_answered() -> bool:
+    """Tell whether somebody is there to answer questions."""
+    return sys.stdin.isatty()
+
+
+def init(
+    teacher: Annotated[str | None, training(help="The teacher: an alias, a folder or a hub id.")] = None,
+    data: Annotated[str | None, data_option(help="The data, as for distill.")] = None,
+    goal: Annotated[
+        str | None, budget(help="What matters most: score, size, speed, or a number: at most so many ms.")
+    ] = None,
+    minutes: Annotated[float | None, training(min=0, help="Take about so many minutes; 0: no limit.")] = None,
+    device: Annotated[str | None, device_option(help="Where it will run: local, browser, adb or ssh:HOST.")] = None,
+    file: Annotated[Path | None, output(help="Write the recipe to this new .yaml file, to be changed.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask five questions, and write the command that fits the answers, with its parts explained. Nothing is run.
+
+    What an option says is not asked; without a terminal nothing is asked, and the defaults are taken.
+
+    Example: compress init --data intents --goal 4 --minutes 60
+    """
+    given = {"teacher": teacher, "data": data, "goal": goal, "minutes": minutes, "device": device}
+    for name, (question, usual) in QUESTIONS.items():
+        if given[name] is None:
+            given[name] = typer.prompt(question, default=usual, err=as_json) if is_answered() else usual
+    with told():
+        from compress.commands.init import init as run
+        from compress.errors import CompressError
+
+        try:
+            limit, answer = float(str(given["minutes"])), str(given["goal"])
+            latency = float(answer) if answer[:1].isdigit() else None
+        except ValueError:
+            raise CompressError(f"{given['minutes']}, {given['goal']}: expected numbers of minutes and ms") from None
+        found = run(
+            teacher=str(given["teacher"]), data=str(given["data"]), device=str(given["device"]), file=file,
+            goal="latency" if latency is not None else answer, latency_ms=latency,  # type: ignore[arg-type]
+            minutes=limit or None,
+        )  # fmt: skip
+        if as_json:
+            print_result(found.to_json())
+            return
+        shown = console(answer=True)
+        lines = ["", found.command, ""]
+        wide = min(34, max(map(len, found.parts)) + 4)
+        for part, why in found.parts.items():
+            lines += _wrapped(why, shown.width, f"  {part:{wide - 2}}")
+        if found.file:
+            lines += ["", f"written: {found.file}"]
+        lines += ["", "how long, before it begins:", f"  {found.plan}"] if found.plan else []
+        lines += ["", "then:", *(f"  {command}" for command in found.after)]
+        for line in lines:
+            shown.print(line, markup=False, highlight=False, soft_wrap=True)
