@@ -123,7 +123,7 @@ def test_products_are_timed_in_both_formats_and_with_one_and_all_threads(
 ) -> None:
     import torch
 
-    monkeypatch.setattr(probe, "SIZE", 32)
+    monkeypatch.setattr(probe, "SIZE", 128)
     monkeypatch.setattr(probe, "SECONDS", 0.01)
     before = torch.get_num_threads()
     probe.main(["torch"], 2)

@@ -60,7 +60,7 @@ def product(torch: Any, dtype: Any, threads: int) -> float:
         begin = time.perf_counter()
         _ = one @ other
         best = min(best, time.perf_counter() - begin)
-    return round(2 * SIZE**3 / best / 1e9, 1)
+    return round(2 * SIZE**3 / best / 1e9, 3)
 
 
 if __name__ == "__main__":
