@@ -130,7 +130,7 @@ def begun(tmp_path: Path) -> tuple[Path, Recipe]:
     """A run of two stages, of which the first is done."""
     folder, recipe = tmp_path / "my run", Recipe.load("tinybert")
     typed = f"compress distill --teacher minilm --recipe tinybert --data intents --out {shlex.quote(str(folder))}"
-    identity = {"teacher": "minilm", "data": "intents", "seed": 1, "precision": "fp32", "command": typed}
+    identity = {"teacher": "minilm", "data": "intents", "seed": 0, "precision": "fp32", "command": typed}
     run = Run.open(folder, recipe, identity)
     run.result("intermediate").mkdir(parents=True)
     (run.result("intermediate") / "model.safetensors").write_bytes(b"weights")
@@ -141,7 +141,7 @@ def begun(tmp_path: Path) -> tuple[Path, Recipe]:
 
 def test_a_run_tells_which_stages_are_done_and_how_to_go_on(begun: tuple[Path, Recipe]) -> None:
     found = compress.inspect(begun[0])
-    assert (found.form, found.verified) == ("run", True)
+    assert (found.form, found.verified, found.facts["seed"]) == ("run", True, 0)
     assert "not finished" in found.title
     assert (found.facts["stages done"], found.facts["stages"]) == ("intermediate", "intermediate, prediction")
     (go_on,) = found.next

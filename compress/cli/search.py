@@ -123,7 +123,7 @@ def show(
     study: Annotated[Path, typer.Argument(help="The folder of a search.")],
     trial: Annotated[int | None, typer.Argument(help="Number of a trial; without it, the front is shown.")] = None,
     bundle: Annotated[Path | None, output(help="The new folder for the trial's student.")] = None,
-    train: Annotated[bool, typer.Option("--train", help="Distil it fully first, as the winner was.")] = False,
+    train: Annotated[bool, training("--train", help="Distil it fully first, as the winner was.")] = False,
     allow_code: AllowCode = None,
     as_json: Json = False,
 ) -> None:

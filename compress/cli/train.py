@@ -207,9 +207,9 @@ def students(
 
 def clean(
     run: Annotated[Path, typer.Argument(help="Directory of a run or a search.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much this would free.")] = False,
+    dry_run: Annotated[bool, output("--dry-run", help="Only say how much this would free.")] = False,
     unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="Clean an unfinished run too, which then cannot be resumed.")
+        bool, output("--unfinished", help="Clean an unfinished run too, which then cannot be resumed.")
     ] = False,
 ) -> None:
     """Remove a run's checkpoints and left-overs. Bundle, report, log and the results of its stages stay.

@@ -64,7 +64,7 @@ def inspect(
         raise CompressError(f"--teacher: is for data, and {name} is a {known}; leave it out")
     else:
         found = _LOOKS[known](name)
-    facts = {key: value for key, value in found.facts.items() if value not in (None, "", 0)}
+    facts = {key: value for key, value in found.facts.items() if value is not None and value != ""}
     return replace(found, facts=facts, notes=(*_other_meanings(name, known), *found.notes))
 
 
@@ -220,7 +220,11 @@ def _look_at_bundle(name: str) -> Inspection:
     except BundleError as error:
         problems = str(error).split("\n")[:-1]
     task, report = made.task, _report(path)
-    facts: dict[str, Any] = {"family": made.model_type, "parameters": made.parameters, "tokens": made.max_length}
+    facts: dict[str, Any] = {
+        "family": made.model_type,
+        "parameters": made.parameters or None,
+        "tokens": made.max_length,
+    }
     if task is not None:
         facts |= {"task": task.kind, "text": ", ".join(task.text), "metric": task.metric}
     files = {each: stamp.bytes for each, stamp in made.files.items()}
