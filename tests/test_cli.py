@@ -31,7 +31,7 @@ OPTIONS = {
     ),
     "pretrain": (
         "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle --allow-code "
-        "--paper --effort --minutes"
+        "--paper --effort --minutes --plan"
     ),
     "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle",
     "prune": (
