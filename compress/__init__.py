@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from compress.commands.bench import bench
     from compress.commands.distill import distill
+    from compress.commands.doctor import doctor
     from compress.commands.export import export
     from compress.commands.forecast import forecast
+    from compress.commands.init import init
+    from compress.commands.inspect import inspect
     from compress.commands.label import label
     from compress.commands.pretrain import pretrain
     from compress.commands.prune import prune
@@ -75,8 +78,11 @@ _HOMES = {
     "bench": "compress.commands.bench",
     "build": "compress.models.student",
     "distill": "compress.commands.distill",
+    "doctor": "compress.commands.doctor",
     "export": "compress.commands.export",
     "forecast": "compress.commands.forecast",
+    "init": "compress.commands.init",
+    "inspect": "compress.commands.inspect",
     "label": "compress.commands.label",
     "load_task": "compress.data",
     "pretrain": "compress.commands.pretrain",
@@ -114,8 +120,11 @@ __all__ = [
     "bench",
     "build",
     "distill",
+    "doctor",
     "export",
     "forecast",
+    "init",
+    "inspect",
     "label",
     "load_task",
     "pretrain",

@@ -72,3 +72,26 @@ def command_line() -> str:
     name = Path(sys.argv[0]).name
     program = ["python", "-m", "compress"] if name == "__main__.py" else [name]
     return shlex.join([*program, *map(redact, sys.argv[1:])])
+
+
+def option_of(command: str, option: str) -> str | None:
+    """Return the value of an option in a command line that was kept; None where it was not given."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # of an odd quotation mark: it was not written by `command_line`
+        return None
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word == option and after:
+            return after
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return None
+
+
+def resume_command(out: Path | str, command: str) -> str:
+    """Return the command that continues the run in `out`, by the one that began it; '' where that is none of ours."""
+    words = shlex.split(command)
+    if words[:1] != ["compress"] and words[1:3] != ["-m", "compress"]:
+        return ""
+    given = [] if option_of(command, "--out") else ["--out", str(out)]
+    return shlex.join([*words, *given, *([] if "--resume" in words else ["--resume"])])

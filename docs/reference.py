@@ -87,9 +87,17 @@ def tried() -> str:
 def command_line() -> str:
     """Describe every command with its options, as its help does."""
     root = typer.main.get_command(app)
-    parts = ["# Command line\n\n`compress --help` and `compress COMMAND --help` show the same.\n"]
+    parts = [
+        "# Command line\n\n`compress -h` and `compress COMMAND -h` show the same, options in groups; `-V` prints the "
+        "version.\n\n"
+        "`--quiet` leaves of a command's talk the errors and the last line; what was asked for (tables of `bench`, "
+        "`report` and the lists, JSON, predictions) is printed all the same. `--log-level warning` prints warnings "
+        "too, `debug` adds what the libraries say and, below an error, where it comes from.\n\n"
+        "`compress --install-completion` completes commands, options and choices in bash, zsh and fish from the next "
+        "terminal on; `compress --show-completion` prints the script instead.\n"
+    ]
     for words, command in commands(root, ("compress",)):
-        context = click.Context(command, info_name=" ".join(words))
+        context = click.Context(command, info_name=" ".join(words), help_option_names=["-h", "--help"])
         help_text = command.get_help(context)
         parts.append(f"## {' '.join(words)}\n\n```text\n{help_text}\n```\n")
     return "\n".join(parts)

@@ -1,5 +1,7 @@
 """The command line as whoever types it sees it: exit code, standard output, standard error."""
 
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import NoReturn
 from unittest import mock
 
 from transformers.utils.logging import disable_progress_bar
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from compress.cli import app, settle_libraries
@@ -26,7 +29,8 @@ def run(*words: str, stdin: str | bytes = "") -> Told:
     """`compress *words` in this process; what would be a traceback is raised."""
     settle_libraries()
     disable_progress_bar()  # transformers reads the variable for it when imported, here long ago
-    result = CliRunner().invoke(app, words, input=stdin, prog_name="compress", catch_exceptions=False)
+    with mock.patch.object(sys, "argv", ["compress", *words]):
+        result = CliRunner().invoke(app, words, input=stdin, prog_name="compress", catch_exceptions=False)
     return Told(result.exit_code, result.stdout, result.stderr)
 
 
@@ -39,6 +43,19 @@ def refused(told: Told, out: Path, *said: str) -> bool:
     assert partial(out) == []
     assert not (out / "bundle").exists()
     return True
+
+
+def pasted(words: str) -> None:
+    """What is shown is a command of ours whose every word is understood."""
+    first, *rest = shlex.split(words)
+    assert first == "compress"
+    assert "..." not in words
+    group = get_command(app)
+    name = rest.pop(0)
+    each = group.commands[name]  # type: ignore[attr-defined]
+    while rest and rest[0] in getattr(each, "commands", {}):
+        each = each.commands[rest.pop(0)]
+    each.make_context(name, rest, resilient_parsing=False)
 
 
 def partial(out: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,18 +16,22 @@ import yaml
 import compress
 from compress.cli import app
 from compress.config import loader
+from compress.config.options import PANELS
 from compress.exporters import predictor
 from tests import command
 from tests.command import Shelf
 
 OPTIONS = {
+    "doctor": "--json",
+    "init": "--teacher --data --goal --minutes --device --file --json",
+    "inspect": "thing --as --teacher --text --label --kind --metric --json",
     "distill": (
         "--teacher --recipe --data --out --corpus --prompt --set --text --label --kind --metric --seed --precision "
         "--resume --gate --max-drop --allow-pickle --allow-code --json --paper --effort --minutes --plan"
     ),
     "pretrain": (
         "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle --allow-code "
-        "--paper --effort --minutes"
+        "--paper --effort --minutes --plan"
     ),
     "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle",
     "prune": (
@@ -61,6 +66,8 @@ OPTIONS = {
     "students": "teacher --json",
     "clean": "run --dry-run --unfinished",
 }
+SHARED = {"--quiet": "q", "--log-level": "", "--version": "V"}
+"""What every command has, with its letter."""
 WITHOUT = """
 import sys
 from compress.cli import main
@@ -97,7 +104,7 @@ def bundle(distilled: tuple[command.Told, Path]) -> str:
 
 def test_the_commands_and_their_options_are_these() -> None:
     found = {name: sorted(map(_shown, each.params)) for name, each in _commands().items()}
-    assert found == {name: sorted(options.split()) for name, options in OPTIONS.items()}
+    assert found == {name: sorted([*options.split(), *SHARED]) for name, options in OPTIONS.items()}
 
 
 def _commands() -> dict[str, Any]:
@@ -110,8 +117,10 @@ def _commands() -> dict[str, Any]:
 
 
 def _shown(parameter: Any) -> str:
-    assert len(parameter.opts) == 1, "one spelling each"
-    return parameter.opts[0] + ("..." if parameter.nargs == -1 else "")
+    short = [name for name in parameter.opts if re.fullmatch(r"-\w", name)]
+    (long,) = set(parameter.opts) - set(short)
+    assert short == ([f"-{SHARED[long]}"] if SHARED.get(long) else []), "one spelling each but for the usual letters"
+    return long + ("..." if parameter.nargs == -1 else "")
 
 
 @pytest.mark.parametrize(
@@ -133,8 +142,49 @@ def test_help_explains_every_command_and_option() -> None:
         assert all(parameter.help for parameter in each.params if parameter.param_type_name == "option")
 
 
-def test_version() -> None:
-    assert command.run("--version") == command.Told(0, f"compress {compress.__version__}\n", "")
+@pytest.mark.parametrize("words", ["", *OPTIONS])
+def test_every_command_knows_the_usual_letters(words: str) -> None:
+    version = command.Told(0, f"compress {compress.__version__}\n", "")
+    assert command.run(*words.split(), "--version") == command.run(*words.split(), "-V") == version
+    told = command.run(*words.split(), "-h")
+    assert told == command.run(*words.split(), "--help")
+    assert "-h, --help" in told.out
+
+
+@pytest.mark.parametrize("words", OPTIONS)
+def test_help_lists_every_option_in_a_group_on_lines_of_80_columns(words: str) -> None:
+    lines = command.run(*words.split(), "--help").out.splitlines()
+    titles = {line.removesuffix(":") for line in lines if re.fullmatch(r"[A-Z][a-z ]+:", line)}
+    assert titles <= {"Arguments", *PANELS, "Other options", "Commands"}
+    assert max(map(len, lines)) <= 80
+    assert lines[-1 if words != "search" else lines.index("Commands:") - 2].startswith("  -h, --help"), "the last group"
+
+
+COMPLETE = "import sys; sys.argv[0] = 'compress'; from compress.cli import main; main()"
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["di"], ["distill"]),
+        (["distill", "--te"], ["--teacher", "--text"]),
+        (["distill", "--teacher", "minilm", "--effort", ""], ["quick", "normal", "best"]),
+        (["search", "--teacher", "minilm", "--da"], ["--data"]),
+        (["search", "sh"], ["show"]),
+    ],
+)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str, typed: list[str], offered: list[str]) -> None:
+    """It imports nothing that takes long: not even pydantic, which every other command needs."""
+    line = shlex.join(["compress", *typed[:-1]]) + f" {typed[-1]}"
+    asked = {"bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(typed))}, "zsh": {"_TYPER_COMPLETE_ARGS": line},
+             "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}}  # fmt: skip
+    environment = {**os.environ, "_COMPRESS_COMPLETE": f"complete_{shell}", **asked[shell]}
+    program = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {COMPLETE}"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    found = re.findall(r"(?m)^([\w-]+)" if shell != "zsh" else r'"([\w-]+)"(?::|\)|\n)', done.stdout)
+    assert [word for word in found if word != "_arguments"] == offered
+    assert {"pydantic", "rich.console", "yaml", "torch"} & set(done.stderr.split()) == set()
 
 
 def test_recipes_are_listed_each_once_with_when_to_choose_it() -> None:
@@ -317,9 +367,10 @@ def test_an_interruption_is_130_and_says_how_to_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("compress.training.run.Run.remaining", interrupt)
-    told = command.run(*shelf.distill(tmp_path / "run", "--set", "teacher.steps=1", "--gate", "warn"))
+    words = shelf.distill(tmp_path / "run", "--set", "teacher.steps=1", "--gate", "warn")
+    told = command.run(*words)
     assert told.code == 130
-    assert f"--out {tmp_path / 'run'} --resume" in " ".join(told.err.split())
+    assert shlex.split(told.err.partition("Continue with: ")[2]) == ["compress", *words, "--resume"]
 
 
 def test_a_bug_of_ours_is_not_dressed_up_as_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,3 +398,9 @@ def test_every_option_that_a_message_names_exists() -> None:
 
     text = "".join(path.read_text(encoding="utf-8") for path in Path(compress.__file__).parent.rglob("*.py"))
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z_-]+", text)) - options(get_command(app)) <= OTHERS
+
+
+def test_no_message_shows_a_command_that_cannot_be_pasted() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in Path(compress.__file__).parent.rglob("*.py"))
+    shown = re.findall(rf"compress (?:{'|'.join(_commands())}) [^\n]*", text)
+    assert [words for words in shown if "..." in words or re.search(r" (NAME|OUT|TEACHER|STUDY|TRIAL)\b", words)] == []

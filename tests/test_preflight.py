@@ -14,7 +14,7 @@ from compress.config.recipe import Recipe
 from compress.errors import CompressError, RecipeError, RunError
 from compress.training.run import Run
 from tests import tiny
-from tests.command import Shelf
+from tests.command import Shelf, accepted
 
 EACH = """
 import json, sys
@@ -125,3 +125,65 @@ def test_effort_reaches_every_stage_and_a_recipe_too() -> None:
 def test_a_recipe_has_no_paper_to_take_numbers_from() -> None:
     with pytest.raises(RecipeError, match="paper"):
         preflight.load_recipe(Recipe.load("tinybert"), length=LengthOptions(paper=True))
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is worked in, with runs of tinybert on films: the first finished, the second and tenth not."""
+    monkeypatch.chdir(tmp_path)
+    for number, facts in {1: {"finished": "today"}, 2: {}, 10: {}, 11: {"finished": "today"}}.items():
+        folder = tmp_path / "runs" / f"tinybert-films-{number}"
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    (tmp_path / "runs" / "tinybert-films-mine").mkdir()
+    return tmp_path / "runs"
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize(
+    ("recipe", "data", "resume", "chosen"),
+    [
+        ("tinybert", "films", False, "tinybert-films-12"),
+        ("tinybert", "films", True, "tinybert-films-10"),
+        ("tinybert", "glue/sst2", False, "tinybert-sst2-1"),
+        ("my/tinybert.yaml", "../data/films.csv", False, "tinybert-films-12"),
+        ("auto", "train=/data/a b.tsv,test=/data/c.tsv", False, "auto-a-b-1"),
+        ("auto", "owner/name:part", False, "auto-name-part-1"),
+    ],
+)
+def test_a_run_that_is_given_no_folder_gets_a_new_one(recipe: str, data: str, resume: bool, chosen: str) -> None:
+    assert preflight.choose_out(recipe, data, resume=resume) == Path("runs", chosen)
+
+
+def test_what_continues_a_run_without_a_folder_is_the_newest_that_is_not_finished(runs: Path) -> None:
+    for number in (2, 10):
+        (runs / f"tinybert-films-{number}" / "run.json").write_text('{"finished": "now"}', encoding="utf-8")
+    assert preflight.choose_out("tinybert", "films", resume=True) == Path("runs/tinybert-films-11")
+    with pytest.raises(RunError, match="--resume"):
+        preflight.choose_out("tinybert", "poems", resume=True)
+
+
+def test_several_processes_are_told_their_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RunError, match="--out"):
+        preflight.choose_out("tinybert", "films")
+
+
+def test_distill_without_out_begins_a_run_and_resume_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shelf = Shelf.fill(tmp_path / "shelf")
+    words = shelf.distill(tmp_path)
+    at = words.index("--out")
+    words = words[:at] + words[at + 2 :]
+
+    def folders() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "runs").iterdir())
+
+    assert accepted(*words)
+    first = folders()
+    assert len(first) == 1
+    assert first[0].endswith("-reviews-1")
+    assert accepted(*words, "--resume")
+    assert folders() == first

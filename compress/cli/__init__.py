@@ -1,17 +1,22 @@
 """The command line: parse, call, print. torch and transformers are imported inside the commands that need them."""
 
 import os
-from typing import Annotated
+import sys
 
 import typer
 
-from compress import __version__
-from compress.cli import bench, export, prune, search, train
-from compress.cli.options import Command
+from compress.cli import bench, export, prune, search, start, train
+from compress.cli.options import Command, CommandGroup, Version, talking
 from compress.terminal import settle_streams
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)  # fmt: skip
 for command in (
+    start.doctor,
+    start.inspect,
+    start.init,
     train.distill,
     train.pretrain,
     train.label,
@@ -26,22 +31,12 @@ for command in (
     train.students,
     train.clean,
 ):
-    app.command(cls=Command)(command)
+    app.command(cls=Command)(talking(command))
 app.add_typer(search.app, name="search")
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"compress {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
-def compress(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
+def compress(version: Version = False) -> None:
     """Take a teacher and a paper's recipe, ship a small, fast, measured student."""
 
 
@@ -49,6 +44,8 @@ def main() -> None:
     """Entry point of the `compress` script."""
     settle_streams()
     settle_libraries()
+    if "_COMPRESS_COMPLETE" in os.environ:  # Typer would import it to strip markup from our help, which has none
+        sys.modules["rich"] = None  # type: ignore[assignment]
     app()
 
 

@@ -62,7 +62,7 @@ def bench(
             print_result(result.to_json())
         else:
             for table in bench_tables(result):
-                talk.print(table)
+                console(answer=True).print(table)
 
 
 def report(
@@ -87,7 +87,7 @@ def report(
         limits = Limits(budget_ms, max_mb, min_score)
         comparison = compare(inputs, at)
         chosen = pick(comparison, limits)
-        talk = console(as_json)
+        talk = console(as_json, answer=True)
         if html is not None:
             from compress.io import written
             from compress.reporting.html import render_choice

@@ -5,14 +5,17 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from compress import __version__
 from compress.config.options import PANELS
 from compress.terminal import printable
 
@@ -24,8 +27,20 @@ UNCERTIFIED = 3
 """Exit code of a file that was made, and loses more than it may."""
 
 
+def _unchecked(found: Any, ctx: Any) -> Any:
+    """Let completion take what is typed as it is: Typer would import pydantic to check it, which takes 0.1 s."""
+    if ctx.resilient_parsing:
+        for parameter in found:
+            parameter.process_value = lambda _, value: value
+    return found
+
+
 class Command(TyperCommand):
     """A command whose help lists its options in groups."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """List the parameters."""
+        return _unchecked(super().get_params(ctx), ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and the options, group by group."""
@@ -34,6 +49,10 @@ class Command(TyperCommand):
 
 class CommandGroup(TyperGroup):
     """A command with others below it, whose help lists its options in groups."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """List the parameters."""
+        return _unchecked(super().get_params(ctx), ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options, group by group, then the commands."""
@@ -86,11 +105,107 @@ def grouped(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]],
     return expand
 
 
-def console(as_json: bool = False) -> "Screen":
-    """Open the console for progress and tables: standard error if standard output is for JSON; silent but in rank 0."""
+Level = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Talk:
+    """How a command talks. last: what prints the last line that was kept back."""
+
+    level: Level = "info"
+    last: list[Callable[[], None]] = field(default_factory=list)
+
+
+_TALK: ContextVar[Talk | None] = ContextVar("talk", default=None)
+
+
+def print_version(asked: bool) -> None:
+    """Print the version and end, where that is asked."""
+    if asked:
+        print(f"compress {__version__}")
+        raise typer.Exit
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and the last line alone.")]
+LogLevel = Annotated[
+    Level,
+    typer.Option(metavar="LEVEL", help="debug, info, warning (no progress) or error (as --quiet)."),
+]
+Version = Annotated[
+    bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version.")
+]
+
+
+def talking(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say how much it prints."""
+
+    @wraps(command)
+    def run(*, quiet: bool, log_level: Level, version: bool, **given: Any) -> None:
+        del version  # which has ended the command
+        talk = Talk("error" if quiet else log_level)
+        if talk.level == "debug":
+            import logging
+
+            os.environ["TRANSFORMERS_VERBOSITY"] = "debug"
+            logging.basicConfig(level=logging.DEBUG)
+        token = _TALK.set(talk)
+        try:
+            command(**given)
+        except typer.Exit as end:
+            if end.exit_code in (USER_ERROR, INTERRUPTED):
+                talk.last.clear()
+            raise
+        except BaseException:
+            talk.last.clear()
+            raise
+        finally:
+            _TALK.reset(token)
+            for say in talk.last:
+                say()
+
+    own = {"quiet": (Quiet, False), "log_level": (LogLevel, "info"), "version": (Version, False)}
+    usual = signature(command, eval_str=True).parameters.values()
+    shared = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in own.items()
+    ]
+    run.__signature__ = Signature([*(each.replace(kind=Parameter.KEYWORD_ONLY) for each in usual), *shared])  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in (*usual, *shared)}
+    return run
+
+
+def console(as_json: bool = False, *, answer: bool = False) -> "Screen":
+    """Open the console: standard error if standard output is for JSON; silent but in rank 0.
+
+    answer  whether it is for what was asked, which is printed at any level, instead of progress and notes
+    """
     from compress.console import Screen
 
-    return Screen(stderr=as_json, quiet=os.environ.get("RANK", "0") != "0")
+    talk = _TALK.get() or Talk()
+    kept = None if answer or talk.level in ("debug", "info") else talk.last
+    return Screen(stderr=as_json, quiet=not is_first(), last=kept, warnings=talk.level != "error")
+
+
+def is_first() -> bool:
+    """Tell whether this is the only process of a command, or the one that talks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def run_folder(out: Path | None, recipe: str, data: str | None, *, resume: bool) -> Path:
+    """Return the folder of a run, chosen by the names of its recipe and data where it is given none."""
+    if out is not None:
+        return out
+    with told():
+        from compress.commands import preflight
+
+        return preflight.choose_out(recipe, data or "text", resume=resume)
+
+
+def continuation(out: Path) -> str:
+    """Say how an interrupted run goes on: by the command that was typed."""
+    from compress.provenance import command_line, resume_command
+
+    return f"Continue with: {resume_command(out, command_line())}"
 
 
 def print_result(text: str) -> None:
@@ -106,6 +221,10 @@ def told(hint: str = "") -> Iterator[None]:
     try:
         yield
     except CompressError as error:
+        if (_TALK.get() or Talk()).level == "debug":
+            import traceback
+
+            traceback.print_exc()
         print(printable(f"error: {error}"), file=sys.stderr)
         raise typer.Exit(USER_ERROR) from None
     except OSError as error:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compress.cli.options import UNCERTIFIED, console, grouped, print_result, told
+from compress.cli.options import UNCERTIFIED, console, continuation, grouped, is_first, print_result, run_folder, told
 from compress.cli.train import print_forecast
 from compress.config.options import (
     CorpusName,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def prune(
     model: Annotated[str, typer.Argument(help="Alias (minilm, bert-base, ...), folder, hub id, or a bundle's folder.")],
     data: DataName,
-    out: Out,
+    out: Out = None,
     recipe: Annotated[
         str,
         training(help="The recipe: prune-taylor, -minitron, -cofi, -dynabert, or a .yaml file."),
@@ -56,7 +56,8 @@ def prune(
 
     Example: compress prune minilm --data intents --out runs/half --layers 4 --ffn 0.5
     """
-    with told(hint=f"Continue with: compress prune ... --out {out} --resume"):
+    out = run_folder(out, recipe, data, resume=options.resume)
+    with told(hint=continuation(out)):
         from compress.commands import preflight
 
         ready = preflight.load_recipe(recipe, options.overrides, length)
@@ -78,7 +79,7 @@ def prune(
             max_drop=None if max_drop is None else max_drop / 100, length=length.minutes_alone,
             options=replace(options, overrides=None), console=shown,
         )  # fmt: skip
-        if as_json and not shown.quiet:
+        if as_json and is_first():
             print_result((bundle.path / "report.json").read_text(encoding="utf-8"))
 
 

@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from compress.cli.options import Command, CommandGroup, console, grouped, print_result, told
+from compress.cli.options import (
+    Command,
+    CommandGroup,
+    console,
+    continuation,
+    grouped,
+    print_result,
+    run_folder,
+    talking,
+    told,
+)
 from compress.config.options import (
     AllowCode,
     BudgetOptions,
@@ -45,12 +55,13 @@ class WorkerOptions:
 
 
 @app.callback(invoke_without_command=True)
+@talking
 @grouped(without=("affinity", "native", "assets", "webgpu"))
 def search(
     context: typer.Context,
     teacher: Annotated[str | None, training(help="The teacher: an alias, a folder or a hub id.")] = None,
     data: Annotated[str | None, data_option(help="The data, as for distill.")] = None,
-    out: Annotated[Path | None, output(help="The folder of the search.")] = None,
+    out: Annotated[Path | None, output(help="The folder of the search; default: a new one, runs/SPACE-DATA-N.")] = None,
     space: Annotated[
         str,
         training(help="The space: width-depth, dynabert, autotinybert, mobilebert, albert or a .yaml."),
@@ -70,8 +81,9 @@ def search(
     if context.invoked_subcommand is not None:
         return
     shown = console(as_json)
-    hint = "" if join.worker else f"Continue with: compress search ... --out {out} --resume"
-    with told(hint=hint):
+    if data is not None and not join.worker:
+        out = run_folder(out, space, data, resume=options.resume)
+    with told(hint="" if out is None else continuation(out)):
         from compress.errors import SearchError
 
         if join.worker:
@@ -84,9 +96,7 @@ def search(
                 allow_code=options.allow_code, console=shown,
             )  # fmt: skip
             return
-        missing = [
-            f"--{each}" for each, given in {"teacher": teacher, "data": data, "out": out}.items() if given is None
-        ]
+        missing = [f"--{each}" for each, given in {"teacher": teacher, "data": data}.items() if given is None]
         if teacher is None or data is None or out is None:
             raise SearchError(f"search: needs {', '.join(missing)} too; see compress search --help")
         from compress.commands import preflight
@@ -108,11 +118,12 @@ def search(
 
 
 @app.command(cls=Command)
+@talking
 def show(
     study: Annotated[Path, typer.Argument(help="The folder of a search.")],
     trial: Annotated[int | None, typer.Argument(help="Number of a trial; without it, the front is shown.")] = None,
     bundle: Annotated[Path | None, output(help="The new folder for the trial's student.")] = None,
-    train: Annotated[bool, typer.Option("--train", help="Distil it fully first, as the winner was.")] = False,
+    train: Annotated[bool, training("--train", help="Distil it fully first, as the winner was.")] = False,
     allow_code: AllowCode = None,
     as_json: Json = False,
 ) -> None:
@@ -126,14 +137,14 @@ def show(
 
         if (trial is None) != (bundle is None):
             raise SearchError(
-                "show: a trial and --bundle belong together, as in: compress search show STUDY 12 --bundle OUT"
+                f"a trial and --bundle belong together: compress search show {study} 12 --bundle student-12"
             )
         if trial is None or bundle is None:
             found = record.load_report(study)
             if as_json:
                 print_result(found.to_json())
             else:
-                record.print_front(found, console())
+                record.print_front(found, console(answer=True))
             return
         from compress.commands.search import show as write
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compress.cli.options import console, grouped, print_result, told
+from compress.cli.options import console, continuation, grouped, is_first, print_result, run_folder, told
 from compress.config.options import (
     AllowPickle,
     CorpusName,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def distill(
     teacher: Teacher,
     data: DataName,
-    out: Out,
+    out: Out = None,
     recipe: Recipe = "auto",
     corpus: CorpusName = None,
     prompt: Annotated[
@@ -53,9 +53,12 @@ def distill(
 ) -> None:
     """Distil a teacher into a student, export and quantise it, and measure it beside its teacher.
 
+    Without --out the folder is a new one, runs/RECIPE-DATA-N; with --resume, the newest there that is not finished.
+
     Example: compress distill --teacher minilm --data intents --out runs/first
     """
-    with told(hint=f"Continue with: compress distill ... --out {out} --resume"):
+    out = run_folder(out, recipe, data, resume=options.resume)
+    with told(hint=continuation(out)):
         from compress.commands import preflight
         from compress.prompting.prompt import Prompt
 
@@ -82,7 +85,7 @@ def distill(
             max_drop=None if max_drop is None else max_drop / 100, length=length.minutes_alone,
             options=replace(options, overrides=None), console=shown,
         )  # fmt: skip
-        if as_json and not shown.quiet:
+        if as_json and is_first():
             print_result((bundle.path / "report.json").read_text(encoding="utf-8"))
 
 
@@ -94,14 +97,14 @@ def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **given: 
         print_result(found.to_json())
     else:
         for line in found.lines():
-            shown.print(line, highlight=False, markup=False, soft_wrap=True)
+            console(answer=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @grouped(without=("gate",))
 def pretrain(
     teacher: Annotated[str, training(help="The teacher, or the model whose vocabulary and sizes are taken.")],
     recipe: Recipe,
-    out: Out,
+    out: Out = None,
     corpus: CorpusName = None,
     data: Annotated[str | None, data_option(help="A labelled set, for stages that answer with text (T5).")] = None,
     length: LengthOptions = LengthOptions(),
@@ -112,7 +115,8 @@ def pretrain(
 
     Example: compress pretrain --teacher minilm --recipe tinybert-general --corpus pydoc --out runs/general
     """
-    with told(hint=f"Continue with: compress pretrain ... --out {out} --resume"):
+    out = run_folder(out, recipe, corpus or data, resume=options.resume)
+    with told(hint=continuation(out)):
         from compress.commands import preflight
 
         ready = preflight.load_recipe(recipe, options.overrides, length)
@@ -180,7 +184,7 @@ def recipes(
         if as_json:
             print_result(json.dumps([catalog.plain(each) for each in listed], ensure_ascii=False, indent=1))
         else:
-            console().print(catalog.shown(listed))
+            console(answer=True).print(catalog.shown(listed))
 
 
 def students(
@@ -198,14 +202,14 @@ def students(
         if as_json:
             print_result(listing.as_json(found))
         else:
-            console().print(listing.shown(found))
+            console(answer=True).print(listing.shown(found))
 
 
 def clean(
     run: Annotated[Path, typer.Argument(help="Directory of a run or a search.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much this would free.")] = False,
+    dry_run: Annotated[bool, output("--dry-run", help="Only say how much this would free.")] = False,
     unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="Clean an unfinished run too, which then cannot be resumed.")
+        bool, output("--unfinished", help="Clean an unfinished run too, which then cannot be resumed.")
     ] = False,
 ) -> None:
     """Remove a run's checkpoints and left-overs. Bundle, report, log and the results of its stages stay.
@@ -217,4 +221,4 @@ def clean(
 
         freed = clean(run, unfinished=unfinished, dry_run=dry_run)
         did = "would free" if dry_run else "freed"
-        console().print(f"{run}: {did} {freed / 1e6:,.1f} MB", markup=False, highlight=False, soft_wrap=True)
+        console(answer=True).print(f"{run}: {did} {freed / 1e6:,.1f} MB", markup=False, highlight=False, soft_wrap=True)

@@ -5,6 +5,7 @@ settings, nothing is fetched, and no code of the user's runs.
 """
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from compress.config.limits import check_minutes, check_seed
 from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.data import sources
-from compress.errors import RecipeError, TeacherError
+from compress.errors import RecipeError, RunError, TeacherError
 from compress.models import checkpoints
-from compress.training.run import Run
+from compress.training.run import Run, is_finished
 
 
 def load_recipe(
@@ -116,3 +117,30 @@ def without_task(recipe: Recipe, corpus: str | None, data: str | None) -> Recipe
         if stage.data == "task" and data is None:
             raise RecipeError([f"{recipe.name}: stage {stage.name} learns from labelled examples: give --data"])
     return recipe.model_copy(update={"stages": stages})
+
+
+RUNS = Path("runs")
+"""Where runs go that are given no folder."""
+
+
+def choose_out(recipe: str, data: str, *, resume: bool = False) -> Path:
+    """Choose the folder of a run that is given none: runs/RECIPE-DATA-N, N one more than any there has.
+
+    recipe, data  names or paths, of which the last part is taken
+    resume        take the newest there that is not finished, or else the newest, instead of a new one
+
+    Raises RunError where there is none to resume, and where several processes would have to choose the same.
+    """
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise RunError("--out: is needed where several processes run: each would choose a folder of its own")
+    source = re.sub(r"^\w+=", "", data.partition(",")[0])
+    name = "-".join(re.sub(r"[^\w.]+", "-", Path(each).stem).strip("-") or "run" for each in (recipe, source))
+    numbered = {}
+    for path in RUNS.glob(f"{name}-*"):
+        if (number := path.name.removeprefix(f"{name}-")).isdecimal():
+            numbered[int(number)] = path
+    if not resume:
+        return RUNS / f"{name}-{max(numbered, default=0) + 1}"
+    if not numbered:
+        raise RunError(f"{RUNS / name}-*: there is no run that --resume could continue; name it by --out")
+    return numbered[max(numbered, key=lambda number: (not is_finished(numbered[number]), number))]

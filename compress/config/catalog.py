@@ -16,9 +16,9 @@ PURPOSES: Final = {
     "pretraining": "Pre-training on text of your own",
 }
 FURTHER: Final = (
-    "One in full, with its citations: compress recipes NAME",
+    "One in full, with its citations: compress recipes tinybert",
     "Which is taken where none is named, and why: compress recipes auto",
-    "What each makes of a teacher, in size and cost: compress students TEACHER",
+    "What each makes of a teacher, in size and cost: compress students minilm",
 )
 
 

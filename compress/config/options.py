@@ -45,7 +45,7 @@ Kind = Annotated[
     data_option(help="Name the kind of task where it is not detected."),
 ]
 Metric = Annotated[str | None, data_option(help="Choose the best checkpoint by this score.")]
-Out = Annotated[Path, output(help="The folder of the run.")]
+Out = Annotated[Path | None, output(help="The folder of the run; default: a new one, runs/RECIPE-DATA-N.")]
 Int8MaxDrop = Annotated[
     float | None,
     output("--max-drop", min=0, max=100,

@@ -38,7 +38,7 @@ _CONSEQUENCES: Final[Mapping[tuple[str, str], str]] = {
 def audit(data: TaskData) -> TaskData:
     """Add notes on the faults of its splits to a task. DataError where the test split is the training split."""
     splits = {"train": data.train, "validation": data.validation} | ({"test": data.test} if data.test else {})
-    keys = {role: _keys(split) for role, split in splits.items()}
+    keys = {role: row_keys(split) for role, split in splits.items()}
     train, task = keys["train"], data.task
     trained = (np.sort(train), np.sort(np.concatenate([train, keys["validation"]])))
     if "test" in keys and any(np.array_equal(np.sort(keys["test"]), rows) for rows in trained):
@@ -58,7 +58,11 @@ def audit(data: TaskData) -> TaskData:
                 f"uncertain by up to {98 / size**0.5:.0f} points (95%)"
             )
     if task.labels:
-        counts = {role: _counts(task, split) for role, split in splits.items() if _label(task) in split.column_names}
+        counts = {
+            role: class_counts(task, split)
+            for role, split in splits.items()
+            if label_column(task) in split.column_names
+        }
         notes += [*_spelled_twice(task, counts), *_absent(task, counts)]
     if task.kind == "classification" and not task.pair and "label" in data.train.column_names:
         names = np.array([_key((label,)) for label in task.labels], np.int64)
@@ -71,7 +75,7 @@ def audit(data: TaskData) -> TaskData:
     return replace(data, notes=tuple(dict.fromkeys(notes)))
 
 
-def _keys(split: Dataset) -> Keys:
+def row_keys(split: Dataset) -> Keys:
     """Compute a number for each row: the same for equal texts, and hardly ever for different ones."""
     names = [name for name in ("text", "text_pair", "question", "context", "words") if name in split.column_names]
     keys = np.empty(len(split), np.int64)
@@ -103,13 +107,13 @@ def _shared(keys: Mapping[str, Keys]) -> Iterator[str]:
             )
 
 
-def _label(task: Task) -> str:
+def label_column(task: Task) -> str:
     return "tags" if task.kind == "tagging" else "label"
 
 
-def _counts(task: Task, split: Dataset) -> NDArray[np.int64]:
+def class_counts(task: Task, split: Dataset) -> NDArray[np.int64]:
     """Count the rows, or words, of a split that have each class."""
-    labels = split.data.table[_label(task)]
+    labels = split.data.table[label_column(task)]
     if task.kind == "multilabel":
         flags = pc.list_flatten(labels).to_numpy().reshape(len(split), len(task.labels))
         return np.asarray(flags.sum(axis=0, dtype=np.float64), np.int64)

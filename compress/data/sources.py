@@ -263,9 +263,12 @@ def answers() -> bool:
     """
     from datasets import config
 
-    if config.HF_HUB_OFFLINE:
-        return False
-    request = urllib.request.Request(config.HF_ENDPOINT, method="HEAD")
+    return not config.HF_HUB_OFFLINE and reaches(config.HF_ENDPOINT)
+
+
+def reaches(endpoint: str) -> bool:
+    """Tell whether the server of this address answers a request within ANSWER_SECONDS of its silence."""
+    request = urllib.request.Request(endpoint, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_SECONDS):
             return True

@@ -12,6 +12,7 @@ Loading and predicting import neither torch nor transformers.
 
 import math
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,7 @@ from compress.exporters.card import model_card
 from compress.exporters.manifest import Manifest, Stamp
 from compress.io import filled, written
 from compress.models.heads import PROBLEMS, output_names
+from compress.provenance import option_of
 from compress.records.certificate import Certificate, Sensitivity, Tried
 from compress.records.run_report import NAME as REPORT
 from compress.records.run_report import Report
@@ -124,10 +126,12 @@ class Bundle:
     def check_has(self, precision: Precision) -> None:
         """Raise BundleError, with what to do, where there is no file of this precision."""
         if FILES[precision] not in self.manifest.files:
-            make = {
-                "fp32": "write or copy the bundle again",
-                "int8": f"make it with: compress quantize {self.path} --data ...",
-            }.get(precision, f"make it with: compress export {self.path} --precision {precision}")
+            words = ["export", str(self.path), "--precision", precision]
+            if precision == "int8" and (self.path / REPORT).is_file():
+                report = self.report()
+                words = ["quantize", str(self.path), "--data", option_of(report.command, "--data") or report.data]
+            make = "write or copy the bundle again"
+            make = make if precision == "fp32" else f"make it with: {shlex.join(['compress', *words])}"
             raise BundleError(f"{self.path}: has no {precision} file; it has {', '.join(self.files())}; {make}")
 
     def open(self, precision: Precision = "int8", *, threads: int = 1) -> "Predictor":

@@ -130,7 +130,10 @@ def load_source(
             weights_elsewhere(file)
         return bundle
     if (path / "recipe.yaml").is_file() and not (path / checkpoints.CONFIG).is_file():
-        raise ExportError(f"{path}: a run without a bundle: finish it with `compress distill --resume`")
+        from compress.training.run import continuation
+
+        go_on = continuation(path) or "the command that began it, and --resume"
+        raise ExportError(f"{path}: a run without a bundle. Continue with: {go_on}")
 
     folder = checkpoints.resolve(name, allow_pickle=allow_pickle)
     architecture, two_stacks = _architecture(folder)

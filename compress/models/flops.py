@@ -94,7 +94,7 @@ def warn_if_larger(stage: str, student: PreTrainedConfig, teacher: PreTrainedCon
     )
     return [
         f"stage {stage}: the student ({one}) is {compared} its teacher ({other}), so nothing is compressed; "
-        "`compress students TEACHER` lists smaller ones, --set student.layers=... makes one"
+        f"--set student.layers={max(1, theirs.layers // 2)} makes a smaller one, `compress students` lists them"
     ]
 
 

@@ -356,5 +356,5 @@ def load_student_state(study: Path, number: int) -> StudentState:
     try:
         return TypeAdapter(StudentState).validate_json(file.read_bytes()) if file.is_file() else StudentState()
     except ValidationError:
-        remedy = f"Remove it and show the trial again: compress search show {study} {number} --bundle OUT"
+        remedy = f"Remove it and show the trial again: compress search show {study} {number} --bundle student-{number}"
         raise DamagedError(file, ["it cannot be read"], remedy) from None

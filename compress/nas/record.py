@@ -31,7 +31,7 @@ from compress.records.search_report import (
     TrialRecord,
 )
 from compress.reporting.html import render_search
-from compress.reporting.remarks import unmet
+from compress.reporting.remarks import show_command, unmet
 from compress.reporting.tables import front_table
 from compress.reporting.terminal import to_terminal
 from compress.training.stage import taken
@@ -127,14 +127,17 @@ def load_report(study: Path) -> SearchReport:
 
 
 def print_front(found: SearchReport, console: Console) -> None:
-    """Print the front and what it is held against, as `compress search show STUDY` does."""
+    """Print the front and what it is held against, as `compress search show` does."""
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     if found.front:
         console.print(to_terminal(front_table(found), console.width))
     else:
         say(unmet(found))
     say(f"{found.device}, {found.setting}")
-    say(f"any trial as a bundle: compress search show {found.study} TRIAL --bundle OUT [--train]")
+    if found.points:
+        best = found.best_within() or found.nearest() or found.points[0]
+        before, after = show_command(found, best.number)
+        say(f"a trial as a bundle (--train distils it first): {before}{best.number}{after}")
 
 
 def score_anchors(context: SearchContext) -> list[Anchor]:

@@ -20,6 +20,7 @@ from compress.records.certificate import Certificate
 from compress.records.class_scores import ClassChange, ClassScore, fallen, macro_f1
 from compress.records.latency import NOISE_FACTOR, Latency, Setting, Sustained
 from compress.records.run_report import NAME, Report, ReportRow, finite
+from compress.training.run import continuation
 
 OWN = "own races"
 """The device of the times in reports: files of one run were raced against each other, those of two were not."""
@@ -359,7 +360,8 @@ def _read(paths: Sequence[Path]) -> tuple[tuple[ComparedBundle, ...], list[tuple
             if folder is None:
                 hint = "Expected the folder of a run, or of a bundle."
                 if (path / "run.json").is_file():
-                    hint = "the run has not finished: `compress distill --resume`"
+                    go_on = continuation(path) or "the command that began it, and --resume"
+                    hint = f"The run has not finished. Continue with: {go_on}"
                 raise BundleError(f"{path}: no bundle in it. {hint}")
             folders.append(folder.resolve())
         elif path.is_file():

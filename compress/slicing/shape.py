@@ -1,5 +1,6 @@
 """Read the sizes of a transformer that losses, students and slices depend on, from its config without its weights."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,3 +93,10 @@ def _find(config: Any, size: str, default: int | None = None) -> int:
         if default is None:
             raise
         return default
+
+
+def sizes_of(config: Mapping[str, Any]) -> dict[str, int]:
+    """Read the sizes that a config.json names, by our names for them; what it leaves to its family is left out."""
+    names = {**_NAMES, "vocabulary": ("vocab_size",), "positions": ("max_position_embeddings", "n_positions")}
+    found = ((size, next((config[name] for name in own if config.get(name)), None)) for size, own in names.items())
+    return {size: value for size, value in found if isinstance(value, int)}

@@ -31,6 +31,7 @@ from compress.config.recipe import AnyStage
 from compress.console import warn
 from compress.errors import DamagedError, RunError
 from compress.io import load_json, make, naming, usable, write_json, written
+from compress.provenance import resume_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -204,6 +205,19 @@ class Run:
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
+
+
+def is_finished(path: Path) -> bool:
+    """Tell whether a folder holds a run that has all that was asked for."""
+    return (path / _FACTS).is_file() and "finished" in load_json(path / _FACTS, _NO_FACTS)
+
+
+def continuation(path: Path) -> str:
+    """Return the command that continues the run in a folder; '' where it was not begun by one, or that is not known."""
+    try:
+        return resume_command(path, str(load_json(path / _FACTS, _NO_FACTS).get("command", "")))
+    except DamagedError:
+        return ""
 
 
 def clean(path: Path, *, unfinished: bool = False, dry_run: bool = False) -> int:

@@ -368,12 +368,12 @@ def test_what_is_no_input_is_refused(tmp_path: Path, three: list[Path]) -> None:
     (tmp_path / "empty").mkdir()
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
-    (unfinished / "run.json").write_text("{}")
+    (unfinished / "run.json").write_text('{"command": "compress distill --data x"}')
     (tmp_path / "text.json").write_text("{")
     for path, said in (
         (tmp_path / "none", "not there"),
         (tmp_path / "empty", "no bundle in it"),
-        (unfinished, "the run has not finished"),
+        (unfinished, "The run has not finished. Continue with: compress distill --data x --out .* --resume"),
         (tmp_path / "text.json", "not a result"),
     ):
         with pytest.raises(CompressError, match=said):

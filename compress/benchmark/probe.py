@@ -1,0 +1,67 @@
+"""Import packages and time matrix products, in a process of its own: one that ends, or hangs, takes nobody with it.
+
+    python probe.py '["numpy", "torch"]' 2
+
+Prints one JSON line for each package, {"package": "torch", "seconds": 1.6} with "error" where it does not load; then,
+where torch does, {"gpu": "..."} ('' without one, with "bytes" of its memory) and for each number format
+{"product": "fp32", "gflops": {"1": 48.1, "2": 90.3}} by the number of threads.
+"""
+
+import importlib
+import json
+import sys
+import time
+from typing import Any
+
+SIZE = 1024
+"""Rows and columns of the matrices: one product is 2 * SIZE^3 floating-point operations."""
+SECONDS = 0.125
+"""Seconds for each format and number of threads: half a second in all."""
+
+
+def main(packages: list[str], threads: int) -> None:
+    """Print what was found, line by line."""
+    broken = set()
+    for name in packages:
+        begin = time.perf_counter()
+        try:
+            importlib.import_module(name)
+            say(package=name, seconds=round(time.perf_counter() - begin, 3))
+        except Exception as error:  # whatever a broken package raises
+            broken.add(name)
+            say(package=name, error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+    if "torch" in packages and "torch" not in broken:
+        import torch
+
+        say(**gpu(torch))
+        for name, dtype in {"fp32": torch.float32, "bf16": torch.bfloat16}.items():
+            say(product=name, gflops={str(count): product(torch, dtype, count) for count in sorted({1, threads})})
+
+
+def say(**values: Any) -> None:
+    print(json.dumps(values), flush=True)
+
+
+def gpu(torch: Any) -> dict[str, Any]:
+    """Name the GPU that torch computes on."""
+    if torch.cuda.is_available():
+        known = torch.cuda.get_device_properties(0)
+        return {"gpu": f"{known.name}, {known.total_memory / 1e9:.1f} GB", "bytes": known.total_memory}
+    return {"gpu": "Apple GPU (mps)" if torch.backends.mps.is_available() else ""}
+
+
+def product(torch: Any, dtype: Any, threads: int) -> float:
+    """Time products of square matrices on the processor; return 10^9 operations per second of the fastest."""
+    torch.set_num_threads(threads)
+    one, other = (torch.ones(SIZE, SIZE, dtype=dtype) for _ in range(2))
+    _ = one @ other  # warms up
+    best, end = float("inf"), time.perf_counter() + SECONDS
+    while best == float("inf") or time.perf_counter() < end:
+        begin = time.perf_counter()
+        _ = one @ other
+        best = min(best, time.perf_counter() - begin)
+    return round(2 * SIZE**3 / best / 1e9, 3)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), int(sys.argv[2]))

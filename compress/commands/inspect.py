@@ -1,0 +1,415 @@
+"""Say what a checkpoint, bundle, recipe, data set, run or study is, and what can be done with it next."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import yaml
+
+from compress.config import catalog, choices, loader
+from compress.config.options import DataOptions
+from compress.config.recipe import Recipe
+from compress.data import sources
+from compress.errors import BundleError, CompressError, DamagedError, DataError, did_you_mean
+from compress.exporters import manifest as manifests
+from compress.exporters.manifest import Manifest
+from compress.io import CHECKSUMS, load_json, verify
+from compress.models import checkpoints
+from compress.models.checkpoints import ALIASES, EMBEDDED
+from compress.provenance import option_of
+from compress.records.inspection import Form, Inspection
+from compress.records.run_report import NAME as REPORT
+from compress.records.run_report import Report
+from compress.records.search_report import SearchReport
+from compress.slicing.shape import sizes_of
+from compress.training.run import continuation
+
+YAML = (".yaml", ".yml")
+STUDY, RUN, RECORD = "search.yaml", "run.json", "search.json"
+TASKS: Final = {
+    "ForSequenceClassification": "classes or a number of a text",
+    "ForTokenClassification": "a tag for each word",
+    "ForQuestionAnswering": "a span that answers a question",
+    "ForMaskedLM": "masked words",
+    "LMHeadModel": "the next word",
+    "ForConditionalGeneration": "text for text",
+}
+"""What a checkpoint's head predicts, by the end of its class's name."""
+
+
+def inspect(
+    thing: str | Path, *, form: Form | None = None, teacher: str | None = None, columns: DataOptions = DataOptions()
+) -> Inspection:
+    """Look at a thing, without running or changing it.
+
+    thing    a path; or the name of a recipe, of the embedded data `intents` or teacher `minilm`, an alias or a hub id
+    form     what it is, where a name has several meanings; None: data, teacher, recipe, in this order
+    teacher  of data: the teacher whose tokenizer is tried on its texts
+    columns  of data: its columns and kind of task, where they are not to be detected
+
+    What is damaged is listed in the answer's `problems`. Of a hub id only the config is fetched. Raises a CompressError
+    for what is nothing of this, or cannot be read.
+    """
+    name = str(thing)
+    if form is not None and form not in get_args(Form):
+        raise CompressError(f"--as {form}: expected {', '.join(get_args(Form))}")
+    known = form or _form(name)
+    if known == "data":
+        found = _data(name, teacher, columns)
+    elif teacher is not None:
+        raise CompressError(f"--teacher: is for data, and {name} is a {known}; leave it out")
+    else:
+        found = _LOOKS[known](name)
+    facts = {key: value for key, value in found.facts.items() if value is not None and value != ""}
+    return replace(found, facts=facts, notes=(*_other_meanings(name, known), *found.notes))
+
+
+def _form(name: str) -> Form:
+    """Tell what a path or name is."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        marks: Mapping[str, Form] = {
+            STUDY: "study", RUN: "run", manifests.NAME: "bundle", manifests.FORMER: "bundle",
+            checkpoints.CONFIG: "checkpoint",
+        }  # fmt: skip
+        return next((form for mark, form in marks.items() if (path / mark).is_file()), "data")
+    if path.is_file() and path.suffix not in YAML:
+        return "data"
+    embedded = {*sources.EMBEDDED, *sources.SUITES}
+    meanings: tuple[tuple[bool, Form], ...] = (
+        (name.partition("/")[0] in embedded or re.match(r"\w+=", name) is not None, "data"),
+        (name == EMBEDDED, "checkpoint"),
+        (path.suffix in YAML or name in loader.names() or name == choices.AUTO, "recipe"),
+        (name in ALIASES or re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None, "checkpoint"),
+    )
+    for fits, form in meanings:
+        if fits:
+            return form
+    hint = "" if "/" in name else did_you_mean(name, [*loader.names(), *ALIASES, *sources.EMBEDDED, EMBEDDED])
+    raise CompressError(
+        f"{name}: is no file or folder here, and no name of a recipe, a teacher or embedded data.{hint}"
+    )
+
+
+def _other_meanings(name: str, known: Form) -> Iterator[str]:
+    meanings: dict[Form, bool] = {
+        "recipe": name in loader.names(), "checkpoint": name in ALIASES or name == EMBEDDED,
+    }  # fmt: skip
+    for form, meant in meanings.items():
+        if meant and known not in (form, "data"):
+            yield f"{name} is the name of a {form}, too: {_command('inspect', name, '--as', form)}"
+
+
+def _command(*words: str | Path) -> str:
+    return shlex.join(["compress", *map(str, words)])
+
+
+def _licence(folder: Path) -> str | None:
+    """Read what a folder says of its licence: the front matter of its README.md, or the first line of a LICENSE."""
+    card = folder / "README.md"
+    if card.is_file():
+        front = re.match(r"---\n(.*?)\n---\n", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+        try:
+            found = yaml.safe_load(front[1]) if front else {}
+        except yaml.YAMLError:
+            found = {}
+        if isinstance(found, dict) and found.get("license"):
+            return str(found["license"])
+    for file in sorted(folder.glob("LICEN[CS]E*")):
+        lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((line.strip() for line in lines if line.strip()), None)
+    return None
+
+
+def _files(folder: Path) -> dict[str, int]:
+    return {
+        path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def _sealed(folder: Path) -> tuple[bool | None, tuple[str, ...]]:
+    """Compare a folder with its checksums, where it has some."""
+    if not (folder / CHECKSUMS).is_file():
+        return None, ()
+    try:
+        verify(folder)
+    except DamagedError as error:
+        return False, tuple(f"{folder}: {problem}" for problem in error.problems)
+    return True, ()
+
+
+def _scores(report: Report) -> tuple[Mapping[str, Any], ...]:
+    return tuple(
+        {
+            "name": row.name, "role": row.role, report.metric: report.score(row), "parameters": row.parameters,
+            "MB": row.file_mb, "ms": None if (time := report.latency(row)) is None else time.p50_ms,
+        }
+        for row in report.rows
+    )  # fmt: skip
+
+
+def _look_at_checkpoint(name: str) -> Inspection:
+    """Read a checkpoint's config and the heads of its weight files."""
+    folder = checkpoints.config_folder(name)
+    config = load_json(folder / checkpoints.CONFIG, "Fetch the checkpoint again")
+    architecture = str((config.get("architectures") or ["?"])[0])
+    predicts = next((what for end, what in TASKS.items() if architecture.endswith(end)), None)
+    weights = sorted(folder.glob(checkpoints.WEIGHTS[0]))
+    parameters, types = _weights(weights)
+    facts: dict[str, Any] = {"family": config.get("model_type"), "class": architecture}
+    facts |= {"predicts": predicts or "nothing: an encoder without a head", **sizes_of(config)}
+    if weights:
+        facts |= {"parameters": parameters, "number formats": ", ".join(sorted(types))}
+    problems, notes = list[str](), list[str]()
+    if not weights and (pickled := sorted(folder.glob(checkpoints.PICKLED[0]))):
+        notes.append(f"{pickled[0].name}: pickled weights, which can run code when loaded; --allow-pickle accepts them")
+    elif not weights and Path(name).is_dir():
+        problems.append(f"{folder}: has no model.safetensors: the weights are missing")
+    elif not weights:
+        notes.append("its weights are not on this machine; they are fetched when they are needed")
+    if config.get("auto_map"):
+        notes.append("it brings code of its own (auto_map), which is never run")
+    verified, damaged = _sealed(folder)
+    sizes = (f"{facts[each]} {unit}" for each, unit in (("layers", "layers"), ("hidden", "wide")) if each in facts)
+    return Inspection(
+        thing=name, form="checkpoint", path=str(folder), licence=_licence(folder), facts=facts,
+        title=f"a transformers checkpoint: {', '.join((str(facts['family']), *sizes))}",
+        labels=_labels(config) if architecture.endswith("Classification") else (),
+        files=_files(folder), verified=verified, problems=(*problems, *damaged), notes=tuple(notes),
+        next=(
+            _command("students", name), _command("distill", "--teacher", name, "--data", "intents", "--plan"),
+            _command("export", name, "--out", f"exported/{Path(name).name}"),
+        ),
+    )  # fmt: skip
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    names = config.get("id2label")
+    return tuple(map(str, names.values())) if isinstance(names, dict) else ()
+
+
+def _weights(files: list[Path]) -> tuple[int, set[str]]:
+    """Count parameters, and name their number formats, by the heads of safetensors files."""
+    from safetensors import SafetensorError, safe_open
+
+    count, types = 0, set()
+    for file in files:
+        try:
+            with safe_open(file, framework="numpy") as tensors:
+                for key in tensors.keys():  # noqa: SIM118  # no mapping
+                    part = tensors.get_slice(key)
+                    if "F" in (kind := str(part.get_dtype())):  # F32, BF16, F8_E4M3: not the numbers of positions
+                        count += prod(part.get_shape())
+                        types.add(kind)
+        except SafetensorError as error:
+            raise CompressError(f"{file}: is damaged or cut short ({error}); fetch it again") from error
+    return count, types
+
+
+def _look_at_bundle(name: str) -> Inspection:
+    """Read a bundle's manifest and report, and check every file against its hash."""
+    folder = Path(name).expanduser()
+    path = manifests.find_bundle(folder) or folder
+    made, problems = Manifest.read(path), []
+    try:
+        made.check(path)
+    except BundleError as error:
+        problems = str(error).split("\n")[:-1]
+    task, report = made.task, _report(path)
+    facts: dict[str, Any] = {
+        "family": made.model_type,
+        "parameters": made.parameters or None,
+        "tokens": made.max_length,
+    }
+    if task is not None:
+        facts |= {"task": task.kind, "text": ", ".join(task.text), "metric": task.metric}
+    files = {each: stamp.bytes for each, stamp in made.files.items()}
+    next_ = list(_next_of_bundle(path, made, report))
+    if report is not None:
+        facts |= {"recipe": report.recipe, "teacher": report.teacher, "data": report.data, "date": report.date}
+        facts |= {f"certificate of {each.artefact}": each.reason for each in report.certificates}
+    facts["made with"] = ", ".join(f"{package} {number}" for package, number in made.versions.items())
+    what = task.kind if task is not None else made.kind
+    return Inspection(
+        thing=name, form="bundle", path=str(path), licence=_licence(path), facts=facts,
+        title=f"a bundle: {made.model_type}, {made.parameters / 1e6:.1f} M parameters, {what}",
+        labels=task.labels if task is not None else (), scores=_scores(report) if report else (), files=files,
+        verified=not problems, problems=tuple(problems), next=tuple(next_) if not problems else (),
+    )  # fmt: skip
+
+
+def _report(folder: Path) -> Report | None:
+    return Report.from_json(folder / REPORT) if (folder / REPORT).is_file() else None
+
+
+def _next_of_bundle(path: Path, made: Manifest, report: Report | None) -> Iterator[str]:
+    if made.kind == "task" and made.task is not None:
+        yield _command("predict", path, "a text", *(["--pair", "a text beside it"] if made.task.pair else []))
+    if made.kind != "generative":
+        yield _command("bench", path)
+        yield _command("export", path, "--for", "text", "--out", f"exported/{path.name}")
+    if report is not None and report.rows:
+        yield _command("report", path, "--html", "choice.html")
+    if report is not None and (data := option_of(report.command, "--data")):
+        yield _command("quantize", path, "--data", data)
+        yield _command("trim", path, "--data", data, "--out", f"{path}-trimmed")
+
+
+def _look_at_run(name: str) -> Inspection:
+    """Read what a run is of, which stages are done, and what its bundle scored."""
+    folder = Path(name).expanduser()
+    told = load_json(folder / RUN, "What the run is of is not known without it: begin anew in another --out")
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
+    done, problems = list[str](), list[str]()
+    for result in sorted(folder.glob("stages/*/model")):
+        verified, damaged = _sealed(result)
+        problems += damaged
+        done += [result.parent.name] if verified is not False else []
+    bundle = _look_at_bundle(name) if manifests.find_bundle(folder) else None
+    finished = "finished" in told
+    stages = [str(next(iter(stage.values()))) for stage in recipe.get("stages", ())]
+    facts: dict[str, Any] = {"recipe": recipe.get("name"), **{key: told.get(key) for key in _OF_RUN}}
+    facts |= {"stages done": ", ".join(done) or "none", "stages": ", ".join(stages)}
+    if (folder / "seconds.json").is_file():
+        facts["minutes"] = round(load_json(folder / "seconds.json", "").get("seconds", 0) / 60, 1)
+    state = f"finished on {told['finished']}" if finished else "not finished"
+    go_on = "" if finished else continuation(folder)
+    return Inspection(
+        thing=name, form="run", path=str(folder), title=f"a run, {state}: {told.get('teacher')} on {told.get('data')}",
+        licence=bundle.licence if bundle else None, facts=facts,
+        labels=bundle.labels if bundle else (), scores=bundle.scores if bundle else (),
+        files=bundle.files if bundle else {}, problems=(*problems, *(bundle.problems if bundle else ())),
+        verified=None if not (done or problems or bundle) else not problems and (bundle is None or not bundle.problems),
+        notes=() if finished else ("it can be continued; stages that are done are not trained again",),
+        next=tuple(filter(None, (
+            go_on, *(bundle.next if bundle else ()), _command("clean", folder, "--dry-run") if finished else "",
+        ))),
+    )  # fmt: skip
+
+
+_OF_RUN: Final = ("teacher", "data", "corpus", "seed", "precision", "command", "finished")
+"""What run.json says that a reader wants to know."""
+
+
+def _look_at_study(name: str) -> Inspection:
+    """Read what a search has found so far."""
+    folder = Path(name).expanduser()
+    told = load_json(folder / RUN, "What the search is of is not known without it: begin anew in another --out")
+    facts: dict[str, Any] = {key: told.get(key) for key in _OF_RUN}
+    go_on = "" if "finished" in told else continuation(folder)
+    next_ = [go_on] if go_on else []
+    if not (folder / RECORD).is_file():
+        return Inspection(
+            thing=name, form="study", path=str(folder), title="a search without a trial yet",
+            facts=facts, next=tuple(next_),
+        )  # fmt: skip
+    report = SearchReport.from_json(folder / RECORD)
+    facts |= {
+        "device": f"{report.device}, {report.setting}", "objectives": ", ".join(report.objectives),
+        "budgets": ", ".join(f"{objective} {limit:g}" for objective, limit in report.budgets.items()) or "none",
+        "trials": ", ".join(f"{count} {state}" for state, count in report.counts().items()),
+        "teacher's score": report.teacher_score, "winner": report.winner,
+    }  # fmt: skip
+    front = [report.point(number) for number in report.front]
+    scores = tuple(
+        {"name": f"trial {point.number}", "role": "student", report.metric: point.score,
+         "parameters": point.parameters, "MB": point.file_mb, "ms": report.ms(point)}
+        for point in front
+    )  # fmt: skip
+    next_.append(_command("search", "show", folder))
+    if (best := report.best_within()) is not None:
+        next_.append(_command("search", "show", folder, str(best.number), "--bundle", f"{folder}-{best.number}"))
+    if (bundle := manifests.find_bundle(folder)) is not None:
+        next_.append(_command("predict", bundle, "a text"))
+    return Inspection(
+        thing=name, form="study", path=str(folder), facts=facts, scores=scores, notes=report.notes, next=tuple(next_),
+        title=f"a search, {'finished' if 'finished' in told else 'not finished'}: {report.title}",
+    )  # fmt: skip
+
+
+def _look_at_recipe(name: str) -> Inspection:
+    """Load a recipe, or a table that chooses one."""
+    if choices.is_table(name):
+        table = choices.Choices.load(name)
+        lines = {f"{number}. {each.recipe}": each.because for number, each in enumerate(table.choices, 1)}
+        return Inspection(
+            thing=name, form="recipe", path=str(choices.table_path(name)), facts=lines,
+            title="a table that chooses a recipe: the first line that fits",
+            next=(_command("recipes", name), _command("recipes")),
+        )  # fmt: skip
+    recipe, path = Recipe.load(name), loader.locate(name)
+    text_alone = recipe.stages[-1].head != "task" if recipe.training else False
+    facts = {
+        "purpose": catalog.PURPOSES[catalog.purpose(recipe)], "student": catalog.student(recipe), "needs": recipe.needs,
+        "cost": recipe.cost, "choose it when": recipe.choose, "stages": ", ".join(each.name for each in recipe.stages),
+        "paper": f"{recipe.paper.authors} {recipe.paper.year}: {recipe.paper.title}", "address": recipe.paper.url,
+    }  # fmt: skip
+    if recipe.pruning:
+        use = _command("prune", EMBEDDED, "--recipe", name, "--data", "intents", "--layers", "3", "--plan")
+    elif text_alone:
+        out = f"runs/{path.stem}"
+        use = _command("pretrain", "--teacher", EMBEDDED, "--recipe", name, "--corpus", "pydoc", "--out", out)
+    else:
+        use = _command("distill", "--teacher", EMBEDDED, "--recipe", name, "--data", "intents", "--plan")
+    return Inspection(
+        thing=name, form="recipe", path=str(path), title=f"a recipe: {recipe.about}",
+        facts=facts, next=(_command("recipes", name), use),
+    )  # fmt: skip
+
+
+def _data(name: str, teacher: str | None, columns: DataOptions) -> Inspection:
+    """Load a task's splits, describe them, and try a teacher's tokenizer on them."""
+    sources.check(name)
+    from compress.data import load_task, statistics  # datasets and pyarrow
+
+    data = load_task(
+        name, text=columns.text, label=columns.label, kind=columns.kind, metric=columns.metric, unlabelled=True
+    )
+    splits, overlaps = statistics.describe_splits(data)
+    coverage = None
+    if teacher is not None:
+        from transformers import AutoTokenizer
+
+        folder = checkpoints.config_folder(teacher)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{teacher}: its tokenizer cannot be loaded: {error}") from error
+        coverage = statistics.cover(data, tokenizer, teacher)
+    place = sources.local(name) if not re.match(r"\w+=", name) else Path(name)
+    task = data.task
+    facts = {
+        "task": task.kind, "text": ", ".join(task.text), "label": task.label, "metric": task.metric,
+        "classes": len(task.labels) or None,
+    }  # fmt: skip
+    given = [
+        word for option in ("text", "label", "kind", "metric") for word in _words(option, getattr(columns, option))
+    ]
+    who = teacher or EMBEDDED
+    return Inspection(
+        thing=name, form="data", path=str(place) if place.exists() else None,
+        title=f"data: {task.kind} of {', '.join(f'{each.rows:,} {each.name}' for each in splits)} rows",
+        licence="Apache-2.0" if name in sources.EMBEDDED else _licence(place) if place.is_dir() else None,
+        facts=facts, labels=task.labels, splits=splits,
+        overlaps=overlaps, coverage=coverage, notes=data.notes,
+        next=(
+            _command("distill", "--teacher", who, "--data", name, *given, "--plan"),
+            _command("distill", "--teacher", who, "--data", name, *given),
+            *(() if teacher else (_command("inspect", name, "--teacher", EMBEDDED, *given),)),
+        ),
+    )  # fmt: skip
+
+
+def _words(option: str, value: str | list[str] | None) -> Iterator[str]:
+    for each in [value] if isinstance(value, str) else value or ():
+        yield from (f"--{option}", each)
+
+
+_LOOKS: Final = {
+    "checkpoint": _look_at_checkpoint, "bundle": _look_at_bundle, "recipe": _look_at_recipe, "run": _look_at_run,
+    "study": _look_at_study,
+}  # fmt: skip

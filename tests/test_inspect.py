@@ -1,0 +1,253 @@
+"""`compress inspect`: what a thing is, what is in it, whether it is whole, and commands that can be pasted."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import BertTokenizer
+
+import compress
+from compress.config.options import DataOptions
+from compress.config.recipe import Recipe
+from compress.errors import CompressError
+from compress.io import seal
+from compress.provenance import option_of, resume_command
+from compress.records.inspection import SCHEMA, Coverage, Overlap, Spread
+from compress.records.run_report import Report, ReportRow
+from compress.records.search_report import SearchReport, TrialRecord
+from compress.training.run import Run
+from tests import command, tiny
+from tests.command import pasted
+
+ROWS = {
+    "train": ["good film\tpositive", "Good  film\tnegative", "bad film\tnegative", "dull zzz\tnegative"],
+    "dev": ["bad film\tnegative", "great story\tpositive"],
+    "test": ["a great story\tpositive", "a sad plot\tnegative"],
+}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    folder = tmp_path / "films"
+    folder.mkdir()
+    for split, rows in ROWS.items():
+        (folder / f"{split}.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n", encoding="utf-8")
+    (folder / "LICENSE.txt").write_text("\nCC0 1.0 Universal\n...\n", encoding="utf-8")
+    return str(folder)
+
+
+def test_data_tells_of_rows_classes_repeats_conflicts_and_splits_that_share_rows(data: str) -> None:
+    found = compress.inspect(data)
+    train, validation, test = found.splits
+    assert (train.name, train.rows, train.repeated, train.conflicting) == ("train", 4, 1, 2)
+    assert train.classes == {"negative": 0.75, "positive": 0.25}
+    assert train.words == Spread(2, 2, 2)
+    assert (test.repeated, test.words.longest) == (0, 3)
+    assert found.overlaps == (Overlap("train", "validation", 1, 0.5),)
+    assert (validation.rows, found.labels, found.licence) == (2, ("negative", "positive"), "CC0 1.0 Universal")
+    assert any("are in train too" in note for note in found.notes)
+    for words in found.next:
+        pasted(words)
+
+
+def test_a_teacher_s_tokenizer_is_tried_on_the_texts(data: str, tmp_path: Path) -> None:
+    teacher = tiny.checkpoint(tmp_path / "teacher")
+    limit = BertTokenizer.from_pretrained(teacher).model_max_length
+    seen = compress.inspect(data, teacher=teacher).coverage
+    assert seen == Coverage(
+        teacher, texts=4, unknown=1 / 8, pieces=1.0, tokens=Spread(4, 4, 4), limit=limit if limit < 2**24 else None,
+        cut=0.0 if limit < 2**24 else None,
+    )  # fmt: skip
+
+
+def test_the_columns_of_data_may_be_named(tmp_path: Path) -> None:
+    file = tmp_path / "train.csv"
+    lines = ["a,b,c", *(f"text {n},{'yes' if n % 2 else 'no'},other {n}" for n in range(20))]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found = compress.inspect(str(file), columns=DataOptions(text=["c"], label="b"))
+    assert (found.facts["text"], found.facts["label"]) == ("c", "b")
+    assert all("--text c --label b" in words for words in found.next if words.startswith("compress distill"))
+
+
+def test_a_checkpoint_tells_of_sizes_and_labels_without_loading_weights(tmp_path: Path) -> None:
+    model = tiny.bert(3, hidden=32)
+    model.config.id2label = {0: "x", 1: "y", 2: "z"}
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "README.md").write_text("---\nlicense: mit\n---\n# A model\n", encoding="utf-8")
+    found = compress.inspect(tmp_path / "model")
+    assert (found.form, found.licence, found.labels) == ("checkpoint", "mit", ("x", "y", "z"))
+    assert found.facts["parameters"] == sum(each.numel() for each in model.parameters())
+    assert (found.facts["layers"], found.facts["hidden"], found.facts["number formats"]) == (2, 32, "F32")
+    assert found.facts["predicts"] == "classes or a number of a text"
+    assert (found.verified, found.problems) == (None, ())
+
+
+def test_a_checkpoint_without_its_weights_is_a_fault(tmp_path: Path) -> None:
+    tiny.bert().config.save_pretrained(tmp_path)
+    told = command.run("inspect", str(tmp_path))
+    assert told.code == 2
+    assert "the weights are missing" in " ".join(told.out.split())
+
+
+def test_a_bundle_is_verified_and_shows_its_scores(tmp_path: Path) -> None:
+    bundle = tiny.bundle(tmp_path / "bundle")
+    rows = (ReportRow("student int8", "student", {"accuracy": 0.75}, file_mb=1.5),)
+    report = replace(
+        bundle.report(), rows=rows, data="films", command="compress distill --data '/data/my films' --out x"
+    )
+    bundle.attach("report.json", report.to_json())
+    told = command.run("inspect", str(bundle.path), "--json")
+    assert told.code == 0
+    found = json.loads(told.out)
+    assert (found["schema"], found["form"], found["verified"]) == (SCHEMA, "bundle", True)
+    assert found["labels"] == ["negative", "positive"]
+    assert found["scores"] == [
+        {"name": "student int8", "role": "student", "accuracy": 0.75, "parameters": None, "MB": 1.5, "ms": None}
+    ]
+    assert {"model.safetensors", "onnx/model.onnx", "onnx/model_quantized.onnx"} < found["files"].keys()
+    assert f"compress quantize {bundle.path} --data '/data/my films'" in found["next"]
+    for words in found["next"]:
+        pasted(words)
+
+
+def test_a_bundle_that_is_damaged_says_which_file_and_offers_nothing(tmp_path: Path) -> None:
+    bundle = tiny.bundle(tmp_path / "bundle")
+    (bundle.path / "config.json").write_text("{}", encoding="utf-8")
+    (bundle.path / "tokenizer.json").unlink()
+    found = compress.inspect(bundle.path)
+    assert (found.verified, len(found.problems), found.next) == (False, 2, ())
+    told = command.run("inspect", str(bundle.path))
+    assert told.code == 2
+    assert "config.json" in told.out
+    assert "missing" in told.out
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> tuple[Path, Recipe]:
+    """A run of two stages, of which the first is done."""
+    folder, recipe = tmp_path / "my run", Recipe.load("tinybert")
+    typed = f"compress distill --teacher minilm --recipe tinybert --data intents --out {shlex.quote(str(folder))}"
+    identity = {"teacher": "minilm", "data": "intents", "seed": 0, "precision": "fp32", "command": typed}
+    run = Run.open(folder, recipe, identity)
+    run.result("intermediate").mkdir(parents=True)
+    (run.result("intermediate") / "model.safetensors").write_bytes(b"weights")
+    seal(run.result("intermediate"))
+    run.close()
+    return folder, recipe
+
+
+def test_a_run_tells_which_stages_are_done_and_how_to_go_on(begun: tuple[Path, Recipe]) -> None:
+    found = compress.inspect(begun[0])
+    assert (found.form, found.verified, found.facts["seed"]) == ("run", True, 0)
+    assert "not finished" in found.title
+    assert (found.facts["stages done"], found.facts["stages"]) == ("intermediate", "intermediate, prediction")
+    (go_on,) = found.next
+    assert shlex.split(go_on)[-3:] == ["--out", str(begun[0]), "--resume"]
+    pasted(go_on)
+
+
+def test_a_run_whose_stage_was_changed_is_damaged(begun: tuple[Path, Recipe]) -> None:
+    (begun[0] / "stages/intermediate/model/model.safetensors").write_bytes(b"others")
+    found = compress.inspect(begun[0])
+    assert (found.verified, found.facts["stages done"]) == (False, "none")
+    assert "model.safetensors has changed" in found.problems[0]
+
+
+def test_a_finished_run_speaks_of_its_bundle(begun: tuple[Path, Recipe]) -> None:
+    folder, recipe = begun
+    run = Run.open(folder, recipe, json.loads((folder / "run.json").read_text()), resume=True)
+    tiny.bundle(folder / "bundle")
+    run.finish()
+    run.close()
+    found = compress.inspect(folder)
+    assert "finished on" in found.title
+    assert found.verified
+    assert found.labels == ("negative", "positive")
+    assert shlex.join(["compress", "clean", str(folder), "--dry-run"]) in found.next
+    assert not any("--resume" in words for words in found.next)
+    for words in found.next:
+        pasted(words)
+
+
+def test_a_search_tells_of_trials_front_and_the_best(tmp_path: Path) -> None:
+    def trial(number: int, score: float, ms: float) -> TrialRecord:
+        return TrialRecord(number, {"layers": 2}, "complete", {"subnet": score}, predicted_ms=ms, parameters=1000)
+
+    report = SearchReport(
+        title="students", study=str(tmp_path), teacher="minilm", data="intents", metric="accuracy", teacher_score=0.9,
+        device="local", setting="1 thread, batch 1, 32 tokens", budgets={"latency": 2.0},
+        objectives=("score", "latency"), points=(trial(0, 0.7, 1.0), trial(1, 0.8, 1.5), trial(2, 0.9, 3.0)),
+        command="compress search", date="2026-01-01", front=(0, 1),
+    )  # fmt: skip
+    (tmp_path / "search.json").write_text(report.to_json(), encoding="utf-8")
+    (tmp_path / "search.yaml").write_text("{}", encoding="utf-8")
+    (tmp_path / "run.json").write_text(json.dumps({"teacher": "minilm", "data": "intents", "command": "x.py"}))
+    found = compress.inspect(tmp_path)
+    assert (found.form, found.facts["trials"], found.facts["budgets"]) == ("study", "3 complete", "latency 2")
+    assert [row["name"] for row in found.scores] == ["trial 0", "trial 1"]
+    assert any(words.startswith(f"compress search show {tmp_path} 1 --bundle") for words in found.next)
+    for words in found.next:
+        pasted(words)
+
+
+@pytest.mark.parametrize("name", ["tinybert", "prune-taylor", "bert", "auto", "albert-shared"])
+def test_a_recipe_says_what_it_is_for_and_the_command_that_uses_it(name: str) -> None:
+    found = compress.inspect(name)
+    assert (found.form, found.verified) == ("recipe", None)
+    assert found.facts
+    for words in found.next:
+        pasted(words)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("intents", "data"), ("minilm", "checkpoint"), ("distilbert", "recipe"), ("train=a.tsv,dev=b.tsv", "data")],
+)
+def test_a_name_with_several_meanings_is_one_of_them_and_tells_of_the_others(name: str, form: str) -> None:
+    from compress.commands.inspect import _form, _other_meanings
+
+    assert _form(name) == form
+    other = {"minilm": "recipe", "distilbert": "checkpoint"}.get(name)
+    assert [note.rpartition(" ")[2] for note in _other_meanings(name, form)] == ([other] if other else [])  # type: ignore[arg-type]
+    if name == "minilm":
+        assert compress.inspect(name, form="recipe").form == "recipe"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tinybertt"], "Did you mean 'tinybert'?"),
+        (["tinybert", "--teacher", "minilm"], "--teacher: is for data"),
+        (["absent/folder/train.tsv"], "is no file or folder here"),
+    ],
+)
+def test_what_is_nothing_is_refused(words: list[str], said: str) -> None:
+    told = command.run("inspect", *words)
+    assert told.code == 2
+    assert said in told.err
+
+
+def test_an_unknown_form_is_refused_in_python() -> None:
+    wrong: Any = "film"
+    with pytest.raises(CompressError, match="expected checkpoint"):
+        compress.inspect("minilm", form=wrong)
+
+
+def test_a_report_is_not_needed(tmp_path: Path) -> None:
+    bundle = tiny.bundle(tmp_path / "bundle")
+    assert not (bundle.path / "report.json").exists()
+    assert compress.inspect(bundle.path).scores == ()
+    assert isinstance(bundle.report(), Report)
+
+
+def test_the_command_that_continues_a_run() -> None:
+    typed = "compress distill --data 'a b'"
+    assert resume_command("runs/x", typed) == "compress distill --data 'a b' --out runs/x --resume"
+    assert resume_command("runs/x", f"{typed} --out=runs/x --resume") == f"{typed} --out=runs/x --resume"
+    assert resume_command("y", "python -m compress prune m --out y") == "python -m compress prune m --out y --resume"
+    assert resume_command("y", "train.py") == "", "it was begun from Python"
+    assert option_of("compress quantize b --data=x", "--data") == "x"
+    assert option_of("compress quantize 'b", "--data") is None

@@ -1,0 +1,95 @@
+"""How much a command prints: all, without progress, or errors and the last line alone."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import typer
+from rich.table import Table
+from typer.testing import CliRunner
+
+from compress.cli.options import UNCERTIFIED, Command, console, print_result, talking, told
+from compress.console import print_note, warn
+from compress.errors import DataError
+
+
+def work(end: Callable[[], None]) -> Callable[[], None]:
+    def command() -> None:
+        with told(hint="Nothing is lost."):
+            shown = console()
+            shown.print("step 1")
+            with shown.status("working"):
+                warn(shown, "a row is empty")
+            print_note(shown, "a note")
+            shown.print(Table("a table"))
+            console().print("bundle: here")
+            console(answer=True).print("an answer")
+            print_result("a result")
+            end()
+
+    return command
+
+
+def fails() -> None:
+    raise DataError("no such file") from ValueError("the cause")
+
+
+def exits() -> None:
+    raise typer.Exit(UNCERTIFIED)
+
+
+def run(end: Callable[[], None], *words: str) -> Any:
+    app = typer.Typer()
+    app.command(cls=Command)(talking(work(end)))
+    return CliRunner().invoke(app, words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], ["step 1", "warning: a row is empty", "note a note", "a table", "bundle: here", "an answer", "a result"]),
+        (["--log-level", "warning"], ["warning: a row is empty", "an answer", "a result", "bundle: here"]),
+        (["--log-level", "error"], ["an answer", "a result", "bundle: here"]),
+        (["--quiet"], ["an answer", "a result", "bundle: here"]),
+        (["-q"], ["an answer", "a result", "bundle: here"]),
+    ],
+)
+@pytest.mark.parametrize(("end", "code"), [(lambda: None, 0), (exits, UNCERTIFIED)])
+def test_what_is_printed(end: Callable[[], None], code: int, words: list[str], said: list[str]) -> None:
+    result = run(end, *words)
+    assert result.exit_code == code
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    assert [line for line in lines if line.strip("┏━┓┃┡┩└─┘│ ")] == [
+        line if line != "a table" else "┃ a table ┃" for line in said
+    ]
+
+
+def test_of_what_fails_the_error_is_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.cli.options.print_result", lambda _: None)
+    result = run(fails, "--quiet")
+    assert result.exit_code == 2
+    assert result.stderr == "error: no such file\n"
+    assert "bundle" not in result.stdout
+
+
+def test_debug_shows_where_an_error_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logging.basicConfig", lambda **_: None)
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
+    result = run(fails, "--log-level", "debug")
+    assert result.exit_code == 2
+    assert "ValueError: the cause" in result.stderr
+    assert result.stderr.endswith("error: no such file\n")
+    assert os.environ["TRANSFORMERS_VERBOSITY"] == "debug"
+    assert "Traceback" not in run(fails).stderr
+
+
+def test_a_level_ends_with_its_command() -> None:
+    run(lambda: None, "--quiet")
+    assert "step 1" in run(lambda: None).stdout
+
+
+def test_other_processes_of_a_launch_are_silent_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    for words in ([], ["--quiet"]):
+        assert run(lambda: None, *words).stdout == "a result\n"
