@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from compress.commands.distill import distill
     from compress.commands.export import export
     from compress.commands.forecast import forecast
+    from compress.commands.gate import gate
     from compress.commands.label import label
     from compress.commands.pretrain import pretrain
     from compress.commands.prune import prune
@@ -77,6 +78,7 @@ _HOMES = {
     "distill": "compress.commands.distill",
     "export": "compress.commands.export",
     "forecast": "compress.commands.forecast",
+    "gate": "compress.commands.gate",
     "label": "compress.commands.label",
     "load_task": "compress.data",
     "pretrain": "compress.commands.pretrain",
@@ -116,6 +118,7 @@ __all__ = [
     "distill",
     "export",
     "forecast",
+    "gate",
     "label",
     "load_task",
     "pretrain",

@@ -56,6 +56,10 @@ OPTIONS = {
         "bundles... --device --precision --threads --batch --seq --rounds --runs --sustain --affinity --lan --timeout "
         "--python --native --assets --webgpu --out --json"
     ),
+    "gate": (
+        "old new --max-slower --max-drop --max-larger --data --text --label --precision --device --lan --timeout "
+        "--python --affinity --native --assets --webgpu --threads --batch --seq --minutes --markdown --junit --json"
+    ),
     "report": "inputs... --html --at --budget-ms --max-mb --min-score --json",
     "recipes": "name --json",
     "students": "teacher --json",

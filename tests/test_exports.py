@@ -39,6 +39,7 @@ PUBLIC = [
     "distill",
     "export",
     "forecast",
+    "gate",
     "label",
     "load_task",
     "pretrain",

@@ -21,6 +21,7 @@ for command in (
     prune.trim,
     export.predict,
     bench.bench,
+    bench.gate,
     bench.report,
     train.recipes,
     train.students,

@@ -1,18 +1,24 @@
-"""`compress bench` and `report`: figures, and how they are shown."""
+"""`compress bench`, `gate` and `report`: figures, how they are shown, and what follows from them."""
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from compress.cli.options import console, grouped, print_result, told
+from compress.cli.options import FAILED, UNDECIDED, console, grouped, print_result, told
 from compress.config.options import (
+    Batch,
     BatchSizes,
     DeviceOptions,
     Json,
+    LabelColumn,
     Lengths,
+    TextColumns,
     ThreadCounts,
+    Threads,
     budget,
+    data_option,
     device_option,
     output,
 )
@@ -63,6 +69,69 @@ def bench(
         else:
             for table in bench_tables(result):
                 talk.print(table)
+
+
+@grouped()
+def gate(
+    old: Annotated[Path, typer.Argument(help="The model in use: a bundle, or an .onnx file of one.")],
+    new: Annotated[Path, typer.Argument(help="The model that is to replace it.")],
+    max_slower: Annotated[str, budget(help="Allow it to take so much longer, such as 5%.")] = "5%",
+    max_drop: Annotated[
+        float, budget("--max-drop", min=0, max=100, help="Points of the score that may be lost.")
+    ] = 0.5,
+    max_larger: Annotated[str | None, budget(help="Allow its file to be so much larger; default: any size.")] = None,
+    data: Annotated[str | None, data_option(help="Score both on this data, as for distill.")] = None,
+    text: TextColumns = None,
+    label: LabelColumn = None,
+    precision: Annotated[
+        Literal["int8", "fp32", "fp16", "w8", "q4"], device_option(help="Compare this file of the bundles.")
+    ] = "int8",
+    device: DeviceOptions = DeviceOptions(),
+    threads: Threads = 1,
+    batch: Batch = 1,
+    seq: Annotated[
+        int | None, device_option(min=1, help="Measure at so many tokens; default: 128, or what the bundles read.")
+    ] = None,
+    minutes: Annotated[float, budget(min=0.1, help="Measure latency for so long at most.")] = 5.0,
+    markdown: Annotated[Path | None, output(help="Write the result to this file, for people.")] = None,
+    junit: Annotated[Path | None, output(help="Write the result to this file, as JUnit's XML.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Tell whether a new model is slower, worse or larger than the one it is to replace, by more than is allowed.
+
+    Exit code 0: passed; 1: failed; 3: cannot be told, in this time or with these rows.
+
+    Example: compress gate runs/first/bundle runs/second/bundle --max-slower 5% --max-drop 0.3 --data intents
+    """
+    with told():
+        from compress.benchmark import options
+        from compress.commands.gate import gate as run
+        from compress.io import written
+        from compress.reporting.gate import gate_junit, gate_markdown, gate_table
+        from compress.reporting.terminal import to_terminal
+
+        options.place(markdown, "markdown", "gate.md")
+        options.place(junit, "junit", "gate.xml")
+        shown = console(as_json)
+        result = run(
+            old, new, max_slower=options.percentage("max-slower", max_slower), max_drop=max_drop / 100,
+            max_larger=None if max_larger is None else options.percentage("max-larger", max_larger), data=data,
+            text=text, label=label, precision=precision, device=device, threads=threads, batch=batch, seq=seq,
+            minutes=minutes, say=partial(shown.print, markup=False, highlight=False, soft_wrap=True),
+        )  # fmt: skip
+        for path, content in ((markdown, gate_markdown(result)), (junit, gate_junit(result))):
+            if path is not None:
+                with written(path) as partly:
+                    partly.write_text(content, encoding="utf-8")
+        if as_json:
+            print_result(result.to_json())
+        else:
+            shown.print(to_terminal(gate_table(result), shown.width))
+            for one in result.checks:
+                if one.outcome != "passed":
+                    shown.print(f"{one.what}: {one.outcome}: {one.reason}", markup=False, highlight=False)
+    if result.outcome != "passed":
+        raise typer.Exit(FAILED if result.outcome == "failed" else UNDECIDED)
 
 
 def report(

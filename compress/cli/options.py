@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 USER_ERROR, INTERRUPTED = 2, 130
 UNCERTIFIED = 3
 """Exit code of a file that was made, and loses more than it may."""
+FAILED, UNDECIDED = 1, 3
+"""Exit codes of a gate."""
 
 
 class Command(TyperCommand):

@@ -7,7 +7,7 @@ evaluator.scores(metrics.logits(model, evaluator.rows, collate))
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -145,6 +145,32 @@ class Evaluator:
         if self.task.kind == "multilabel":
             return int(((student > 0) != (teacher > 0)).any(axis=1).sum())
         return int((student.argmax(axis=1) != teacher.argmax(axis=1)).sum())
+
+    def example_scores(self, logits: Array, *, threshold: float | None = None) -> Array | None:
+        """Compute what each example adds to the task's metric, where that is a mean over examples; None elsewhere."""
+        metric = self.task.metric
+        if self.task.kind == "qa":
+            golds, score = map(qa.right_answers, self.split["answers"][:]), {"f1": qa.f1, "exact": qa.exact}[metric]
+            given = zip(self.texts(logits, threshold=threshold), golds, strict=True)
+            return np.array([score(text, right) for text, right in given])
+        if metric != "accuracy" or self.task.tokenwise:
+            return None
+        labels = np.asarray(self.split["label"][:])
+        if self.task.kind == "multilabel":
+            return ((logits > 0) == (labels > 0.5)).all(axis=1).astype(float)
+        return (logits.argmax(axis=1) == labels).astype(float)
+
+    def score_of(self, logits: Array) -> Callable[[Array], float]:
+        """Return the function from numbers of examples, repeats among them, to the task's metric of these alone.
+
+        Of texts and of tagged sentences; a metric of questions is a mean: see `example_scores`.
+        """
+        metric = self.task.metric
+        if self.task.kind == "tagging":
+            tags, golds = self.tags(logits), [self._names(ids) for ids in self.split["tags"][:]]
+            return lambda drawn: metrics.entity_scores([tags[n] for n in drawn], [golds[n] for n in drawn])[metric]
+        labels = np.asarray(self.split["label"][:])
+        return lambda drawn: metrics.scores(self.task, logits[drawn], labels[drawn])[metric]
 
     def threshold(self, logits: Array) -> float:
         """Choose by how much no answer must be better than the best span, for the highest score; 0.0 but for qa."""
