@@ -22,6 +22,7 @@ from compress.errors import CompressError
 from compress.evaluation import metrics, qa
 from compress.evaluation.metrics import not_finite
 from compress.evaluation.qa import Spans, Windows
+from compress.evaluation.statistics import bootstrap_interval, wilson_interval
 from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from compress.data.task import Task
 
 Array = NDArray[Any]
+RESAMPLES = 200
+"""Draws that the interval of a model's F1 or correlation is of: each takes some milliseconds."""
 
 
 def count_differing(one: Sequence[str] | Sequence[list[str]], other: Sequence[str] | Sequence[list[str]]) -> int:
@@ -171,6 +174,15 @@ class Evaluator:
             return lambda drawn: metrics.entity_scores([tags[n] for n in drawn], [golds[n] for n in drawn])[metric]
         labels = np.asarray(self.split["label"][:])
         return lambda drawn: metrics.scores(self.task, logits[drawn], labels[drawn])[metric]
+
+    def interval(self, logits: Array, *, threshold: float | None = None) -> tuple[float, float]:
+        """Compute the 95 % interval of the task's metric: of a share of examples Wilson's, of others by resampling."""
+        values = self.example_scores(logits, threshold=threshold)
+        if values is None:
+            return bootstrap_interval(self.score_of(logits), len(self), resamples=RESAMPLES)
+        if np.isin(values, (0.0, 1.0)).all():
+            return wilson_interval(float(values.mean()), len(values))
+        return bootstrap_interval(lambda drawn: float(values[drawn].mean()), len(self))
 
     def threshold(self, logits: Array) -> float:
         """Choose by how much no answer must be better than the best span, for the highest score; 0.0 but for qa."""
