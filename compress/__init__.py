@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from compress.commands.label import label
     from compress.commands.pretrain import pretrain
     from compress.commands.prune import prune
+    from compress.commands.push import push
     from compress.commands.quantize import quantize
     from compress.commands.search import search
     from compress.commands.trim import trim
@@ -83,6 +84,7 @@ _HOMES = {
     "load_task": "compress.data",
     "pretrain": "compress.commands.pretrain",
     "prune": "compress.commands.prune",
+    "push": "compress.commands.push",
     "quantize": "compress.commands.quantize",
     "reads": "compress.training.reads",
     "search": "compress.commands.search",
@@ -123,6 +125,7 @@ __all__ = [
     "load_task",
     "pretrain",
     "prune",
+    "push",
     "quantize",
     "reads",
     "search",

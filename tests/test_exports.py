@@ -44,6 +44,7 @@ PUBLIC = [
     "load_task",
     "pretrain",
     "prune",
+    "push",
     "quantize",
     "reads",
     "search",

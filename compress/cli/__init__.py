@@ -19,6 +19,7 @@ for command in (
     export.export,
     export.quantize,
     prune.trim,
+    export.push,
     export.predict,
     bench.bench,
     bench.gate,

@@ -1,4 +1,4 @@
-"""`compress export`, `quantize` and `predict`: what a bundle is made into, and what it says."""
+"""`compress export`, `quantize`, `push` and `predict`: what a bundle is made into, where it goes, what it says."""
 
 import json
 import os
@@ -151,6 +151,35 @@ def quantize(
             shown.print(f"bundle: {done.bundle.path}", highlight=False)
     if not done.proof.certified:
         raise typer.Exit(UNCERTIFIED)
+
+
+def push(
+    bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
+    repo: Annotated[str, typer.Argument(help="The repository on the hub, as owner/name; made where it is not there.")],
+    public: Annotated[bool, output("--public", help="Let everybody see a repository that is made.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be sent.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Publish a bundle on the hub, with its card. Private unless said otherwise; the token is HF_TOKEN or your login.
+
+    Example: compress push runs/first/bundle my-team/intents-small --dry-run
+    """
+    with told():
+        from compress.commands.push import push as run
+
+        done = run(bundle, repo, private=not public, dry_run=dry_run)
+        if as_json:
+            print_result(json.dumps(asdict(done), ensure_ascii=False, indent=1))
+            return
+        shown = partial(console().print, markup=False, highlight=False, soft_wrap=True)
+        for name, size in done.files.items():
+            shown(f"{size / 1e6:>9,.2f} MB  {name}")
+        shown(f"{sum(done.files.values()) / 1e6:>9,.2f} MB  in {len(done.files)} files")
+        shown(f"card: {'; '.join([*(f'{key} {value}' for key, value in done.card.items()), *done.scores])}")
+        if done.missing:
+            shown(f"the card says nothing of: {', '.join(done.missing)}")
+        visible = "private" if done.private else "public"
+        shown(f"would go to {done.repo}, {visible} where it is new" if dry_run else f"published: {done.url}")
 
 
 def predict(
