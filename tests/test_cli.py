@@ -52,7 +52,7 @@ OPTIONS = {
     "search show": "study trial --bundle --train --allow-code --json",
     "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --json",
     "push": "bundle repo --public --dry-run --json",
-    "predict": "bundle texts... --pair --precision --on-error --json",
+    "predict": "bundle texts... --input --output --text --pair --precision --on-error --json",
     "bench": (
         "bundles... --device --precision --threads --batch --seq --rounds --runs --sustain --affinity --lan --timeout "
         "--python --native --assets --webgpu --out --json"

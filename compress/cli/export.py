@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -32,6 +33,7 @@ from compress.config.options import (
 from compress.terminal import printable
 
 if TYPE_CHECKING:
+    from compress.exporters.artifact import Precision
     from compress.exporters.predictor import AnsweredLine
 
 
@@ -184,7 +186,14 @@ def push(
 
 def predict(
     bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
-    texts: Annotated[list[str], typer.Argument(help="Texts, or - for one per line of standard input.")],
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts, or - for one per line of standard input.")] = None,
+    rows: Annotated[
+        Path | None, data_option("--input", help="Answer the rows of this file: .csv, .tsv, .jsonl, .txt.")
+    ] = None,
+    answers: Annotated[
+        Path | None, output("--output", help="Write them to this file, with all columns: .csv, .tsv, .jsonl.")
+    ] = None,
+    text: TextColumns = None,
     pair: Annotated[
         str | None, data_option(help="The second sentence of a pair, or the text that questions are on.")
     ] = None,
@@ -197,9 +206,14 @@ def predict(
 ) -> None:
     """Label texts, tag their words, or answer questions with a bundle. Needs neither torch nor transformers.
 
-    Example: compress predict runs/first/bundle "remind me to call my sister"
+    Example: compress predict runs/first/bundle --input rows.csv --output answers.csv
     """
     with told():
+        if rows is not None or answers is not None or text:
+            _predict_file(bundle, texts, rows, answers, text, pair, precision, on_error, as_json)
+            return
+        if not texts:
+            raise typer.BadParameter("give texts, - for standard input, or a file with --input and --output")
         from compress.errors import DataError
         from compress.exporters import predictor as stream
         from compress.exporters.artifact import Bundle
@@ -216,6 +230,44 @@ def predict(
                 show(each)
         if skipped:
             print(f"warning: {skipped:,} texts were skipped; the errors are in their places", file=sys.stderr)
+
+
+def _predict_file(
+    bundle: Path,
+    texts: list[str] | None,
+    rows: Path | None,
+    answers: Path | None,
+    columns: list[str] | None,
+    pair: str | None,
+    precision: "Precision",
+    on_error: Literal["stop", "skip"],
+    as_json: bool,
+) -> None:
+    from rich.progress import Progress
+
+    from compress.errors import DataError
+    from compress.exporters import row_files
+    from compress.exporters.artifact import Bundle
+
+    if rows is None or answers is None or texts:
+        raise DataError("predict: a file needs --input and --output, and no texts beside them")
+    row_files.check_files(rows, answers)
+    predictor, shown = Bundle.load(bundle).open(precision, threads=os.cpu_count() or 1), console(as_json)
+    began = time.monotonic()
+    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
+        task = bar.add_task(rows.name, total=1.0)
+        done, skipped = row_files.predict_file(
+            predictor, rows, answers, columns=columns, second=pair, on_error=on_error,
+            say=lambda _, share: bar.update(task, completed=share),
+        )  # fmt: skip
+    seconds = time.monotonic() - began
+    if as_json:
+        found = {"output": str(answers), "rows": done, "skipped": skipped, "seconds": seconds}
+        print_result(json.dumps(found, ensure_ascii=False, indent=1))
+    else:
+        speed = f"{done / max(seconds, 1e-9):,.0f} rows / s"
+        said = f"{answers}: {done:,} rows, {skipped:,} skipped; {speed}"
+        shown.print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
