@@ -1,12 +1,15 @@
 """`compress bench`, `gate` and `report`: figures, how they are shown, and what follows from them."""
 
+import json
+import tempfile
+import webbrowser
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from compress.cli.options import FAILED, UNDECIDED, console, grouped, print_result, told
+from compress.cli.options import FAILED, UNDECIDED, console, grouped, print_json, told
 from compress.config.options import (
     Batch,
     BatchSizes,
@@ -17,6 +20,7 @@ from compress.config.options import (
     TextColumns,
     ThreadCounts,
     Threads,
+    Wide,
     budget,
     data_option,
     device_option,
@@ -42,6 +46,7 @@ def bench(
     runs: Annotated[int, device_option(min=1, help="Time so many runs in each round.")] = 15,
     sustain: Annotated[str, device_option(help="Then run each file without a pause for this long, such as 5m.")] = "",
     out: Annotated[Path | None, output(help="Write the result to this JSON file.")] = None,
+    wide: Wide = False,
     as_json: Json = False,
 ) -> None:
     """Measure latency on a device: interleaved, warmed up, in two passes, with a verdict on noise.
@@ -52,7 +57,7 @@ def bench(
         from compress.benchmark import options
         from compress.commands.bench import bench as run
         from compress.records.bench_result import save
-        from compress.reporting.terminal import bench_tables
+        from compress.reporting.terminal import print_bench
 
         options.place(out)
         talk = console(as_json)
@@ -65,10 +70,9 @@ def bench(
         if out is not None:
             save(result, out)
         if as_json:
-            print_result(result.to_json())
+            print_json("bench", result.to_json())
         else:
-            for table in bench_tables(result):
-                talk.print(table)
+            print_bench(talk, result, wide=wide)
 
 
 @grouped()
@@ -108,7 +112,7 @@ def gate(
         from compress.commands.gate import gate as run
         from compress.io import written
         from compress.reporting.gate import gate_junit, gate_markdown, gate_table
-        from compress.reporting.terminal import to_terminal
+        from compress.reporting.terminal import print_table
 
         options.place(markdown, "markdown", "gate.md")
         options.place(junit, "junit", "gate.xml")
@@ -124,9 +128,9 @@ def gate(
                 with written(path) as partly:
                     partly.write_text(content, encoding="utf-8")
         if as_json:
-            print_result(result.to_json())
+            print_json("gate", {"outcome": result.outcome, **json.loads(result.to_json())})
         else:
-            shown.print(to_terminal(gate_table(result), shown.width))
+            print_table(shown, gate_table(result), more="in the files and in JSON")
             for one in result.checks:
                 if one.outcome != "passed":
                     shown.print(f"{one.what}: {one.outcome}: {one.reason}", markup=False, highlight=False)
@@ -143,6 +147,8 @@ def report(
     budget_ms: Annotated[float | None, budget(min=0, help="Limit the median latency there, in milliseconds.")] = None,
     max_mb: Annotated[float | None, budget(min=0, help="Limit the size of the file, in MB.")] = None,
     min_score: Annotated[float | None, budget(help="Ask for at least this score, such as 0.9.")] = None,
+    show: Annotated[bool, output("--open", help="Open the page in your browser.")] = False,
+    wide: Wide = False,
     as_json: Json = False,
 ) -> None:
     """Compare the files of several bundles on every device they were measured on, and say which one to ship.
@@ -157,6 +163,8 @@ def report(
         comparison = compare(inputs, at)
         chosen = pick(comparison, limits)
         talk = console(as_json)
+        if show and html is None:
+            html = Path(tempfile.mkdtemp(prefix="compress-report-")) / "choice.html"
         if html is not None:
             from compress.io import written
             from compress.reporting.html import render_choice
@@ -164,13 +172,13 @@ def report(
             with written(html) as partial:
                 partial.write_text(render_choice(comparison, limits, chosen), encoding="utf-8")
         if as_json:
-            import json
-
-            print_result(json.dumps(terminal.choice_values(comparison, limits, chosen), ensure_ascii=False, indent=1))
+            print_json("report", terminal.choice_values(comparison, limits, chosen))
         else:
-            talk.print(terminal.to_terminal(tables.choice_table(comparison, chosen), talk.width))
+            terminal.print_table(talk, tables.choice_table(comparison, chosen), wide=wide)
             headline = remarks.choice_headline(comparison, limits, chosen)
             for line in ("", headline, *remarks.choice_remarks(comparison, chosen)):
                 talk.print(line, markup=False, highlight=False)
         if html is not None:
-            talk.print(f"page: {html}", markup=False, highlight=False)
+            talk.print(f"page: {html}", markup=False, highlight=False, soft_wrap=True)
+            if show and not webbrowser.open(html.resolve().as_uri()):
+                talk.print("no browser was found here: open the page yourself", highlight=False)

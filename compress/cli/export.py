@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from compress.cli.options import UNCERTIFIED, console, grouped, print_result, told
+from compress.cli.options import UNCERTIFIED, console, grouped, print_json, schema, told
 from compress.config.options import (
     BatchSizes,
     CheckpointOptions,
@@ -25,6 +25,7 @@ from compress.config.options import (
     MaxDrop,
     TextColumns,
     ThreadCounts,
+    Wide,
     data_option,
     device_option,
     output,
@@ -67,6 +68,7 @@ def export(
     text: TextColumns = None,
     label: LabelColumn = None,
     checkpoint: CheckpointOptions = CheckpointOptions(),
+    wide: Wide = False,
     as_json: Json = False,
 ) -> None:
     """Write a model for another runtime, compare its answers there with ours, and say where it will run well.
@@ -78,7 +80,7 @@ def export(
         from compress.commands import export as command
         from compress.exporters.formats import NAME
         from compress.provenance import command_line
-        from compress.reporting.terminal import export_lines
+        from compress.reporting.terminal import print_export
 
         raced = None
         if race.tune:
@@ -92,11 +94,9 @@ def export(
             say=lambda line: console(as_json).print(line, markup=False, highlight=False, soft_wrap=True),
         )  # fmt: skip
         if as_json:
-            print_result((made.path / NAME).read_text(encoding="utf-8"))
+            print_json("export", made.path / NAME)
         else:
-            shown = console()
-            for part in export_lines(made, shown.width):
-                shown.print(part, markup=False, highlight=False)
+            print_export(console(), made, wide=wide)
 
 
 def _refuse_unraced(race: TuneOptions) -> None:
@@ -127,6 +127,7 @@ def quantize(
         list[str] | None, training("--set", help="qat: change a number, such as stages.0.epochs=1.")
     ] = None,
     seed: Annotated[int, data_option(help="Seed the choice of rows held out where there is no validation split.")] = 0,
+    wide: Wide = False,
     as_json: Json = False,
 ) -> None:
     """Make the int8 file anew and certify what it loses. Exit code 3: more than --max-drop; the nearest is kept.
@@ -145,10 +146,10 @@ def quantize(
             say=partial(shown.print, highlight=False, markup=False, soft_wrap=True),
         )  # fmt: skip
         if as_json:
-            print_result(terminal.quantized_json(done))
+            print_json("quantize", terminal.quantized_values(done))
         else:
             for table in tables.latency_tables((time.name, time) for time in done.times):
-                shown.print(terminal.to_terminal(table))
+                terminal.print_table(shown, table, wide=wide)
             shown.print(terminal.quantized_text(done), highlight=False, markup=False)
             shown.print(f"bundle: {done.bundle.path}", highlight=False)
     if not done.proof.certified:
@@ -171,7 +172,7 @@ def push(
 
         done = run(bundle, repo, private=not public, dry_run=dry_run)
         if as_json:
-            print_result(json.dumps(asdict(done), ensure_ascii=False, indent=1))
+            print_json("push", asdict(done))
             return
         shown = partial(console().print, markup=False, highlight=False, soft_wrap=True)
         for name, size in done.files.items():
@@ -263,7 +264,7 @@ def _predict_file(
     seconds = time.monotonic() - began
     if as_json:
         found = {"output": str(answers), "rows": done, "skipped": skipped, "seconds": seconds}
-        print_result(json.dumps(found, ensure_ascii=False, indent=1))
+        print_json("predict", found)
     else:
         speed = f"{done / max(seconds, 1e-9):,.0f} rows / s"
         said = f"{answers}: {done:,} rows, {skipped:,} skipped; {speed}"
@@ -273,7 +274,7 @@ def _predict_file(
 @contextmanager
 def _listed(as_json: bool) -> "Iterator[Callable[[AnsweredLine], None]]":
     """Print answers as they come, one a line; as JSON, in a list that is closed whatever happens."""
-    before = "["
+    before = f'{{"schema": "{schema("predict")}", "answers": ['
 
     def row(each: "AnsweredLine") -> None:
         line = f"error: {each.error}" if each.error else f"{each.answer}\t{each.text}"
@@ -291,4 +292,4 @@ def _listed(as_json: bool) -> "Iterator[Callable[[AnsweredLine], None]]":
     try:
         yield item
     finally:
-        print("[]" if before == "[" else "\n]", flush=True)
+        print("\n]}" if before == "," else f"{before}]}}", flush=True)

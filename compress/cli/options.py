@@ -3,11 +3,12 @@
 import errno
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -96,8 +97,25 @@ def console(as_json: bool = False) -> "Screen":
 
 
 def print_result(text: str) -> None:
-    """Print what a command found to standard output, as JSON or otherwise; the same JSON on every terminal."""
+    """Print what a command found to standard output, the same on every terminal."""
     print(printable(text.removesuffix("\n")))
+
+
+def print_json(command: str, found: "str | Path | Mapping[str, Any]") -> None:
+    """Print what a command found as JSON, after the name and version of its form (docs/json.md).
+
+    found  as values, or as the text or the file of a record
+    """
+    import json
+
+    text = found.read_text(encoding="utf-8") if isinstance(found, Path) else found
+    values = json.loads(text) if isinstance(text, str) else text
+    print_result(json.dumps({"schema": schema(command), **values}, ensure_ascii=False, indent=1))
+
+
+def schema(command: str) -> str:
+    """Name the form of a command's JSON; the number changes when something in it is taken away or means another."""
+    return f"compress.{command}/1"
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from compress.cli.options import Command, CommandGroup, console, grouped, print_result, told
+from compress.cli.options import Command, CommandGroup, console, grouped, print_json, told
 from compress.config.options import (
     AllowCode,
     BudgetOptions,
@@ -16,6 +16,7 @@ from compress.config.options import (
     MeasureOptions,
     RunOptions,
     StudyOptions,
+    Wide,
     data_option,
     output,
     search_option,
@@ -104,7 +105,7 @@ def search(
             max_drop=max_drop, columns=columns, options=options, console=shown,
         )  # fmt: skip
         if as_json:
-            print_result(found.to_json())
+            print_json("search", found.to_json())
 
 
 @app.command(cls=Command)
@@ -114,6 +115,7 @@ def show(
     bundle: Annotated[Path | None, output(help="The new folder for the trial's student.")] = None,
     train: Annotated[bool, typer.Option("--train", help="Distil it fully first, as the winner was.")] = False,
     allow_code: AllowCode = None,
+    wide: Wide = False,
     as_json: Json = False,
 ) -> None:
     """Show the front of a search, or write one of its students as a bundle.
@@ -131,14 +133,14 @@ def show(
         if trial is None or bundle is None:
             found = record.load_report(study)
             if as_json:
-                print_result(found.to_json())
+                print_json("search", found.to_json())
             else:
-                record.print_front(found, console())
+                record.print_front(found, console(), wide=wide)
             return
         from compress.commands.search import show as write
 
         made = write(study, trial, bundle, train=train, allow_code=allow_code, console=console(as_json))
         if as_json:
-            print_result((made.path / "report.json").read_text(encoding="utf-8"))
+            print_json("search-show", made.path / "report.json")
         else:
             console().print(f"bundle: {made.path}", markup=False, highlight=False)

@@ -39,7 +39,7 @@ from compress.records.run_report import Report, ReportRow
 from compress.reporting.html import render_html
 from compress.reporting.remarks import run_warnings
 from compress.reporting.tables import run_table
-from compress.reporting.terminal import to_terminal
+from compress.reporting.terminal import print_table
 from compress.training.context import TrainingContext
 from compress.training.logging import curves, mend
 from compress.training.run import Run
@@ -393,7 +393,7 @@ def ship(
         bundle.attach("README.md", bundle.card(card(report, recipe, origin)))
     with written(run.path / "report.html") as page:
         page.write_text(render_html(report), encoding="utf-8")
-    console.print(to_terminal(run_table(report), console.width))
+    print_table(console, run_table(report), more="on the page")
     for warning in run_warnings(report):
         warn(console, warning)
     console.print(f"bundle: {place}    page: {run.path / 'report.html'}", highlight=False)
