@@ -26,7 +26,7 @@ OPTIONS = {
     ),
     "pretrain": (
         "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle --allow-code "
-        "--paper --effort --minutes --json"
+        "--paper --effort --minutes --plan --json"
     ),
     "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle --json",
     "prune": (
