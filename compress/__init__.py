@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from compress.commands.doctor import doctor
     from compress.commands.export import export
     from compress.commands.forecast import forecast
+    from compress.commands.gate import gate
     from compress.commands.init import init
     from compress.commands.inspect import inspect
     from compress.commands.label import label
     from compress.commands.pretrain import pretrain
     from compress.commands.prune import prune
+    from compress.commands.push import push
     from compress.commands.quantize import quantize
     from compress.commands.search import search
     from compress.commands.trim import trim
@@ -81,12 +83,14 @@ _HOMES = {
     "doctor": "compress.commands.doctor",
     "export": "compress.commands.export",
     "forecast": "compress.commands.forecast",
+    "gate": "compress.commands.gate",
     "init": "compress.commands.init",
     "inspect": "compress.commands.inspect",
     "label": "compress.commands.label",
     "load_task": "compress.data",
     "pretrain": "compress.commands.pretrain",
     "prune": "compress.commands.prune",
+    "push": "compress.commands.push",
     "quantize": "compress.commands.quantize",
     "reads": "compress.training.reads",
     "search": "compress.commands.search",
@@ -123,12 +127,14 @@ __all__ = [
     "doctor",
     "export",
     "forecast",
+    "gate",
     "init",
     "inspect",
     "label",
     "load_task",
     "pretrain",
     "prune",
+    "push",
     "quantize",
     "reads",
     "search",

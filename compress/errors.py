@@ -72,6 +72,10 @@ class BundleError(CompressError):
     """A bundle that is not one, or whose files do not match its manifest."""
 
 
+class PushError(CompressError):
+    """A bundle that the hub does not take, or a hub that cannot be reached."""
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """` Did you mean 'x'?`, or the choices when nothing is close; ready to append to a message."""
     known = sorted(set(choices))

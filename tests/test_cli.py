@@ -18,7 +18,7 @@ from compress.cli import app
 from compress.config import loader
 from compress.config.options import PANELS
 from compress.exporters import predictor
-from tests import command
+from tests import command, tiny
 from tests.command import Shelf
 
 OPTIONS = {
@@ -31,9 +31,9 @@ OPTIONS = {
     ),
     "pretrain": (
         "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle --allow-code "
-        "--paper --effort --minutes --plan"
+        "--paper --effort --minutes --plan --json"
     ),
-    "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle",
+    "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle --json",
     "prune": (
         "model --data --out --recipe --layers --hidden --heads --ffn --embedding --bottleneck --max-latency-ms "
         "--speedup --max-params --device --threads --batch --seq --set --text --label --kind --metric "
@@ -42,11 +42,11 @@ OPTIONS = {
     ),
     "export": (
         "model --out --for --precision --opset --tune --device --lan --timeout --python --threads --batch --seq "
-        "--assets --max-drop --data --text --label --pair --pool --normalise --max-length --allow-pickle --json"
+        "--assets --max-drop --data --text --label --pair --pool --normalise --max-length --allow-pickle --wide --json"
     ),
     "quantize": (
         "bundle --data --out --method --calibration --percentile --rows --max-drop --form --reduce-range --device "
-        "--lan --timeout --python --assets --text --label --set --seed --json"
+        "--lan --timeout --python --assets --text --label --set --seed --wide --json"
     ),
     "search": (
         "--teacher --data --out --space --set --max-latency-ms --speedup --max-params --max-file-mb --min-score "
@@ -54,17 +54,22 @@ OPTIONS = {
         "--runs --anchor --sampler --trials --minutes --finalists --winners --storage --name --worker --weights --text "
         "--label --kind --metric --seed --precision --resume --gate --allow-pickle --allow-code --json"
     ),
-    "search show": "study trial --bundle --train --allow-code --json",
+    "search show": "study trial --bundle --train --allow-code --wide --json",
     "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --json",
-    "predict": "bundle texts... --pair --precision --on-error --json",
+    "push": "bundle repo --public --dry-run --json",
+    "predict": "bundle texts... --input --output --text --pair --precision --on-error --json",
     "bench": (
         "bundles... --device --precision --threads --batch --seq --rounds --runs --sustain --affinity --lan --timeout "
-        "--python --native --assets --webgpu --out --json"
+        "--python --native --assets --webgpu --out --wide --json"
     ),
-    "report": "inputs... --html --at --budget-ms --max-mb --min-score --json",
+    "gate": (
+        "old new --max-slower --max-drop --max-larger --data --text --label --precision --device --lan --timeout "
+        "--python --affinity --native --assets --webgpu --threads --batch --seq --minutes --markdown --junit --json"
+    ),
+    "report": "inputs... --html --at --budget-ms --max-mb --min-score --open --wide --json",
     "recipes": "name --json",
-    "students": "teacher --json",
-    "clean": "run --dry-run --unfinished",
+    "students": "teacher --wide --json",
+    "clean": "run --dry-run --unfinished --json",
 }
 SHARED = {"--quiet": "q", "--log-level": "", "--version": "V"}
 """What every command has, with its letter."""
@@ -190,10 +195,12 @@ def test_completion(shell: str, typed: list[str], offered: list[str]) -> None:
 def test_recipes_are_listed_each_once_with_when_to_choose_it() -> None:
     told = command.run("recipes")
     assert told.code == 0
-    first = [line.split()[0] for line in told.out.splitlines() if line[:1].strip()]
-    assert sorted(word for word in first if word != "recipe") == loader.names()
-    assert first.count("recipe") == 4, "a table for each purpose"
-    assert "cost" in told.out
+    lines = told.out.splitlines()
+    names = [line.split()[0] for line in lines if line.strip()]
+    assert sorted(name for name in names if name in loader.names()) == loader.names()
+    assert len(lines) < len(loader.names()) + 15, "a line each"
+    assert max(map(len, lines)) <= 80
+    assert {line.split("  ")[-1].strip() for line in lines if line.startswith("hinton ")} == {"minutes"}
 
 
 def test_a_recipe_is_shown_as_it_was_written_with_its_citations() -> None:
@@ -201,7 +208,7 @@ def test_a_recipe_is_shown_as_it_was_written_with_its_citations() -> None:
 
 
 def test_recipes_as_json_and_nothing_else() -> None:
-    listed = json.loads(command.run("recipes", "--json").out)
+    listed = json.loads(command.run("recipes", "--json").out)["recipes"]
     assert [each["name"] for each in listed] == loader.names()
     assert all({"about", "purpose", "student", "title", "authors", "year", "url"} < each.keys() for each in listed)
     one = json.loads(command.run("recipes", "tinybert", "--json").out)
@@ -212,7 +219,8 @@ def test_recipes_as_json_and_nothing_else() -> None:
 def test_distill_as_json_prints_the_report_and_nothing_else(distilled: tuple[command.Told, Path]) -> None:
     told, out = distilled
     assert told.code == 0
-    assert json.loads(told.out) == json.loads((out / "bundle" / "report.json").read_text())
+    report = json.loads((out / "bundle" / "report.json").read_text())
+    assert json.loads(told.out) == {"schema": "compress.distill/1", **report}
     assert "bundle:" in told.err
 
 
@@ -220,6 +228,38 @@ def test_the_int8_file_of_distill_comes_with_its_certificate(distilled: tuple[co
     (found,) = json.loads(distilled[0].out)["certificates"]
     assert (found["artefact"], found["split"], found["max_drop"]) == ("onnx/model_quantized.onnx", "validation", 0.002)
     assert "certificate" in (distilled[1] / "report.html").read_text().lower()
+
+
+HELD_BY_OTHER_TESTS = {
+    "distill", "export", "gate", "label", "plan", "predict", "pretrain", "prune", "push", "quantize", "report",
+    "search", "search-show", "trim",
+}  # fmt: skip
+
+
+def test_json_begins_with_the_name_of_its_form_which_the_documents_list(
+    bundle: str, shelf: Shelf, tmp_path: Path
+) -> None:
+    run = tiny.reviews(tmp_path / "data")
+    commands = {
+        "recipes": ["recipes"],
+        "recipe": ["recipes", "tinybert"],
+        "students": ["students", shelf.teacher],
+        "clean": ["clean", str(Path(bundle).parent), "--dry-run"],
+        "bench": ["bench", bundle, "--seq", "8", "--rounds", "2", "--runs", "1"],
+        "push": ["push", bundle, "a/b", "--dry-run"],
+        "report": ["report", bundle],
+        "export": ["export", bundle, "--for", "text", "--out", str(tmp_path / "text")],
+        "quantize": ["quantize", bundle, "--data", shelf.data, "--out", str(tmp_path / "q"), "--max-drop", "100"],
+        "trim": ["trim", bundle, "--data", run, "--out", str(tmp_path / "trimmed"), "--max-drop", "100"],
+    }
+    for name, words in commands.items():
+        told = command.run(*words, "--json")
+        assert told.code == 0, told.err
+        assert next(iter(json.loads(told.out).items())) == ("schema", f"compress.{name}/1")
+    page = Path(__file__).parents[1] / "docs" / "json.md"
+    if page.is_file():  # in a checkout
+        listed = set(re.findall(r"`compress\.([a-z-]+)/1`", page.read_text(encoding="utf-8")))
+        assert listed == commands.keys() | HELD_BY_OTHER_TESTS
 
 
 def test_set_overrides_what_the_recipe_says(distilled: tuple[command.Told, Path]) -> None:
@@ -251,7 +291,7 @@ def test_predict_stops_at_a_line_that_is_no_text_and_has_printed_those_before(bu
     assert "line 2: byte 4 (0xff)" in told.err
     as_json = command.run("predict", bundle, "-", "--json", stdin=stdin)
     assert as_json.code == 2
-    assert len(json.loads(as_json.out)) == 1
+    assert len(json.loads(as_json.out)["answers"]) == 1
 
 
 def test_predict_skips_such_lines_when_asked_and_keeps_their_places(bundle: str) -> None:
@@ -264,7 +304,7 @@ def test_predict_skips_such_lines_when_asked_and_keeps_their_places(bundle: str)
     assert long.startswith("error: line 3")
     assert "2 texts were skipped" in told.err
     as_json = command.run("predict", bundle, "-", "--on-error", "skip", "--json", stdin=stdin)
-    assert [set(each) for each in json.loads(as_json.out)][1:3] == [{"error"}, {"error"}]
+    assert [set(each) for each in json.loads(as_json.out)["answers"]][1:3] == [{"error"}, {"error"}]
 
 
 def test_predict_answers_a_line_before_it_reads_the_next(bundle: str) -> None:
@@ -304,9 +344,10 @@ def test_a_run_s_folder_stands_for_its_bundle(bundle: str) -> None:
 
 def test_predict_as_json_in_either_precision(bundle: str) -> None:
     for more in ([], ["--precision", "fp32"]):
-        (found,) = json.loads(command.run("predict", bundle, "a good film", "--json", *more).out)
+        (found,) = json.loads(command.run("predict", bundle, "a good film", "--json", *more).out)["answers"]
         assert found["label"] in {"negative", "positive"}
-    assert json.loads(command.run("predict", bundle, "-", "--json", stdin="").out) == []
+    none = json.loads(command.run("predict", bundle, "-", "--json", stdin="").out)
+    assert none == {"schema": "compress.predict/1", "answers": []}
 
 
 def test_bench_times_every_file_at_every_setting(bundle: str) -> None:

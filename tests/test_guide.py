@@ -25,10 +25,11 @@ def test_none_says_what_the_one_it_extends_says() -> None:
     ("name", "purpose", "student"),
     [
         ("hinton", "task", "half the layers"),
-        ("tinybert", "task", "bert, 4 layers, 312 wide"),
-        ("minilm", "corpus", "bert, 6 layers, 384 wide"),
+        ("tinybert", "task", "bert, 4 x 312"),
+        ("minilm", "corpus", "bert, 6 x 384"),
         ("minilm-assistant", "corpus", "bert, half the layers"),
-        ("albert", "pretraining", "albert, 12 layers, 768 wide, 128 wide embedding"),
+        ("albert", "pretraining", "albert, 12 x 768"),
+        ("albert-shared", "task", "albert, 128 wide embedding"),
         ("prompted", "prompted", "the checkpoint minilm"),
     ],
 )

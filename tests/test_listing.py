@@ -159,14 +159,19 @@ def test_the_megabytes_are_those_of_the_files(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    teacher = config_only(tmp_path, tiny.config("bert", layers=4))
-    told = command.run("students", teacher)
-    assert told.code == 0
-    lines = told.out.splitlines()
-    assert lines[2].split()[:2] == ["the", "teacher"]
-    assert lines[2].split()[-2:] == ["100%", "100%"]
-    assert any(line.startswith("Not from this teacher:") for line in lines)
+    monkeypatch.setenv("COLUMNS", "80")
+    teacher = config_only(tmp_path / "t", tiny.config("bert", layers=4))
+    few, told = (command.run("students", teacher, *more) for more in ([], ["--wide"]))
+    assert (few.code, told.code) == (0, 0)
+    for text, cells in ((few.out, 8), (told.out, 14)):
+        assert "…" not in text, "no number is cut"
+        (own,) = (line.split() for line in text.splitlines() if line.startswith("the teacher  "))
+        assert (len(own), own[-1]) == (cells, "100%")
+        assert "Not from this teacher:" in text
+    assert max(map(len, few.out.splitlines())) <= 80
+    assert "Costlier than this teacher: " in few.out
+    assert "bert 12x768" not in few.out
+    assert "bert 12x768" in told.out
     listed = json.loads(command.run("students", teacher, "--json").out)
     assert listed["size"]["layers"] == 4
     assert {name for each in listed["recipes"] for name in each["by"]} >= {"hinton", "distilbert"}

@@ -80,11 +80,19 @@ def files(paths: Sequence[Path], precision: str = "") -> dict[str, Path]:
     return found
 
 
-def place(out: Path | None) -> None:
-    """Raise DeviceError where the result could not be written, before anything is measured."""
+def place(out: Path | None, option: str = "out", example: str = "latency.json") -> None:
+    """Raise DeviceError where the file of an option could not be written, before anything is measured."""
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         what = "is a folder" if out.is_dir() else f"there is no folder {out.parent}"
-        raise DeviceError(f"--out {out}: {what}; expected a file to write, as in latency.json")
+        raise DeviceError(f"--{option} {out}: {what}; expected a file to write, as in {example}")
+
+
+def percentage(option: str, text: str) -> float:
+    """Parse `5%` into 0.05. Raises DeviceError, naming the option."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
+    if not found:
+        raise DeviceError(f"--{option} {text}: expected a percentage, as in 5%")
+    return float(found[1]) / 100
 
 
 def numbers(name: str, text: str) -> list[int]:

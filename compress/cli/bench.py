@@ -1,18 +1,28 @@
-"""`compress bench` and `report`: figures, and how they are shown."""
+"""`compress bench`, `gate` and `report`: figures, how they are shown, and what follows from them."""
 
+import json
+import tempfile
+import webbrowser
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from compress.cli.options import console, grouped, print_result, told
+from compress.cli.options import FAILED, UNDECIDED, console, grouped, print_json, told
 from compress.config.options import (
+    Batch,
     BatchSizes,
     DeviceOptions,
     Json,
+    LabelColumn,
     Lengths,
+    TextColumns,
     ThreadCounts,
+    Threads,
+    Wide,
     budget,
+    data_option,
     device_option,
     output,
 )
@@ -36,6 +46,7 @@ def bench(
     runs: Annotated[int, device_option(min=1, help="Time so many runs in each round.")] = 15,
     sustain: Annotated[str, device_option(help="Then run each file without a pause for this long, such as 5m.")] = "",
     out: Annotated[Path | None, output(help="Write the result to this JSON file.")] = None,
+    wide: Wide = False,
     as_json: Json = False,
 ) -> None:
     """Measure latency on a device: interleaved, warmed up, in two passes, with a verdict on noise.
@@ -46,7 +57,7 @@ def bench(
         from compress.benchmark import options
         from compress.commands.bench import bench as run
         from compress.records.bench_result import save
-        from compress.reporting.terminal import bench_tables
+        from compress.reporting.terminal import print_bench
 
         options.place(out)
         talk = console(as_json)
@@ -59,10 +70,72 @@ def bench(
         if out is not None:
             save(result, out)
         if as_json:
-            print_result(result.to_json())
+            print_json("bench", result.to_json())
         else:
-            for table in bench_tables(result):
-                console(answer=True).print(table)
+            print_bench(console(answer=True), result, wide=wide)
+
+
+@grouped()
+def gate(
+    old: Annotated[Path, typer.Argument(help="The model in use: a bundle, or an .onnx file of one.")],
+    new: Annotated[Path, typer.Argument(help="The model that is to replace it.")],
+    max_slower: Annotated[str, budget(help="Allow it to take so much longer, such as 5%.")] = "5%",
+    max_drop: Annotated[
+        float, budget("--max-drop", min=0, max=100, help="Points of the score that may be lost.")
+    ] = 0.5,
+    max_larger: Annotated[str | None, budget(help="Allow its file to be so much larger; default: any size.")] = None,
+    data: Annotated[str | None, data_option(help="Score both on this data, as for distill.")] = None,
+    text: TextColumns = None,
+    label: LabelColumn = None,
+    precision: Annotated[
+        Literal["int8", "fp32", "fp16", "w8", "q4"], device_option(help="Compare this file of the bundles.")
+    ] = "int8",
+    device: DeviceOptions = DeviceOptions(),
+    threads: Threads = 1,
+    batch: Batch = 1,
+    seq: Annotated[
+        int | None, device_option(min=1, help="Measure at so many tokens; default: 128, or what the bundles read.")
+    ] = None,
+    minutes: Annotated[float, budget(min=0.1, help="Measure latency for so long at most.")] = 5.0,
+    markdown: Annotated[Path | None, output(help="Write the result to this file, for people.")] = None,
+    junit: Annotated[Path | None, output(help="Write the result to this file, as JUnit's XML.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Tell whether a new model is slower, worse or larger than the one it is to replace, by more than is allowed.
+
+    Exit code 0: passed; 1: failed; 3: cannot be told, in this time or with these rows.
+
+    Example: compress gate runs/first/bundle runs/second/bundle --max-slower 5% --max-drop 0.3 --data intents
+    """
+    with told():
+        from compress.benchmark import options
+        from compress.commands.gate import gate as run
+        from compress.io import written
+        from compress.reporting.gate import gate_junit, gate_markdown, gate_table
+        from compress.reporting.terminal import print_table
+
+        options.place(markdown, "markdown", "gate.md")
+        options.place(junit, "junit", "gate.xml")
+        shown, answer = console(as_json), console(answer=True)
+        result = run(
+            old, new, max_slower=options.percentage("max-slower", max_slower), max_drop=max_drop / 100,
+            max_larger=None if max_larger is None else options.percentage("max-larger", max_larger), data=data,
+            text=text, label=label, precision=precision, device=device, threads=threads, batch=batch, seq=seq,
+            minutes=minutes, say=partial(shown.print, markup=False, highlight=False, soft_wrap=True),
+        )  # fmt: skip
+        for path, content in ((markdown, gate_markdown(result)), (junit, gate_junit(result))):
+            if path is not None:
+                with written(path) as partly:
+                    partly.write_text(content, encoding="utf-8")
+        if as_json:
+            print_json("gate", {"outcome": result.outcome, **json.loads(result.to_json())})
+        else:
+            print_table(answer, gate_table(result), more="in the files and in JSON")
+            for one in result.checks:
+                if one.outcome != "passed":
+                    answer.print(f"{one.what}: {one.outcome}: {one.reason}", markup=False, highlight=False)
+    if result.outcome != "passed":
+        raise typer.Exit(FAILED if result.outcome == "failed" else UNDECIDED)
 
 
 def report(
@@ -74,6 +147,8 @@ def report(
     budget_ms: Annotated[float | None, budget(min=0, help="Limit the median latency there, in milliseconds.")] = None,
     max_mb: Annotated[float | None, budget(min=0, help="Limit the size of the file, in MB.")] = None,
     min_score: Annotated[float | None, budget(help="Ask for at least this score, such as 0.9.")] = None,
+    show: Annotated[bool, output("--open", help="Open the page in your browser.")] = False,
+    wide: Wide = False,
     as_json: Json = False,
 ) -> None:
     """Compare the files of several bundles on every device they were measured on, and say which one to ship.
@@ -88,6 +163,8 @@ def report(
         comparison = compare(inputs, at)
         chosen = pick(comparison, limits)
         talk = console(as_json, answer=True)
+        if show and html is None:
+            html = Path(tempfile.mkdtemp(prefix="compress-report-")) / "choice.html"
         if html is not None:
             from compress.io import written
             from compress.reporting.html import render_choice
@@ -95,13 +172,13 @@ def report(
             with written(html) as partial:
                 partial.write_text(render_choice(comparison, limits, chosen), encoding="utf-8")
         if as_json:
-            import json
-
-            print_result(json.dumps(terminal.choice_values(comparison, limits, chosen), ensure_ascii=False, indent=1))
+            print_json("report", terminal.choice_values(comparison, limits, chosen))
         else:
-            talk.print(terminal.to_terminal(tables.choice_table(comparison, chosen), talk.width))
+            terminal.print_table(talk, tables.choice_table(comparison, chosen), wide=wide)
             headline = remarks.choice_headline(comparison, limits, chosen)
             for line in ("", headline, *remarks.choice_remarks(comparison, chosen)):
                 talk.print(line, markup=False, highlight=False)
         if html is not None:
-            talk.print(f"page: {html}", markup=False, highlight=False)
+            talk.print(f"page: {html}", markup=False, highlight=False, soft_wrap=True)
+            if show and not webbrowser.open(html.resolve().as_uri()):
+                talk.print("no browser was found here: open the page yourself", highlight=False)

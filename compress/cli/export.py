@@ -1,8 +1,9 @@
-"""`compress export`, `quantize` and `predict`: what a bundle is made into, and what it says."""
+"""`compress export`, `quantize`, `push` and `predict`: what a bundle is made into, where it goes, what it says."""
 
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from compress.cli.options import UNCERTIFIED, console, grouped, print_result, told
+from compress.cli.options import UNCERTIFIED, console, grouped, print_json, schema, told
 from compress.config.options import (
     BatchSizes,
     CheckpointOptions,
@@ -24,6 +25,7 @@ from compress.config.options import (
     MaxDrop,
     TextColumns,
     ThreadCounts,
+    Wide,
     data_option,
     device_option,
     output,
@@ -32,6 +34,7 @@ from compress.config.options import (
 from compress.terminal import printable
 
 if TYPE_CHECKING:
+    from compress.exporters.artifact import Precision
     from compress.exporters.predictor import AnsweredLine
 
 
@@ -65,6 +68,7 @@ def export(
     text: TextColumns = None,
     label: LabelColumn = None,
     checkpoint: CheckpointOptions = CheckpointOptions(),
+    wide: Wide = False,
     as_json: Json = False,
 ) -> None:
     """Write a model for another runtime, compare its answers there with ours, and say where it will run well.
@@ -76,7 +80,7 @@ def export(
         from compress.commands import export as command
         from compress.exporters.formats import NAME
         from compress.provenance import command_line
-        from compress.reporting.terminal import export_lines
+        from compress.reporting.terminal import print_export
 
         raced = None
         if race.tune:
@@ -90,11 +94,9 @@ def export(
             say=lambda line: console(as_json).print(line, markup=False, highlight=False, soft_wrap=True),
         )  # fmt: skip
         if as_json:
-            print_result((made.path / NAME).read_text(encoding="utf-8"))
+            print_json("export", made.path / NAME)
         else:
-            shown = console()
-            for part in export_lines(made, shown.width):
-                shown.print(part, markup=False, highlight=False)
+            print_export(console(), made, wide=wide)
 
 
 def _refuse_unraced(race: TuneOptions) -> None:
@@ -125,6 +127,7 @@ def quantize(
         list[str] | None, training("--set", help="qat: change a number, such as stages.0.epochs=1.")
     ] = None,
     seed: Annotated[int, data_option(help="Seed the choice of rows held out where there is no validation split.")] = 0,
+    wide: Wide = False,
     as_json: Json = False,
 ) -> None:
     """Make the int8 file anew and certify what it loses. Exit code 3: more than --max-drop; the nearest is kept.
@@ -143,19 +146,55 @@ def quantize(
             say=partial(shown.print, highlight=False, markup=False, soft_wrap=True),
         )  # fmt: skip
         if as_json:
-            print_result(terminal.quantized_json(done))
+            print_json("quantize", terminal.quantized_values(done))
         else:
             for table in tables.latency_tables((time.name, time) for time in done.times):
-                shown.print(terminal.to_terminal(table))
+                terminal.print_table(shown, table, wide=wide)
             shown.print(terminal.quantized_text(done), highlight=False, markup=False)
             shown.print(f"bundle: {done.bundle.path}", highlight=False)
     if not done.proof.certified:
         raise typer.Exit(UNCERTIFIED)
 
 
+def push(
+    bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
+    repo: Annotated[str, typer.Argument(help="The repository on the hub, as owner/name; made where it is not there.")],
+    public: Annotated[bool, output("--public", help="Let everybody see a repository that is made.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be sent.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Publish a bundle on the hub, with its card. Private unless said otherwise; the token is HF_TOKEN or your login.
+
+    Example: compress push runs/first/bundle my-team/intents-small --dry-run
+    """
+    with told():
+        from compress.commands.push import push as run
+
+        done = run(bundle, repo, private=not public, dry_run=dry_run)
+        if as_json:
+            print_json("push", asdict(done))
+            return
+        shown = partial(console().print, markup=False, highlight=False, soft_wrap=True)
+        for name, size in done.files.items():
+            shown(f"{size / 1e6:>9,.2f} MB  {name}")
+        shown(f"{sum(done.files.values()) / 1e6:>9,.2f} MB  in {len(done.files)} files")
+        shown(f"card: {'; '.join([*(f'{key} {value}' for key, value in done.card.items()), *done.scores])}")
+        if done.missing:
+            shown(f"the card says nothing of: {', '.join(done.missing)}")
+        visible = "private" if done.private else "public"
+        shown(f"would go to {done.repo}, {visible} where it is new" if dry_run else f"published: {done.url}")
+
+
 def predict(
     bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
-    texts: Annotated[list[str], typer.Argument(help="Texts, or - for one per line of standard input.")],
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts, or - for one per line of standard input.")] = None,
+    rows: Annotated[
+        Path | None, data_option("--input", help="Answer the rows of this file: .csv, .tsv, .jsonl, .txt.")
+    ] = None,
+    answers: Annotated[
+        Path | None, output("--output", help="Write them to this file, with all columns: .csv, .tsv, .jsonl.")
+    ] = None,
+    text: TextColumns = None,
     pair: Annotated[
         str | None, data_option(help="The second sentence of a pair, or the text that questions are on.")
     ] = None,
@@ -168,9 +207,14 @@ def predict(
 ) -> None:
     """Label texts, tag their words, or answer questions with a bundle. Needs neither torch nor transformers.
 
-    Example: compress predict runs/first/bundle "remind me to call my sister"
+    Example: compress predict runs/first/bundle --input rows.csv --output answers.csv
     """
     with told():
+        if rows is not None or answers is not None or text:
+            _predict_file(bundle, texts, rows, answers, text, pair, precision, on_error, as_json)
+            return
+        if not texts:
+            raise typer.BadParameter("give texts, - for standard input, or a file with --input and --output")
         from compress.errors import DataError
         from compress.exporters import predictor as stream
         from compress.exporters.artifact import Bundle
@@ -189,10 +233,48 @@ def predict(
             print(f"warning: {skipped:,} texts were skipped; the errors are in their places", file=sys.stderr)
 
 
+def _predict_file(
+    bundle: Path,
+    texts: list[str] | None,
+    rows: Path | None,
+    answers: Path | None,
+    columns: list[str] | None,
+    pair: str | None,
+    precision: "Precision",
+    on_error: Literal["stop", "skip"],
+    as_json: bool,
+) -> None:
+    from rich.progress import Progress
+
+    from compress.errors import DataError
+    from compress.exporters import row_files
+    from compress.exporters.artifact import Bundle
+
+    if rows is None or answers is None or texts:
+        raise DataError("predict: a file needs --input and --output, and no texts beside them")
+    row_files.check_files(rows, answers)
+    predictor, shown = Bundle.load(bundle).open(precision, threads=os.cpu_count() or 1), console(as_json)
+    began = time.monotonic()
+    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
+        task = bar.add_task(rows.name, total=1.0)
+        done, skipped = row_files.predict_file(
+            predictor, rows, answers, columns=columns, second=pair, on_error=on_error,
+            say=lambda _, share: bar.update(task, completed=share),
+        )  # fmt: skip
+    seconds = time.monotonic() - began
+    if as_json:
+        found = {"output": str(answers), "rows": done, "skipped": skipped, "seconds": seconds}
+        print_json("predict", found)
+    else:
+        speed = f"{done / max(seconds, 1e-9):,.0f} rows / s"
+        said = f"{answers}: {done:,} rows, {skipped:,} skipped; {speed}"
+        shown.print(said, markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def _listed(as_json: bool) -> "Iterator[Callable[[AnsweredLine], None]]":
     """Print answers as they come, one a line; as JSON, in a list that is closed whatever happens."""
-    before = "["
+    before = f'{{"schema": "{schema("predict")}", "answers": ['
 
     def row(each: "AnsweredLine") -> None:
         line = f"error: {each.error}" if each.error else f"{each.answer}\t{each.text}"
@@ -210,4 +292,4 @@ def _listed(as_json: bool) -> "Iterator[Callable[[AnsweredLine], None]]":
     try:
         yield item
     finally:
-        print("[]" if before == "[" else "\n]", flush=True)
+        print("\n]}" if before == "," else f"{before}]}}", flush=True)

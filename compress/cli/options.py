@@ -3,7 +3,7 @@
 import errno
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, is_dataclass
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 USER_ERROR, INTERRUPTED = 2, 130
 UNCERTIFIED = 3
 """Exit code of a file that was made, and loses more than it may."""
+FAILED, UNDECIDED = 1, 3
+"""Exit codes of a gate."""
 
 
 def _unchecked(found: Any, ctx: Any) -> Any:
@@ -209,8 +211,25 @@ def continuation(out: Path) -> str:
 
 
 def print_result(text: str) -> None:
-    """Print what a command found to standard output, as JSON or otherwise; the same JSON on every terminal."""
+    """Print what a command found to standard output, the same on every terminal."""
     print(printable(text.removesuffix("\n")))
+
+
+def print_json(command: str, found: "str | Path | Mapping[str, Any]") -> None:
+    """Print what a command found as JSON, after the name and version of its form (docs/json.md).
+
+    found  as values, or as the text or the file of a record
+    """
+    import json
+
+    text = found.read_text(encoding="utf-8") if isinstance(found, Path) else found
+    values = json.loads(text) if isinstance(text, str) else text
+    print_result(json.dumps({"schema": schema(command), **values}, ensure_ascii=False, indent=1))
+
+
+def schema(command: str) -> str:
+    """Name the form of a command's JSON; the number changes when something in it is taken away or means another."""
+    return f"compress.{command}/1"
 
 
 @contextmanager

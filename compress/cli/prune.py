@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compress.cli.options import UNCERTIFIED, console, continuation, grouped, is_first, print_result, run_folder, told
+from compress.cli.options import UNCERTIFIED, console, continuation, grouped, is_first, print_json, run_folder, told
 from compress.cli.train import print_forecast
 from compress.config.options import (
     CorpusName,
@@ -80,7 +80,7 @@ def prune(
             options=replace(options, overrides=None), console=shown,
         )  # fmt: skip
         if as_json and is_first():
-            print_result((bundle.path / "report.json").read_text(encoding="utf-8"))
+            print_json("prune", bundle.path / "report.json")
 
 
 def trim(
@@ -104,7 +104,6 @@ def trim(
     Example: compress trim runs/first/bundle --data intents --out runs/trimmed
     """
     with told():
-        import json
         from dataclasses import asdict
 
         from compress.commands.trim import trim as run
@@ -116,7 +115,7 @@ def trim(
         if as_json:
             facts = asdict(found)
             facts["trimmed"] |= {"path": str(out), "kept": len(found.trimmed.kept)}
-            print_result(json.dumps(facts, ensure_ascii=False, indent=1))
+            print_json("trim", facts)
         else:
             _show(found, console())
     if not all(proof.certified for proof in found.certificates):
@@ -132,7 +131,7 @@ def _show(found: "TrimResult", shown: "Console") -> None:
         f"{trimmed.before:,} tokens to {len(trimmed.kept):,} ({share:.0%} fewer); {trimmed.whole:.2%} of "
         f"{trimmed.texts:,} texts of the corpus are read as before", highlight=False,
     )  # fmt: skip
-    table = Table(Column("file", overflow="fold"), "MB", "score", "same answers", "verdict", box=None)
+    table = Table(Column("file", no_wrap=True), "MB", "score", "same answers", "verdict", box=None, pad_edge=False)
     proofs = {proof.artefact: proof for proof in found.certificates}
     for name, (before, after) in trimmed.bytes.items():
         cells = [Path(name).name, f"{before / 1e6:.2f} to {after / 1e6:.2f}"]

@@ -12,7 +12,7 @@ from compress.cli.options import (
     console,
     continuation,
     grouped,
-    print_result,
+    print_json,
     run_folder,
     talking,
     told,
@@ -26,6 +26,7 @@ from compress.config.options import (
     MeasureOptions,
     RunOptions,
     StudyOptions,
+    Wide,
     data_option,
     output,
     search_option,
@@ -114,7 +115,7 @@ def search(
             max_drop=max_drop, columns=columns, options=options, console=shown,
         )  # fmt: skip
         if as_json:
-            print_result(found.to_json())
+            print_json("search", found.to_json())
 
 
 @app.command(cls=Command)
@@ -125,6 +126,7 @@ def show(
     bundle: Annotated[Path | None, output(help="The new folder for the trial's student.")] = None,
     train: Annotated[bool, training("--train", help="Distil it fully first, as the winner was.")] = False,
     allow_code: AllowCode = None,
+    wide: Wide = False,
     as_json: Json = False,
 ) -> None:
     """Show the front of a search, or write one of its students as a bundle.
@@ -142,14 +144,14 @@ def show(
         if trial is None or bundle is None:
             found = record.load_report(study)
             if as_json:
-                print_result(found.to_json())
+                print_json("search", found.to_json())
             else:
-                record.print_front(found, console(answer=True))
+                record.print_front(found, console(answer=True), wide=wide)
             return
         from compress.commands.search import show as write
 
         made = write(study, trial, bundle, train=train, allow_code=allow_code, console=console(as_json))
         if as_json:
-            print_result((made.path / "report.json").read_text(encoding="utf-8"))
+            print_json("search-show", made.path / "report.json")
         else:
             console().print(f"bundle: {made.path}", markup=False, highlight=False)

@@ -1,13 +1,22 @@
 """`compress distill`, `pretrain` and `label`: whatever learns, or teaches."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compress.cli.options import console, continuation, grouped, is_first, print_result, run_folder, told
+from compress.cli.options import (
+    console,
+    continuation,
+    grouped,
+    is_first,
+    print_json,
+    print_result,
+    run_folder,
+    told,
+)
 from compress.config.options import (
     AllowPickle,
     CorpusName,
@@ -24,6 +33,7 @@ from compress.config.options import (
     RunOptions,
     Teacher,
     TextColumns,
+    Wide,
     data_option,
     output,
     training,
@@ -86,7 +96,7 @@ def distill(
             options=replace(options, overrides=None), console=shown,
         )  # fmt: skip
         if as_json and is_first():
-            print_result((bundle.path / "report.json").read_text(encoding="utf-8"))
+            print_json("distill", bundle.path / "report.json")
 
 
 def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **given: Any) -> None:
@@ -94,7 +104,7 @@ def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **given: 
     shown = console(as_json)
     found = forecast(**given, console=shown)
     if as_json:
-        print_result(found.to_json())
+        print_json("plan", found.to_json())
     else:
         for line in found.lines():
             console(answer=True).print(line, highlight=False, markup=False, soft_wrap=True)
@@ -110,6 +120,7 @@ def pretrain(
     length: LengthOptions = LengthOptions(),
     options: RunOptions = RunOptions(),
     plan: Plan = False,
+    as_json: Json = False,
 ) -> None:
     """Run a recipe's stages on text alone; the result is a checkpoint: a general student, a language model, a teacher.
 
@@ -129,11 +140,14 @@ def pretrain(
         if plan:
             from compress.commands.forecast import forecast_pretraining
 
-            print_forecast(forecast_pretraining, False, **given)
+            print_forecast(forecast_pretraining, as_json, **given)
             return
         from compress.commands.pretrain import pretrain as run  # seconds: torch
 
-        run(**given, out=out, console=console())
+        shown = console(as_json)
+        made = run(**given, out=out, console=shown)
+        if as_json and is_first():
+            print_json("pretrain", {"checkpoint": str(made)})
 
 
 def label(
@@ -147,6 +161,7 @@ def label(
     precision: Precision = "auto",
     gate: OnWeakTeacher = "refuse",
     allow_pickle: AllowPickle = False,
+    as_json: Json = False,
 ) -> None:
     """Let a prompted language model label texts: one line of JSON each, with the probabilities of the labels.
 
@@ -155,10 +170,13 @@ def label(
     with told(hint="Answers are kept: the same command goes on from there."):
         from compress.commands.label import label as run
 
-        run(
+        done = run(
             teacher=teacher, prompt=prompt, data=data, out=out, text=text, label=label, seed=seed, precision=precision,
-            gate=gate, allow_pickle=allow_pickle, console=console(),
+            gate=gate, allow_pickle=allow_pickle, console=console(as_json),
         )  # fmt: skip
+        if as_json:
+            counts = {"texts": len(done.log_p_NC), "answered": int(done.answered.sum())}
+            print_json("label", {"labelled": str(out), **counts, "shares": done.shares, "asked": done.asked})
 
 
 def recipes(
@@ -170,25 +188,27 @@ def recipes(
     Example: compress recipes tinybert
     """
     with told():
-        import json
-
         from compress.config import catalog, choices, loader, recipe
 
         if name is not None:
             table = choices.is_table(name)
             found = choices.Choices.load(name) if table else recipe.Recipe.load(name)
             path = choices.table_path(name) if table else loader.locate(name)
-            print_result(json.dumps(found.plain(), indent=1) if as_json else path.read_text(encoding="utf-8"))
+            if as_json:
+                print_json("recipe", found.plain())
+            else:
+                print_result(path.read_text(encoding="utf-8"))
             return
         listed = [recipe.Recipe.load(each) for each in loader.names()]
         if as_json:
-            print_result(json.dumps([catalog.plain(each) for each in listed], ensure_ascii=False, indent=1))
+            print_json("recipes", {"recipes": [catalog.plain(each) for each in listed]})
         else:
-            console(answer=True).print(catalog.shown(listed))
+            print_result("\n".join(catalog.lines(listed)))
 
 
 def students(
     teacher: Annotated[str, typer.Argument(help="Alias (minilm, bert-base, ...), folder or hub id.")],
+    wide: Wide = False,
     as_json: Json = False,
 ) -> None:
     """List the students a teacher allows, with size and cost, from its config alone, before anything is trained.
@@ -200,9 +220,9 @@ def students(
 
         found = listing.students_of(teacher)
         if as_json:
-            print_result(listing.as_json(found))
+            print_json("students", asdict(found))
         else:
-            console(answer=True).print(listing.shown(found))
+            listing.show(found, console(answer=True), wide=wide)
 
 
 def clean(
@@ -211,6 +231,7 @@ def clean(
     unfinished: Annotated[
         bool, output("--unfinished", help="Clean an unfinished run too, which then cannot be resumed.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Remove a run's checkpoints and left-overs. Bundle, report, log and the results of its stages stay.
 
@@ -220,5 +241,8 @@ def clean(
         from compress.training.run import clean
 
         freed = clean(run, unfinished=unfinished, dry_run=dry_run)
+        if as_json:
+            print_json("clean", {"run": str(run), "bytes": freed, "dry_run": dry_run})
+            return
         did = "would free" if dry_run else "freed"
         console(answer=True).print(f"{run}: {did} {freed / 1e6:,.1f} MB", markup=False, highlight=False, soft_wrap=True)

@@ -3,7 +3,7 @@
 import datetime
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from compress.benchmark.devices import open_device
 from compress.benchmark.local import machine, race
 from compress.config.recipe import Recipe
 from compress.console import warn
+from compress.data.sources import EMBEDDED, hub_id
 from compress.data.task import Task
 from compress.errors import ExportError
 from compress.evaluation import baselines, metrics
@@ -27,6 +28,7 @@ from compress.exporters.onnx import makes_segments, parity, to_onnx
 from compress.exporters.predictor import open_predictor
 from compress.io import naming, sha256, written
 from compress.models import teacher as teachers
+from compress.models.checkpoints import describe_origin
 from compress.models.flops import count_parameters, flops_per_token
 from compress.models.teacher import Teacher
 from compress.provenance import command_line, versions
@@ -37,7 +39,7 @@ from compress.records.run_report import Report, ReportRow
 from compress.reporting.html import render_html
 from compress.reporting.remarks import run_warnings
 from compress.reporting.tables import run_table
-from compress.reporting.terminal import to_terminal
+from compress.reporting.terminal import print_table
 from compress.training.context import TrainingContext
 from compress.training.logging import curves, mend
 from compress.training.run import Run
@@ -215,17 +217,19 @@ def _row(
         agreement=agreement,
         parameters=one.parameters,
         classes=evaluator.by_class(one.logits),
+        interval=evaluator.interval(one.logits, threshold=one.threshold),
         **measured,
     )
 
 
-def card(report: Report, recipe: Recipe, teacher: str) -> dict[str, Any]:
-    """Make the fields of the model card: see `exporters.card.Card`."""
+def card(report: Report, recipe: Recipe, origin: Mapping[str, str]) -> dict[str, Any]:
+    """Make the fields of the model card, see `exporters.card.Card`; `origin`: those of the teacher's own."""
     setting = next(iter(report.settings), None)
     rows = [
         {
             "model": row.name,
             report.metric: f"{report.score(row):.4f}" if report.score(row) is not None else "",
+            "95 % interval": f"{row.interval[0]:.3f} to {row.interval[1]:.3f}" if row.interval else "",
             **({"macro F1": _four(report.macro_f1(row))} if any(map(report.macro_f1, report.rows)) else {}),
             "parameters": f"{row.parameters:,}" if row.parameters else "",
             "file": f"{row.file_mb:.1f} MB" if row.file_mb else "",
@@ -233,15 +237,43 @@ def card(report: Report, recipe: Recipe, teacher: str) -> dict[str, Any]:
         }
         for row in report.rows
     ]
-    paper = recipe.paper
+    results = [
+        {
+            "metric": report.metric, "value": value, "low": row.interval and row.interval[0],
+            "high": row.interval and row.interval[1], "rows": report.split_rows,
+            "file": row.name.removeprefix("student "),
+        }
+        for row in report.of_role("student") if (value := report.score(row)) is not None
+    ]  # fmt: skip
+    paper, known = recipe.paper, hub_id(report.data)
+    machine = [
+        report.machine[key] for key in ("cpu", "cores", "instructions", "memory", "system") if key in report.machine
+    ]
     return {
-        "name": f"{recipe.name} student of {teacher} on {report.data}",
+        "name": f"{recipe.name} student of {report.teacher} on {report.data}",
         "recipe": recipe.name,
         "citation": f"{paper.authors} {paper.year}, {paper.title}, {paper.url}",
-        "teacher": teacher,
+        "command": report.command,
+        "teacher": report.teacher,
+        **origin,
+        **({"language": "en"} if report.data in EMBEDDED else {}),
         "data": report.data,
+        "dataset": known[0] if known else "",
+        "config": known[1] if known else "",
+        "split": report.split,
+        "results": results,
         "rows": rows,
         "classes": _by_class(report),
+        "proofs": [
+            f"{proof.artefact}, {proof.method}, on {proof.rows:,} {proof.split} rows, {proof.device}, {proof.runtime}: "
+            f"{proof.metric} {proof.before:.4f} of fp32, {proof.after:.4f} of this file; "
+            f"{'certified' if proof.certified else 'NOT certified'}: {proof.reason}"
+            for proof in report.certificates
+        ],
+        "measured": [
+            *([", ".join(machine)] if machine else []),
+            f"{report.date}; {', '.join(f'{name} {version}' for name, version in report.versions.items())}",
+        ],
         "limits": [
             *run_warnings(report),
             f"Scored on the {report.split} split of {report.data} ({report.split_rows:,} rows) only.",
@@ -354,10 +386,14 @@ def ship(
         bundle = bundle.attach("report.json", report.to_json())
         if task_teacher.recorded is not None:
             bundle = bundle.attach("prompt.yaml", task_teacher.recorded.prompt)
-        bundle.attach("README.md", bundle.card(card(report, recipe, task_teacher.name)))
+        origin: dict[str, str] = {}
+        if task_teacher.recorded is None:  # the licences of two models, the one asked and the one trained, would bind
+            base = context.base_teacher or task_teacher
+            origin = describe_origin(base.name, base.folder)
+        bundle.attach("README.md", bundle.card(card(report, recipe, origin)))
     with written(run.path / "report.html") as page:
         page.write_text(render_html(report), encoding="utf-8")
-    console.print(to_terminal(run_table(report), console.width))
+    print_table(console, run_table(report), more="on the page")
     for warning in run_warnings(report):
         warn(console, warning)
     console.print(f"bundle: {place}    page: {run.path / 'report.html'}", highlight=False)

@@ -4,13 +4,12 @@ Models are built on the meta device, from the teacher's config.json alone: no we
 model without its head, which every task has its own of.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
-from rich.console import Group
+from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -23,6 +22,7 @@ from compress.models.checkpoints import config_folder
 from compress.models.flops import TOKENS, ModelSize, measure_size
 from compress.models.student import build
 from compress.models.teacher import load_config
+from compress.reporting.terminal import print_wide
 from compress.slicing.shape import Shape, setting_name
 from compress.slicing.sizes import Sizes, resize_config
 from compress.training.objective import Objective
@@ -148,47 +148,60 @@ def _grouped(found: Iterable[tuple[str, PreTrainedModel]]) -> tuple[Buildable, .
     return tuple(sorted(lines, key=lambda line: -line.size.flops_per_token))
 
 
-def as_json(listing: Listing) -> str:
-    return json.dumps(asdict(listing), indent=1)
+NAMES_WIDTH = 27
+_COLUMNS: Final[tuple[tuple[str, bool, Callable[[ModelSize, ModelSize], str]], ...]] = (
+    ("model", True, lambda size, _: f"{size.family} {size.layers}x{size.hidden}"),
+    ("ffn", False, lambda size, _: str(size.ffn)),
+    ("heads", False, lambda size, _: str(size.heads)),
+    ("params", True, lambda size, _: f"{size.parameters / 1e6:.1f}"),
+    ("tables", False, lambda size, _: f"{size.embedding_parameters / 1e6:.1f}"),
+    ("layers", False, lambda size, _: f"{size.encoder_parameters / 1e6:.1f}"),
+    ("MFLOP", True, lambda size, _: f"{size.flops_per_token / 1e6:.1f}"),
+    ("MB", False, lambda size, _: f"{size.fp32_mb:.0f}"),
+    ("int8", True, lambda size, _: f"{size.int8_mb:.0f}"),
+    ("size", False, lambda size, teacher: f"{size.parameters / teacher.parameters:.0%}"),
+    ("FLOPs", True, lambda size, teacher: f"{size.flops_per_token / teacher.flops_per_token:.0%}"),
+)
+"""Heading, whether it is among the few, and what it says of a size beside the teacher's."""
+_NOTE = (
+    f"Without heads; params: millions; MFLOP: per token, of {TOKENS}; int8: MB of the file; FLOPs: over the teacher's. "
+    "The ones of any recipe: --set student.layers=..., student.hidden, student.heads, student.ffn"
+)
+_WIDE_NOTE = "tables, layers: parameters of the embedding tables, and of all else; MB: of the fp32 file"
 
 
-def shown(listing: Listing) -> Group:
-    """Lay out a table, and below it the recipes that this teacher does not allow."""
-    table = Table(
-        title=f"Students of {listing.teacher}", caption=_CAPTION, box=None, pad_edge=False, collapse_padding=True
-    )
-    table.add_column("recipes", min_width=16)
-    table.add_column("model", no_wrap=True)
-    for name in ("ffn", "heads", "params", "tables", "layers", "MFLOP", "MB", "int8", "size", "FLOPs"):
-        table.add_column(name, justify="right")
-    table.add_row(*_cells("the teacher", listing.size, listing.size), style="bold")
+def show(listing: Listing, console: Console, *, wide: bool = False) -> None:
+    """Print a table of the students that are no costlier than the teacher; then which are, and which it does not allow.
+
+    wide  print all columns, and the costlier ones as well
+    """
+    columns = [(name, cell) for name, few, cell in _COLUMNS if few or wide]
+    table = Table(title=f"Students of {listing.teacher}", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("recipes", width=NAMES_WIDTH)
+    for name, _ in columns:
+        table.add_column(name, justify="left" if name == "model" else "right", no_wrap=True)
+
+    def add(names: str, size: ModelSize, style: str = "") -> None:
+        table.add_row(names, *(cell(size, listing.size) for _, cell in columns), style=style)
+
+    most = listing.size.flops_per_token
+    costlier = [each for each in listing.recipes if each.size.flops_per_token > most]
+    add("the teacher", listing.size, "bold")
     for each in listing.recipes:
-        table.add_row(*_cells(", ".join(each.by), each.size, listing.size))
+        if wide or each not in costlier:
+            add(", ".join(each.by), each.size)
     table.add_row()
     for each in listing.variants:
-        table.add_row(*_cells("any", each.size, listing.size))
-    refused = [f"{each.recipe}: {each.why}" for each in listing.refused]
-    return Group(table, *(["", "Not from this teacher:"] if refused else []), *refused)
-
-
-_CAPTION = (
-    f"Without heads. Parameters in millions, those of embedding tables apart; MFLOP per token, of {TOKENS}; size and "
-    "FLOPs as shares of the teacher's. Any recipe makes the last ones: --set student.layers=..., student.hidden, "
-    "student.heads, student.ffn."
-)
-
-
-def _cells(name: str, size: ModelSize, teacher: ModelSize) -> tuple[str, ...]:
-    millions = (size.parameters, size.embedding_parameters, size.encoder_parameters)
-    return (
-        name,
-        f"{size.family} {size.layers}x{size.hidden}",
-        str(size.ffn),
-        str(size.heads),
-        *(f"{count / 1e6:.1f}" for count in millions),
-        f"{size.flops_per_token / 1e6:.1f}",
-        f"{size.fp32_mb:.0f}",
-        f"{size.int8_mb:.0f}",
-        f"{size.parameters / teacher.parameters:.0%}",
-        f"{size.flops_per_token / teacher.flops_per_token:.0%}",
-    )
+        add("any", each.size)
+    if wide:
+        print_wide(console, table)
+    else:
+        console.print(table)
+    console.print(f"{_NOTE}. {_WIDE_NOTE if wide else 'More: --wide'}.", highlight=False)
+    if costlier and not wide:
+        names = ", ".join(name for each in costlier for name in each.by)
+        console.print(f"Costlier than this teacher: {names}.", highlight=False)
+    if listing.refused:
+        console.print("\nNot from this teacher:")
+    for refused in listing.refused:
+        console.print(f"{refused.recipe}: {refused.why}", highlight=False)

@@ -1,11 +1,8 @@
-"""`compress recipes`: which recipe to choose, as a table by what one needs for it. Imports neither torch nor more."""
+"""`compress recipes`: the recipes by what one needs for them, a line each. Imports neither torch nor more."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
-
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from compress.config.recipe import INITS, Recipe, StudentSpec
 
@@ -16,9 +13,9 @@ PURPOSES: Final = {
     "pretraining": "Pre-training on text of your own",
 }
 FURTHER: Final = (
-    "One in full, with its citations: compress recipes tinybert",
-    "Which is taken where none is named, and why: compress recipes auto",
-    "What each makes of a teacher, in size and cost: compress students minilm",
+    "one in full, when to choose it, what it needs and costs: compress recipes tinybert",
+    "which is taken where none is named, and why: compress recipes auto",
+    "what each makes of a teacher, in size and cost: compress students minilm",
 )
 
 
@@ -32,7 +29,7 @@ def purpose(recipe: Recipe) -> str:
 
 
 def student(recipe: Recipe) -> str:
-    """`bert, 4 layers, 312 wide`: what the recipe ends with; sizes that are its teacher's are left out."""
+    """`bert, 4 x 312`: what the recipe ends with, as layers and width; what is its teacher's is left out."""
     if recipe.pruning:
         return "the teacher, pruned"
     spec = ([stage.student for stage in recipe.training if stage.student is not None] or [recipe.student])[-1]
@@ -43,32 +40,34 @@ def student(recipe: Recipe) -> str:
 
 
 def _sizes(spec: StudentSpec) -> Iterable[str]:
-    for size, unit in (("layers", "layers"), ("hidden", "wide"), ("embedding", "wide embedding")):
-        count = getattr(spec, size)
+    if spec.layers is not None and spec.hidden is not None and min(spec.layers, spec.hidden) >= 1:
+        yield f"{spec.layers:g} x {spec.hidden:g}"
+        return
+    for count, unit, share in (
+        (spec.layers, "layers", "layers"),
+        (spec.hidden, "wide", "width"),
+        (spec.embedding, "wide embedding", "embedding"),
+    ):
         if count is not None:
-            share = "half" if count == 0.5 else f"{count:g} of"
-            yield f"{count:g} {unit}" if count >= 1 else f"{share} the {'width' if size == 'hidden' else unit}"
+            yield f"{count:g} {unit}" if count >= 1 else f"{'half' if count == 0.5 else f'{count:g} of'} the {share}"
 
 
-def shown(recipes: Sequence[Recipe]) -> Group:
-    """Lay out one table for each purpose."""
-    parts: list[Text | Table] = []
+def lines(recipes: Sequence[Recipe]) -> Iterable[str]:
+    """Yield a line for each recipe, those of one purpose together: its name, what it makes, and how long that takes."""
+    cells = [(purpose(each), each.name, student(each), time(each)) for each in recipes]
+    wide = [max(len(row[at]) for row in cells) + 2 for at in (1, 2)]
+    yield f"{'recipe':{wide[0]}}{'student':{wide[1]}}time"
     for key, title in PURPOSES.items():
-        group = [recipe for recipe in recipes if purpose(recipe) == key]
-        if group:
-            parts += [Text(f" {title}", style="bold"), _table(group), Text()]
-    parts += [Text(f" {line}") for line in FURTHER]
-    return Group(*parts)
+        yield from ("", f"{title}:")
+        for _, name, model, cost in (row for row in cells if row[0] == key):
+            yield f"{name:{wide[0]}}{model:{wide[1]}}{cost}"
+    yield from ("", *FURTHER)
 
 
-def _table(recipes: Sequence[Recipe]) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column("recipe", no_wrap=True)
-    for name in ("student", "needs", "cost", "choose it when"):
-        table.add_column(name)
-    for each in recipes:
-        table.add_row(each.name, student(each), each.needs, each.cost, each.choose or each.about)
-    return table
+def time(recipe: Recipe) -> str:
+    """`minutes`, or `days, hours`, with `GPU` where it needs one: what the recipe's cost comes to."""
+    words = dict.fromkeys(re.findall(r"minutes|hours|days", recipe.cost or ""))
+    return ", ".join([*words, *(["GPU"] if "GPU" in f"{recipe.needs} {recipe.cost}" else [])])
 
 
 def plain(recipe: Recipe) -> dict[str, object]:

@@ -53,6 +53,7 @@ Int8MaxDrop = Annotated[
 ]  # fmt: skip
 MaxDrop = Annotated[float, output("--max-drop", min=0, max=100, help="Points of the score that int8 may lose.")]
 Plan = Annotated[bool, output("--plan", help="Try each stage for seconds, tell minutes and memory, and stop.")]
+Wide = Annotated[bool, output("--wide", help="Show all columns, however wide the terminal is.")]
 Json = Annotated[bool, output("--json", help="Print the result as JSON.")]
 DeviceName = Annotated[
     str, device_option(help="Measure on this device: local, ssh:[user@]host[:port], browser, adb or adb:SERIAL.")

@@ -256,6 +256,18 @@ def load_hub_splits(source: str) -> tuple[dict[str, RawSplit], tuple[str, ...]]:
     return {str(name): from_dataset(f"{source} [{name}]", split) for name, split in loaded.items()}, notes
 
 
+def hub_id(name: str) -> tuple[str, str] | None:
+    """Return the hub's id and the configuration of a data set called `owner/name:part` or `suite/task`; None of others.
+
+    A name without an owner may be a folder's as well, and is none.
+    """
+    path, _, configuration = name.partition(":")
+    suite, slash, task = path.partition("/")
+    if not slash or not _is_hub_id(name):
+        return None
+    return (SUITES[suite], task) if suite in SUITES else (path, configuration)
+
+
 def answers() -> bool:
     """Tell whether the hub, or the mirror that HF_ENDPOINT names, answers: one request, through the proxies in force.
 

@@ -7,7 +7,7 @@ evaluator.scores(metrics.logits(model, evaluator.rows, collate))
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from compress.errors import CompressError
 from compress.evaluation import metrics, qa
 from compress.evaluation.metrics import not_finite
 from compress.evaluation.qa import Spans, Windows
+from compress.evaluation.statistics import bootstrap_interval, wilson_interval
 from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from compress.data.task import Task
 
 Array = NDArray[Any]
+RESAMPLES = 200
+"""Draws that the interval of a model's F1 or correlation is of: each takes some milliseconds."""
 
 
 def count_differing(one: Sequence[str] | Sequence[list[str]], other: Sequence[str] | Sequence[list[str]]) -> int:
@@ -145,6 +148,41 @@ class Evaluator:
         if self.task.kind == "multilabel":
             return int(((student > 0) != (teacher > 0)).any(axis=1).sum())
         return int((student.argmax(axis=1) != teacher.argmax(axis=1)).sum())
+
+    def example_scores(self, logits: Array, *, threshold: float | None = None) -> Array | None:
+        """Compute what each example adds to the task's metric, where that is a mean over examples; None elsewhere."""
+        metric = self.task.metric
+        if self.task.kind == "qa":
+            golds, score = map(qa.right_answers, self.split["answers"][:]), {"f1": qa.f1, "exact": qa.exact}[metric]
+            given = zip(self.texts(logits, threshold=threshold), golds, strict=True)
+            return np.array([score(text, right) for text, right in given])
+        if metric != "accuracy" or self.task.tokenwise:
+            return None
+        labels = np.asarray(self.split["label"][:])
+        if self.task.kind == "multilabel":
+            return ((logits > 0) == (labels > 0.5)).all(axis=1).astype(float)
+        return (logits.argmax(axis=1) == labels).astype(float)
+
+    def score_of(self, logits: Array) -> Callable[[Array], float]:
+        """Return the function from numbers of examples, repeats among them, to the task's metric of these alone.
+
+        Of texts and of tagged sentences; a metric of questions is a mean: see `example_scores`.
+        """
+        metric = self.task.metric
+        if self.task.kind == "tagging":
+            tags, golds = self.tags(logits), [self._names(ids) for ids in self.split["tags"][:]]
+            return lambda drawn: metrics.entity_scores([tags[n] for n in drawn], [golds[n] for n in drawn])[metric]
+        labels = np.asarray(self.split["label"][:])
+        return lambda drawn: metrics.scores(self.task, logits[drawn], labels[drawn])[metric]
+
+    def interval(self, logits: Array, *, threshold: float | None = None) -> tuple[float, float]:
+        """Compute the 95 % interval of the task's metric: of a share of examples Wilson's, of others by resampling."""
+        values = self.example_scores(logits, threshold=threshold)
+        if values is None:
+            return bootstrap_interval(self.score_of(logits), len(self), resamples=RESAMPLES)
+        if np.isin(values, (0.0, 1.0)).all():
+            return wilson_interval(float(values.mean()), len(values))
+        return bootstrap_interval(lambda drawn: float(values[drawn].mean()), len(self))
 
     def threshold(self, logits: Array) -> float:
         """Choose by how much no answer must be better than the best span, for the highest score; 0.0 but for qa."""

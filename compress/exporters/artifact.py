@@ -19,8 +19,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from compress.data.task import Task
 from compress.errors import BundleError
@@ -149,11 +150,29 @@ class Bundle:
             threshold=math.inf if made.threshold is None else made.threshold,
         )
 
+    @overload
     def predict(
         self, texts: "Sequence[Text]", *, precision: Precision = "int8", threads: int = 1
-    ) -> "list[Prediction] | list[Answer] | list[Marked]":
-        """Predict each text, or pair of texts (a question and its context), in their order: see `Predictor.predict`."""
-        return self.open(precision, threads=threads).predict(texts)
+    ) -> "list[Prediction] | list[Answer] | list[Marked]": ...
+
+    @overload
+    def predict(
+        self, texts: "Iterator[Text]", *, precision: Precision = "int8", threads: int = 1
+    ) -> "Iterator[Prediction | Answer | Marked]": ...
+
+    def predict(
+        self, texts: "Iterable[Text]", *, precision: Precision = "int8", threads: int = 1
+    ) -> "list[Prediction] | list[Answer] | list[Marked] | Iterator[Prediction | Answer | Marked]":
+        """Predict each text, or pair of texts (a question and its context), in their order: see `Predictor.predict`.
+
+        Returns a list; of an iterator, such as a generator, an iterator, which reads some hundred texts at a time.
+        """
+        from compress.exporters.predictor import batched
+
+        predictor = self.open(precision, threads=threads)
+        if isinstance(texts, Iterator):
+            return chain.from_iterable(map(predictor.predict, batched(texts)))
+        return predictor.predict(list(texts))
 
     def logits(
         self, rows: "Iterable[EncodedRow]", *, precision: Precision = "int8", threads: int = 1

@@ -2,24 +2,25 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from markupsafe import Markup
 
-from compress.data.task import Kind
+from compress.data.task import Kind, Task
 from compress.errors import BundleError, did_you_mean
 from compress.models.heads import CLASSES
 
 if TYPE_CHECKING:
     from compress.exporters.manifest import Manifest
 
-TEMPLATE = Path(__file__).with_name("card.md.jinja")
+TEMPLATES = Path(__file__).parent
 PIPELINES: Mapping[Kind, str] = {"tagging": "token-classification", "qa": "question-answering"}
 """The hub's names, where it is not text-classification."""
+METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr", "exact": "exact_match"}
+"""The hub's names, where they are not ours."""
 EXAMPLES: Mapping[Kind, str] = {"tagging": '"a sentence"', "qa": '"a question", "the text it is about"'}
 MARKS = re.compile(r"[\\`*_\[\]|#]")
 
@@ -29,23 +30,35 @@ class Card:
     """Fields that only the maker knows of the model; all of it optional but the name.
 
     name        the title
-    recipe      name of the recipe; citation: the paper it follows, one line
+    recipe      name of the recipe; citation: the paper it follows, one line; command: what made the model
     teacher     what taught the model; base_model: the same as a hub id, where it has one
-    data        name of the training data; language: its code, such as `en`
+    license     of the teacher, as the hub calls it; language: its code, such as `en`
+    data        name of the training data; dataset, config: its id on the hub, and which of its parts; '' elsewhere
+    split       the part of the data that was scored
+    results     metric, value, low, high (the ends of the 95 % interval, or None), rows and file of every score
     rows        the scores table: one mapping per line, the columns are the first one's keys
     classes     the same of each class: precision / recall / F1 of every model
+    proofs      sentences on what was certified; measured: on what it was measured
     limits      sentences on what the model must not be trusted with
     """
 
     name: str
     recipe: str = ""
     citation: str = ""
+    command: str = ""
     teacher: str = ""
     base_model: str = ""
-    data: str = ""
+    license: str = ""
     language: str = ""
+    data: str = ""
+    dataset: str = ""
+    config: str = ""
+    split: str = ""
+    results: tuple[Mapping[str, Any], ...] = ()
     rows: tuple[Mapping[str, Any], ...] = ()
     classes: tuple[Mapping[str, Any], ...] = ()
+    proofs: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
 
     @classmethod
@@ -57,7 +70,7 @@ class Card:
                 raise BundleError(f"model card: no field {key!r}.{did_you_mean(key, known)}")
         if "name" not in card:
             raise BundleError("model card: expected a name")
-        lists = {name: tuple(card.get(name, ())) for name in ("rows", "classes", "limits")}
+        lists = {field.name: tuple(card.get(field.name, ())) for field in fields(cls) if field.default == ()}
         for rows in (lists["rows"], lists["classes"]):
             for row in rows:
                 if list(row) != list(rows[0]):
@@ -68,31 +81,134 @@ class Card:
 
 
 def model_card(card: Mapping[str, Any], manifest: "Manifest") -> str:
-    """Render the card as Markdown. Everything given is escaped; the licence is left to the user."""
-    from jinja2 import Environment, StrictUndefined
-
+    """Render the card as Markdown. Everything given is escaped; a licence that is not known is left to the user."""
     from compress.exporters.session import UNFUSED_SKIP
 
     content, task = Card.parse(card), manifest.task
     assert task is not None, "the card is of a model with a task"
-    front = {
-        "library_name": "transformers",
-        "pipeline_tag": PIPELINES.get(task.kind, "text-classification"),
-        "language": content.language,
-        "base_model": content.base_model,
-        "tags": ["compress", "distillation", "onnx", "int8"],
-    }
-    known = {key: value for key, value in front.items() if value}
-    page = Environment(undefined=StrictUndefined, finalize=escaped, trim_blocks=True, keep_trailing_newline=True)
-    return page.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    pipeline = PIPELINES.get(task.kind, "text-classification")
+    return render(
+        "card.md.jinja",
         card=content,
-        front_matter=Markup(yaml.safe_dump(known, sort_keys=False, allow_unicode=True)),
+        front_matter=front_matter(content, "transformers", pipeline, ("distillation",) if content.teacher else ()),
         made=manifest,
         task=task,
+        pipeline=pipeline,
         example=Markup(EXAMPLES.get(task.kind, '"first text", "second text"' if task.pair else '"a text"')),
         head=Markup(CLASSES[task.kind]),
+        shell=Markup(
+            {"qa": "'a question' --pair 'the text'"}.get(task.kind, "'a text'" + " --pair 'another'" * task.pair)
+        ),
+        command=Markup(" ".join(content.command.split())),  # in a block of code
+        licence=licence(content),
         session=[tuple(Markup(json.dumps(part)) for part in entry) for entry in UNFUSED_SKIP.items()],
     )
+
+
+RUNTIMES: Mapping[str, tuple[str, str, str]] = {
+    "ort": ("onnxruntime", "python", 'session = onnxruntime.InferenceSession("{file}")'),
+    "text": ("onnxruntime", "python", 'onnxruntime.InferenceSession("{file}").run(["label"], {{{texts}}})'),
+    "web": ("transformers.js", "js", 'const model = await pipeline("{pipeline}", "owner/name", {{ dtype: "q8" }});'),
+    "openvino": ("openvino", "python", 'model = openvino.Core().compile_model("{file}", "CPU")'),
+    "executorch": ("executorch", "python", 'method = Runtime.get().load_program("{file}").load_method("forward")'),
+    "litert": ("litert", "python", 'runner = Interpreter("{file}").get_signature_runner("tokens_{max_length}")'),
+}
+"""The library of each format that is no bundle, as the hub calls it, and the line that opens a file there."""
+IMPORTS = {
+    "ort": "import onnxruntime", "text": "import onnxruntime", "openvino": "import openvino",
+    "web": 'import { pipeline } from "@huggingface/transformers";',
+    "executorch": "from executorch.runtime import Runtime",
+    "litert": "from ai_edge_litert.interpreter import Interpreter",
+}  # fmt: skip
+
+
+def export_card(record: Mapping[str, Any], origin: Mapping[str, str], task: Task | None) -> str:
+    """Render the page of an export that is no bundle: of its export.json, and what is known of its model's `Card`."""
+    library, language, opening = RUNTIMES[record["for"]]
+    card = Card.parse({"name": record["source"], **origin})
+    pipeline = "feature-extraction" if task is None else PIPELINES.get(task.kind, "text-classification")
+    longest = record["max_length"]
+    texts = '"text": ["a text"]' + ', "text_pair": ["another"]' * (task is not None and task.pair)
+    opened = opening.format(file=record["files"][0]["file"], pipeline=pipeline, max_length=longest, texts=texts)
+    return render(
+        "export.md.jinja",
+        front_matter=front_matter(card, library, pipeline),
+        title=f"{card.name} for {library}",
+        model_type=record["model_type"],
+        runtime=library,
+        max_length=longest,
+        source=card.name,
+        files=[{"precision": "", "note": "", **each} for each in record["files"]],
+        language=language,
+        load=Markup(f"{IMPORTS[record['for']]}\n\n{opened}"),
+        verdicts=[*record["verdicts"], *(f"warning: {warning}" for warning in record["warnings"])],
+        licence=licence(card),
+    )
+
+
+def licence(card: Card) -> Markup:
+    """Say which licence the weights have, and which the data, as far as that is known."""
+    teacher, data = (escaped(each) for each in (card.base_model or card.teacher, card.data))
+    if card.license:
+        said = f"{escaped(card.license)}: that of {teacher or 'the model that it was made from'}, by its own card."
+    else:
+        whose = f"that of {teacher} is not known here" if teacher else "where the weights come from is not known here"
+        said = f"No licence is given: {whose}. Whoever publishes the model adds `license:` at the top."
+    if card.dataset:
+        said += f" The data have their own: https://huggingface.co/datasets/{card.dataset}."
+    elif data:
+        ours = data == "intents"
+        said += (
+            f" The data, {data}, are {'part of compress, Apache-2.0' if ours else 'under a licence not known here'}."
+        )
+    return Markup(said)
+
+
+def front_matter(card: Card, library: str, pipeline: str, tags: Sequence[str] = ()) -> Markup:
+    """Write what the hub reads of a card, as its own client checks and spells it; fields that are not known are left
+    out."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    results = [
+        EvalResult(
+            task_type=pipeline,
+            dataset_type=card.dataset or card.data,
+            dataset_name=card.data,
+            dataset_config=card.config or None,
+            dataset_split=card.split or None,
+            metric_type=METRICS.get(one["metric"], one["metric"]),
+            metric_name=f"{one['metric']} ({one['file']})",
+            metric_value=one["value"],
+            metric_args={"rows": one["rows"], "interval_95": [one["low"], one["high"]]},
+        )
+        for one in card.results
+    ]
+    data = ModelCardData(
+        license=card.license or None,
+        language=card.language or None,
+        library_name=library,
+        pipeline_tag=pipeline,
+        base_model=card.base_model or None,
+        datasets=card.dataset or None,
+        tags=["compress", *tags, "onnx", "int8"],
+        metrics=list(dict.fromkeys(METRICS.get(one["metric"], one["metric"]) for one in card.results)) or None,
+        model_name=card.name,
+        eval_results=results or None,
+    )
+    if not results:
+        data.model_name = None
+    return Markup(data.to_yaml() + "\n")
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill in a template of this folder; every value that is not marked as safe is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    page = Environment(
+        undefined=StrictUndefined, finalize=escaped, trim_blocks=True, keep_trailing_newline=True,
+        loader=FileSystemLoader(TEMPLATES),
+    )  # fmt: skip
+    return page.get_template(template).render(values)
 
 
 def escaped(value: object) -> str:

@@ -6,7 +6,7 @@ of its own is ever run, and tensors that are missing are never made up.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -47,6 +47,7 @@ class Checkpoint:
     """A model in eval mode with its tokenizer.
 
     task     of a model with a head; pooling: of an encoder without one; a model that writes text has neither
+    origin   licence, language and hub id, where its own card has them: fields of `exporters.card.Card`
     """
 
     name: str
@@ -55,6 +56,7 @@ class Checkpoint:
     max_length: int
     task: Task | None = None
     pooling: Pooling | None = None
+    origin: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> BundleKind:
@@ -70,7 +72,7 @@ class Checkpoint:
         """
         from compress.exporters import embeddings, generation
 
-        name = Path(self.name).name or self.name
+        card = {"name": Path(self.name).name or self.name, **self.origin}
         if self.task is not None:
             return Bundle.write(
                 out,
@@ -79,11 +81,11 @@ class Checkpoint:
                 task=self.task,
                 max_length=self.max_length,
                 recipe="",
-                card={"name": name},
+                card=card,
             )
         if self.pooling is None:
             return generation.write(
-                out, model=self.model, tokenizer=self.tokenizer, max_length=self.max_length, name=name, opset=opset
+                out, model=self.model, tokenizer=self.tokenizer, max_length=self.max_length, card=card, opset=opset
             )
         return embeddings.write(
             out,
@@ -91,7 +93,7 @@ class Checkpoint:
             tokenizer=self.tokenizer,
             pooling=self.pooling,
             max_length=self.max_length,
-            name=name,
+            card=card,
             texts=_sentences(),
             data="pydoc",
             opset=opset,
@@ -136,12 +138,13 @@ def load_source(
         raise ExportError(f"{path}: a run without a bundle. Continue with: {go_on}")
 
     folder = checkpoints.resolve(name, allow_pickle=allow_pickle)
+    origin = checkpoints.describe_origin(name, folder)
     architecture, two_stacks = _architecture(folder)
     head = next((head for head in HEADS if architecture.endswith(head)), None)
     if architecture in GENERATIVE:
         _unused("it writes text", pair=pair, pool=pool, normalise=normalise)
         model, tokenizer = _load(name, folder, architecture, allow_pickle=allow_pickle)
-        return Checkpoint(name, model, tokenizer, _length(name, model, tokenizer, max_length))
+        return Checkpoint(name, model, tokenizer, _length(name, model, tokenizer, max_length), origin=origin)
     if head and not (folder / MODULES).is_file():
         from compress.models import teacher as teachers
 
@@ -155,7 +158,7 @@ def load_source(
                 f"{name}: its config.json names a head, of other outputs than it lists in id2label; correct id2label"
             )
         length = _length(name, teacher.model, teacher.tokenizer, max_length)
-        return Checkpoint(name, teacher.model, teacher.tokenizer, length, task=task)
+        return Checkpoint(name, teacher.model, teacher.tokenizer, length, task=task, origin=origin)
     _unused("it has no head", pair=pair)
     if two_stacks or architecture.endswith(
         "EncoderModel"
@@ -175,7 +178,7 @@ def load_source(
         raise ExportError(f"{name}: pool and normalise do not apply; {MODULES} says how to pool: {pooling.pool}")
     model, tokenizer = _load(name, folder, "AutoModel", allow_pickle=allow_pickle)
     length = _length(name, model, tokenizer, max_length or pooling.max_length)
-    return Checkpoint(name, model, tokenizer, length, pooling=pooling)
+    return Checkpoint(name, model, tokenizer, length, pooling=pooling, origin=origin)
 
 
 def _architecture(folder: Path) -> tuple[str, bool]:

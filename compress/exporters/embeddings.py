@@ -149,12 +149,12 @@ def write(
     tokenizer: Any,
     pooling: Pooling,
     max_length: int,
-    name: str,
+    card: Mapping[str, Any],
     texts: Sequence[str] = (),
     data: str = "",
     opset: int = 17,
 ) -> Bundle:
-    """Write an encoder: weights, tokenizer, ONNX in fp32 and int8, and how to pool.
+    """Write an encoder: weights, tokenizer, ONNX in fp32 and int8, and how to pool. `card`: the fields of `Card`.
 
     `texts`, of the corpus `data`: what int8 is compared with fp32 on; its certificate goes into the file. Without a
     pooling, or without texts, nothing is certified. Raises ExportError as `to_onnx` does.
@@ -176,7 +176,7 @@ def write(
         if pooling.pool is not None and texts:
             exact, small = (embed(folder, file, texts, max_length, threads=1) for file in (fp32, int8))
             certified(int8, int8, _compare(exact, small, data))
-        (folder / "README.md").write_text(_card(name, manifest, pooling), encoding="utf-8")
+        (folder / "README.md").write_text(_card(card, manifest, pooling), encoding="utf-8")
     return Bundle.load(path)
 
 
@@ -206,10 +206,7 @@ def _compare(exact: Floats, small: Floats, data: str) -> Certificate:
 
 
 CARD = """---
-library_name: {library}
-pipeline_tag: {tag}
-tags: [compress, onnx, int8]
----
+{front}---
 
 # {name}
 
@@ -217,23 +214,48 @@ tags: [compress, onnx, int8]
 
 `onnx/model.onnx` is the model in float32, `onnx/model_quantized.onnx` in int8. Inputs: input_ids, attention_mask and,
 where the model has segments, token_type_ids.
+
+```python
+{load}
+```
+
+## Licence
+
+{licence}
 """
 
 
-def _card(title: str, manifest: Manifest, pooling: Pooling) -> str:
-    from compress.exporters.card import escaped
+def _card(fields: Mapping[str, Any], manifest: Manifest, pooling: Pooling) -> str:
+    from compress.exporters.card import Card, escaped, front_matter, licence
 
+    card, vectors = Card.parse(fields), pooling.pool is not None
     gives = {
         None: "`last_hidden_state`, a vector for each token",
         "mean": "`sentence_embedding` is the mean of `last_hidden_state` over the tokens that the mask shows",
         "cls": "`sentence_embedding` is the first token of `last_hidden_state`",
         "max": "`sentence_embedding` holds the largest of each number over the tokens that the mask shows",
     }[pooling.pool]
+    library, pipeline = (
+        ("sentence-transformers", "sentence-similarity") if vectors else ("transformers", "feature-extraction")
+    )
     return CARD.format(
-        library="transformers" if pooling.pool is None else "sentence-transformers",
-        tag="feature-extraction" if pooling.pool is None else "sentence-similarity",
-        name=escaped(title),
+        front=front_matter(card, library, pipeline),
+        name=escaped(card.name),
         model_type=manifest.model_type,
         max_length=manifest.max_length,
         gives=gives + ", of length 1" * pooling.normalise,
+        load=VECTORS if vectors else TOKENS,
+        licence=licence(card),
     )
+
+
+VECTORS = """from pathlib import Path
+from compress import Bundle
+from sentence_transformers import SentenceTransformer
+
+SentenceTransformer(".").encode(["a text"])  # with torch
+Bundle.load(Path(".")).embed(["a text"])  # int8, without torch"""
+TOKENS = """from transformers import AutoModel, AutoTokenizer
+
+model, tokenizer = AutoModel.from_pretrained("."), AutoTokenizer.from_pretrained(".")
+vectors = model(**tokenizer("a text", return_tensors="pt")).last_hidden_state"""

@@ -131,20 +131,25 @@ class TextGenerator:
         return logits, {**past, **following, **branch}
 
 
-def write(path: Path, *, model: Any, tokenizer: Any, max_length: int, name: str, opset: int = 17) -> Bundle:
+def write(
+    path: Path, *, model: Any, tokenizer: Any, max_length: int, card: Mapping[str, Any], opset: int = 17
+) -> Bundle:
     """Write a decoder or T5: weights, tokenizer, and the graphs in fp32 and int8, checked against the model.
+
+    `card`: the fields of `Card`.
 
     Raises ExportError for another architecture, for one that is over 2 GB, and where the files do not compute what the
     model does.
     """
-    from compress.exporters.card import escaped
+    from compress.exporters.card import Card, escaped, front_matter, licence
     from compress.exporters.int8 import quantize_dynamic
     from compress.exporters.onnx import PROTOBUF_LIMIT, as_float32
     from compress.models.checkpoints import save_checkpoint
 
     manifest = Manifest.from_model(model, max_length, kind="generative")
+    content = Card.parse(card)
     if (size := 4 * manifest.parameters) >= PROTOBUF_LIMIT:
-        raise ExportError(f"{name}: {size / 1e9:.1f} GB of float32 weights; an ONNX file holds at most 2 GB")
+        raise ExportError(f"{content.name}: {size / 1e9:.1f} GB of float32 weights; an ONNX file holds at most 2 GB")
     plain = as_float32(model)
     plain.set_attn_implementation("eager")
     with writing(path, manifest) as folder:
@@ -158,8 +163,12 @@ def write(path: Path, *, model: Any, tokenizer: Any, max_length: int, name: str,
         _finished(raw, folder / "onnx", "_quantized")
         shutil.rmtree(raw)
         (folder / "README.md").write_text(
-            CARD.format(name=escaped(Path(name).name or name), kind=plain.config.model_type), encoding="utf-8"
-        )
+            CARD.format(
+                front=front_matter(content, "transformers", "text-generation"), name=escaped(content.name),
+                kind=plain.config.model_type, licence=licence(content),
+            ),
+            encoding="utf-8",
+        )  # fmt: skip
     return Bundle.load(path)
 
 
@@ -228,13 +237,21 @@ def check(model: Any, folder: Path) -> float:
 
 
 CARD = """---
-library_name: transformers
-pipeline_tag: text-generation
-tags: [compress, onnx, int8]
----
+{front}---
 
 # {name}
 
 {kind}, as ONNX with the keys and values of the tokens before as inputs and outputs. Made with compress. optimum's
 ORTModelForCausalLM or ORTModelForSeq2SeqLM (`subfolder="onnx"`) and transformers.js load this folder.
+
+```python
+from pathlib import Path
+from compress import Bundle
+
+Bundle.load(Path(".")).complete(["a text"])  # int8, without torch
+```
+
+## Licence
+
+{licence}
 """

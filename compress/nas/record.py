@@ -33,7 +33,7 @@ from compress.records.search_report import (
 from compress.reporting.html import render_search
 from compress.reporting.remarks import show_command, unmet
 from compress.reporting.tables import front_table
-from compress.reporting.terminal import to_terminal
+from compress.reporting.terminal import print_table
 from compress.training.stage import taken
 
 RECORD, PAGE = "search.json", "search.html"
@@ -126,11 +126,11 @@ def load_report(study: Path) -> SearchReport:
     return SearchReport.from_json(study / RECORD)
 
 
-def print_front(found: SearchReport, console: Console) -> None:
+def print_front(found: SearchReport, console: Console, *, wide: bool = False) -> None:
     """Print the front and what it is held against, as `compress search show` does."""
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     if found.front:
-        console.print(to_terminal(front_table(found), console.width))
+        print_table(console, front_table(found), wide=wide)
     else:
         say(unmet(found))
     say(f"{found.device}, {found.setting}")

@@ -24,6 +24,7 @@ class ReportRow:
     """One line of the comparison. None (or a missing or NaN score): not measured, or without meaning here.
 
     score            metric name -> value; the report's own metric decides
+    interval         the 95 % interval of that one
     agreement        with the teacher, over the same rows: share, or Pearson's r
     flops_per_token  of the encoder, in one forward
     latency          setting (`str` of a Setting: `1 thread, batch 1, 128 tokens`) -> times
@@ -46,6 +47,7 @@ class ReportRow:
     samples_per_second: float | None = None
     sha256: str | None = None
     classes: tuple[ClassScore, ...] = ()
+    interval: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         times = [time for one in (self.latency or {}).values() for time in (one.min_ms, one.p50_ms, one.p95_ms)]

@@ -28,6 +28,15 @@ def listed(names: Sequence[str], most: int = MOST_NAMED) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
 
 
+def short_names(paths: Sequence[str]) -> dict[str, str]:
+    """Name each path by what is below the folders that all of them are in."""
+    parts = [path.split("/") for path in paths]
+    shared = 0
+    while all(len(each) > shared + 1 for each in parts) and len({each[shared] for each in parts}) == 1:
+        shared += 1
+    return {path: "/".join(each[shared:]) for path, each in zip(paths, parts, strict=True)}
+
+
 def score(value: float | None) -> str:
     """Format a score: 0.8944 -> `0.894`."""
     return f"{value:.3f}".replace("-", "−") if known(value) else MISSING

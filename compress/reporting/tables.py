@@ -28,6 +28,8 @@ FIGURES = {
     "init ms": "init_ms", "first": "first_ms", "peak MB": "peak_rss_mb",
 }  # fmt: skip
 """Headings of a race, and what they are of a latency."""
+RANKS = ("p50_ms", "ratio", "p95_ms", "peak_rss_mb", "min_ms", "first_ms", "p99_ms", "init_ms")
+"""The same, those that say most first."""
 LAST = 99
 """The rank of a column that only pages show."""
 
@@ -213,7 +215,8 @@ def latency_tables(times: Iterable[tuple[str, Latency]]) -> list[ResultTable]:
         if busy := dict.fromkeys(one.busy for one in timed if one.busy):
             notes.append(f"busy: {', '.join(busy)}: alone on the machine these files are faster")
         columns = [
-            column(timed, "", heading, partial(_figure, key, there[0][1]), 0) for heading, key in FIGURES.items()
+            column(timed, "", heading, partial(_figure, key, there[0][1]), RANKS.index(key))
+            for heading, key in FIGURES.items()
         ]
         lines = (Line(name + " (noisy)" * one.noisy + " (busy)" * bool(one.busy)) for name, one in there)
         found.append(ResultTable.build(lines, columns, str(setting), notes))

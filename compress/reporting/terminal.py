@@ -1,13 +1,13 @@
 """Print results: tables laid out for a terminal, and what commands say as text or as JSON."""
 
-import json
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -23,15 +23,19 @@ if TYPE_CHECKING:
     from compress.exporters.formats import ExportedFile, ExportResult
     from compress.quantization.select import Quantized
 
-NAME_WIDTH = 28
+NAME_WIDTH = 40
+"""The longest name that columns make room for; a longer one is folded."""
 HEADING_WIDTH = 10
 CAPTION_WIDTH = 56
 MOST_SHOWN = 12
 """Products that a terminal names; report.json has them all."""
 
 
-def to_terminal(table: ResultTable, width: int | None = None) -> Table:
-    """Lay a table out for a terminal: where it is narrow, columns of high rank go, and the caption says which."""
+def to_terminal(table: ResultTable, width: int | None = None, *, more: str = "") -> Table:
+    """Lay a table out for a terminal of this width (None: of any), with as many columns as fit, the most telling first.
+
+    more  where the other columns are, which the caption says if there are any
+    """
     measured = [one for one in table.columns if one.rank < LAST]
     shown = [
         (one, "\n".join(textwrap.wrap(one.alone or one.heading, HEADING_WIDTH, break_long_words=False)), one.cells)
@@ -46,15 +50,14 @@ def to_terminal(table: ResultTable, width: int | None = None) -> Table:
     room = min(NAME_WIDTH, max(map(len, names), default=0)) + 1
     while width and len(shown) > 1 and room + sum(wide(heading, cells) for _, heading, cells in shown) > width:
         shown.remove(max(shown, key=lambda each: each[0].rank))
-    gone = [one.heading for one in measured if not any(one is each for each, _, _ in shown)]
-    caption = [*table.caption, f"not shown here: {', '.join(gone)}"] if gone else table.caption
+    caption = [*table.caption, *([f"more columns: {more}"] if more and len(shown) < len(measured) else [])]
     laid = Table(
         title=Text(table.title, style="bold"), caption=Text("; ".join(caption), style="dim"), title_justify="left",
         caption_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
         min_width=min(width or CAPTION_WIDTH, CAPTION_WIDTH),
     )  # fmt: skip
     used = sum(wide(heading, cells) for _, heading, cells in shown)
-    laid.add_column("", max_width=max(NAME_WIDTH, (width or 0) - used - 1), overflow="fold")
+    laid.add_column("", max_width=max(NAME_WIDTH, width - used - 1) if width else None, overflow="fold")
     for _, heading, _ in shown:
         laid.add_column(Text(heading), justify="right", no_wrap=True)
     for index, (line, name) in enumerate(zip(table.rows, names, strict=True)):
@@ -63,18 +66,40 @@ def to_terminal(table: ResultTable, width: int | None = None) -> Table:
     return laid
 
 
-def bench_tables(result: Result) -> Iterator[Table]:
-    """Yield what was measured on one device: what it is, the race at each setting, sustained curves."""
+ANY_WIDTH = 1000
+"""Columns of a terminal, of which no table needs as many."""
+
+
+def print_table(console: Console, table: ResultTable, *, wide: bool = False, more: str = "--wide") -> None:
+    """Print a table with the columns that fit, or with all of them; see `to_terminal`."""
+    if wide:
+        print_wide(console, to_terminal(table))
+    else:
+        console.print(to_terminal(table, console.width, more=more))
+
+
+def print_wide(console: Console, table: Table) -> None:
+    """Print a table in as many columns of the terminal as it needs."""
+    width = console.width
+    console.width = ANY_WIDTH
+    console.print(table)
+    console.width = width
+
+
+def print_bench(console: Console, result: Result, *, wide: bool = False) -> None:
+    """Print what was measured on one device: what it is, the race at each setting, sustained curves."""
     facts = Table.grid(padding=(0, 2))
     for name, value in {"measured on": result.device, **result.machine}.items():
         facts.add_row(name, value)
-    yield facts
-    yield from map(to_terminal, latency_tables((time.name, time) for time in result.latencies))
+    console.print(facts)
+    known = units.short_names([*(one.name for one in result.latencies), *(one.name for one in result.sustained)])
+    for table in latency_tables((known[time.name], time) for time in result.latencies):
+        print_table(console, table, wide=wide)
     if result.sustained:
-        yield to_terminal(_curves(result))
+        print_table(console, _curves(result, known), wide=wide)
 
 
-def _curves(result: Result) -> ResultTable:
+def _curves(result: Result, known: Mapping[str, str]) -> ResultTable:
     """Lay out p50 of each minute, and the temperature at its end; files in the order in which they ran."""
     curves = result.sustained
 
@@ -88,7 +113,7 @@ def _curves(result: Result) -> ResultTable:
         def minute(one: Sustained, at: int = at) -> str:
             return f"{one.minutes[at]:.2f} ms{degrees(one.temperatures[at])}" if at < len(one.minutes) else MISSING
 
-        columns.append(of(f"min {at + 1}", minute, 0))
+        columns.append(of(f"min {at + 1}", minute, at + 1))
     columns.append(of("last / first", lambda one: f"{one.minutes[-1] / one.minutes[0]:.2f}", 0))
     raced = {(time.name, time.setting): time.p50_ms for time in result.latencies}
     notes = [
@@ -98,7 +123,7 @@ def _curves(result: Result) -> ResultTable:
         if (beside := raced.get((one.name, one.setting))) and one.minutes[0] > NOISE_FACTOR * beside
     ]
     title = f"without pause, one file after another: {curves[0].setting}"
-    return ResultTable.build((Line(one.name) for one in curves), columns, title, notes)
+    return ResultTable.build((Line(known[one.name]) for one in curves), columns, title, notes)
 
 
 def quantized_text(done: "Quantized") -> str:
@@ -122,23 +147,25 @@ def quantized_text(done: "Quantized") -> str:
     return "\n".join(filter(None, lines))
 
 
-def quantized_json(done: "Quantized") -> str:
-    """Write certificate, costs and latencies as JSON."""
-    found = {
+def quantized_values(done: "Quantized") -> dict[str, Any]:
+    """Return certificate, costs and latencies in values that JSON can hold."""
+    return {
         "bundle": str(done.bundle.path),
         "certificate": asdict(done.proof),
         "float_cost": asdict(done.mixed.cost) if done.mixed.cost else None,
         "sensitivity": [asdict(each) for each in done.mixed.sensitivity],
         "latencies": [asdict(each) for each in done.times],
     }
-    return json.dumps(found, ensure_ascii=False, indent=1)
 
 
-def export_lines(exported: "ExportResult", width: int | None = None) -> Iterator[Table | str]:
-    """Yield what an export says in a terminal: what was raced and the files as tables, then verdicts and warnings."""
+def print_export(console: Console, exported: "ExportResult", *, wide: bool = False) -> None:
+    """Print what an export says: what was raced and the files as tables, then verdicts and warnings."""
+    say = partial(console.print, markup=False, highlight=False)
     if exported.tried:
-        yield to_terminal(race_table(exported.tried), width)
-        yield from (f"{one.variant}: {one.reason}" for one in exported.tried if one.reason)
+        print_table(console, race_table(exported.tried), wide=wide)
+        for one in exported.tried:
+            if one.reason:
+                say(f"{one.variant}: {one.reason}")
     of = partial(column, exported.files)
 
     def megabytes(made: "ExportedFile") -> str:
@@ -153,10 +180,10 @@ def export_lines(exported: "ExportResult", width: int | None = None) -> Iterator
         of("", "differs by", apart, 3),
         of("", "what", lambda made: made.note or MISSING, 4),
     ]
-    yield to_terminal(ResultTable.build((Line(made.file) for made in exported.files), columns), width)
-    yield from exported.verdicts
-    yield from (f"warning: {warning}" for warning in exported.warnings)
-    yield f"{exported.path}: export.json says what is in it"
+    print_table(console, ResultTable.build((Line(made.file) for made in exported.files), columns), wide=wide)
+    for verdict in (*exported.verdicts, *(f"warning: {warning}" for warning in exported.warnings)):
+        say(verdict)
+    say(f"{exported.path}: export.json says what is in it")
 
 
 def choice_values(comparison: Comparison, limits: Limits, chosen: Pick) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from compress.exporters.manifest import Manifest, stamp_files
 from compress.exporters.predictor import encode, open_tokenizer
 from compress.exporters.session import read_model, save_changed, token_tables
 from compress.io import filled
-from compress.models.checkpoints import save_checkpoint
+from compress.models.checkpoints import describe_origin, save_checkpoint
 from compress.models.heads import task_class
 from compress.trimming.vocabulary import TrimmedTokenizer, cut, encoded_alike
 
@@ -212,7 +212,8 @@ def trimming(
                 cut_file(bundle.path / name, folder / name, found.kept)
         made = Manifest.from_model(model, bundle.manifest.max_length, task=bundle.task)
         made = replace(made, threshold=bundle.manifest.threshold)
-        card = {"name": out.name, "limits": (LIMIT.format(before=trimmed.before, after=len(found.kept)),)}
+        limit = LIMIT.format(before=trimmed.before, after=len(found.kept))
+        card = {"name": out.name, **describe_origin("", bundle.path), "limits": (limit,)}
         (folder / "README.md").write_text(Bundle(folder, made).card(card), encoding="utf-8")
         made = replace(made, files=stamp_files(folder))
         made.write(folder)

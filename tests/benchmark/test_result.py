@@ -9,7 +9,7 @@ from rich.console import Console
 from compress.benchmark.race import PassTimes, summarise
 from compress.records.bench_result import Result, save
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
-from compress.reporting.terminal import bench_tables
+from compress.reporting.terminal import print_bench
 
 
 def latency(name: str, setting: Setting, *passes: float) -> Latency:
@@ -57,8 +57,7 @@ def test_what_is_no_result_is_refused_with_every_field_in_error(tmp_path: Path, 
 
 def test_tables_have_a_ratio_a_verdict_and_the_curve_and_fit_80_columns() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
-    for table in bench_tables(RESULT):
-        console.print(table)
+    print_bench(console, RESULT)
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert "cpu a processor" in lines
     assert "a:int8 2.00 2.00 2.00 2.00 1.00 30.0 9.00" in lines

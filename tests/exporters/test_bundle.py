@@ -251,12 +251,15 @@ def test_loading_and_predicting_import_neither_torch_nor_transformers(written: P
 def test_card_snippets_run_as_printed(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(written)
     blocks = (written / "README.md").read_text().split("```python\n")[1:]
-    assert len(blocks) == 2
+    names: dict[str, Any] = {}
     logits = []
     for block in blocks:
-        names: dict[str, Any] = {}
+        if "from optimum" in block:  # which is not installed here: benchmarks/interop_optimum.py
+            continue
         exec(block.split("```")[0], names)
         logits.append(np.asarray(names["logits"].tolist()))
+    assert len(logits) == 3
+    assert names["answer"] == Bundle.load(written).predict(["a text"])[0]
     assert abs(logits[0] - Bundle.load(written).logits([tiny.tokenizer()("a text")], precision="fp32")).max() < 1e-5
     assert (logits[1] == Bundle.load(written).logits([tiny.tokenizer()("a text")])).all()
 

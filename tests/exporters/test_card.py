@@ -1,13 +1,15 @@
 """The model card: the hub's front matter, the rows it is given, and nothing that breaks the page."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from huggingface_hub import ModelCard
 
 from compress.data.task import Task
 from compress.errors import BundleError
-from compress.exporters.card import model_card
+from compress.exporters.card import export_card, model_card
 from compress.exporters.manifest import Manifest
 
 PAIR = Task("classification", ("premise", "hypothesis"), "label", ("a|b", "<script>"), "f1")
@@ -29,6 +31,53 @@ def test_front_matter_is_yaml_that_the_hub_reads() -> None:
         "en",
     )
     assert not {"base_model", "language", "license"} & yaml.safe_load(card().split("---\n")[1]).keys()
+
+
+RESULT = {"metric": "matthews", "value": 0.5, "low": 0.4, "high": 0.6, "rows": 872, "file": "int8"}
+
+
+def test_the_hub_s_own_client_reads_the_results_with_their_intervals(tmp_path: Path) -> None:
+    known = {"license": "mit", "data": "glue/cola", "dataset": "nyu-mll/glue", "config": "cola", "split": "validation"}
+    (tmp_path / "README.md").write_text(card(results=[RESULT], language="en", base_model="o/t", **known))
+    data: Any = ModelCard.load(tmp_path / "README.md", ignore_metadata_errors=False).data
+    assert (data.license, data.datasets, data.base_model, data.language) == ("mit", "nyu-mll/glue", "o/t", "en")
+    (result,) = data.eval_results
+    assert (result.task_type, result.dataset_type, result.dataset_config) == (
+        "text-classification",
+        "nyu-mll/glue",
+        "cola",
+    )
+    assert (result.metric_type, result.metric_value) == ("matthews_correlation", 0.5)
+    assert result.metric_args == {"rows": 872, "interval_95": [0.4, 0.6]}
+
+
+def test_a_licence_that_is_not_known_is_left_out_with_a_sentence() -> None:
+    assert "No licence is given: that of my teacher is not known here." in card(teacher="my teacher")
+    known = card(license="apache-2.0", base_model="o/t", data="intents")
+    assert "apache-2.0: that of o/t" in known
+    assert "No licence" not in known
+    assert "https://huggingface.co/datasets/nyu-mll/glue" in card(data="glue/cola", dataset="nyu-mll/glue")
+    assert "under a licence not known here" in card(data="mine")
+
+
+@pytest.mark.parametrize("kind", ["classification", "tagging", "qa"])
+def test_five_runtimes_are_shown(kind: Any) -> None:
+    pair = kind == "qa"
+    task = Task(kind, ("a", "b")[: 1 + pair], "c", () if pair else ("O", "B-x"), "f1")
+    page = card(task, command="compress distill  --out 'a\nb'")
+    for runtime in ("from transformers", "import onnxruntime", "from optimum", "@huggingface/transformers", "Bundle"):
+        assert runtime in page
+    assert "\n    compress distill --out 'a b'\n" in page
+
+
+def test_an_export_that_is_no_bundle_says_how_to_open_it() -> None:
+    files = [{"file": "model_text.onnx", "precision": "int8", "bytes": 2_000_000, "note": "text in"}]
+    record = {"for": "text", "source": "x", "model_type": "bert", "max_length": 64, "files": files}
+    page = export_card({**record, "verdicts": ["fine"], "warnings": []}, {"license": "mit"}, PAIR)
+    front = yaml.safe_load(page.split("---\n")[1])
+    assert (front["license"], front["library_name"]) == ("mit", "onnxruntime")
+    assert "| model\\_text.onnx | int8 | 2.0 | text in |" in page
+    assert '.run(["label"], {"text": ["a text"], "text_pair": ["another"]})' in page
 
 
 def test_rows_are_a_table_and_no_rows_are_no_heading() -> None:

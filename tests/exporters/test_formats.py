@@ -30,7 +30,7 @@ from tests import command, generative, tiny
 TAGGING = Task("tagging", ("words",), "tags", ("O", "B-X", "I-X"), "f1")
 QA = Task("qa", ("question", "context"), "answers", (), "f1")
 LENGTH = 48
-BESIDE = {"config.json", "tokenizer.json", "tokenizer_config.json", "export.json"}
+BESIDE = {"config.json", "tokenizer.json", "tokenizer_config.json", "export.json", "README.md"}
 
 
 def bundle(folder: Path, model: Any = None, task: Task = tiny.SENTIMENT) -> Bundle:
@@ -307,7 +307,7 @@ def test_one_file_takes_texts_and_gives_labels(tmp_path: Path, monkeypatch: pyte
     out = tmp_path / "app"
     told = command.run("export", str(shipped.path), "--for", "text", "--out", str(out), "--data", data)
     assert told.code == 0
-    assert names(out) == {"model_text.onnx", "export.json"}
+    assert names(out) == {"model_text.onnx", "export.json", "README.md"}
     texts = ["a good film", "Dull!", ""]
     assert [each.label for each in run_text(out / "model_text.onnx", texts)] == [
         each.label for each in shipped.predict(texts)

@@ -74,7 +74,7 @@ MODELS = {
 
 
 def written(model: Any, folder: Path) -> Bundle:
-    return write(folder, model=model, tokenizer=tiny.tokenizer(), max_length=32, name="tiny")
+    return write(folder, model=model, tokenizer=tiny.tokenizer(), max_length=32, card={"name": "tiny"})
 
 
 def expected(model: Any, ids: Sequence[int], new: int) -> list[int]:

@@ -65,12 +65,14 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         tiny.bundle(place / name, model=headed(task), task=task, max_length=64)
     parts = {"tokenizer": tiny.tokenizer(), "max_length": 64}
     encoder = tiny.model("bert", head=AutoModel)
-    embeddings.write(place / "vectors", encoder=encoder, pooling=Pooling("mean", True), name="vectors", **parts)
+    embeddings.write(
+        place / "vectors", encoder=encoder, pooling=Pooling("mean", True), card={"name": "vectors"}, **parts
+    )
     torch.manual_seed(0)
     gpt2 = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=96, **TOKENS)
-    generation.write(place / "gpt2", model=GPT2LMHeadModel(gpt2).eval(), name="gpt2", **parts)
+    generation.write(place / "gpt2", model=GPT2LMHeadModel(gpt2).eval(), card={"name": "gpt2"}, **parts)
     t5 = T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, **TOKENS)
-    generation.write(place / "t5", model=T5ForConditionalGeneration(t5).eval(), name="t5", **parts)
+    generation.write(place / "t5", model=T5ForConditionalGeneration(t5).eval(), card={"name": "t5"}, **parts)
     return sorted(place.iterdir())
 
 

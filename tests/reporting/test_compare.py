@@ -411,7 +411,22 @@ def test_the_command_prints_a_table_the_pick_and_writes_a_page(three: list[Path]
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     quiet = run("report", *map(str, three), "--json", "--html", str(page))
     assert json.loads(quiet.out)["pick"] == "good fp32"
+    assert json.loads(quiet.out)["schema"] == "compress.report/1"
     assert "page:" in quiet.err
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_page_is_opened_where_there_is_a_browser(
+    three: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: bool(opened.append(address)) or there)
+    found = run("report", str(three[0]), "--open", "--html", str(tmp_path / "page.html"))
+    assert opened == [(tmp_path / "page.html").as_uri()]
+    assert ("open the page yourself" in found.out) is not there
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path))
+    assert run("report", str(three[0]), "--open").code == 0
+    assert opened[1:] == [(tmp_path / "choice.html").as_uri()]
 
 
 def test_the_command_refuses_and_leaves_nothing(three: list[Path], tmp_path: Path) -> None:
@@ -432,9 +447,9 @@ def test_the_table_fits_and_says_what_is_left_out(three: list[Path], tmp_path: P
     long = bundle(tmp_path / ("[red]" + "x" * 100), proved())
     choice = compare.compare([*three, long])
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(terminal.to_terminal(tables.choice_table(choice, Pick(choice.candidates[0])), width))
+    console.print(terminal.to_terminal(tables.choice_table(choice, Pick(choice.candidates[0])), width, more="--wide"))
     text = console.export_text()
     assert max(len(line) for line in text.splitlines()) <= width
     assert "[red]" in text
-    assert ("not shown here" in text) is (width <= 80)
+    assert ("more columns: --wide" in " ".join(text.split())) is (width <= 80)
     assert LATER not in text

@@ -7,14 +7,15 @@ import pytest
 from rich.console import Console
 
 from compress.records.run_report import Report
+from compress.reporting.format import short_names
 from compress.reporting.tables import run_table
-from compress.reporting.terminal import to_terminal
+from compress.reporting.terminal import print_table, to_terminal
 from tests.reporting.sample import ROWS, latency, regression, report
 
 
 def printed(whole: Report, width: int) -> str:
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(to_terminal(run_table(whole), width))
+    console.print(to_terminal(run_table(whole), width, more="on the page"))
     return console.export_text().replace("\N{NO-BREAK SPACE}", " ")
 
 
@@ -29,9 +30,29 @@ def test_fits_without_cutting_a_cell(width: int) -> None:
 
 def test_all_measures_where_there_is_room() -> None:
     text = printed(report(), 140)
-    assert "not shown" not in text
+    assert "more columns" not in text
     row = next(line for line in text.splitlines() if line.startswith("student int8"))
     assert " ".join(row.split()) == "student int8 0.873 97.0 % 95.5 % 14.0 M 9.50 M 14.4 3.00 3.30 180 8 min 34 s 433"
+
+
+def test_where_the_other_columns_are_is_said_without_a_list_of_them() -> None:
+    text = " ".join(printed(report(), 80).split())
+    assert "more columns: on the page" in text
+    assert "samples / s" not in text
+
+
+def test_all_columns_on_request_however_narrow_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(Console(width=60), run_table(report()), wide=True)
+    lines = capsys.readouterr().out.splitlines()
+    row = next(line for line in lines if line.startswith("student int8"))
+    assert len(row.split()) == 20, "all of it on one line"
+
+
+def test_names_lose_the_folders_that_all_of_them_are_in() -> None:
+    paths = ["/a/b/one/bundle:int8", "/a/b/one/bundle:fp32", "/a/b/two/bundle:int8"]
+    assert list(short_names(paths).values()) == ["one/bundle:int8", "one/bundle:fp32", "two/bundle:int8"]
+    assert short_names(["runs/x.onnx"]) == {"runs/x.onnx": "x.onnx"}
+    assert short_names([]) == {}
 
 
 def test_missing_is_a_dash_and_an_unmeasured_column_is_absent() -> None:

@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from compress.errors import ExportError, did_you_mean
 from compress.exporters import manifest
 from compress.exporters.artifact import FILES, Bundle, Precision, check_writable
+from compress.exporters.card import export_card
 from compress.exporters.checkpoint import Checkpoint, Source
 from compress.exporters.manifest import Stamp
 from compress.exporters.rewrite import FORM_KEY, SHIPPED
 from compress.exporters.session import Difference, Feeds, Run, difference, metadata, onnx_run, read_model, rows_for
 from compress.io import filled
+from compress.models.checkpoints import describe_origin
 from compress.provenance import install_command, versions
 
 if TYPE_CHECKING:
@@ -144,11 +146,14 @@ def export(
             sizes={name: (folder / name).stat().st_size for name in names},
             warnings=(*context.warnings, *result.warnings, *far),
         )
-        record = _as_json(result, folder, context, command)
+        record = _as_record(result, folder, context, command)
+        text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
         if manifest.is_bundle(folder):
-            Bundle.load(folder).attach(NAME, record)
+            Bundle.load(folder).attach(NAME, text)
         else:
-            (folder / NAME).write_text(record, encoding="utf-8")
+            task, origin = context.bundle.manifest.task, describe_origin("", context.bundle.path)
+            (folder / NAME).write_text(text, encoding="utf-8")
+            (folder / "README.md").write_text(export_card(record, origin, task), encoding="utf-8")
     return result
 
 
@@ -196,7 +201,7 @@ def _check_free(out: Path, to: Format, source: Source) -> None:
         raise ExportError(f"{out}: exists and is no export; expected a new folder, or an export to replace")
 
 
-def _as_json(result: ExportResult, folder: Path, context: "ExportContext", command: str) -> str:
+def _as_record(result: ExportResult, folder: Path, context: "ExportContext", command: str) -> dict[str, Any]:
     files = []
     for made in result.files:
         for name in (made.file, *made.with_files):
@@ -205,7 +210,7 @@ def _as_json(result: ExportResult, folder: Path, context: "ExportContext", comma
             if "certificate" in known:
                 known["certificate"] = json.loads(known["certificate"])
             files.append({"file": name, **asdict(Stamp.of(folder / name)), **known})
-    record = {
+    return {
         "format": 1,
         "for": result.to,
         "source": Path(context.name).name or context.name,
@@ -218,7 +223,6 @@ def _as_json(result: ExportResult, folder: Path, context: "ExportContext", comma
         "verdicts": result.verdicts,
         "warnings": result.warnings,
     }
-    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,103 @@
+"""Publish a bundle on the hub, by the hub's own client."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.errors import PushError
+from compress.exporters.artifact import Bundle
+from compress.exporters.manifest import NAME as MANIFEST
+from compress.provenance import versions
+
+CARD = ("license", "base_model", "datasets", "language", "pipeline_tag")
+"""What the hub files a model under."""
+REPOSITORY = r"(?!.*(?:--|\.\.))\w(?:[\w.-]{0,94}\w)?/\w(?:[\w.-]{0,94}\w)?"
+
+
+@dataclass(frozen=True)
+class PushResult:
+    """What is on the hub now, or with `dry_run` what would be.
+
+    files  name -> bytes; card: what the front matter of README.md says; missing: those of CARD that it does not
+    scores the results in it, as `accuracy (int8) 0.885`
+    url    of the commit; '' where nothing was sent
+    """
+
+    repo: str
+    private: bool
+    files: Mapping[str, int]
+    card: Mapping[str, Any]
+    missing: tuple[str, ...]
+    scores: tuple[str, ...]
+    url: str = ""
+
+
+def push(bundle: str | Path, repo: str, *, private: bool = True, dry_run: bool = False) -> PushResult:
+    """Upload a bundle's files to the repository `repo` (owner/name) of the hub, which is made where it is not there.
+
+    private  of a repository that is made; one that is there stays as it is
+    dry_run  say what would be sent, and ask nobody
+
+    All files come in one commit, or none does. The token is that of HF_TOKEN, or of the hub's login. Raises BundleError
+    for a bundle that is damaged, PushError for a name that is none and wherever the hub refuses.
+    """
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HfHubHTTPError
+
+    loaded = Bundle.load(Path(bundle))
+    if not re.fullmatch(REPOSITORY, repo, re.ASCII):
+        raise PushError(f"{repo}: no name of a repository; expected owner/name, as in my-team/intents-small")
+    planned = _plan(loaded, repo, private)
+    if dry_run:
+        return planned
+    from compress.data.sources import answers
+
+    if get_token() is None:
+        raise PushError("no token for the hub: set HF_TOKEN, or log in once with `hf auth login`; nothing was sent")
+    if not answers():
+        raise PushError(
+            f"{repo}: the hub cannot be reached, nothing was sent; copy the folder {loaded.path} instead, which loads "
+            "as it is, or repeat the command where there is a network"
+        )
+    api = HfApi(library_name="compress", library_version=versions(("compress",))["compress"])
+    try:
+        api.create_repo(repo, private=private, exist_ok=True)
+        sent = api.upload_folder(
+            repo_id=repo, folder_path=loaded.path, allow_patterns=list(planned.files),
+            commit_message=f"Upload {loaded.path.name} by compress",
+        )  # fmt: skip
+    except (HfHubHTTPError, OSError) as error:  # connections that fail are among the former's kin
+        raise PushError(_refusal(repo, error)) from error
+    return PushResult(**{**vars(planned), "url": str(sent.commit_url)})
+
+
+def _plan(bundle: Bundle, repo: str, private: bool) -> PushResult:
+    from huggingface_hub.repocard import metadata_load
+
+    sizes = {name: stamp.bytes for name, stamp in bundle.manifest.files.items()}
+    sizes[MANIFEST] = (bundle.path / MANIFEST).stat().st_size
+    found = metadata_load(bundle.path / "README.md") if "README.md" in sizes else None
+    card = found if isinstance(found, dict) else {}
+    results = [
+        metric for model in card.get("model-index", []) for each in model["results"] for metric in each["metrics"]
+    ]
+    return PushResult(
+        repo=repo,
+        private=private,
+        files=dict(sorted(sizes.items())),
+        card={key: card[key] for key in CARD if key in card},
+        missing=tuple(key for key in CARD if key not in card),
+        scores=tuple(f"{each.get('name', each['type'])} {each['value']:.4g}" for each in results),
+    )
+
+
+def _refusal(repo: str, error: Exception) -> str:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    said = " ".join(str(error).split())[:300]
+    advice = {
+        401: "the token is not valid: set HF_TOKEN, or log in with `hf auth login`",
+        403: "the token may not write there: make one with the permission to write, or name another owner",
+    }.get(status or 0, "repeat the command: what is there already is not sent again")
+    return f"{repo}: {said}; {advice}"

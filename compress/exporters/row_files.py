@@ -1,0 +1,220 @@
+"""Answer the rows of a file: read, answered and written a batch at a time, so that memory does not grow with the file.
+
+    .csv .tsv   with a header line; the delimiter of a .csv is the one of , ; | and tab that its header has most of
+    .jsonl      an object on each line
+    .txt        a text on each line; to read alone
+
+All columns are kept, and these are added: prediction (a label; labels joined by ", "; a number; the answer to a
+question; the entities), prediction_score (not of numbers and entities), of answers prediction_start and prediction_end,
+in .jsonl prediction_scores of every label; and prediction_error where rows are skipped.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from compress.data.task import Task
+from compress.data.text_files import LONGEST
+from compress.errors import DataError, did_you_mean
+from compress.exporters.predictor import Answer, Marked, Prediction, Predictor, Text, batched
+from compress.io import written
+
+READ, WRITTEN = (".csv", ".tsv", ".jsonl", ".txt"), (".csv", ".tsv", ".jsonl")
+DELIMITERS = ",;\t|"
+Row = dict[str, Any]
+
+
+def predict_file(
+    predictor: Predictor,
+    source: Path,
+    target: Path,
+    *,
+    columns: Sequence[str] | None = None,
+    second: str | None = None,
+    on_error: Literal["stop", "skip"] = "stop",
+    say: Callable[[int, float], None] = lambda rows, share: None,
+) -> tuple[int, int]:
+    """Answer every row of `source` into `target`, which is whole or not there; return how many, and how many skipped.
+
+    columns   of the one or two texts; None: those of the bundle's own names, or the only one there is
+    second    the second text of every pair, where the rows have the first alone
+    on_error  stop, or skip, at a row that is no UTF-8, no object, or has no text; the error is then in its place
+    say       is told the rows that are done, and their share of the file
+
+    Raises DataError, naming the line, for what cannot be read, and for columns that are not there or there already.
+    """
+    check_files(source, target)
+    task, added = predictor.task, _added(predictor.task, target.suffix.lower(), errors=on_error == "skip")
+    done = skipped = 0
+    with source.open("rb") as raw, written(target) as partial, partial.open("w", encoding="utf-8", newline="") as out:
+        size, write, chosen = max(1, source.stat().st_size), None, None  # type: int, Any, Any
+        for batch in batched(_read(raw, source, on_error)):
+            if chosen is None:
+                found = [row for _, row, error in batch if not error]
+                names = list(found[0]) if found else ["text"]
+                chosen = choose_columns(task, names, source, columns, pair=second is not None)
+                write = _writer(out, target.suffix.lower(), [*names, *added])
+            answers = _answer(predictor, batch, chosen, second, source=source, on_error=on_error)
+            for (number, row, _), (answer, error) in zip(batch, answers, strict=True):
+                if taken := [name for name in added if name in row]:
+                    raise DataError(
+                        f"{source}: line {number:,}: has {taken[0]!r}, which is to be added; rename it there"
+                    )
+                skipped += bool(error)
+                write({**row, **({"prediction_error": error} if error else _plain(answer, added))})
+            done += len(batch)
+            say(done, raw.tell() / size)
+    return done, skipped
+
+
+def check_files(source: Path, target: Path) -> None:
+    """Raise DataError where one of the files cannot be what it is given for, before a model is opened."""
+    for path, able, option in ((source, READ, "input"), (target, WRITTEN, "output")):
+        if path.suffix.lower() not in able:
+            raise DataError(f"--{option} {path}: expected a file that ends in {', '.join(able)}")
+    if not source.is_file():
+        raise DataError(f"--input {source}: there is no such file")
+    if not target.parent.is_dir() or target.is_dir() or (target.exists() and target.samefile(source)):
+        raise DataError(f"--output {target}: expected a new file, in a folder that is there")
+
+
+def choose_columns(
+    task: Task, names: Sequence[str], source: Path, columns: Sequence[str] | None, *, pair: bool
+) -> list[str]:
+    """Choose the columns of the one or two texts. Raises DataError, with those there are, where that is no choice."""
+    wanted = list(columns or (task.text[:1] if pair else task.text))
+    count = len(task.text) - pair
+    if not columns and len(names) == count:
+        return list(names)
+    if not columns and count == 1 and wanted[0] not in names and "text" in names:
+        wanted = ["text"]
+    missing = [name for name in wanted if name not in names]
+    if missing or len(wanted) != count:
+        hint = did_you_mean(missing[0], names) if missing else ""
+        raise DataError(
+            f"{source}: has the columns {', '.join(names)}; expected {' and '.join(wanted)}.{hint} Name "
+            f"{'the text column' if count == 1 else 'both text columns'} with --text"
+        )
+    return wanted
+
+
+def _read(raw: IO[bytes], source: Path, on_error: str) -> Iterator[tuple[int, Row, str]]:
+    """Yield the line, the columns, and why there are none."""
+    kind = source.suffix.lower()
+    if kind in (".csv", ".tsv"):
+        yield from _read_delimited(raw, source, "\t" if kind == ".tsv" else "")
+        return
+    for number, line in enumerate(iter(lambda: raw.readline(LONGEST + 2), b""), start=1):
+        error, row = "", {}  # type: str, Row
+        if len(line) > LONGEST:
+            raise DataError(f"{source}: line {number:,}: is longer than {LONGEST:,} bytes")
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            row = {"text": text} if kind == ".txt" else json.loads(text or "{}")
+            if not isinstance(row, dict):
+                error, row = f"holds a {type(row).__name__}; expected an object", {}
+        except UnicodeDecodeError as wrong:
+            error = f"byte {wrong.start + 1} (0x{line[wrong.start]:02x}) is not UTF-8"
+        except (ValueError, RecursionError) as wrong:
+            error = f"is no JSON ({wrong})"
+        if error and on_error == "stop":
+            raise DataError(f"{source}: line {number:,}: {error}")
+        if row or error or kind == ".txt":  # an empty line of .jsonl is none
+            yield number, row, error
+
+
+def _read_delimited(raw: IO[bytes], source: Path, delimiter: str) -> Iterator[tuple[int, Row, str]]:
+    header = raw.readline(LONGEST)
+    try:
+        first = header.decode("utf-8-sig")
+    except UnicodeDecodeError as wrong:
+        raise DataError(f"{source}: line 1: byte {wrong.start + 1} is not UTF-8; convert the file") from None
+    csv.field_size_limit(LONGEST)
+    lines = (line.decode("utf-8", "surrogateescape") for line in iter(lambda: raw.readline(LONGEST), b""))
+    delimiter = delimiter or max(DELIMITERS, key=first.count)
+    names = next(csv.reader([first], delimiter=delimiter), [])
+    if not names or len(set(names)) < len(names):
+        raise DataError(f"{source}: line 1: expected a header, with a different name for every column")
+    reader = csv.reader(lines, delimiter=delimiter)
+    try:
+        for cells in reader:
+            number = reader.line_num + 1
+            if not cells:
+                continue
+            row = dict(zip(names, cells, strict=False))
+            error = ""
+            if len(cells) != len(names):
+                error = f"has {len(cells)} columns, the header {len(names)}"
+            elif any("\udc80" <= c <= "\udcff" for cell in cells for c in cell):
+                error, row = "is not UTF-8", {}
+            yield number, row, error
+    except csv.Error as wrong:
+        raise DataError(f"{source}: line {reader.line_num + 1:,}: {wrong}") from None
+
+
+def _answer(
+    predictor: Predictor,
+    batch: Sequence[tuple[int, Row, str]],
+    chosen: Sequence[str],
+    second: str | None,
+    *,
+    source: Path,
+    on_error: str,
+) -> list[tuple[Prediction | Answer | Marked | None, str]]:
+    """Return the answer to each row, or why there is none."""
+    texts, errors = list[Text](), list[str]()
+    for number, row, wrong in batch:
+        values = [row.get(name) for name in chosen] + ([] if second is None else [second])
+        lacking = [name for name in chosen if not isinstance(row.get(name), str)]
+        error = wrong or (f"has no text in {lacking[0]!r}" if lacking else "")
+        if error and on_error == "stop":
+            raise DataError(
+                f"{source}: line {number:,}: {error}. Nothing was written; --on-error skip goes on after it"
+            )
+        errors.append(error)
+        if not error:
+            texts.append(values[0] if len(values) == 1 else (values[0], values[1]))  # type: ignore[arg-type]
+    found: Iterator[Any] = iter(predictor.predict(texts))
+    return [(None if error else next(found), error) for error in errors]
+
+
+def _added(task: Task, suffix: str, *, errors: bool) -> list[str]:
+    names = ["prediction"]
+    if task.kind in ("classification", "multilabel", "qa"):
+        names.append("prediction_score")
+    if task.kind == "qa":
+        names += ["prediction_start", "prediction_end"]
+    if suffix == ".jsonl" and task.kind in ("classification", "multilabel"):
+        names.append("prediction_scores")
+    return [*names, *(["prediction_error"] if errors else [])]
+
+
+def _plain(answer: Prediction | Answer | Marked | None, added: Sequence[str]) -> Row:
+    if isinstance(answer, Marked):
+        return {"prediction": [asdict(mark) for mark in answer.marks]}
+    if isinstance(answer, Answer):
+        values: Row = {"prediction": answer.text, "prediction_start": answer.start, "prediction_end": answer.end}
+        return {**values, "prediction_score": answer.score}
+    assert answer is not None, "only asked of rows without an error"
+    if not answer.scores:
+        return {"prediction": answer.score}
+    known = {"prediction": answer.label, "prediction_score": answer.score, "prediction_scores": answer.scores}
+    return {name: value for name, value in known.items() if name in added}
+
+
+def _writer(out: IO[str], suffix: str, names: Sequence[str]) -> Callable[[Row], object]:
+    if suffix == ".jsonl":
+        return lambda row: out.write(json.dumps(row, ensure_ascii=False) + "\n")
+    table = csv.DictWriter(out, names, delimiter="\t" if suffix == ".tsv" else ",", extrasaction="ignore")
+    table.writeheader()
+
+    def flat(row: Row) -> Row:
+        return {
+            name: json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
+            for name, value in row.items()
+        }
+
+    return lambda row: table.writerow(flat(row))

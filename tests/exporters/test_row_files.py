@@ -1,0 +1,190 @@
+"""Rows of files are answered in batches, with all of their columns, into a file that is whole or not there."""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from compress.data.task import Task
+from compress.errors import DataError
+from compress.exporters import predictor, row_files
+from compress.exporters.artifact import Bundle
+from compress.exporters.predictor import BATCH, Predictor, batched
+from compress.exporters.row_files import choose_columns, predict_file
+from tests import command, tiny
+
+TEXTS = ["a good film", "the plot is bad", 'so "fine", and fun', "never dull"]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return tiny.bundle(tmp_path_factory.mktemp("rows") / "bundle")
+
+
+@pytest.fixture(scope="module")
+def opened(bundle: Bundle) -> Predictor:
+    return bundle.open("int8", threads=2)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+
+
+def table(path: Path, *, delimiter: str = ",") -> Path:
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.writer(file, delimiter=delimiter)
+        writer.writerow(["id", "sentence", "stars"])
+        writer.writerows([number, text, 5] for number, text in enumerate(TEXTS))
+    return path
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("to", [".csv", ".tsv"])
+def test_columns_are_kept_and_answers_are_those_of_predict(
+    bundle: Bundle, opened: Predictor, tmp_path: Path, delimiter: str, to: str
+) -> None:
+    target = tmp_path / f"answers{to}"
+    assert predict_file(opened, table(tmp_path / "rows.csv", delimiter=delimiter), target) == (4, 0)
+    rows, expected = read(target), bundle.predict(TEXTS)
+    assert list(rows[0]) == ["id", "sentence", "stars", "prediction", "prediction_score"]
+    assert [(row["id"], row["sentence"]) for row in rows] == [(str(n), text) for n, text in enumerate(TEXTS)]
+    assert [row["prediction"] for row in rows] == [each.label for each in expected]  # type: ignore[union-attr]
+    assert float(rows[0]["prediction_score"]) == expected[0].score  # type: ignore[union-attr]
+
+
+def test_jsonl_keeps_what_is_nested_and_has_every_score(opened: Predictor, tmp_path: Path) -> None:
+    given = [{"sentence": text, "meta": {"tags": [1, "ü"]}} for text in TEXTS]
+    source = tmp_path / "rows.jsonl"
+    source.write_text("\n\n".join(json.dumps(each) for each in given), encoding="utf-8")
+    predict_file(opened, source, tmp_path / "answers.jsonl")
+    found = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [{"sentence": each["sentence"], "meta": each["meta"]} for each in found] == given
+    assert sum(found[0]["prediction_scores"].values()) == pytest.approx(1.0)
+
+
+def test_lines_of_text_become_rows(opened: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("a good film\r\n\nbad", encoding="utf-8")
+    assert predict_file(opened, tmp_path / "rows.txt", tmp_path / "answers.csv") == (3, 0)
+    assert [row["text"] for row in read(tmp_path / "answers.csv")] == ["a good film", "", "bad"]
+
+
+def test_a_file_is_read_as_it_is_answered(opened: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = 5 * BATCH + 3
+    (tmp_path / "rows.txt").write_text("good\n" * rows, encoding="utf-8")
+    sizes, shares = list[int](), list[float]()
+    answer = Predictor.predict
+    monkeypatch.setattr(Predictor, "predict", lambda self, texts: sizes.append(len(texts)) or answer(self, texts))
+    done = predict_file(
+        opened, tmp_path / "rows.txt", tmp_path / "answers.csv", say=lambda _, share: shares.append(share)
+    )
+    assert done == (rows, 0)
+    assert sizes == [BATCH] * 5 + [3]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+def test_an_iterator_is_answered_as_it_is_read(bundle: Bundle) -> None:
+    taken = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal taken
+        for taken in range(1, 10 * BATCH):  # noqa: B007
+            yield "a good film"
+
+    answers = bundle.predict(texts())
+    assert taken == 0
+    assert next(answers) == bundle.predict(["a good film"])[0]
+    assert taken == BATCH
+    assert list(batched(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
+
+
+BROKEN = [
+    (".csv", b"sentence,stars\na film,5\nno\xff,5\nfun,4\n", "line 3: is not UTF-8"),
+    (".csv", b"sentence,stars\na film,5\nfun\nfun,4\n", "line 3: has 1 columns, the header 2"),
+    (".jsonl", b'{"sentence": "a film"}\n[1]\n{"sentence": "fun"}\n', "line 2: holds a list"),
+    (".jsonl", b'{"sentence": "a film"}\n{"sentence": 5}\n{"sentence": "fun"}\n', "line 2: has no text in 'sentence'"),
+    (".jsonl", b'{"sentence": "a film"}\n{"sent\n{"sentence": "fun"}\n', "line 2: is no JSON"),
+    (".txt", b"a film\n\xff\nfun\n", "line 2: byte 1 (0xff)"),
+]
+
+
+@pytest.mark.parametrize(("suffix", "content", "said"), BROKEN)
+def test_a_row_that_cannot_be_read_stops_or_is_skipped_in_its_place(
+    opened: Predictor, tmp_path: Path, suffix: str, content: bytes, said: str
+) -> None:
+    source, target = tmp_path / f"rows{suffix}", tmp_path / "answers.jsonl"
+    source.write_bytes(content)
+    with pytest.raises(DataError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        predict_file(opened, source, target)
+    assert [path.name for path in tmp_path.iterdir()] == [source.name], "nothing half-written"
+    assert predict_file(opened, source, target, on_error="skip") == (3, 1)
+    first, second, third = map(json.loads, target.read_text().splitlines())
+    assert {"prediction"} <= first.keys() & third.keys()
+    assert second["prediction_error"] in f"{said} {second['prediction_error']}"
+    assert "prediction" not in second
+
+
+def test_columns_are_found_or_asked_for(opened: Predictor, tmp_path: Path) -> None:
+    pair = Task("classification", ("premise", "claim"), "label", ("a", "b"), "accuracy")
+    single, source = opened.task, tmp_path / "x.csv"
+    assert choose_columns(single, ["id", "sentence"], source, None, pair=False) == ["sentence"]
+    assert choose_columns(single, ["id", "text"], source, None, pair=False) == ["text"]
+    assert choose_columns(single, ["comment"], source, None, pair=False) == ["comment"]
+    assert choose_columns(single, ["id", "comment"], source, ["comment"], pair=False) == ["comment"]
+    assert choose_columns(pair, ["id", "claim", "premise"], source, None, pair=False) == ["premise", "claim"]
+    assert choose_columns(pair, ["id", "premise"], source, None, pair=True) == ["premise"]
+    with pytest.raises(DataError, match=r"columns id, sentense; expected sentence\. Did you mean 'sentense'"):
+        choose_columns(single, ["id", "sentense"], source, None, pair=False)
+    with pytest.raises(DataError, match="both text columns"):
+        choose_columns(pair, ["id", "premise", "x"], source, None, pair=False)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "said"),
+    [
+        ("rows.xlsx", "a.csv", "--input .*ends in .csv, .tsv, .jsonl, .txt"),
+        ("rows.csv", "a.txt", "--output .*ends in .csv, .tsv, .jsonl"),
+        ("none.csv", "a.csv", "no such file"),
+        ("rows.csv", "rows.csv", "expected a new file"),
+        ("rows.csv", "nowhere/a.csv", "a folder that is there"),
+    ],
+)
+def test_files_that_cannot_be_are_refused(tmp_path: Path, source: str, target: str, said: str) -> None:
+    table(tmp_path / "rows.csv")
+    table(tmp_path / "rows.xlsx")
+    with pytest.raises(DataError, match=said):
+        row_files.check_files(tmp_path / source, tmp_path / target)
+
+
+def test_a_column_of_the_name_of_an_added_one_is_not_lost(opened: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("sentence,prediction\nfun,mine\n")
+    with pytest.raises(DataError, match="line 2: has 'prediction'"):
+        predict_file(opened, tmp_path / "rows.csv", tmp_path / "answers.csv")
+
+
+def test_a_file_without_rows_gives_a_file_without_rows(opened: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("")
+    assert predict_file(opened, tmp_path / "rows.jsonl", tmp_path / "answers.jsonl") == (0, 0)
+    assert (tmp_path / "answers.jsonl").read_text() == ""
+
+
+def test_the_command_answers_a_file_and_says_how_many(bundle: Bundle, tmp_path: Path) -> None:
+    source, target = table(tmp_path / "rows.csv"), tmp_path / "answers.csv"
+    words = ["predict", str(bundle.path), "--input", str(source), "--output", str(target)]
+    told = command.run(*words)
+    assert told.code == 0
+    assert "4 rows, 0 skipped" in told.out
+    assert json.loads(command.run(*words, "--json").out)["rows"] == 4
+    for more in (["--text", "stars"], ["--text", "sentence"]):
+        assert command.run(*words, *more).code == 0
+    for wrong in (words[:-2], [*words, "a text"], [words[0], words[1]]):
+        told = command.run(*wrong)
+        assert (told.code, told.out) == (2, "")
+        assert "--input" in told.err
+
+
+def test_longest_is_that_of_every_reader() -> None:
+    assert predictor.LONGEST == row_files.LONGEST
