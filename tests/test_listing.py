@@ -160,6 +160,7 @@ def test_the_megabytes_are_those_of_the_files(tmp_path: Path) -> None:
 
 def test_the_command_prints_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("compress.commands.students.names", lambda: PAPERS)
     teacher = config_only(tmp_path, tiny.config("bert", layers=4))
     told = command.run("students", teacher)
     assert told.code == 0
