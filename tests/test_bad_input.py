@@ -12,6 +12,8 @@ from compress.training.run import Run
 from tests import command, tiny
 from tests.command import Shelf, accepted, refused
 
+pytestmark = pytest.mark.usefixtures("hastened")
+
 MEGABYTE = "a good film " * 87_500
 
 

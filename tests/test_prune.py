@@ -19,6 +19,8 @@ from compress.slicing.plan import HIDDEN
 from tests import children, command, pruning_given, tiny
 from tests.pruning_given import pruned
 
+pytestmark = pytest.mark.usefixtures("hastened")
+
 STAGES = ("half", "between", "all", "recover")
 
 

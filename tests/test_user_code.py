@@ -16,6 +16,8 @@ from tests import command, tiny
 from tests.command import Shelf, accepted, refused
 from tests.test_recipe import GOOD, written
 
+pytestmark = pytest.mark.usefixtures("hastened")
+
 GOOD_LOSS = """
 import compress
 

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from compress.exporters.formats import OPSETS, export
 from compress.exporters.session import read_model
 from compress.exporters.tokenizer import run_text
 from compress.records.certificate import Certificate
+from compress.tuning.race import tune
 from tests import command, generative, tiny
 
 TAGGING = Task("tagging", ("words",), "tags", ("O", "B-X", "I-X"), "f1")
@@ -198,7 +200,8 @@ def test_an_encoder_and_a_model_that_writes(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_a_race_comes_first(tmp_path: Path) -> None:
+def test_a_race_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.commands.export.tune", partial(tune, rounds=2, runs=1))
     path = bundle(tmp_path / "bundle", tiny.bert(hidden=64)).path
     words = ["--tune", "--seq", "8", "--data", tiny.reviews(tmp_path / "reviews"), "--max-drop", "1"]
     told = command.run("export", str(path), *words, "--for", "ort", "--out", str(tmp_path / "out"))

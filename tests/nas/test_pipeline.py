@@ -27,6 +27,8 @@ from tests import children, command, tiny
 from tests.damage import damaged
 from tests.nas.shelved import PLAIN, Searched, weighing
 
+pytestmark = pytest.mark.usefixtures("hastened")
+
 BUDGET = ("--max-params", "15000")
 
 
