@@ -51,9 +51,12 @@ def test_a_slice_is_the_whole_with_the_rest_masked(family: str, axis: str, tmp_p
     assert not {pointer for pointer in shared if pointer}, "and has its own weights"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "axis"), ways())
+@pytest.mark.parametrize(
+    ("family", "axis"),
+    [way for way in ways() if way[1] in ("smaller heads", "everything") or way == ("mobilebert", "bottleneck")],
+)
 def test_a_slice_exports(family: str, axis: str, tmp_path: Path) -> None:
+    """Cut along every axis at once, and where heads or bottlenecks have no stock width."""
     whole = model(family)
     small = slice_model(whole, kept_of(whole, axis))
     to_onnx(small, tmp_path / "model.onnx", segments=False)
