@@ -399,12 +399,8 @@ def test_students_that_are_each_trained(shelf: Searched, tmp_path: Path) -> None
     ("more", "said"),
     [
         (["--max-latency-ms", "0.5"], ["impossible budget", "the closest is", "--max-latency-ms of at least"]),
-        (["--max-latency-ms", "-1"], ["expected a number above 0"]),
-        (["--objective", "latncy"], ["no objective 'latncy'. Did you mean 'latency'?"]),
         (["--shapes", "3"], ["--shapes: Input should be greater than or equal to 5"]),
         (["--trials", "0"], ["--trials 0: expected a number above 0"]),
-        (["--sampler", "tpee"], ["no sampler 'tpee'. Did you mean 'tpe'?"]),
-        (["--set", "axes={hidden: [15], heads: [2]}"], ["the space is empty"]),
         (["--set", "axes={layers: [1, 2]}"], ["has only 2 shapes"]),
         (
             ["--set", "supernet.objective=[{loss: hinton.soft_target}]"],
