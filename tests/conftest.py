@@ -5,11 +5,15 @@ import os
 import random
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from tests import unshipped
+
+if TYPE_CHECKING:
+    from tests.command import Shelf
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported: sums in the same order on every machine
@@ -34,6 +38,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def frozen() -> None:
     """accelerate collects garbage before every training: 0.2 s over the modules, which never are any."""
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> "Shelf":
+    """A tiny teacher, data and recipe, which tests only read."""
+    from tests.command import Shelf
+
+    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
 
 
 @pytest.fixture(autouse=True)

@@ -21,11 +21,6 @@ SHORT = ("--set", "stages.0.steps=2", "--set", "stages.1.steps=4", "--set", "sta
 NO_SPACE = os.strerror(errno.ENOSPC)
 
 
-@pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 8 MB."""

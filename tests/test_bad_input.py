@@ -13,11 +13,6 @@ pytestmark = pytest.mark.usefixtures("hastened")
 MEGABYTE = "a good film " * 87_500
 
 
-@pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -21,11 +21,6 @@ pytestmark = pytest.mark.usefixtures("hastened")
 TASK = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
 
 
-@pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
-
-
 def _empty(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"")
 

@@ -74,11 +74,6 @@ sys.exit(f'imported {found}' if found else 0)
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
-
-
-@pytest.fixture(scope="module")
 def distilled(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> tuple[command.Told, Path]:
     """What `compress distill --json --set ...` told, and the directory of its run."""
     folder = tmp_path_factory.mktemp("distilled")

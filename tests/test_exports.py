@@ -11,43 +11,11 @@ import pytest
 import compress
 
 PUBLIC = [
-    "Budget",
-    "Bundle",
-    "CheckpointOptions",
-    "CompressError",
-    "DataOptions",
-    "DeviceOptions",
-    "Distillation",
-    "Int8Options",
-    "LengthOptions",
-    "MeasureOptions",
-    "Objective",
-    "PruneOptions",
-    "Recipe",
-    "Report",
-    "RunOptions",
-    "SettingOptions",
-    "Shape",
-    "Signals",
-    "StudentSpec",
-    "StudyOptions",
-    "Task",
-    "TaskData",
-    "Term",
-    "bench",
-    "build",
-    "distill",
-    "export",
-    "forecast",
-    "label",
-    "load_task",
-    "pretrain",
-    "prune",
-    "quantize",
-    "reads",
-    "search",
-    "trim",
-]
+    "Budget", "Bundle", "CheckpointOptions", "CompressError", "DataOptions", "DeviceOptions", "Distillation",
+    "Int8Options", "LengthOptions", "MeasureOptions", "Objective", "PruneOptions", "Recipe", "Report", "RunOptions",
+    "SettingOptions", "Shape", "Signals", "StudentSpec", "StudyOptions", "Task", "TaskData", "Term", "bench", "build",
+    "distill", "export", "forecast", "label", "load_task", "pretrain", "prune", "quantize", "reads", "search", "trim",
+]  # fmt: skip
 
 
 def test_the_public_names_are_these() -> None:

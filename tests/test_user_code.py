@@ -202,11 +202,6 @@ def test_a_changed_function_makes_another_run(tmp_path: Path) -> None:
 # The command
 
 
-@pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
-
-
 def own(tmp_path: Path, **line: object) -> str:
     tree = yaml.safe_load(tiny.RECIPE)
     tree["stages"][1]["objective"][0] = {"loss": "mine.margin"} | line
