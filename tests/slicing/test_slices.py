@@ -194,6 +194,13 @@ def test_what_cannot_be_says_what_can(family: str, asked: dict[str, float], said
         Sizes.from_request(model(family).config, **asked)
 
 
+def test_frozen_models_are_cut_as_others_are() -> None:
+    frozen, other = (
+        slice_model(each, kept_of(each, "everything")) for each in (model("bert").requires_grad_(False), model("bert"))
+    )
+    torch.testing.assert_close(logits(frozen), logits(other), rtol=0, atol=0)
+
+
 def test_a_family_without_a_plan_is_refused_by_name() -> None:
     with pytest.raises(PruneError, match="no slice plan for 'xlnet'; there is one for bert, roberta"):
         SlicePlan.from_model(tiny.model("xlnet"))
