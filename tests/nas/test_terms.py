@@ -87,7 +87,7 @@ def counted(path: Path, rows: int = 1) -> dict[str, float]:
         (name, kind)
         for name in SHAPES
         for kind in KINDS
-        if kind in ("classification", None) or name in ("bert", "ib-bert")
+        if kind in ("classification", None) or name in ("bert", "ib-bert", "modernbert")
     ],
     ids=str,
 )
