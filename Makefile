@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Byte code is compiled when first imported: most of torch never is, and installing takes half the time.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
-PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: demo test check campaign soak docs lint clean help

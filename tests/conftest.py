@@ -5,20 +5,47 @@ import os
 import random
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from tests import unshipped
 
+if TYPE_CHECKING:
+    from tests.command import Shelf
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported: sums in the same order on every machine
+
+
+LONGEST = (
+    "tests/nas/test_pipeline.py", "tests/test_every_recipe.py", "tests/test_pipeline.py", "tests/test_every_teacher.py",
+    "tests/test_prune.py", "tests/papers/test_dynabert.py", "tests/test_prune_budget.py", "tests/test_train.py",
+    "tests/test_trim.py", "tests/test_documents.py", "tests/test_processes.py", "tests/exporters/test_families.py",
+    "tests/campaign/test_corpus.py", "tests/campaign/test_damage.py", "tests/campaign/test_disks.py",
+    "tests/campaign/test_kill.py", "tests/campaign/test_hostile.py",
+)  # fmt: skip
+"""Files that take longest: where several processes share the files, nobody should begin one of them last."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 @pytest.fixture(autouse=True, scope="session")
 def frozen() -> None:
     """accelerate collects garbage before every training: 0.2 s over the modules, which never are any."""
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> "Shelf":
+    """A tiny teacher, data and recipe, which tests only read."""
+    from tests.command import Shelf
+
+    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
 
 
 @pytest.fixture(autouse=True)
@@ -45,5 +72,5 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hastened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ship as ever, but measure in the fewest rounds; for tests of what is shipped rather than of its figures."""
+    """Ship as ever, but run no file for its time; for tests of what is shipped rather than of its figures."""
     unshipped.hasten(monkeypatch)

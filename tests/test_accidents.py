@@ -5,14 +5,11 @@ import math
 import os
 import pydoc
 import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 
 from compress.exporters.artifact import Bundle
@@ -22,11 +19,6 @@ from tests.command import Shelf, partial, refused
 
 SHORT = ("--set", "stages.0.steps=2", "--set", "stages.1.steps=4", "--set", "stages.1.checkpoint=1")
 NO_SPACE = os.strerror(errno.ENOSPC)
-
-
-@pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
 
 
 @pytest.fixture
@@ -114,24 +106,6 @@ def test_a_full_disk_of_caches(shelf: Shelf, tmp_path: Path, disk: Path, monkeyp
     fill(disk, 0)
     out = tmp_path / "run"
     assert refused(command.run(*shelf.distill(out)), out, f"cannot use the cache {disk}", NO_SPACE, "COMPRESS_HOME")
-
-
-@pytest.mark.parametrize("words", ["--teacher bert-base", "--data glue/sst2"])
-def test_without_a_network_the_alternatives_are_named_within_half_a_minute(
-    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
-) -> None:
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    out = tmp_path / "run"
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the connection and never answers
-        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        start = time.monotonic()
-        told = command.run(*shelf.distill(out), *words.split())
-        assert time.monotonic() - start < 30
-    alternatives = ("minilm",) if "teacher" in words else ("'intents'",)
-    assert refused(told, out, "the hub cannot be reached", "folder", "HF_HOME", *alternatives)
-    assert command.accepted(*shelf.distill(out))
 
 
 @pytest.mark.parametrize("stage", ["teacher", "prediction"])

@@ -2,60 +2,24 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from compress.config.recipe import Recipe
-from compress.training.run import Run
-from tests import command, tiny
+from tests import command
 from tests.command import Shelf, accepted, refused
 
+pytestmark = pytest.mark.usefixtures("hastened")
+
 MEGABYTE = "a good film " * 87_500
-
-
-@pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
-
-
-def line(loss: dict[str, Any]) -> str:
-    recipe = yaml.safe_load(tiny.RECIPE)
-    recipe["stages"][1]["objective"][0] = loss
-    return yaml.safe_dump(recipe)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "said"),
-    [
-        (line({"loss": "tinybert.hiden"}), "stages[1].objective[0]: no loss 'tinybert.hiden'. Did you mean"),
-        ("stages: [", "not readable as YAML"),
-        ("", "expected a mapping"),
-    ],
-)  # fmt: skip
-def test_recipes(shelf: Shelf, tmp_path: Path, recipe: str, said: str) -> None:
-    out = tmp_path / "run"
-    told = command.run(*shelf.distill(out, recipe=tiny.recipe(tmp_path / "recipes", recipe)))
-    assert refused(told, out, said)
-    assert not out.exists()
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--recipe distilbrt", "no recipe 'distilbrt'. Did you mean 'distilbert'?"),
-        ("--recipe nowhere.yaml", "nowhere.yaml: no such recipe file"),
-        ("--set stages.0.stpes=1", "stages[0].stpes: no such setting. Did you mean 'steps'?"),
         ("--set stages.0.micro_batch=3", "stage intermediate: micro_batch 3 does not divide the 16 examples"),
-        ("--teacher bert-bse", "no teacher 'bert-bse'. Did you mean 'bert-base'?"),
-        ("--teacher ./nowhere", "./nowhere: no such folder; a teacher is a folder, a hub id, or one of: albert-base"),
-        ("--data ./nowhere", "nowhere: there is no such file or folder"),
         ("--text sentence", "train.tsv: no column 'sentence'. Known: label, text."),
         ("--metric acuracy", "metric 'acuracy' does not score a classification task. Did you mean 'accuracy'?"),
         ("--kind regression", "train.tsv"),
-        ("--corpus ./nowhere", "nowhere: there is no such file or folder"),
-        ("--set stages.1.max_length=128", "stages[1].max_length is 128; teacher"),
         ("--set stages.1.max_length=128", "has 64 positions: --set stages.1.max_length=64"),
     ],
 )
@@ -136,11 +100,3 @@ def test_output_directories_of_others_are_left_alone(shelf: Shelf, tmp_path: Pat
         assert refused(told, foreign, said)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert [path.name for path in foreign.iterdir()] == ["recipes"]
-
-
-def test_a_directory_that_another_process_is_using(shelf: Shelf, tmp_path: Path) -> None:
-    held = Run.open(tmp_path / "run", Recipe.load(shelf.recipe), {"seed": 0})
-    try:
-        assert refused(command.run(*shelf.distill(tmp_path / "run")), tmp_path / "run", "another process (pid ")
-    finally:
-        held.close()

@@ -16,20 +16,9 @@ from compress.models import teacher as teachers
 from tests import command, tiny
 from tests.command import Shelf, accepted, refused
 
+pytestmark = pytest.mark.usefixtures("hastened")
+
 TASK = Task("classification", ("text",), "label", ("negative", "positive"), "accuracy")
-
-
-@pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
-
-
-def _with_half_a_config(folder: Path) -> None:
-    (folder / "config.json").write_text((folder / "config.json").read_text()[:100])
-
-
-def _with_a_list_for_config(folder: Path) -> None:
-    (folder / "config.json").write_text("[]")
 
 
 def _empty(folder: Path) -> None:
@@ -61,8 +50,6 @@ def _without_tokenizer(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (_with_half_a_config, "cannot be loaded"),
-        (_with_a_list_for_config, "its config.json holds a list"),
         (_empty, "its weights are damaged or cut short"),
         (_without_a_layer, "of its tensors are missing, or not of the shape its config.json says"),
         (_of_another_width, "weights and config do not belong together"),

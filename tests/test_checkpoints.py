@@ -71,8 +71,14 @@ def test_the_newest_two_are_kept_sealed_and_share_no_file(interrupted: Path) -> 
         assert {file.stat().st_nlink for file in each.iterdir()} == {1}
 
 
-@pytest.mark.parametrize("damage", KINDS)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (name, kind)
+        for at, name in enumerate(FILES) for kind in KINDS
+        if name in ("optimizer.pt", CHECKSUMS) or kind == KINDS[at % len(KINDS)]
+    ],
+)  # fmt: skip
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(
     copy: Path, whole: tuple[Distillation, Path], name: str, damage: str
 ) -> None:

@@ -86,11 +86,6 @@ sys.exit(f'imported {found}' if found else 0)
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
-
-
-@pytest.fixture(scope="module")
 def distilled(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> tuple[command.Told, Path]:
     """What `compress distill --json --set ...` told, and the directory of its run."""
     folder = tmp_path_factory.mktemp("distilled")
@@ -364,6 +359,8 @@ def test_bench_times_every_file_at_every_setting(bundle: str) -> None:
         ("--threads two", "--threads two: expected whole numbers"),
         ("--seq 8,", "--seq 8,: expected whole numbers"),
         ("--batch -1", "--batch -1: expected whole numbers"),
+        ("--batch 1000000000", "at most"),
+        ("--threads 9999", "--threads 9999"),
         ("--seq 0", "seq is 0; expected a whole number of at least 1"),
         ("--rounds 1", "'--rounds'"),
         ("--seq 4000", "has 64 positions"),

@@ -109,7 +109,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop("margin", None)
 
 
-def test_an_own_loss_by_the_command(own: str, tmp_path: Path) -> None:
+def test_an_own_loss_by_the_command(own: str, tmp_path: Path, hastened: None) -> None:
     """The command as it is written, with a tiny teacher and data, and fewer steps."""
     (words,) = (shlex.split(line) for line in own.splitlines() if line.startswith("compress distill "))
     changed = {"--teacher": tiny.checkpoint(tmp_path / "teacher"), "--data": tiny.reviews(tmp_path / "data")}

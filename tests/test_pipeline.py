@@ -33,6 +33,8 @@ from tests import learning, tiny
 from tests.damage import damaged
 from tests.unshipped import Trained
 
+pytestmark = pytest.mark.usefixtures("hastened")
+
 PARTS = {
     "teacher": {"bert.labels"},
     "intermediate": {"tinybert.hidden", "minilm.value_relations"},

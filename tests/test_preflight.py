@@ -54,11 +54,6 @@ LINES = [
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
-
-
-@pytest.fixture(scope="module")
 def told(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str, list[str]]]:
     """What each of LINES came to, and which heavy libraries had been imported until then; all in one process."""
     folder = tmp_path_factory.mktemp("places")

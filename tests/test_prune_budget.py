@@ -28,6 +28,8 @@ from tests import command, learning, pruning_given, tiny
 from tests.latencies import steady
 from tests.pruning_given import pruned
 
+pytestmark = pytest.mark.usefixtures("hastened")
+
 SETTING = Setting(seq=16)
 
 
@@ -338,11 +340,12 @@ def test_where_what_ships_is_too_slow_a_smaller_shape_is_trained(
     assert all(torch.equal(ours[name], tensor) for name, tensor in last.items())
 
 
-@pytest.mark.parametrize(("noisy", "attempts"), [(True, 1), (False, budget.ATTEMPTS)])
+@pytest.mark.parametrize(("noisy", "attempts"), [(True, 1), (False, 2)])
 def test_attempts_end(
     noisy: bool, attempts: int, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A busy machine tells nothing; one that is always a little too slow is not tried for ever."""
+    monkeypatch.setattr(budget, "ATTEMPTS", 2)
     told = asked_for_twice_the_speed(given, tmp_path / "run", monkeypatch, *[0.52] * attempts, noisy=noisy)
     assert told.code == 0, told.err
     assert len(list((tmp_path / "run").glob("shape*.json"))) == attempts

@@ -26,6 +26,8 @@ from compress.records.latency import Setting
 from compress.slicing.shape import Shape
 from tests import command, tiny
 
+pytestmark = pytest.mark.usefixtures("hastened")
+
 WIDTH = 8
 
 

@@ -75,8 +75,17 @@ def test_json_is_the_same_in_every_encoding(encoding: str) -> None:
     assert json.loads(done.stdout.decode(encoding)) == value
 
 
-@pytest.mark.parametrize("settings", [{"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "cp437"}])
-@pytest.mark.parametrize("words", [["recipes"], ["recipes", "tinybert"], ["--help"], ["bench", "\udcff\u2014"]])
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        *(
+            ({"LC_ALL": "C"}, words)
+            for words in (["recipes"], ["recipes", "tinybert"], ["--help"], ["bench", "\udcff\u2014"])
+        ),
+        ({"PYTHONIOENCODING": "ascii"}, ["recipes"]),
+        ({"PYTHONIOENCODING": "cp437"}, ["recipes"]),
+    ],
+)
 def test_a_terminal_that_is_not_utf_8_ends_no_command(settings: dict[str, str], words: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "compress", *map(os.fsencode, words)], capture_output=True, check=False,

@@ -3,11 +3,10 @@
 import json
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -36,7 +35,7 @@ from compress.records.run_report import Report
 from compress.trimming import model as tables
 from compress.trimming.model import Trimmed, trim_bundle, trim_checkpoint
 from compress.trimming.vocabulary import cut
-from tests import command, tiny
+from tests import command, forks, tiny
 
 CORPUS = ("the film was good and the actor was warm", "a dull plot, never fun!", "slowly starring the actors")
 OTHER = "this story is quite sad but great; unseen words like zebra"
@@ -322,17 +321,20 @@ def test_a_loss_of_score_is_told_and_the_bundle_kept_and_marked(
     assert kept.title == "out"
 
 
+def dies_before_it_is_certified(bundle: Path, out: Path, data: str, home: str) -> None:
+    os.environ["COMPRESS_HOME"] = home
+    with mock.patch("compress.commands.trim.certified", lambda *_, **__: os._exit(9)):
+        trim(str(bundle), out, data=data)
+
+
 def test_a_kill_before_it_is_certified_leaves_nothing_and_the_same_command_works(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, tmp_path: Path, home: Path
 ) -> None:
     data, out = tiny.reviews(tmp_path / "reviews"), tmp_path / "out"
-    program = (
-        "import os, sys; from pathlib import Path; from compress.commands import trim as measured;"
-        "measured.certified = lambda *_, **__: os._exit(9);"
-        f"measured.trim({str(bundle.path)!r}, Path({str(out)!r}), data={data!r})"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(tables.__file__).parents[2])}
-    assert subprocess.run([sys.executable, "-c", program], check=False, env=environment).returncode == 9
+    child = forks.context().Process(target=dies_before_it_is_certified, args=(bundle.path, out, data, str(home)))
+    child.start()
+    child.join(120)
+    assert child.exitcode == 9
     assert not out.exists()
     assert command.partial(tmp_path) != [], "the kill left its work beside"
     assert all(proof.certified for proof in trim(str(bundle.path), out, data=data).certificates)

@@ -16,6 +16,8 @@ from tests import command, tiny
 from tests.command import Shelf, accepted, refused
 from tests.test_recipe import GOOD, written
 
+pytestmark = pytest.mark.usefixtures("hastened")
+
 GOOD_LOSS = """
 import compress
 
@@ -198,11 +200,6 @@ def test_a_changed_function_makes_another_run(tmp_path: Path) -> None:
 
 
 # The command
-
-
-@pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf.fill(tmp_path_factory.mktemp("shelf"))
 
 
 def own(tmp_path: Path, **line: object) -> str:

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,9 @@ KEY = 3
 AXES: tuple[ObjectiveName, ...] = ("latency", "file_mb", "parameters")
 
 
-def render(template: str, script: str = "", **shown: Any) -> str:
-    """Render a template with these values, all text escaped; its one script is inside, and named by its hash.
-
-    A value that is lacking is an error of ours.
-    """
+@cache
+def _environment() -> Environment:
+    """Return the templates of the pages, each compiled once."""
     environment = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
@@ -44,12 +42,24 @@ def render(template: str, script: str = "", **shown: Any) -> str:
         lstrip_blocks=True,
     )
     environment.globals["units"] = units
+    return environment
+
+
+def render(template: str, script: str = "", **shown: Any) -> str:
+    """Render a template with these values, all text escaped; its one script is inside, and named by its hash.
+
+    A value that is lacking is an error of ours.
+    """
     code = (FOLDER / script).read_text(encoding="utf-8") if script else ""
     digest = "sha256-" + base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-    return environment.get_template(template).render(
-        script=Markup(code),  # ours, and named by its hash in the page's policy
-        script_hash=digest if code else "",
-        **shown,
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            script=Markup(code),  # ours, and named by its hash in the page's policy
+            script_hash=digest if code else "",
+            **shown,
+        )
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoModelForQuestionAnswering
 
 from compress.benchmark.jobs import timing_job
-from compress.benchmark.local import local, machine, race
+from compress.benchmark.local import local, race
 from compress.benchmark.remote import agent, runner
 from compress.benchmark.remote.link import Link
 from compress.errors import ExportError
@@ -23,7 +23,7 @@ from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
 from compress.exporters.session import open_session
 from compress.records.latency import DeviceError, Setting
-from tests import command, tiny
+from tests import tiny
 
 QUICK = {"rounds": 3, "runs": 5}
 
@@ -73,25 +73,6 @@ def test_a_load_that_stays_is_measured_though_both_passes_agree(folder: Path) ->
             other.kill()
     assert latency.other_load is not None and 0.2 < latency.other_load < 1.1
     assert "of 1 CPUs" in latency.busy
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--seq", "9999"), "64 positions"),
-        (("--seq", "0"), "seq is 0"),
-        (("--threads", "9999"), "--threads 9999"),
-        (("--batch", str(10**9)), "at most"),
-        (("--rounds", "1"), "--rounds"),
-    ],
-)
-def test_a_setting_that_cannot_be_measured_is_refused_with_a_sentence(
-    folder: Path, words: tuple[str, ...], said: str
-) -> None:
-    found = command.run("bench", str(folder / "shallow.onnx"), *words)
-    assert (found.code, found.out) == (2, "")
-    assert said in found.err
-    assert "Traceback" not in found.err
 
 
 def test_peak_memory_is_the_workers_own(folder: Path) -> None:
@@ -243,9 +224,3 @@ def test_wrong_questions_are_refused(folder: Path) -> None:
         race({"x": folder / "absent.onnx"}, [Setting()])
     with pytest.raises(DeviceError, match="expected at least 2 rounds"):
         race({"x": folder / "deep.onnx"}, [Setting()], rounds=1)
-
-
-def test_machine_says_what_it_is() -> None:
-    found = machine()
-    assert {"cpu", "cores", "load", "memory", "system"} <= found.keys()
-    assert all(isinstance(value, str) and value for value in found.values())

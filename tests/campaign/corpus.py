@@ -28,6 +28,38 @@ GOOD: Mapping[str, str] = {
 }
 HEAD = b"text\tlabel\n"
 ROWS = HEAD + b"a good film\tpositive\na bad film\tnegative\n" * 12
+SPOILT: Mapping[str, tuple[str, str, str]] = {
+    "loss": ("tinybert.hidden", "tinybert.hiden", "hiden"),
+    "loss-paper": ("tinybert.hidden", "tinybrt.hidden", "tinybrt"),
+    "loss-dots": ("tinybert.hidden", "..a.b", "..a.b"),
+    "loss-number": ("tinybert.hidden", "7", "7"),
+    "loss-private": ("tinybert.hidden", "tinybert._hidden", "_hidden"),
+    "loss-module": ("tinybert.hidden", "os.system", "os.system"),
+    "loss-main": ("tinybert.hidden", "unittest.__main__.main", "unittest"),
+    "loss-option": ("temperature: 2.0", "temprature: 2.0", "temprature"),
+    "loss-value": ("temperature: 2.0", "temperature: hot", "hot"),
+    "loss-negative": ("temperature: 2.0", "temperature: -1", "temperature"),
+    "loss-layers": ("layers: last", "layers: lest", "lest"),
+    "loss-heads": ("layers: last, heads: 2", "layers: last, heads: 0", "heads"),
+    "key": ("steps: 12", "stpes: 12", "stpes"),
+    "word": ("steps: 12", "steps: many", "steps"),
+    "zero": ("steps: 12", "steps: 0", "steps"),
+    "minus": ("steps: 12", "steps: -3", "steps"),
+    "half": ("steps: 12", "steps: 1.5", "steps"),
+    "batch": ("batch: 16", "batch: 0", "batch"),
+    "nan": ("lr: 1.0e-3", "lr: .nan", "lr"),
+    "inf": ("lr: 1.0e-3", "lr: .inf", "lr"),
+    "rate": ("lr: 1.0e-3", "lr: -1", "lr"),
+    "weight": ("weight: 0.5", "weight: much", "weight"),
+    "same": ("distill: prediction", "distill: intermediate", "intermediate"),
+    "path": ("distill: prediction", "distill: ../../prediction", "prediction"),
+    "heads": ("heads: 2}", "heads: 3}", "heads"),
+    "layers": ("layers: 1,", "layers: 0,", "layers"),
+    "family": ("student: {", "student: {family: brt, ", "brt"),
+    "init": ("student: {", "student: {init: nowhere, ", "nowhere"),
+    "objective": ("objective:", "objectives:", "objectives"),
+}
+"""Recipes: what is replaced in a good one, by what, and what must be said of it."""
 FILES: Mapping[str, bytes] = {
     # data
     "empty.tsv": b"",
@@ -68,40 +100,7 @@ FILES: Mapping[str, bytes] = {
     "above.yaml": b"extends: ../nowhere.yaml\n",
     "no-stages.yaml": RECIPE[: RECIPE.index("stages:")].encode() + b"stages: []\n",
     "no-paper.yaml": RECIPE[RECIPE.index("about:") :].encode(),
-    **{
-        f"{name}.yaml": RECIPE.replace(old, new, 1).encode()
-        for name, (old, new) in {
-            "loss": ("tinybert.hidden", "tinybert.hiden"),
-            "loss-paper": ("tinybert.hidden", "tinybrt.hidden"),
-            "loss-dots": ("tinybert.hidden", "..a.b"),
-            "loss-number": ("tinybert.hidden", "7"),
-            "loss-private": ("tinybert.hidden", "tinybert._hidden"),
-            "loss-module": ("tinybert.hidden", "os.system"),
-            "loss-main": ("tinybert.hidden", "unittest.__main__.main"),
-            "loss-option": ("temperature: 2.0", "temprature: 2.0"),
-            "loss-value": ("temperature: 2.0", "temperature: hot"),
-            "loss-negative": ("temperature: 2.0", "temperature: -1"),
-            "loss-layers": ("layers: last", "layers: lest"),
-            "loss-heads": ("layers: last, heads: 2", "layers: last, heads: 0"),
-            "key": ("steps: 12", "stpes: 12"),
-            "word": ("steps: 12", "steps: many"),
-            "zero": ("steps: 12", "steps: 0"),
-            "minus": ("steps: 12", "steps: -3"),
-            "half": ("steps: 12", "steps: 1.5"),
-            "batch": ("batch: 16", "batch: 0"),
-            "nan": ("lr: 1.0e-3", "lr: .nan"),
-            "inf": ("lr: 1.0e-3", "lr: .inf"),
-            "rate": ("lr: 1.0e-3", "lr: -1"),
-            "weight": ("weight: 0.5", "weight: much"),
-            "same": ("distill: prediction", "distill: intermediate"),
-            "path": ("distill: prediction", "distill: ../../prediction"),
-            "heads": ("heads: 2}", "heads: 3}"),
-            "layers": ("layers: 1,", "layers: 0,"),
-            "family": ("student: {", "student: {family: brt, "),
-            "init": ("student: {", "student: {init: nowhere, "),
-            "objective": ("objective:", "objectives:"),
-        }.items()
-    },
+    **{f"{name}.yaml": RECIPE.replace(old, new, 1).encode() for name, (old, new, _) in SPOILT.items()},
     # prompts and endpoints
     "p-empty.yaml": b"",
     "p-label.yaml": b"template: '{{ text }}'\nlabels: {a: b, c: d}\n",
@@ -190,20 +189,11 @@ _TEACHERS = """
     --teacher {bad}/checkpoint-code | checkpoint-code
     --teacher "" | config.json
 """
-_RECIPES = "".join(f"--recipe {{bad}}/{name} | {word}\n" for name, word in {
-    "empty.yaml": "mapping", "list.yaml": "list.yaml", "open.yaml": "yaml", "tab.yaml": "yaml",
-    "deep.yaml": "deep.yaml", "bomb.yaml": "bomb.yaml", "python.yaml": "python.yaml", "latin1.yaml": "latin1.yaml",
-    "twice.yaml": "about",
-    "self.yaml": "self", "above.yaml": "nowhere", "no-stages.yaml": "stages", "no-paper.yaml": "paper",
-    "loss.yaml": "hiden", "loss-paper.yaml": "tinybrt", "loss-dots.yaml": "..a.b", "loss-number.yaml": "7",
-    "loss-private.yaml": "_hidden", "loss-module.yaml": "os.system", "loss-main.yaml": "unittest",
-    "loss-value.yaml": "hot",
-    "loss-option.yaml": "temprature", "loss-negative.yaml": "temperature", "loss-layers.yaml": "lest",
-    "loss-heads.yaml": "heads", "key.yaml": "stpes", "word.yaml": "steps", "zero.yaml": "steps", "minus.yaml": "steps",
-    "half.yaml": "steps", "batch.yaml": "batch", "nan.yaml": "lr", "inf.yaml": "lr", "rate.yaml": "lr",
-    "weight.yaml": "weight", "same.yaml": "intermediate", "path.yaml": "prediction", "heads.yaml": "heads",
-    "layers.yaml": "layers", "family.yaml": "brt", "init.yaml": "nowhere", "objective.yaml": "objectives",
-    "nowhere.yaml": "nowhere.yaml",
+_RECIPES = "".join(f"--recipe {{bad}}/{name}.yaml | {word}\n" for name, word in {
+    "empty": "mapping", "list": "list.yaml", "open": "yaml", "tab": "yaml", "deep": "deep.yaml", "bomb": "bomb.yaml",
+    "python": "python.yaml", "latin1": "latin1.yaml", "twice": "about", "self": "self", "above": "nowhere",
+    "no-stages": "stages", "no-paper": "paper", "nowhere": "nowhere.yaml",
+    **{name: word for name, (*_, word) in SPOILT.items()},
 }.items())  # fmt: skip
 _BUNDLES = """
     {bad}/nowhere | nowhere

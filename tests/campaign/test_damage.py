@@ -10,7 +10,7 @@ import pytest
 
 from tests.campaign import process, works
 from tests.campaign.accidents import Dies
-from tests.campaign.cases import WHOLE, Record, draw, record
+from tests.campaign.cases import WHOLE, Record, draw, record, sample
 from tests.campaign.reference import Reference
 from tests.campaign.works import AFTER, WORKS
 
@@ -69,8 +69,10 @@ def chosen(files: Sequence[Path], most: int, *of: object) -> list[Path]:
     return draw("damage", *of).sample(list(files), count)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", SUBJECTS if WHOLE else [name for name in SUBJECTS if name != "search"])
+CASES = [(name, damage) for name in SUBJECTS for damage in DAMAGES]
+
+
+@pytest.mark.parametrize(("name", "damage"), sample(CASES, 8, quick=[case for case in CASES if case[0] != "search"]))
 def test_damaged_works(
     reference: Reference,
     tmp_path: Path,
@@ -104,7 +106,7 @@ def test_damaged_works(
     record(record_property, f"damaged: {name}", len(tried), faults)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", sample(DAMAGES, 2))
 def test_damaged_bundles(
     reference: Reference,
     tmp_path: Path,

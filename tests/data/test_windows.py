@@ -1,6 +1,7 @@
 """Rows of questions and of words: every answer and every word is seen, where it is, whatever the text is made of."""
 
 import os
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,13 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_file=str(HERE / name / "tokenizer.json"), **special)
 
 
+@cache
+def plain(name: str) -> Tokenizer:
+    return windows.plain(tokenizer(name).backend_tokenizer)
+
+
 def asked(name: str, question: str, context: str, max_length: int) -> list[windows.QuestionWindow]:
-    (found,) = windows.read_questions(
-        windows.plain(tokenizer(name).backend_tokenizer), [question], [context], max_length
-    )
+    (found,) = windows.read_questions(plain(name), [question], [context], max_length)
     return found
 
 
@@ -123,7 +127,7 @@ def test_no_room_and_no_place_for_no_answer_are_refused() -> None:
 @pytest.mark.parametrize("max_length", [8, 16, 17, 33, 256])
 def test_every_word_is_judged_once_at_its_first_token(name: str, max_length: int) -> None:
     words = ["Zoë's", "@user", "🙂", "U.S.", "the", "movies", "ﬁsh", "東京", "\u200b", "well-known"] * 6
-    given = windows.plain(tokenizer(name).backend_tokenizer)
+    given = plain(name)
     (found,) = windows.read_words(given, [words], max_length)
     judged = [word for window in found for word in window.word if word >= 0]
     silent = {n for n, word in enumerate(words) if not given.encode(word, add_special_tokens=False).ids}
@@ -195,7 +199,7 @@ def test_a_tokenizer_that_does_not_know_where_tokens_come_from_is_refused() -> N
 
 
 def test_tokens_of_words_are_those_of_running_text() -> None:
-    given = windows.plain(tokenizer("roberta-base").backend_tokenizer)
+    given = plain("roberta-base")
     ((window,),) = windows.read_words(given, [["New", "York", "is", "big"]], 64)
     assert window.row.ids[1:-1] == given.encode(" New York is big", add_special_tokens=False).ids
     assert np.flatnonzero(np.array(window.word) >= 0).tolist() == [1, 2, 3, 4]

@@ -7,28 +7,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_model, save_model
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 from transformers import AutoModel, DebertaV2Model
 
 from compress.data.constants import IGNORE_INDEX
-from compress.data.masking import Words
 from compress.errors import ObjectiveError, StudentError
 from compress.papers import deberta, deberta_v3, electra
 from compress.papers.bert import masked_lm
 from compress.training.stage import train
 from tests import learning, tiny
-
-WORDS = Words.from_tokenizer(tiny.tokenizer())
-
-
-def corrupted(lengths: tuple[int, ...] = (12, 9, 5)) -> dict[str, Tensor]:
-    torch.manual_seed(3)
-    return electra.mask(tiny.batch(lengths), WORDS, rate=0.4, masked=1.0)
-
-
-def has_gradient(module: nn.Module) -> set[str]:
-    return {name for name, each in module.named_parameters() if each.grad is not None and each.grad.any()}
+from tests.papers.test_deberta import WORDS, corrupted, has_gradient
 
 
 def encoder(seed: int = 0, **changes: Any) -> Any:

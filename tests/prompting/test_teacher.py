@@ -21,6 +21,8 @@ from tests.prompting import speakers
 from tests.prompting.speakers import Told
 from tests.unshipped import Trained
 
+pytestmark = pytest.mark.usefixtures("hastened")
+
 KNOWS = {"good": (-2.5, -0.5), "bad": (-0.5, -2.5)}
 PROMPT = """
 template: "Review: {{ text }}\\nSentiment: {{ label }}"

@@ -155,28 +155,29 @@ def test_what_it_depends_on_is_what_it_is_kept_by(home: Path) -> None:
 # By several processes
 
 
-def test_two_processes_find_what_one_does(tmp_path: Path) -> None:
+TOGETHER: Mapping[str, Mapping[str, Any]] = {
+    "molchanov.taylor": {}, "minitron.activation": {}, "li.magnitude": {},
+    "movement.movement": {"steps": 3, "lr": 1e-2},
+}  # fmt: skip
+
+
+def test_two_processes_find_what_one_does_and_stop_where_they_would_keep_other_units(tmp_path: Path) -> None:
     """Also movement, whose processes train together. Each has a cache of its own; afterwards only the first has it."""
-    for name in ("molchanov.taylor", "minitron.activation", "li.magnitude", "movement.movement"):
-        options = {"steps": 3, "lr": 1e-2} if name == "movement.movement" else {}
-        together(_rates, tmp_path, name, options)
-        one, other = (load_file(tmp_path / f"{rank}.safetensors") for rank in range(2))
+    together(tmp_path)
+    for name, options in TOGETHER.items():
+        one, other = (load_file(tmp_path / f"{name}-{rank}.safetensors") for rank in range(2))
         alone = measured.rated(name, tiny.bert(3), batch=4, **options)
         assert all(torch.equal(one[key], other[key]) for key in one)
         for group, vector in alone.items():
             found, scale = one[str(group)], vector.abs().max()
             torch.testing.assert_close(found / scale, vector / scale, rtol=1e-3, atol=1e-4, msg=str(group))
-    assert list((tmp_path / "home-0" / "importance").iterdir())
+    assert len(list((tmp_path / "home-0" / "importance").iterdir())) == len(TOGETHER)
     assert not (tmp_path / "home-1").exists()
-
-
-def test_processes_that_would_keep_other_units_stop(tmp_path: Path) -> None:
-    together(_disagrees, tmp_path)
     for rank in range(2):
         assert (tmp_path / f"{rank}.txt").read_text() == "processes keep different units"
 
 
-def together(target: Any, folder: Path, *arguments: Any) -> None:
+def together(folder: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -185,7 +186,7 @@ def together(target: Any, folder: Path, *arguments: Any) -> None:
     for rank in range(2):
         named = {"RANK": str(rank), "LOCAL_RANK": str(rank), "CUDA_VISIBLE_DEVICES": ""}
         home = {"COMPRESS_HOME": str(folder / f"home-{rank}")}
-        child = forks.context().Process(target=_begins, args=(shared | named | home, target, folder, rank, arguments))
+        child = forks.context().Process(target=_rates, args=(shared | named | home, folder, rank))
         child.start()
         started.append(child)
     for child in started:
@@ -193,29 +194,22 @@ def together(target: Any, folder: Path, *arguments: Any) -> None:
         assert child.exitcode == 0
 
 
-def _begins(environment: dict[str, str], target: Any, folder: Path, rank: int, arguments: tuple[Any, ...]) -> None:
+def _rates(environment: dict[str, str], folder: Path, rank: int) -> None:
     from accelerate import PartialState
 
     os.environ.update(environment)
     assert PartialState(cpu=True).num_processes == 2
-    target(folder, rank, *arguments)
-
-
-def _rates(folder: Path, rank: int, name: str, options: Mapping[str, Any]) -> None:
-    found = measured.rated(name, tiny.bert(3), batch=4, **options)
-    kept = choose(
-        SlicePlan.from_model(tiny.bert(3)), found, Sizes.from_request(tiny.bert(3).config, ffn=0.5, heads=2, hidden=16)
-    )
-    importance.check_agreement(kept)
-    save_file({str(group): vector for group, vector in found.items()}, folder / f"{rank}.safetensors")
-
-
-def _disagrees(folder: Path, rank: int) -> None:
-    kept = Kept(Sizes.from_config(tiny.bert(3).config), (0, 1), {Group("ffn", "0"): torch.tensor([rank])})
-    try:
-        importance.check_agreement(kept)
-    except PruneError as error:
-        (folder / f"{rank}.txt").write_text(str(error).partition(":")[0])
+    model = tiny.bert(3)
+    plan, sizes = SlicePlan.from_model(model), Sizes.from_request(model.config, ffn=0.5, heads=2, hidden=16)
+    for name, options in TOGETHER.items():
+        found = measured.rated(name, tiny.bert(3), batch=4, **options)
+        importance.check_agreement(choose(plan, found, sizes))
+        save_file({str(group): vector for group, vector in found.items()}, folder / f"{name}-{rank}.safetensors")
+    with pytest.raises(PruneError) as error:
+        importance.check_agreement(
+            Kept(Sizes.from_config(model.config), (0, 1), {Group("ffn", "0"): torch.tensor([rank])})
+        )
+    (folder / f"{rank}.txt").write_text(str(error.value).partition(":")[0])
 
 
 # What cannot be

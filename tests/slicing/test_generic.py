@@ -1,17 +1,22 @@
 """The generic engine: what is said to work loads and computes the same; everything else is an error."""
 
+import inspect
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from compress.errors import PruneError
 from compress.slicing import torch_pruning as engine
 from compress.slicing.torch_pruning import prune_generic
-from tests.slicing import families, unplanned
+from tests import tiny
+from tests.slicing import families, their_pruner, unplanned
+
+BATCH = tiny.batch((6, 6))
 
 
 @pytest.mark.parametrize("family", unplanned.WORKING)
@@ -76,3 +81,42 @@ def test_importance_by_gradients_keeps_what_the_loss_needs() -> None:
 def test_what_cannot_be_is_said_before_it_is_tried(build: Any, asked: dict[str, Any], said: str) -> None:
     with pytest.raises(PruneError, match=said):
         prune_generic(build(), unplanned.batch("camembert"), **{"share": 0.5, **asked})
+
+
+@pytest.mark.parametrize(("share", "heads"), [(0.25, 1), (0.75, 3)])
+def test_widths_are_exact(share: float, heads: int) -> None:
+    config = prune_generic(unplanned.model("camembert"), BATCH, share=share).config
+    assert (config.num_attention_heads, config.hidden_size, config.intermediate_size) == (heads, 8 * heads, 16 * heads)
+
+
+def test_a_pooler_that_nothing_was_asked_of_is_cut_along() -> None:
+    small = prune_generic(unplanned.model("camembert", head=AutoModel), BATCH, share=0.5)
+    assert small(**BATCH).pooler_output.shape == (2, 16)
+
+
+def test_models_with_frozen_embeddings_are_pruned_whole() -> None:
+    whole = unplanned.model("camembert")
+    whole.roberta.embeddings.requires_grad_(False)
+    with torch.no_grad():  # in which the library alone stops
+        small = prune_generic(whole.train(), BATCH, share=0.5)
+    assert small.training
+    assert whole.training
+    assert not any(parameter.requires_grad for parameter in small.roberta.embeddings.parameters())
+    assert all(parameter.requires_grad for parameter in small.roberta.encoder.parameters())
+
+
+def test_the_source_keeps_its_parameters_and_the_library_no_model() -> None:
+    """It replaces parameters, and holds models in the default of an argument."""
+    whole = unplanned.model("camembert")
+    before = {name: (parameter, parameter.clone()) for name, parameter in whole.named_parameters()}
+    prune_generic(whole, BATCH, share=0.5)
+    for name, parameter in whole.named_parameters():
+        assert parameter is before[name][0]
+        assert torch.equal(parameter, before[name][1])
+    defaults = inspect.signature(their_pruner.torch_pruning.pruner.BasePruner.__init__).parameters
+    assert defaults["out_channel_groups"].default == {}
+
+
+def test_a_refusal_names_the_version_of_the_package() -> None:
+    with pytest.raises(PruneError, match=f"torch-pruning {version('torch-pruning')}"):
+        prune_generic(unplanned.model("convbert"), BATCH, share=0.5)

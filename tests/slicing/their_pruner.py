@@ -1,10 +1,9 @@
-"""torch-pruning called as its users have to: what is right in it is our oracle, what is not is a test of ours."""
+"""torch-pruning called as its users have to: what is right in it is our oracle."""
 
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
@@ -64,32 +63,3 @@ def with_config(model: Any) -> Any:
 
 def sizes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-
-
-def accumulated(model: Any, losses: list[Tensor]) -> Any:
-    """Its Hessian importance after the backward passes of these losses, one after another."""
-    scorer = torch_pruning.importance.GroupHessianImportance()
-    for loss in losses:
-        model.zero_grad()
-        loss.backward(retain_graph=True)
-        scorer.accumulate_grad(model)
-    return scorer
-
-
-def activations(model: Any, batches: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """What its activation importance holds for each linear layer after these batches."""
-    scorer = torch_pruning.importance.ActivationImportance()
-    with torch.no_grad(), scorer.compute_importance(model):
-        for batch in batches:
-            model(**batch)
-    return {name: module._importance for name, module in model.named_modules() if hasattr(module, "_importance")}
-
-
-def importance_of(model: Any, batch: Mapping[str, Tensor], layer: nn.Linear) -> Tensor:
-    """Its magnitude of the outputs of a layer, over all that hangs together with them."""
-    made = pruner(model, batch)
-    group = made.DG.get_pruning_group(
-        layer, torch_pruning.prune_linear_out_channels, idxs=list(range(layer.out_features))
-    )
-    found: Tensor = made.importance(group)
-    return found
