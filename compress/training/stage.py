@@ -30,6 +30,7 @@ from compress.data.masking import Words, counts
 from compress.errors import DamagedError, RecipeError
 from compress.io import filled, verify
 from compress.models.checkpoints import save_tokenizer
+from compress.models.dropout import draw_faster
 from compress.models.precision import cast_linear_layers
 from compress.models.signals import ATTENTION
 from compress.models.teacher import Teacher
@@ -101,6 +102,7 @@ def train(
     """
     folder = run.stage(stage.name)
     console = console or Console(quiet=True)
+    draw_faster(step.student)
     order = batches(stage, rows, run.seed)
     if stage.lr == "auto":
         stage = stage.model_copy(update={"lr": learning_rate(Shape.from_config(step.student.config).hidden)})
