@@ -23,7 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from compress.errors import ObjectiveError
-from compress.models.dropout import drop
+from compress.models.dropout import draw_faster, drop
 
 NAMES = ("logits", "pair", "embeddings", "layers", "encoder_layers", "scores", "queries", "keys", "values")
 LAYERED = frozenset({"layers", "encoder_layers", "scores", "queries", "keys", "values"})
@@ -269,6 +269,13 @@ def open_attention(model: nn.Module) -> None:
                 "model.gradient_checkpointing_enable({'use_reentrant': False})"
             )
     if not _disentangled(model) and model.config._attn_implementation != "tap":  # type: ignore[union-attr]
+        model.set_attn_implementation("tap")  # type: ignore[operator]
+
+
+def train_faster(model: nn.Module) -> None:
+    """Let a model that would use torch's SDPA and dropout compute the same by `_tap` and `compress.models.dropout`."""
+    draw_faster(model)
+    if getattr(model.config, "_attn_implementation", None) == "sdpa":
         model.set_attn_implementation("tap")  # type: ignore[operator]
 
 
