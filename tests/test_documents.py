@@ -21,7 +21,7 @@ from compress import Distillation, Term
 from compress.cli import app
 from compress.config.loader import folder
 from compress.config.recipe import Recipe
-from compress.models.init_weights import APART, KNOWN, WHOLE
+from compress.models.init_weights import APART, KNOWN, SLICED, WHOLE
 from compress.pruning import l0
 from compress.slicing import rules
 from tests import command, learning, tiny
@@ -56,7 +56,7 @@ def test_the_table_of_families_says_what_the_code_can() -> None:
     def saying(column: int, *words: str) -> set[str]:
         return {family for family, row in rows.items() if row[column].startswith(words)}
 
-    assert saying(1, "layers and units") == {*KNOWN, *APART}
+    assert saying(1, "layers and units") == {*KNOWN, *APART, *SLICED}
     assert saying(1, "whole layers") == set(WHOLE)
     assert saying(2, "yes") == {*KNOWN, *APART}
     assert saying(3, "yes") == set(rules.FAMILIES)

@@ -221,11 +221,9 @@ def resize_config(config: Any, sizes: Sizes, *, layers: Sequence[int] | None = N
 
     layers: which of the model's these are, where layers are of several kinds; None: evenly spread.
     """
-    whole = Shape.from_config(config)
-    kinds = layer_kinds(config, layers or select_layers("even", sizes.layers, whole.layers))
-    config = copy.deepcopy(config)
-    if kinds is not None:
-        config.layer_types = kinds
+    whole, config = Shape.from_config(config), copy.deepcopy(config)
+    if getattr(config, "layer_types", None):
+        config.layer_types = layer_kinds(config, layers or select_layers("even", sizes.layers, whole.layers))
     config._attn_implementation = None  # the fastest there is, whatever the source was opened with
     if getattr(config, "activation_ranges", None):
         config.activation_ranges = None  # learned for other layers

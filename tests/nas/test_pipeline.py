@@ -295,7 +295,8 @@ def test_a_search_stopped_in_every_phase_goes_on(
         told = command.run(*shelf.words(out, *resumed))
         mend()
         assert told.code == 130, (name, told.err, told.out)
-        assert f"--out {out} --resume" in told.err
+        assert f"--out {out} " in told.err
+        assert told.err.endswith("--resume\n")
         assert {path: path.read_bytes() for path in done} == done, "what was done is not done again"
         done |= {path: path.read_bytes() for path in kept(out)}
         if name.endswith(":_keep"):
