@@ -30,7 +30,7 @@ def written(folder: Path, pooling: Pooling, *, family: str = "bert", **changed: 
         "encoder": encoder,
         "tokenizer": tiny.tokenizer(),
         "max_length": 12,
-        "name": "a *tiny* one",
+        "card": {"name": "a *tiny* one"},
         "texts": TEXTS,
     }
     return write(folder, pooling=pooling, **{**parts, **changed})
