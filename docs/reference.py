@@ -52,7 +52,7 @@ CONTROLS = {
     "without step": "the same stages without the mechanism",
     "n-gram": "a bigram model of the rows that it read",
 }
-FIGURES = {"score": ("accuracy", "{:.1%}"), "nats": ("nats a token", "{:.2f}"), "kl": ("KL to the teacher", "{:.2f}")}
+FIGURES = {"score": ("accuracy", "{:.1%}"), "nats": ("nats a token", "{:.2f}"), "kl": ("KL to the teacher", "{:.4f}")}
 
 
 def tried() -> str:
@@ -74,7 +74,8 @@ def tried() -> str:
         figure, (unit, form) = next(item for item in FIGURES.items() if item[0] in sides["recipe"][0])
         ours, control = (form.format(fmean(run[figure] for run in sides[side])) for side in ("recipe", "control"))
         scale = 100 if figure == "score" else 1
-        lead = f"{scale * each['lead']:+.2f} ({scale * each['standard_error']:.2f})"
+        digits = 4 if figure == "kl" else 2
+        lead = f"{scale * each['lead']:+.{digits}f} ({scale * each['standard_error']:.{digits}f})"
         minutes = sum(run["minutes"] for run in sides["recipe"])
         parts.append(
             f"| `{name}` | {CONTROLS[each['control']]} | {unit} | {ours} | {control} | {lead} | {minutes:.0f} | "
