@@ -80,7 +80,7 @@ def option_of(command: str, option: str) -> str | None:
         words = shlex.split(command)
     except ValueError:  # of an odd quotation mark: it was not written by `command_line`
         return None
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in zip(words, [*words, ""][1:], strict=True):
         if word == option and after:
             return after
         if word.startswith(f"{option}="):

@@ -130,7 +130,8 @@ class Bundle:
             words = ["export", str(self.path), "--precision", precision]
             if precision == "int8" and (self.path / REPORT).is_file():
                 report = self.report()
-                words = ["quantize", str(self.path), "--data", option_of(report.command, "--data") or report.data]
+                if data := option_of(report.command, "--data") or report.data:
+                    words = ["quantize", str(self.path), "--data", data]
             make = "write or copy the bundle again"
             make = make if precision == "fp32" else f"make it with: {shlex.join(['compress', *words])}"
             raise BundleError(f"{self.path}: has no {precision} file; it has {', '.join(self.files())}; {make}")
