@@ -13,7 +13,7 @@ PURPOSES: Final = {
     "pretraining": "Pre-training on text of your own",
 }
 FURTHER: Final = (
-    "one in full, when to choose it, what it needs and costs: compress recipes tinybert",
+    "one in full, when to choose it, what it costs: compress recipes tinybert",
     "which is taken where none is named, and why: compress recipes auto",
     "what each makes of a teacher, in size and cost: compress students minilm",
 )
