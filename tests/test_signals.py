@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from compress.errors import ObjectiveError
 from compress.exporters.onnx import LOOKS_BACK
-from compress.models.signals import ATTENTION, NAMES, open_attention, read
+from compress.models.signals import ATTENTION, NAMES, LayerAttention, Signals, _tap, open_attention, read
 from tests import tiny
 
 ALL = frozenset(NAMES)
@@ -55,7 +56,47 @@ def test_reading_leaves_the_logits_as_they_are(family: str) -> None:
     plain = tiny.model(family)(**batch).logits
     shown = read(opened(family), batch, ALL).logits
     assert shown is not None
-    assert torch.equal(shown, plain)
+    torch.testing.assert_close(shown, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tokens", [3, 16, 21])
+def test_attention_written_out_is_that_of_torch(tokens: int, dtype: torch.dtype) -> None:
+    """Values, and gradients of values and scores together; a token that looks at nothing is a pad and not compared."""
+    torch.manual_seed(0)
+    seen_BLL = torch.rand(2, 1, tokens, tokens) < 0.7
+    seen_BLL[..., 0] = True
+    found = []
+    inputs = [torch.randn(2, tokens, 4, 8, dtype=dtype).transpose(1, 2) for _ in "qkv"]
+    for attend in (_tap, sdpa_attention_forward):
+        query, key, value = (each.clone().requires_grad_() for each in inputs)
+        for mask in (seen_BLL, None):
+            tap: list[LayerAttention] = []
+            more = {"tap": tap} if attend is _tap else {}
+            out, _ = attend(nn.Module(), query, key, value, mask, scaling=8**-0.5, is_causal=False, **more)
+            scores = (
+                (query * 8**-0.5) @ key.mT
+                if attend is not _tap
+                else Signals(torch.ones(2), attention=tuple(tap)).scores[0]
+            )
+            found += [out, *torch.autograd.grad(out.pow(2).sum() + scores.pow(2).sum(), (query, key, value))]
+            if attend is _tap:
+                assert tap[0].scores_BHLL is not None, "it is the one written out"
+    half = len(found) // 2
+    close = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
+    for mine, expected in zip(found[:half], found[half:], strict=True):
+        torch.testing.assert_close(mine, expected, **close)
+
+
+def test_attention_drops_weights_as_often_as_it_is_told() -> None:
+    """With equal weights and values of 1, the outputs tell how many of 16 weights were kept."""
+    query = torch.zeros(64, 2, 16, 8)
+    torch.manual_seed(0)
+    out, _ = _tap(nn.Module(), query, query, torch.ones(64, 2, 16, 8), None, is_causal=False, dropout=0.25)
+    kept = out[..., 0] * 0.75 * 16
+    torch.testing.assert_close(kept, kept.round(), atol=1e-4, rtol=0)
+    assert float(kept.mean()) == pytest.approx(12, abs=0.2)
+    assert float(kept.var()) == pytest.approx(16 * 0.25 * 0.75, rel=0.15)
 
 
 @torch.no_grad()
@@ -114,7 +155,7 @@ def test_every_head_shows_the_same_layers(family: str, head: Any) -> None:
     model = opened(family, head=head)
     shown = read(model, batch, ALL - {"logits", "pair"})
     expected = getattr(model, "base_model", model)(**batch, output_hidden_states=True).hidden_states
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(shown.layers, expected[1:], strict=True))
+    assert all(torch.allclose(mine, theirs, atol=1e-5) for mine, theirs in zip(shown.layers, expected[1:], strict=True))
     assert len(shown.scores) == 2
 
 

@@ -13,7 +13,7 @@ from compress.config.term import Term
 from compress.data.collate import Collate
 from compress.errors import ObjectiveError
 from compress.io import CHECKSUMS
-from compress.models.signals import Signals, read
+from compress.models.signals import Signals, open_attention, read
 from compress.models.teacher import Teacher
 from compress.training import schedule
 from compress.training import teacher_cache as caches
@@ -23,8 +23,9 @@ from compress.training.teacher_cache import TeacherCache, teacher_cache
 from tests import learning, tiny
 from tests.damage import damaged
 
-WANTS = frozenset({"logits", "embeddings", "layers"})
+WANTS = frozenset({"logits", "embeddings", "layers", "scores"})
 CACHEABLE = (
+    Term("tinybert.attention"),
     Term("hinton.soft_targets", 0.5, options={"temperature": 2.0}),
     Term("bert.labels", 0.5),
     Term("tinybert.embeddings", project=True),
@@ -47,15 +48,24 @@ def opened(
     return teacher_cache(teacher, learning.rows(), learning.collate(), entry, wants=wants, layers=layers, batch=4)
 
 
+def attended() -> Any:
+    teacher = tiny.model("bert", layers=4, seed=2)
+    open_attention(teacher)
+    return teacher
+
+
 def assert_same(cached: Signals, online: Signals, layers: Sequence[int]) -> None:
     """At real tokens; what stands at pads is nobody's business."""
     real = online.mask_BL.bool()
-    assert cached.logits is not None
-    assert online.logits is not None
+    assert (cached.logits is None) == (online.logits is None)
     torch.testing.assert_close(cached.logits, online.logits, rtol=0, atol=1e-5)
     torch.testing.assert_close(cached.embeddings[real], online.embeddings[real], rtol=0, atol=1e-5)
+    pairs = real[:, :, None] & real[:, None, :]
     for layer in layers:
         torch.testing.assert_close(cached.layers[layer][real], online.layers[layer][real], rtol=0, atol=1e-5)
+        if online.attention:
+            found, expected = (each.scores[layer].permute(0, 2, 3, 1)[pairs] for each in (cached, online))
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("chosen", [range(22), [21, 0, 9, 4, 5], [13]], ids=["all", "across shards", "one"])
@@ -66,7 +76,7 @@ def test_cached_is_online(tmp_path: Path, chosen: Sequence[int], shards: int) ->
     rows = learning.rows()
     batch = learning.collate()([rows[i] for i in chosen])
     with torch.no_grad():
-        online = read(tiny.model("bert", layers=4, seed=2), batch, WANTS)
+        online = read(attended(), batch, WANTS)
     assert_same(cache.signals(batch, WANTS), online, (1, 3))
 
 
@@ -111,7 +121,7 @@ def test_only_missing_and_damaged_shards_are_computed(
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
     batch = learning.collate()([learning.rows()[i] for i in (15, 19)])
     with torch.no_grad():
-        online = read(tiny.model("bert", layers=4, seed=2), batch, WANTS)
+        online = read(attended(), batch, WANTS)
     assert_same(again.signals(batch, WANTS), online, (1, 3))
 
 
@@ -124,6 +134,7 @@ def test_a_teacher_in_bfloat16_is_kept_in_half_of_the_bytes(tmp_path: Path) -> N
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         online = read(teacher, batch, WANTS)
     kept, real = cache.signals(batch, WANTS), online.mask_BL.bool()
+    assert kept.scores[3].dtype == torch.bfloat16
     assert kept.layers[3].dtype == torch.float32
     torch.testing.assert_close(kept.layers[3][real], online.layers[3].float()[real], rtol=2**-7, atol=1e-2)
 
@@ -136,7 +147,7 @@ def test_a_teacher_in_bfloat16_is_kept_in_half_of_the_bytes(tmp_path: Path) -> N
         ({"steps": None, "epochs": "auto"}, CACHEABLE, True),
         ({"steps": None, "epochs": "auto", "effort": "quick", "batch": 1}, CACHEABLE, False),
         ({"steps": 9, "corrupt": Call("bert.mask")}, CACHEABLE, False),
-        ({"steps": 9}, (*CACHEABLE, Term("tinybert.attention")), False),
+        ({"steps": 9}, (*CACHEABLE, Term("minilm.value_relations", options={"heads": 4})), False),
         ({"steps": 9, "head": "masked_lm"}, CACHEABLE, False),
     ],
 )
@@ -151,21 +162,23 @@ def test_auto_keeps_outputs_that_are_read_again_and_do_not_change(
     assert not cache_pays(stage, objective, teacher, learning.rows())
 
 
-def test_attention_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ObjectiveError, match=r"this objective reads scores, values; set cache_teacher: false"):
-        opened(tmp_path, wants=frozenset({"logits", "scores", "values"}))
+def test_queries_keys_and_values_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ObjectiveError, match=r"this objective reads queries, values; set cache_teacher: false"):
+        opened(tmp_path, wants=frozenset({"logits", "scores", "queries", "values"}))
 
 
-def test_tokens_are_found_behind_pads_too(tmp_path: Path) -> None:
-    """XLNet's tokenizer pads on the left."""
-    tokens, teacher, rows = tiny.tokenizer(), tiny.model("xlnet", seed=2), learning.rows()
+@pytest.mark.parametrize("family", ["xlnet", "roberta"])
+def test_tokens_are_found_behind_pads_too(tmp_path: Path, family: str) -> None:
+    """XLNet's tokenizer pads on the left. RoBERTa shows scores and does not count pads, but answers at the first."""
+    tokens, teacher, rows = tiny.tokenizer(), tiny.model(family, seed=2), learning.rows()
+    wants = WANTS - {"logits" if family == "roberta" else "scores"}
     tokens.padding_side = "left"
     collate = Collate(tokens)
-    cache = teacher_cache(teacher, rows, collate, tmp_path, wants=WANTS, layers=[0, 1], batch=4)
+    cache = teacher_cache(teacher, rows, collate, tmp_path, wants=wants, layers=[0, 1], batch=4)
     batch = collate([rows[i] for i in (2, 11, 20)])
     assert not batch["attention_mask"][:, 0].all()
     with torch.no_grad():
-        assert_same(cache.signals(batch, WANTS), read(teacher, batch, WANTS), (0, 1))
+        assert_same(cache.signals(batch, wants), read(teacher, batch, wants), (0, 1))
 
 
 def test_training_with_the_cache_is_training_without(tmp_path: Path, shards: int) -> None:

@@ -105,8 +105,8 @@ class Stage(Frozen):
     so where there is nothing to score). checkpoint: optimiser steps between checkpoints (left out: ten per stage, but
     200 steps apart at least).
     cache_teacher: keep the teacher's outputs on disk instead of computing them in every epoch. auto: where the stage
-    goes through its rows more than once, its objective reads no attention and no language model's logits, and they
-    take less than 2 GB.
+    goes through its rows more than once, its objective reads no language model's logits and of attention no more than
+    the scores, and they take less than 2 GB.
 
     data     task (labelled examples) or text (the corpus given, else the task's own sentences)
     head     what the model ends in; task and encoder (none) by default, as `data` is task or text

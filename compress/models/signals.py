@@ -17,11 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from compress.errors import ObjectiveError
+from compress.models.dropout import draw_faster, drop
 
 NAMES = ("logits", "pair", "embeddings", "layers", "encoder_layers", "scores", "queries", "keys", "values")
 LAYERED = frozenset({"layers", "encoder_layers", "scores", "queries", "keys", "values"})
@@ -31,7 +33,7 @@ ATTENTION = frozenset({"scores", "queries", "keys", "values"})
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """Hold one layer: queries, keys, values (B, H, L, K); `scores` where they are more than q k^T / sqrt d.
+    """Hold one layer: queries, keys, values (B, H, L, K); `scores` where known, or more than q k^T / sqrt d.
 
     Queries and keys are those that are multiplied: after their norms, and turned by the tokens' places where a family
     does so. Keys and values that a group of heads shares are repeated for each of them. seen_BLL: which tokens (last
@@ -113,13 +115,63 @@ def _tap(
     tap: list[LayerAttention] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Compute SDPA, and append its inputs to `tap`, a list passed down by the caller of the model."""
+    """Compute attention, and append its inputs to `tap`, a list passed down by the caller of the model.
+
+    On a CPU torch's SDPA is slow with dropout, and on few tokens; there the formula is written out, and its scores are
+    those of the signals. A model that is neither tapped nor trained computes what it did before it was opened, so that
+    a run that is continued has the same bits.
+    """
+    written = query.device.type == "cpu" and (tap is not None or kwargs.get("dropout"))
+    plain = _attend(module, query, key, value, attention_mask, **kwargs) if written else None
     if tap is not None:
         window, seen_B1LL = kwargs.get("sliding_window"), attention_mask
         local = window is not None and seen_B1LL is not None and window < key.shape[2]
         keys, values = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
-        tap.append(LayerAttention(query, keys, values, seen_BLL=seen_B1LL[:, 0] if local else None))  # type: ignore[index]
+        seen_BLL = seen_B1LL[:, 0] if local else None  # type: ignore[index]
+        tap.append(LayerAttention(query, keys, values, plain[1] if plain else None, seen_BLL))
+    if plain:
+        return plain[0], None
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+
+LONG = 32
+"""Tokens beyond which torch's SDPA is the faster one without dropout."""
+LANES = 16
+"""Float32 numbers in a vector: torch's softmax over fewer is done one by one, 8 times as slow."""
+
+
+def _attend(
+    module: nn.Module,
+    query_BHLK: Tensor,
+    key_BHLK: Tensor,
+    value_BHLK: Tensor,
+    mask_BLL: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor] | None:
+    """Return softmax(Q K^T / sqrt d + mask) V as (B, L, H, K), and the scores; None where SDPA has to, or does better.
+
+    `mask_BLL` is true, (B, 1, L, L), where tokens are looked at. Softmax is computed in float32.
+    """
+    tokens, scale = key_BHLK.shape[2], query_BHLK.shape[-1] ** -0.5
+    causal = mask_BLL is None and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    biased = position_bias is not None or (mask_BLL is not None and mask_BLL.dtype != torch.bool)
+    other = biased or causal or key_BHLK.shape[1] != query_BHLK.shape[1] or scaling not in (None, scale)
+    if other or (tokens > LONG and not dropout):
+        return None
+    scores_BHLL = (query_BHLK * scale) @ key_BHLK.mT
+    masked_BHLL = scores_BHLL.to(torch.promote_types(scores_BHLL.dtype, torch.float32))
+    if mask_BLL is not None:
+        lowest = torch.finfo(torch.float32).min
+        masked_BHLL = masked_BHLL + torch.zeros(mask_BLL.shape).masked_fill_(~mask_BLL, lowest)
+    filled = max(0, LANES - tokens)
+    weights_BHLL = pad(masked_BHLL, (0, filled), value=-math.inf).softmax(-1)[..., :tokens]
+    weights_BHLL = drop(weights_BHLL.to(value_BHLK.dtype), dropout)
+    return (weights_BHLL @ value_BHLK).transpose(1, 2).contiguous(), scores_BHLL
 
 
 AttentionInterface.register("tap", _tap)
@@ -235,6 +287,13 @@ def open_attention(model: nn.Module) -> None:
                 "model.gradient_checkpointing_enable({'use_reentrant': False})"
             )
     if not _disentangled(model) and model.config._attn_implementation != "tap":  # type: ignore[union-attr]
+        model.set_attn_implementation("tap")  # type: ignore[operator]
+
+
+def train_faster(model: nn.Module) -> None:
+    """Let a model that would use torch's SDPA and dropout compute the same by `_tap` and `compress.models.dropout`."""
+    draw_faster(model)
+    if getattr(model.config, "_attn_implementation", None) == "sdpa":
         model.set_attn_implementation("tap")  # type: ignore[operator]
 
 

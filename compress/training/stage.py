@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from accelerate import PartialState
@@ -31,7 +32,7 @@ from compress.errors import DamagedError, RecipeError
 from compress.io import filled, verify
 from compress.models.checkpoints import save_tokenizer
 from compress.models.precision import cast_linear_layers
-from compress.models.signals import ATTENTION
+from compress.models.signals import ATTENTION, train_faster
 from compress.models.teacher import Teacher
 from compress.slicing.shape import Shape
 from compress.training.context import TrainingContext
@@ -48,7 +49,7 @@ from compress.training.trainer import Corrupt, Score, StepTrainer, newest_checkp
 CHECKPOINT_STEPS = 200
 """Steps between checkpoints at least: to write, flush and hash one costs as much as several steps."""
 MOST_CACHED = 2_000_000_000
-"""Bytes of a teacher's hidden states, in bfloat16, that `cache_teacher: auto` keeps at most."""
+"""Bytes of a teacher's hidden states and attention scores, in bfloat16, that `cache_teacher: auto` keeps at most."""
 MANY_EPOCHS = 40
 """Passes over the same text beyond which nothing is learned: Muennighoff et al. 2023, arXiv:2305.16264, Sec. 6."""
 
@@ -101,6 +102,7 @@ def train(
     """
     folder = run.stage(stage.name)
     console = console or Console(quiet=True)
+    train_faster(step.student)
     order = batches(stage, rows, run.seed)
     if stage.lr == "auto":
         stage = stage.model_copy(update={"lr": learning_rate(Shape.from_config(step.student.config).hidden)})
@@ -409,13 +411,19 @@ def _keep(stage: Stage, student: PreTrainedModel, context: TrainingContext, run:
 
 def cache_pays(stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset) -> bool:
     """Return True if keeping the teacher's outputs is likely to save time, and takes less than MOST_CACHED."""
-    if stage.head not in ("task", "encoder") or stage.corrupt or stage.tokens or objective.teacher_wants & ATTENTION:
+    if stage.head not in ("task", "encoder") or stage.corrupt or stage.tokens:
+        return False
+    windowed = "sliding_attention" in (getattr(teacher.model.config, "layer_types", None) or ())
+    if objective.teacher_wants & (ATTENTION - {"scores"} if not windowed else ATTENTION):
         return False
     per_epoch = len(rows) // stage.batch
     steps = plan_length(stage, per_epoch).least if stage.open_ended else planned_steps(stage, per_epoch)
-    states = len({n for pairs in objective.pairs for _, n in pairs}) + ("embeddings" in objective.teacher_wants)
-    size = sum(rows["length"][:]) * teacher.model.config.hidden_size * states * 2
-    return steps > per_epoch and size < MOST_CACHED
+    wants, layers = objective.teacher_wants, len({n for pairs in objective.pairs for _, n in pairs})
+    lengths = np.asarray(rows["length"][:])
+    shape = Shape.from_config(teacher.model.config)
+    size = 2 * lengths.sum() * shape.hidden * (("embeddings" in wants) + ("layers" in wants) * layers)
+    size += 2 * (lengths**2).sum() * shape.heads * ("scores" in wants) * layers
+    return bool(steps > per_epoch and size < MOST_CACHED)
 
 
 def _cached(

@@ -4,14 +4,16 @@ One cache entry per (teacher, rows, what is read, precision), in shards of rows,
 `data.cache`) and memory-mapped.
 
 Logits are (rows, V), or (tokens, V) of a teacher that answers per token, float32; hidden states are (tokens, D), the
-rows' real tokens one after another, float32, or where the teacher computes in bfloat16 bfloat16 (int16 to NumPy).
+rows' real tokens one after another; attention scores are the (H, n, n) of each row's n tokens one after another. The
+latter two are float32, or where the teacher computes in bfloat16 bfloat16 (int16 to NumPy).
 
-Shapes: B batch, L tokens, D hidden, V classes.
+Shapes: B batch, L tokens, H heads, D hidden, V classes.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from torch import Tensor, nn
 from compress.data.cache import cached, part
 from compress.data.collate import Batching
 from compress.errors import ObjectiveError
-from compress.models.signals import ATTENTION, Signals, read
+from compress.models.signals import ATTENTION, LayerAttention, Signals, open_attention, read
+from compress.slicing.shape import Shape
 
 ENCODING = "2"
 """Part of every cache key: raise it when what is written of the same rows changes."""
@@ -40,6 +43,7 @@ class TeacherCache:
     logits    shards of (rows, V) or (tokens, V), empty when logits were not asked for
     hidden    hidden-state number (0: embeddings) -> shards of (tokens, D)
     states    how many hidden states the teacher has, embeddings included
+    scores    0-based layer -> shards of its rows' attention scores; heads: how many it has
     """
 
     lengths: NDArray[np.int64]
@@ -47,6 +51,13 @@ class TeacherCache:
     logits: tuple[NDArray[np.float32], ...]
     hidden: Mapping[int, tuple[NDArray[Any], ...]]
     states: int
+    scores: Mapping[int, tuple[NDArray[Any], ...]] = field(default_factory=dict)
+    heads: int = 0
+
+    @cached_property
+    def squares(self) -> NDArray[np.int64]:
+        """Return where each row's pairs of tokens begin within its shard."""
+        return _starts(self.lengths**2)
 
     @property
     def tokenwise(self) -> bool:
@@ -55,7 +66,7 @@ class TeacherCache:
         return bool(self.logits) and len(self.logits[0]) != rows
 
     def signals(self, batch: Mapping[str, Tensor], wants: frozenset[str]) -> Signals:
-        """Return the teacher's signals for this batch; hidden states are zero at pads, which no loss counts."""
+        """Return the teacher's signals for this batch; all of them are zero at pads, which no loss counts."""
         index, device = batch["index"].tolist(), batch["index"].device
         mask_BL = batch["attention_mask"]
         real_BL = mask_BL.bool().cpu().numpy()
@@ -66,18 +77,33 @@ class TeacherCache:
             for row, i in enumerate(index):
                 start = self.starts[i]
                 out_BLD[row, real_BL[row]] = shards[i // SHARD][start : start + self.lengths[i]]
-            kept_BLD = torch.from_numpy(out_BLD).to(device)
-            return (kept_BLD.view(torch.bfloat16) if kept_BLD.dtype == torch.int16 else kept_BLD).float()
+            return _as_tensor(out_BLD).to(device).float()
+
+        def spread_pairs(shards: Sequence[NDArray[Any]]) -> Tensor:
+            """Spread scores to (B, H, L, L), in the type that they are kept in."""
+            longest = mask_BL.shape[1]
+            out_BHLL = np.zeros((len(index), self.heads, longest, longest), dtype=shards[0].dtype)
+            for row, i in enumerate(index):
+                start, tokens = self.heads * squares[i], self.lengths[i]
+                real = slice(first := int(real_BL[row].argmax()), first + tokens)
+                block = shards[i // SHARD][start : start + self.heads * tokens**2]
+                out_BHLL[row, :, real, real] = block.reshape(self.heads, tokens, tokens)
+            return _as_tensor(out_BHLL).to(device)
 
         logits = None
         if self.logits and self.tokenwise:
             logits = spread(self.logits)
         elif self.logits:
             logits = torch.from_numpy(np.stack([self.logits[i // SHARD][i % SHARD] for i in index])).to(device)
+        squares = self.squares
         hidden: list[Any] = [None] * self.states
         for state, shards in self.hidden.items():
             hidden[state] = spread(shards)
-        return Signals(mask_BL, logits, tuple(hidden))
+        nothing = torch.empty(0)
+        attention = [LayerAttention(nothing, nothing, nothing, nothing)] * (self.states - 1 if self.scores else 0)
+        for layer, shards in self.scores.items():
+            attention[layer] = LayerAttention(nothing, nothing, nothing, spread_pairs(shards))
+        return Signals(mask_BL, logits, tuple(hidden), tuple(attention))
 
 
 def of_logits(logits_NV: NDArray[np.float32], rows: Dataset) -> TeacherCache:
@@ -108,33 +134,45 @@ def teacher_cache(
 ) -> TeacherCache:
     """Open the cache entry `folder`, computing the shards it lacks. `layers`: 0-based teacher layers that are read.
 
-    Raises ObjectiveError when attention is wanted: scores grow with the square of the length and are cheaper to
-    compute than to read.
+    Raises ObjectiveError when queries, keys or values are wanted.
     """
-    if wants & ATTENTION:
+    if others := (wants & ATTENTION) - {"scores"}:
         raise ObjectiveError(
-            "cache_teacher keeps logits and hidden states, but this objective reads "
-            f"{', '.join(sorted(wants & ATTENTION))}; set cache_teacher: false"
+            "cache_teacher keeps logits, hidden states and attention scores, but this objective reads "
+            f"{', '.join(sorted(others))}; set cache_teacher: false"
         )
+    if "scores" in wants:
+        if "sliding_attention" in (getattr(teacher.config, "layer_types", None) or ()):
+            raise ObjectiveError(
+                "cache_teacher does not keep which tokens a layer with a window sees, which losses on scores need; set "
+                "cache_teacher: false"
+            )
+        open_attention(teacher)
     states = ([0] if "embeddings" in wants else []) + ([layer + 1 for layer in layers] if "layers" in wants else [])
-    states = sorted(set(states))
+    states, scored = sorted(set(states)), sorted(set(layers)) if "scores" in wants else []
     lengths = np.asarray(rows["length"][:], dtype=np.int64)
     count = range(-(-len(rows) // SHARD))
-    kept = [*(["logits"] if "logits" in wants else []), *(f"hidden{state}" for state in states)]
+    kept = [
+        *(["logits"] if "logits" in wants else []),
+        *(f"hidden{n}" for n in states),
+        *(f"scores{n}" for n in scored),
+    ]
 
     def make(partial: Path) -> None:
         for shard in count:
             if not all((partial / _name(what, shard)).is_file() for what in kept):
                 _write(
                     teacher, rows, collate, partial, shard,
-                    states=states, lengths=lengths, wants=wants, batch=batch, bf16=bf16,
+                    states=states, scored=scored, lengths=lengths, wants=wants, batch=batch, bf16=bf16,
                 )  # fmt: skip
 
     cached(folder, make)
     logits = tuple(np.load(folder / _name("logits", s), mmap_mode="r") for s in count) if "logits" in wants else ()
     hidden = {k: tuple(np.load(folder / _name(f"hidden{k}", s), mmap_mode="r") for s in count) for k in states}
+    scores = {n: tuple(np.load(folder / _name(f"scores{n}", s), mmap_mode="r") for s in count) for n in scored}
     total = int(getattr(teacher.config, "num_hidden_layers", 0)) + 1
-    return TeacherCache(lengths, _starts(lengths), logits, hidden, total)
+    heads = Shape.from_config(teacher.config).heads if scored else 0
+    return TeacherCache(lengths, _starts(lengths), logits, hidden, total, scores, heads)
 
 
 def _name(what: str, shard: int) -> str:
@@ -150,6 +188,7 @@ def _write(
     shard: int,
     *,
     states: Sequence[int],
+    scored: Sequence[int],
     lengths: NDArray[np.int64],
     wants: frozenset[str],
     batch: int,
@@ -161,6 +200,7 @@ def _write(
     first, last = shard * SHARD, min((shard + 1) * SHARD, len(rows))
     order = first + np.argsort(lengths[first:last], kind="stable")
     starts, tokens = _starts(lengths), int(lengths[first:last].sum())
+    squares, pairs = _starts(lengths**2), int((lengths[first:last] ** 2).sum())
     files: dict[str, Any] = {}
     with ExitStack() as unfinished:
         for at in range(0, len(order), batch):
@@ -169,22 +209,33 @@ def _write(
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 shown = read(teacher, inputs, wants)
             parts = {f"hidden{state}": _as_numpy(shown.hidden[state], bf16) for state in states}
+            parts |= {f"scores{layer}": _as_numpy(shown.scores[layer], bf16) for layer in scored}
             if shown.logits is not None and "logits" in wants:
                 parts["logits"] = _as_numpy(shown.logits, False)
             real_BL = inputs["attention_mask"].bool().cpu().numpy()
             for name, value in parts.items():
-                per_row = value.ndim == 2
+                per_row, heads = value.ndim == 2, value.shape[1]
                 if name not in files:
-                    shape = (last - first if per_row else tokens, value.shape[-1])
+                    width = value.shape[-1]
+                    shape = (heads * pairs,) if value.ndim == 4 else (last - first if per_row else tokens, width)
                     path = unfinished.enter_context(part(folder, _name(name, shard)))
                     files[name] = np.lib.format.open_memmap(path, mode="w+", dtype=value.dtype, shape=shape)
                 for row, i in enumerate(chosen):
                     if per_row:
                         files[name][i - first] = value[row]
+                    elif value.ndim == 4:
+                        block = value[row][:, real_BL[row]][..., real_BL[row]]
+                        files[name][heads * squares[i] :][: block.size] = block.reshape(-1)
                     else:
                         files[name][starts[i] : starts[i] + lengths[i]] = value[row, real_BL[row]]
         for file in files.values():
             file.flush()
+
+
+def _as_tensor(kept: NDArray[Any]) -> Tensor:
+    """Undo `_as_numpy`."""
+    tensor = torch.from_numpy(kept)
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.int16 else tensor
 
 
 def _as_numpy(tensor: Tensor, bf16: bool) -> NDArray[Any]:

@@ -1,0 +1,36 @@
+"""Draw the masks of dropout in a fifth of the time that torch's take on a CPU.
+
+torch draws a number for each element, one after another, which is 5 % of a small student's step. Here 64 random bits of
+torch's generator, so that a resumed run goes on with them, make the mask of four elements.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+
+STEPS = 1 << 16
+"""Probabilities are rounded to a multiple of 1 / STEPS: 0.1 becomes 0.100006. What is kept is scaled by the same."""
+
+
+def drop(x: Tensor, p: float) -> Tensor:
+    """Set elements of `x` to 0 with probability `p`, and divide the others by 1 - p."""
+    if x.device.type != "cpu" or not 0 < p < 1:
+        return dropout(x, p)
+    cut = max(1, round(p * STEPS))
+    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
+    kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= cut - STEPS // 2
+    return x * kept.to(x.dtype).mul_(STEPS / (STEPS - cut))
+
+
+class Dropout(nn.Dropout):
+    """Be torch's Dropout, with masks drawn by `drop`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return drop(x, self.p) if self.training else x
+
+
+def draw_faster(model: nn.Module) -> None:
+    """Let every nn.Dropout of a model draw its masks by `drop`."""
+    for module in model.modules():
+        if type(module) is nn.Dropout and not module.inplace:
+            module.__class__ = Dropout
