@@ -98,7 +98,7 @@ def same(found: object, expected: object, what: str) -> None:
 
 
 def run(modules: Path, folders: Sequence[Path]) -> bool:
-    """Whether all folders say the same; prints a line for each file."""
+    """Tell whether all folders say the same, and print a line for each file."""
     jobs = [(folder.resolve(), kind_of(folder), precision) for folder in folders for precision in DTYPES]
     lines = [
         json.dumps({"folder": str(folder), "kind": kind, "dtype": DTYPES[precision], "rows": rows_for(folder, kind)})

@@ -5,15 +5,17 @@
 `--corpus` is text, such as the folder of a Wikipedia-extractor dump. PROOFS says of every recipe what stands in the
 place of its own numbers, which ask for days, and what it is compared with. What is scored:
 
-    accuracy    on 7,607 rows, after a task's last stage
+    accuracy    on 7,607 rows, after a task's last stage; of `q8bert` with the int8 file's rounding, of questions the F1
     nats        for a token of held-out text, after a stage on text: a language model beside an n-gram of the rows that
                 it read, or beside the same student without its teacher
     KL          to the teacher, for a token that the student itself writes: recipes that learn from their own writing
 
-The teacher is `minilm`, fine-tuned once, or `lm`, a GPT-2 of 4 x 192 that is trained here once; what begins with random
-weights has a vocabulary of 2,000 pieces that is made here. A recipe works where it leads its control by more than 1.645
-of the standard errors of the paired differences over all rows, or tokens, and seeds (95 %, one-sided). Results are
-written one JSON file a recipe, with the curve of its stage on text; the site's page "Recipes on real data" shows them.
+The teacher is `minilm`, fine-tuned once, or one of those that are trained here once, for 1,000 or 2,000 steps of 1,024
+tokens, and know little: `lm`, a GPT-2 of 4 x 192, `electra` and `t5`, both 3 x 128, the latter fine-tuned. What begins
+with random weights has a vocabulary of 2,000 pieces that is made here. A recipe works where it leads its control by
+more than 1.645 of the standard errors of the paired differences over all rows, or tokens, and seeds (95 %, one-sided).
+Results are written one JSON file a recipe, with the curve of its stage on text; the site's page "Recipes on real data"
+shows them.
 """
 
 import argparse
@@ -25,6 +27,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +59,19 @@ from compress.evaluation.evaluator import Evaluator
 from compress.evaluation.perplexity import logits_at
 from compress.io import filled
 from compress.models.signals import evaluating
+from compress.papers import q8bert
+from compress.prompting.prompt import Prompt
+from compress.prompting.teacher import prompt_teacher
 from compress.provenance import versions
+from compress.slicing.shape import Shape
 from compress.training.finetune import load_task_teacher
 from compress.training.generation import continued
+from compress.training.objective import Objective
 from compress.training.stage import Trained, stage_seed
 
 SURE = 1.645
+UNTRAINED = ("n-gram", "majority")
+"""Controls that are no other student."""
 TARGET = Target.model_validate({"layers": 0.67, "ffn": 0.5})
 """The sizes that recipes which prune are given, those of `--recipe auto`."""
 PIECES, SPANS = 2000, 100
@@ -79,11 +89,12 @@ LIKE_LM = {"layers": 2}
 class Proof:
     """Say how a recipe is tried.
 
-    without   what its control lacks: `teacher`, stages on `text`, a `step`, or the time between cuts (`gradual`); an
-              `n-gram` is another model
-    teacher   minilm, lm, or `vocabulary`: nothing but tokens
+    without   what its control lacks: `teacher`, stages on `text`, a `step`, `variants` of the rows, or the time between
+              cuts (`gradual`); in its place `n-gram` is another model, `majority` the most frequent class
+    teacher   minilm, lm, electra, t5, or `vocabulary`: nothing but tokens
     student   sizes in the place of its own; text, task: numbers of its stages on text, of its last stage on a task
     stages    which of its stages are run; None: all
+    int8      score what is trained with the rounding of its int8 file
     """
 
     without: str
@@ -92,6 +103,8 @@ class Proof:
     text: Mapping[str, Any] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=lambda: {"max_length": 64})
     stages: Sequence[int] | None = None
+    prompt: str | None = None
+    int8: bool = False
 
 
 def scratch(without: str = "text", stages: Sequence[int] | None = None, **numbers: Any) -> Proof:
@@ -105,6 +118,7 @@ def general(**student: Any) -> Proof:
     return Proof("text", student=student, text=GENERAL, task=SHORT)
 
 
+VARIANTS = Call("tinybert.near_words", {"copies": 5, "probability": 0.4, "candidates": 15})
 ON_OWN_TEXT = {"prompt": 16, "new_tokens": 32}
 PROOFS: Mapping[str, Proof] = {
     **dict.fromkeys(("hinton", "distilbert", "pkd", "tinybert", "mobilebert-task", "albert-shared"), Proof("teacher")),
@@ -122,11 +136,21 @@ PROOFS: Mapping[str, Proof] = {
         "n-gram", student={"family": "t5"}, lr=1e-2, corrupt={"sentinel": PIECES + SPANS - 1, "end": 3}
     ),
     "electra-small": scratch(student={"embedding": 128}),
-    "mobilebert": scratch("step", (0, 1, 2), steps=500, lr=3e-3),
+    **dict.fromkeys(("mobilebert", "mobilebert-tiny"), scratch("step", (0, 1, 2), steps=500, lr=3e-3)),
     "distilgpt2": Proof("teacher", "lm", LIKE_LM, SCRATCH | {"steps": 1000}),
     "gkd": Proof("step", "lm", LIKE_LM, SCRATCH | {"steps": 500, "lr": 3e-4, "step": ON_OWN_TEXT}),
     "minillm": Proof("step", "lm", LIKE_LM, SCRATCH | {"steps": 500, "lr": 3e-4, "step": ON_OWN_TEXT}),
+    "q8bert": Proof("step", int8=True),
+    "tinybert-aug": Proof("variants", task={"max_length": 64, "epochs": 2.0, "augment": VARIANTS}),
+    "electra-distill": Proof("text", "electra", text=GENERAL, task=SHORT | {"lr": 1e-3}),
+    "t5": Proof("teacher", "t5", {"layers": 2}, task={"epochs": 6.0, "max_length": 64}),
+    "prompted": Proof("majority", "lm", prompt="sentiment"),
+    "distilbert-squad": Proof("teacher", task={"max_length": 192, "epochs": 2.0}),
 }  # fmt: skip
+LM = Proof(
+    "n-gram", "vocabulary", {"family": "gpt2", "layers": 4, "hidden": 192, "heads": 4},
+    SCRATCH | {"steps": 2000, "limit_tokens": 2_100_000},
+)  # fmt: skip
 
 
 def main() -> None:
@@ -138,7 +162,6 @@ def main() -> None:
     parser.add_argument("--unlabelled", action="store_true", help="12,000 other rows' texts are a task recipe's corpus")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--effort", choices=["quick", "normal", "best"], default="quick")
-    parser.add_argument("--set", action="append", default=[], help="change a number of the recipe, control and all")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/recipes"), help="the folder of results")
     args = parser.parse_args()
     splits, others = split_rows(args.data, args.rows)
@@ -147,13 +170,14 @@ def main() -> None:
         recipe = adapt(Recipe.load(name), proof)
         errors: dict[str, list[NDArray[Any]]] = {"recipe": [], "control": []}
         corpus = args.corpus if on_text(recipe) else others if args.unlabelled else None
-        teacher = TEACHERS[proof.teacher](args.corpus)
+        teacher = proof.teacher if proof.teacher == "minilm" else kept(proof.teacher, args.corpus)
+        teacher = tuned(teacher, splits) if proof.teacher == "t5" else teacher
         for seed in args.seeds:
             for side in runs:
-                alone = side == "control" and proof.without == "n-gram"
+                alone = side == "control" and proof.without in UNTRAINED
                 tried = control(recipe, proof, runs["recipe"][-1]) if side == "control" and not alone else recipe
                 text = corpus if side == "recipe" or on_text(tried) else None
-                setting = {"seed": seed, "effort": args.effort, "n_gram": alone}
+                setting = {"seed": seed, "effort": args.effort, "untrained": alone}
                 took, wrong = run(tried, proof, splits, teacher=teacher, corpus=text, **setting)
                 runs[side].append(took)
                 errors[side].append(wrong)
@@ -173,9 +197,9 @@ def split_rows(data: str, rows: int) -> tuple[dict[str, Any], str]:
               "validation": whole.train.select(np.sort(order[rows : rows + 800])),
               "test": concatenate_datasets(test)}  # fmt: skip
     others = Path(tempfile.mkdtemp()) / "texts.txt"
-    others.write_text(
-        "\n".join(whole.train.select(np.sort(order[rows + 800 : rows + 800 + TEXTS]))["text"][:]), encoding="utf-8"
-    )
+    if whole.task.text == ("text",):
+        texts = whole.train.select(np.sort(order[rows + 800 : rows + 800 + TEXTS]))["text"][:]
+        others.write_text("\n".join(texts), encoding="utf-8")
     return splits, str(others)
 
 
@@ -188,7 +212,7 @@ def adapt(recipe: Recipe, proof: Proof) -> Recipe:
 
     def numbers(stage: Any, *, last: bool) -> dict[str, Any]:
         """Return what changes in a stage; of the stages on a task, all follow one on text as the last does."""
-        shorter = stage.data == "task" and (last or proof.without == "text")
+        shorter = stage.data == "task" and (last or proof.without in ("text", "variants"))
         found = dict(proof.text if stage.data == "text" else proof.task if shorter else {})
         for line in ("corrupt", "step"):
             call, options = getattr(stage, line), found.pop(line, None)
@@ -220,15 +244,22 @@ def control(recipe: Recipe, proof: Proof, took: Mapping[str, Any]) -> Recipe:
                 stage.model_copy(update={"step": None}) if on_own_text(stage) else stage for stage in recipe.stages
             ]
         case "gradual":
-            cut = recipe.pruning[-1].model_copy(
-                update={"importance": Call("li.magnitude"), "way": 1.0, "copy_layers": "uniform"}
-            )
+            at_once = {"importance": Call("li.magnitude"), "way": 1.0, "copy_layers": "uniform"}
+            cut = (recipe.pruning or Recipe.load("prune-taylor").pruning)[-1].model_copy(update=at_once)
+            if not recipe.pruning:  # its gates are held to sizes of their own
+                gates = next(stage.step for stage in recipe.training if stage.step is not None)
+                recipe = recipe.model_copy(update={"target": Target.model_validate(gates.options["sizes"])})
             last = recipe.training[-1].model_copy(update={"augment": None, "steps": took["steps"], "epochs": 1.0})
             stages = [cut, last]
+        case "variants":
+            stages = [
+                stage.model_copy(update={"augment": None, "steps": took["steps_of"][stage.name], "epochs": 1.0})
+                for stage in recipe.training
+            ]
         case "teacher":
-            alone = {"kind": "pretrain" if last.data == "text" else "finetune", "cache_teacher": False, "augment": None}
-            labels = (Term("bert.masked_lm" if last.data == "text" else "bert.labels"),)
-            student = recipe.stages[0].student if isinstance(recipe.stages[0], Stage) else None
+            alone = {"kind": "finetune" if last.head == "task" else "pretrain", "cache_teacher": False, "augment": None}
+            labels = (Term("bert.labels" if last.head == "task" else "bert.masked_lm"),)
+            student = recipe.training[0].student
             numbers = {**alone, "objective": labels, "student": student, "steps": took["steps"], "epochs": 1.0}
             stages = [last.model_copy(update=numbers)]
     return recipe.model_copy(update={"stages": tuple(stages)})
@@ -248,7 +279,7 @@ def run(
     corpus: str | None,
     seed: int,
     effort: Any,
-    n_gram: bool,
+    untrained: bool,
 ) -> tuple[dict[str, Any], NDArray[Any]]:
     """Run the recipe's stages; return what was found and the error of every row or token that is scored."""
     began = time.perf_counter()
@@ -259,20 +290,25 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         ready = prepare(
             teacher=teacher, data=splits, out=Path(folder) / "run", recipe=recipe.with_effort(effort), corpus=corpus,
-            prompt=None, columns=DataOptions(), length=LengthOptions(), options=RunOptions(seed=seed, gate="warn"),
+            prompt=Prompt.load(proof.prompt) if proof.prompt else None, columns=DataOptions(), length=LengthOptions(),
+            options=RunOptions(seed=seed, gate="warn"),
             console=Console(),
         )  # fmt: skip
         with ready as (models, _):
-            if last.data == "text":
-                found, wrong = score_text(models, models.recipe.stages[: len(stages)], proof, n_gram=n_gram)
+            if last.head != "task":
+                found, wrong = score_text(models, models.recipe.stages[: len(stages)], proof, untrained=untrained)
             else:
-                found, wrong = score_task(models, needs_teacher=proof.teacher == "minilm")
-            trained = [Trained.read(models.run.result(stage.name)) for stage in models.recipe.training
-                       if models.run.result(stage.name).is_dir()]  # fmt: skip
+                found, wrong = score_task(models, proof, untrained=untrained)
+            trained = {stage.name: Trained.read(models.run.result(stage.name)) for stage in models.recipe.training
+                       if models.run.result(stage.name).is_dir()}  # fmt: skip
             curve = [line for line in read_log(Path(folder) / "run" / "log.jsonl") if "eval_score" in line]
     texts = {stage.name for stage in recipe.training if stage.data == "text"}
     found["curve"] = [[line["step"], round(line["eval_score"], 4)] for line in curve if line["stage"] in texts]
-    found |= {"steps": sum(each.steps for each in trained), "seconds": round(sum(each.seconds for each in trained))}
+    found["steps_of"] = {stage: each.steps for stage, each in trained.items()}
+    found |= {
+        "steps": sum(found["steps_of"].values()),
+        "seconds": round(sum(each.seconds for each in trained.values())),
+    }
     return found | {"minutes": round((time.perf_counter() - began) / 60, 1)}, wrong
 
 
@@ -280,20 +316,33 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
 
-def score_task(models: StageModels, *, needs_teacher: bool) -> tuple[dict[str, Any], NDArray[Any]]:
-    """Return the accuracy on the test split, and 1 for each row of it that is answered wrong."""
+def score_task(models: StageModels, proof: Proof, *, untrained: bool) -> tuple[dict[str, Any], NDArray[Any]]:
+    """Return the accuracy on the test split, and 1 for each row of it that is answered wrong; of questions 1 - F1."""
     context, task_teacher, logits = models.context, None, None
     data = context.data
-    if needs_teacher:
+    assert data.test is not None
+    if untrained:
+        wrong = np.asarray(data.test["label"][:]) != np.bincount(data.train["label"][:]).argmax()
+        return {"score": 1 - wrong.mean()}, wrong.astype(float)
+    if proof.prompt:
+        task_teacher, check = prompt_teacher(
+            models.base_teacher.name, Prompt.load(proof.prompt), models.base_teacher, data, seed=models.run.seed,
+            bf16=context.bf16, strict=False, allow_pickle=False, console=context.console,
+        )  # fmt: skip
+        logits = check.logits
+    elif proof.teacher in ("minilm", "electra"):
         task_teacher, check = load_task_teacher(models.base_teacher, models.recipe, context, models.run, strict=False)
         logits = check.logits
     models = StageModels(models.recipe, models.base_teacher, task_teacher, context, models.run)
     student = models.run_stages(models.recipe.stages, teacher_logits=logits)
-    assert data.test is not None
-    rows = Evaluator.from_split(data.task, data.test, context.tokenizer, models.recipe.stages[-1].max_length).rows
-    answers = [metrics.logits(model, rows, context.collate, bf16=context.bf16).argmax(-1)
-               for model in (student, *([task_teacher.model] if task_teacher else []))]  # fmt: skip
-    wrong = [(each != np.asarray(data.test["label"][:])).astype(float) for each in answers]
+    exam = Evaluator.from_split(data.task, data.test, context.tokenizer, models.recipe.stages[-1].max_length)
+    if proof.int8:
+        rows = context.rows(models.recipe.training[-1], models.run.seed)
+        round_to_int8(student, context.collate(list(rows.select(range(256)))))
+    scored = (student, *([task_teacher.model] if task_teacher and not proof.prompt else []))
+    bf16 = context.bf16 and not proof.int8
+    scores = [exam.example_scores(metrics.logits(each, exam.rows, context.collate, bf16=bf16)) for each in scored]
+    wrong = [1 - each for each in scores if each is not None]
     found = {"score": 1 - wrong[0].mean(), "parameters": student.num_parameters()}
     language = [
         stage for stage in models.recipe.training if stage.kind == "pretrain" and stage.objective and stage.corrupt
@@ -303,12 +352,20 @@ def score_task(models: StageModels, *, needs_teacher: bool) -> tuple[dict[str, A
     return found | ({"teacher": 1 - wrong[1].mean()} if task_teacher else {}), wrong[0]
 
 
+def round_to_int8(student: Any, batch: Mapping[str, Tensor]) -> None:
+    """Let a model compute as its int8 file will, with the ranges that it shows on a batch."""
+    labels = Objective((Term("bert.labels"),), Shape.from_config(student.config), kind="classification")
+    step = q8bert.QuantizationAware(student, None, labels)
+    with torch.no_grad():
+        step.train()(**batch)
+
+
 def score_text(
-    models: StageModels, stages: Sequence[Any], proof: Proof, *, n_gram: bool
+    models: StageModels, stages: Sequence[Any], proof: Proof, *, untrained: bool
 ) -> tuple[dict[str, Any], NDArray[Any]]:
     """Return nats for a token of held-out text, or the KL to the teacher on own text; and those of each token."""
     last, context = stages[-1], models.context
-    if n_gram:
+    if untrained:
         wrong = nats(models, last)
         return {"nats": wrong.mean()}, wrong
     student = models.run_stages(stages)
@@ -330,21 +387,21 @@ def nats(models: StageModels, stage: Stage, student: Any = None) -> NDArray[Any]
     context, seed, corrupt = models.context, stage_seed(stage, models.run), stage.corrupt
     words, read = Words.from_tokenizer(context.tokenizer), context.rows(stage, seed)
     words = replace(words, counts_V=counts(read, words.size))
-    assert corrupt is not None and stage.steps is not None
     held_out = context.rows(stage, seed, held_out=True)
     held_out = held_out.select(range(min(len(held_out), 1500)))
     collate = context.collate
     if student is not None and stage.head == "seq2seq":
         collate = Seq2SeqCollate(context.tokenizer, student)
     model = None
-    if student is None:
-        seen = read.select(range(min(len(read), stage.steps * stage.batch)))
+    if student is None and corrupt is not None:
+        seen = read.select(range(min(len(read), (stage.steps or 1) * stage.batch)))
         texts = [targets(corrupt(collate([row]), words=words)) for row in seen] if stage.head == "seq2seq" else None
         model = NGram(texts or seen["input_ids"], words.size)
     found = []
     torch.manual_seed(0)
     for start in range(0, len(held_out), 32):
-        batch = corrupt(collate(list(held_out.select(range(start, min(start + 32, len(held_out)))))), words=words)
+        batch = collate(list(held_out.select(range(start, min(start + 32, len(held_out))))))
+        batch = corrupt(batch, words=words) if corrupt is not None else batch
         at_BL = batch["labels"] != IGNORE_INDEX
         if model is not None:
             found.append(model.nats(batch, words.mask))
@@ -410,9 +467,22 @@ class NGram:
         return np.array(found)
 
 
-def vocabulary(corpus: str | None) -> str:
-    """Return the folder of a tiny BERT with a vocabulary made of the corpus; its weights are of no use."""
-    return kept("vocabulary", corpus, _vocabulary)
+def pretrained(folder: Path, corpus: str | None, recipe: Recipe, *, teacher: str, data: Any = None) -> None:
+    """Run a recipe's stages up to a task's head into `folder`."""
+    with tempfile.TemporaryDirectory() as out:
+        run = Path(out) / "run"
+        compress.pretrain(teacher=teacher, recipe=recipe, corpus=corpus, data=data, out=run, console=Console())
+        for file in (run / "student").iterdir():
+            if file.name != "checksums.json":
+                file.rename(folder / file.name)
+
+
+def from_scratch(name: str, proof: Proof, corpus: str, folder: Path) -> None:
+    """Train the first stage of a recipe from random weights into `folder`."""
+    recipe = adapt(Recipe.load(name), replace(proof, stages=(0,)))
+    student = recipe.student.model_copy(update={"init": "scratch"})
+    teacher = kept("vocabulary", corpus)
+    pretrained(folder, corpus, recipe.model_copy(update={"student": student}), teacher=teacher)
 
 
 def _vocabulary(corpus: str, folder: Path) -> None:
@@ -438,41 +508,35 @@ def _vocabulary(corpus: str, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def language_model(corpus: str | None) -> str:
-    """Return the folder of a GPT-2 of 4 x 192, trained on the corpus for 2,000 steps of 1,024 tokens."""
-    return kept("lm", corpus, _language_model)
+MADE: Mapping[str, Callable[[str, Path], None]] = {
+    "vocabulary": _vocabulary,
+    "lm": partial(from_scratch, "minillm", LM),
+    "electra": partial(from_scratch, "electra-small", PROOFS["electra-small"]),
+    "t5": partial(from_scratch, "t5-spans", PROOFS["t5-spans"]),
+}
 
 
-def _language_model(corpus: str, folder: Path) -> None:
-    student = {"family": "gpt2", "layers": 4, "hidden": 192, "heads": 4}
-    recipe = adapt(
-        Recipe.load("minillm"),
-        Proof("n-gram", "vocabulary", student, SCRATCH | {"steps": 2000, "limit_tokens": 2_100_000}, stages=(0,)),
-    )
-    recipe = recipe.model_copy(update={"student": recipe.student.model_copy(update={"init": "scratch"})})
-    with tempfile.TemporaryDirectory() as out:
-        compress.pretrain(
-            teacher=vocabulary(corpus), recipe=recipe, corpus=corpus, out=Path(out) / "run", console=Console()
-        )
-        for file in (Path(out) / "run" / "student").iterdir():
-            if file.name != "checksums.json":
-                file.rename(folder / file.name)
-
-
-def kept(name: str, corpus: str | None, make: Any) -> str:
-    """Return the folder that `make` fills, kept from an earlier run where there is one."""
+def kept(name: str, corpus: str | None) -> str:
+    """Return the folder of a teacher that is made here, kept from an earlier run where there is one."""
     if corpus is None:
         sys.exit(f"{name}: give --corpus")
     folder = home() / "recipes-for-real" / f"{name}-{load_corpus(corpus).fingerprint[:12]}"
     if not folder.is_dir():
         with filled(folder) as made:
-            make(corpus, made)
+            MADE[name](corpus, made)
     return str(folder)
 
 
-TEACHERS: Mapping[str, Callable[[str | None], str]] = {
-    "minilm": lambda _: "minilm", "vocabulary": vocabulary, "lm": language_model,
-}  # fmt: skip
+def tuned(folder: str, splits: Mapping[str, Any]) -> str:
+    """Fine-tune a T5 to answer the task as text; return its folder, beside `folder`."""
+    answers = Path(f"{folder}-tuned-{len(splits['train'])}")
+    if not answers.is_dir():
+        recipe = adapt(Recipe.load("t5"), PROOFS["t5"])
+        recipe = control(recipe, PROOFS["t5"], {"steps": 1000})
+        student = recipe.student.model_copy(update={"layers": None})
+        with filled(answers) as made:
+            pretrained(made, None, recipe.model_copy(update={"student": student}), teacher=folder, data=dict(splits))
+    return str(answers)
 
 
 def report(name: str, proof: Proof, runs: dict[str, Any], errors: dict[str, Any], args: argparse.Namespace) -> None:
@@ -482,7 +546,7 @@ def report(name: str, proof: Proof, runs: dict[str, Any], errors: dict[str, Any]
     error = float((theirs - ours).std() / math.sqrt(len(ours)))
     verdict = "works" if lead > SURE * error else "no better than the control"
     found = {
-        "recipe": name, "control": proof.without if proof.without == "n-gram" else f"without {proof.without}",
+        "recipe": name, "control": proof.without if proof.without in UNTRAINED else f"without {proof.without}",
         "labelled": args.rows, "unlabelled": args.unlabelled, "effort": args.effort, "seeds": args.seeds,
         "scored": len(ours), "lead": lead, "standard_error": error, "verdict": verdict, "runs": runs,
         "machine": machine(), "versions": versions(("compress", "torch", "transformers")),

@@ -57,7 +57,7 @@ def all_characters() -> dict[str, list[str]]:
 
 
 def equal(bundle: Bundle) -> dict[str, Any]:
-    """How many of these texts are read otherwise; rows are long enough to hold all of each."""
+    """Count how many of these texts are read otherwise; rows are long enough to hold all of each."""
     words = plain(Tokenizer.from_file(str(bundle.path / "tokenizer.json")))
     made = build.read_off(words, pair=False, max_length=512, padding=0)
     started = time.perf_counter()

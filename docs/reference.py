@@ -50,7 +50,9 @@ CONTROLS = {
     "without text": "the same without its stages on text",
     "without gradual": "the teacher cut at once by the size of its weights, then trained as long",
     "without step": "the same stages without the mechanism",
+    "without variants": "as many steps on the rows alone",
     "n-gram": "a bigram model of the rows that it read",
+    "majority": "the most frequent class",
 }
 FIGURES = {"score": ("accuracy", "{:.1%}"), "nats": ("nats a token", "{:.2f}"), "kl": ("KL to the teacher", "{:.4f}")}
 

@@ -112,7 +112,7 @@ Level = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True)
 class Talk:
-    """How a command talks. last: what prints the last line that was kept back."""
+    """Describe how a command talks. last: what prints the last line that was kept back."""
 
     level: Level = "info"
     last: list[Callable[[], None]] = field(default_factory=list)

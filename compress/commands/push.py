@@ -18,7 +18,7 @@ REPOSITORY = r"(?!.*(?:--|\.\.))\w(?:[\w.-]{0,94}\w)?/\w(?:[\w.-]{0,94}\w)?"
 
 @dataclass(frozen=True)
 class PushResult:
-    """What is on the hub now, or with `dry_run` what would be.
+    """Name what is on the hub now, or with `dry_run` what would be.
 
     files  name -> bytes; card: what the front matter of README.md says; missing: those of CARD that it does not
     scores the results in it, as `accuracy (int8) 0.885`

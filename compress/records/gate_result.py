@@ -36,7 +36,7 @@ class GateCheck:
 
 @dataclass(frozen=True)
 class GateResult:
-    """What became of all checks. date: ISO 8601; seconds: of everything; machine: the device's facts.
+    """Record what became of all checks. date: ISO 8601; seconds: of everything; machine: the device's facts.
 
     old, new   the files that were compared; sha256: of both
     data       whose rows were scored, of which split; '' where none were given

@@ -20,7 +20,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class SplitFacts:
-    """What is in one split.
+    """Describe one split.
 
     repeated     rows whose text an earlier row of the split has, but for case and spaces
     conflicting  rows whose text has another label in another row of the split (of classes; 0 of other kinds)
@@ -48,7 +48,7 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How a teacher's tokenizer reads the texts of the training split, or so many of them.
+    """Describe how a teacher's tokenizer reads the texts of the training split, or so many of them.
 
     unknown  share of the tokens that stand for what the vocabulary lacks
     pieces   tokens of a word between spaces, on average
