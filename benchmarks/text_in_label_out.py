@@ -41,7 +41,7 @@ CHARACTERS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE0
 SCRIPTS = [*range(0x3100), *range(0xAC00, 0xAD00), *range(0xFE00, 0x10000), *range(0x1F300, 0x1F700)]
 
 
-def batched(characters: Sequence[str], size: int) -> list[Sequence[str]]:
+def iterate_batches(characters: Sequence[str], size: int) -> list[Sequence[str]]:
     return [characters[at : at + size] for at in range(0, len(characters), size)]
 
 
@@ -50,8 +50,8 @@ def all_characters() -> dict[str, list[str]]:
     draw = random.Random(0)
     low = [chr(code) for code in SCRIPTS]
     return {
-        "inside words": ["".join(f"a{each}e " for each in some) for some in batched(CHARACTERS, 40)],
-        "between spaces": [" ".join(some) for some in batched(CHARACTERS, 100)],
+        "inside words": ["".join(f"a{each}e " for each in some) for some in iterate_batches(CHARACTERS, 40)],
+        "between spaces": [" ".join(some) for some in iterate_batches(CHARACTERS, 100)],
         "random": ["".join(draw.choices(low, k=draw.randint(0, 60))) for _ in range(10_000)],
     }
 

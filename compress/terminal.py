@@ -25,13 +25,13 @@ def one_line(text: str, most: int = MOST_TEXT) -> str:
 
 def settle_streams() -> None:
     """Let no character end a command: what standard output's encoding lacks is escaped."""
-    codecs.register_error(ESCAPED, _escaped)
+    codecs.register_error(ESCAPED, _escape)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=ESCAPED)
 
 
-def _escaped(error: UnicodeError) -> tuple[str, int]:
+def _escape(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end

@@ -12,7 +12,7 @@ from compress.commands.pretrain import pretrain
 from compress.config.recipe import Recipe, Stage
 from compress.errors import RecipeError, TeacherError
 from compress.models.flops import warn_if_larger
-from compress.training.stage import planned_steps, repeated
+from compress.training.stage import plan_steps, repeated
 from tests import command, tiny
 
 
@@ -77,8 +77,8 @@ def stage(**given: Any) -> Stage:
 def test_steps_over_little_text_are_cut_and_that_is_told() -> None:
     default = Recipe.load("tinybert-aug").teacher_lm
     rows = Dataset.from_dict({"length": [128] * 54})
-    assert planned_steps(default, 4) == 160
-    assert planned_steps(default, 2000) == 1000
+    assert plan_steps(default, 4) == 160
+    assert plan_steps(default, 2000) == 1000
     note = repeated(default, 4, rows)
     assert "1,000 steps" in note
     assert "6,912 tokens" in note
@@ -89,7 +89,7 @@ def test_steps_over_little_text_are_cut_and_that_is_told() -> None:
 @pytest.mark.parametrize(("line", "steps"), [("steps=1000", 1000), ("steps=5000", 5000), ("epochs=2", 8)])
 def test_steps_of_the_users_own_are_kept(line: str, steps: int) -> None:
     asked = Recipe.load("tinybert-aug", [f"teacher_lm.{line}"]).teacher_lm
-    assert planned_steps(asked, 4) == steps
+    assert plan_steps(asked, 4) == steps
     again = Recipe.load("tinybert-aug", [f"teacher_lm.{line}"])
     assert again.teacher_lm == asked
 

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForPreTraining, Trainer
 
 from compress.models.ibbert import IBBertConfig, IBBertForPreTraining
-from compress.training.optimizer import Lamb, optimizer_of, trained_groups
+from compress.training.optimizer import Lamb, group_parameters, optimizer_of
 from tests import learning, tiny
 
 Matrix = list[list[float]]
@@ -93,7 +93,7 @@ def test_biases_and_norms_neither_decay_nor_adapt() -> None:
     """Of a step that names no groups."""
     step = learning.step()
     decayed = {name for name, each in step.named_parameters() if each.dim() == 2}
-    groups = trained_groups(step, decayed, 0.02)
+    groups = group_parameters(step, decayed, 0.02)
     assert [(group["weight_decay"], group["adapt"]) for group in groups] == [(0.02, True), (0.0, False)]
     found = {id(each) for group in groups if group["adapt"] for each in group["params"]}
     assert found == {id(each) for name, each in step.named_parameters() if name in decayed}

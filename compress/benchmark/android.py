@@ -112,7 +112,7 @@ def connect_phone(serial: str, timeout: float) -> Iterator[Adb]:
     if shutil.which("adb") is None:
         raise DeviceError("adb: there is no program `adb` here; install Android's platform-tools (Debian: adb)")
     with _server(timeout):
-        yield Adb(_chosen(serial, _adb(["devices"], "adb", timeout)), timeout)
+        yield Adb(_choose(serial, _adb(["devices"], "adb", timeout)), timeout)
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def attempt(clean: Callable[[], object]) -> bool:
     return True
 
 
-def _chosen(serial: str, printed: str) -> str:
+def _choose(serial: str, printed: str) -> str:
     """Choose the serial of the phone meant, of what `adb devices` lists. Raises DeviceError."""
     lines = [line.split("\t", 1) for line in printed.splitlines() if "\t" in line]
     states = {line[0]: line[1].strip() for line in lines}

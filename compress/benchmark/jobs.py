@@ -11,8 +11,8 @@ from onnx import GraphProto, TensorProto
 from compress.errors import ExportError
 from compress.exporters.session import (
     SESSION_OPTIONS,
-    declared_vocabulary,
     read_model,
+    read_vocabulary_size,
     session_entries,
     vocabulary_size,
     weights_elsewhere,
@@ -32,7 +32,7 @@ def runtime_of(path: Path) -> str:
 def timing_job(path: Path) -> dict[str, Any]:
     """Make the job of timing a file at some setting. Raises ExportError for what is no text encoder."""
     job = logits_job(path)
-    size = declared_vocabulary(path) if path.suffix == ".xml" else vocabulary_size(read_model(path), path)
+    size = read_vocabulary_size(path) if path.suffix == ".xml" else vocabulary_size(read_model(path), path)
     if not size:
         raise ExportError(
             f"{path}: no config.json beside it gives vocab_size. Put the model's config.json into the folder"

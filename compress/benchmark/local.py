@@ -59,7 +59,7 @@ class AgentDevice:
         self, files: Mapping[str, Path], settings: Sequence[Setting], *, rounds: int = 8, runs: int = 15
     ) -> list[Latency]:
         """Race the files, see `race_files`; inputs are random ids of each file's own vocabulary with nothing masked."""
-        jobs_of = {name: self._sent(jobs.timing_job(path), path) for name, path in files.items()}
+        jobs_of = {name: self._send(jobs.timing_job(path), path) for name, path in files.items()}
         done = race_files(
             files, settings, rounds, runs, partial(self._pass, jobs_of),
             say=self._say, affinity=cpu_list(self.affinity),
@@ -69,7 +69,7 @@ class AgentDevice:
     def sustain(self, files: Mapping[str, Path], setting: Setting, *, seconds: float) -> list[Sustained]:
         curves = []
         for name, path in files.items():
-            with self._runner(name, self._sent(jobs.timing_job(path), path), setting) as (ask, _):
+            with self._runner(name, self._send(jobs.timing_job(path), path), setting) as (ask, _):
 
                 def run(span: float, ask: Ask = ask) -> float:
                     return float(ask({"seconds": span})["p50_ms"])
@@ -79,7 +79,7 @@ class AgentDevice:
 
     def logits(self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[NDArray[np.float32]]:
         found: list[NDArray[np.float32]] = []
-        with self._runner(str(file), self._sent(jobs.logits_job(file), file), None) as (ask, _):
+        with self._runner(str(file), self._send(jobs.logits_job(file), file), None) as (ask, _):
             for at in range(0, len(rows), ROWS_AT_ONCE):
                 lines = [{key: list(map(int, ids)) for key, ids in row.items()} for row in rows[at : at + ROWS_AT_ONCE]]
                 for shape, data in ask({"rows": lines})["logits"]:
@@ -94,7 +94,7 @@ class AgentDevice:
             raise self.missing(runtime, found["error"])
         self.loaded[runtime] = found["versions"][runtime]
 
-    def _sent(self, job: dict[str, Any], path: Path) -> dict[str, Any]:
+    def _send(self, job: dict[str, Any], path: Path) -> dict[str, Any]:
         self._needs(job["runtime"])
         return {**job, "path": self.place(path), "affinity": list(self.affinity)}
 

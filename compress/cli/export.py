@@ -150,7 +150,7 @@ def quantize(
         else:
             for table in tables.latency_tables((time.name, time) for time in done.times):
                 terminal.print_table(shown, table, wide=wide)
-            shown.print(terminal.quantized_text(done), highlight=False, markup=False)
+            shown.print(terminal.format_quantized(done), highlight=False, markup=False)
             shown.print(f"bundle: {done.bundle.path}", highlight=False)
     if not done.proof.certified:
         raise typer.Exit(UNCERTIFIED)

@@ -112,7 +112,7 @@ MOST_LABELS, MOST_FILES = 12, 8
 
 def _parts(found: "Inspection", width: int) -> "Iterator[RenderableType]":
     """Yield what it is, its facts, tables of splits and scores, then faults, notes and what can be done next."""
-    yield from _wrapped(found.title, width)
+    yield from _wrap(found.title, width)
     facts = {"path": found.path, **found.facts}
     if found.form != "recipe":
         facts["licence"] = found.licence or "none is stated"
@@ -129,19 +129,19 @@ def _parts(found: "Inspection", width: int) -> "Iterator[RenderableType]":
     for name, value in facts.items():
         if value is not None:
             text = f"{value:,}" if isinstance(value, int) else str(value)
-            yield from _wrapped(text, width, f"  {name:{wide}}")
+            yield from _wrap(text, width, f"  {name:{wide}}")
     for table in _tables(found):
         yield ""
         yield table
     for words in (*(f"damaged: {each}" for each in found.problems), *(f"note: {each}" for each in found.notes)):
         yield ""
-        yield from _wrapped(words, width)
+        yield from _wrap(words, width)
     if found.next:
         yield "\nnext:"
         yield from (f"  {command}" for command in found.next)
 
 
-def _wrapped(words: str, width: int, head: str = "") -> list[str]:
+def _wrap(words: str, width: int, head: str = "") -> list[str]:
     below = " " * len(head)
     return textwrap.wrap(
         words, max(width, 40), initial_indent=head, subsequent_indent=below, break_long_words=False,
@@ -255,7 +255,7 @@ def init(
         lines = ["", found.command, ""]
         wide = min(34, max(map(len, found.parts)) + 4)
         for part, why in found.parts.items():
-            lines += _wrapped(why, shown.width, f"  {part:{wide - 2}}")
+            lines += _wrap(why, shown.width, f"  {part:{wide - 2}}")
         if found.file:
             lines += ["", f"written: {found.file}"]
         lines += ["", "how long, before it begins:", f"  {found.plan}"] if found.plan else []

@@ -257,7 +257,7 @@ def check_recipe(recipe: Recipe, processes: int) -> None:
     for where, call, passed in calls:
         if not call.absent:
             problems += reference.check(call, f"{recipe.name}: {where}", given=passed)
-    for where, stage in named_stages(recipe):
+    for where, stage in list_stages(recipe):
         if isinstance(stage, Stage):
             problems += check_terms(stage.objective, f"{recipe.name}: {where}", absent=True)
             try:
@@ -277,7 +277,7 @@ def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> No
     problems = [
         f"{recipe.name}: {where}.max_length is {stage.max_length}; teacher {teacher.name} has {known} positions: "
         f"--set {where.replace('[', '.').rstrip(']')}.max_length={known}"
-        for where, stage in named_stages(recipe)
+        for where, stage in list_stages(recipe)
         if known is not None
         and stage.max_length > known
         and not (stage is recipe.teacher and (teacher.trained or not tuned))
@@ -286,7 +286,7 @@ def check_lengths(recipe: Recipe, teacher: Teacher, *, tuned: bool = True) -> No
         raise RecipeError(problems)
 
 
-def named_stages(recipe: Recipe) -> list[tuple[str, AnyStage]]:
+def list_stages(recipe: Recipe) -> list[tuple[str, AnyStage]]:
     """List the stages that may run, by the names that `--set` calls them."""
     before: list[tuple[str, AnyStage]] = [("teacher", recipe.teacher)]
     before += [("teacher_lm", recipe.teacher_lm)] if trains_language_model(recipe) else []

@@ -42,7 +42,7 @@ from compress.training.stage import (
     batches,
     cache_pays,
     plan_length,
-    planned_steps,
+    plan_steps,
     run_stage,
     stage_seed,
     steps_per_epoch,
@@ -303,7 +303,7 @@ class Trials:
             length = plan_length(stage, per_epoch, rows=held_out)
             steps, every = (length.least, length.most), length.every
         else:
-            steps = (planned_steps(stage, per_epoch),) * 2
+            steps = (plan_steps(stage, per_epoch),) * 2
             every = max(1, min(steps[0], per_epoch) // max(1, stage.evaluate))
         outputs = before / len(few) * len(rows) if cached else 0.0
         seconds = [outputs + each * step + each / every * per_row * max(held_out, seen) for each in steps]

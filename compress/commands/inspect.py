@@ -131,7 +131,7 @@ def _files(folder: Path) -> dict[str, int]:
     }
 
 
-def _sealed(folder: Path) -> tuple[bool | None, tuple[str, ...]]:
+def _verify(folder: Path) -> tuple[bool | None, tuple[str, ...]]:
     """Compare a folder with its checksums, where it has some."""
     if not (folder / CHECKSUMS).is_file():
         return None, ()
@@ -173,7 +173,7 @@ def _look_at_checkpoint(name: str) -> Inspection:
         notes.append("its weights are not on this machine; they are fetched when they are needed")
     if config.get("auto_map"):
         notes.append("it brings code of its own (auto_map), which is never run")
-    verified, damaged = _sealed(folder)
+    verified, damaged = _verify(folder)
     sizes = (f"{facts[each]} {unit}" for each, unit in (("layers", "layers"), ("hidden", "wide")) if each in facts)
     return Inspection(
         thing=name, form="checkpoint", path=str(folder), licence=_licence(folder), facts=facts,
@@ -266,7 +266,7 @@ def _look_at_run(name: str) -> Inspection:
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
     done, problems = list[str](), list[str]()
     for result in sorted(folder.glob("stages/*/model")):
-        verified, damaged = _sealed(result)
+        verified, damaged = _verify(result)
         problems += damaged
         done += [result.parent.name] if verified is not False else []
     bundle = _look_at_bundle(name) if manifests.find_bundle(folder) else None

@@ -84,7 +84,7 @@ def aimed(recipe: Recipe, asked: Mapping[str, float | None], setting: Mapping[st
         known = [name for name in names() if name.startswith("prune-")]
         raise PruneError(f"recipe {recipe.name}: has no stage that prunes; recipes that have: {', '.join(known)}")
     if not recipe.pruning:
-        return _learned(recipe, learns[0], given)
+        return _with_learned_sizes(recipe, learns[0], given)
     aim = given or {**recipe.target.sizes, **recipe.target.budgets}
     if not aim:
         raise PruneError(
@@ -117,7 +117,7 @@ def _check(given: Mapping[str, float]) -> None:
             raise PruneError(f"{_options([name])} {value:g}: expected a number above {limit}")
 
 
-def _learned(recipe: Recipe, stage: Stage, given: Mapping[str, float]) -> Recipe:
+def _with_learned_sizes(recipe: Recipe, stage: Stage, given: Mapping[str, float]) -> Recipe:
     """Return a recipe whose step learns what to prune, with these sizes as its target."""
     assert stage.step is not None, "it was asked for its options"
     if budgets := [name for name in BUDGETS if name in given]:

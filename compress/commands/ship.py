@@ -107,7 +107,7 @@ def measure(
     students = []
     for which, path in bundle.files().items():
         context.console.print(f"scoring student {which}", highlight=False)
-        students.append(room.examined(f"student {which}", _asked(bundle, path), student, path))
+        students.append(room.examined(f"student {which}", _open_logits(bundle, path), student, path))
     files = {each.name: each.file for each in (teacher, *students) if each.file is not None}
     lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
     context.console.print(f"timing {len(files)} files at {', '.join(map(str, lengths))} tokens", highlight=False)
@@ -153,7 +153,7 @@ def measure(
             *notes,
             *([note] if note else []),
             *(each.note for each in spent.values() if each and each.note),
-            *_noticed(data.task, rows[-2], rows[-1]),
+            *_note_int8(data.task, rows[-2], rows[-1]),
             "fp32 ONNX against torch: logits differ by at most "
             f"{parity(student, bundle.files()['fp32'], batches):.1e}.",
             f"Training peaked at {max(each.peak_rss_mb if each else 0 for each in spent.values()):,.0f} MB of memory.",
@@ -173,7 +173,7 @@ def _teacher(
     ).model
     why = _export(model, task_teacher, file)
     if why is None:
-        return room.examined(task_teacher.name, _asked(bundle, file), model, file), None
+        return room.examined(task_teacher.name, _open_logits(bundle, file), model, file), None
     ask = partial(metrics.logits, model, collate=context.collate)
     return (
         room.examined(task_teacher.name, ask, model, None),
@@ -181,7 +181,7 @@ def _teacher(
     )
 
 
-def _asked(bundle: Bundle, file: Path) -> Callable[[Dataset], NDArray[np.float32]]:
+def _open_logits(bundle: Bundle, file: Path) -> Callable[[Dataset], NDArray[np.float32]]:
     """Return the function from rows to the logits of an ONNX file of the bundle."""
     threads = os.cpu_count() or 1
     return open_predictor(
@@ -324,7 +324,7 @@ def _training(spent: Sequence[Trained | None]) -> dict[str, Any]:
     return {"train_seconds": seconds, "samples_per_second": examples / seconds}
 
 
-def _noticed(task: Task, fp32: ReportRow, int8: ReportRow) -> list[str]:
+def _note_int8(task: Task, fp32: ReportRow, int8: ReportRow) -> list[str]:
     before, after = fp32.score[task.metric] or 0.0, int8.score[task.metric] or 0.0
     if before - after > INT8_DROP:
         return [f"int8 loses {100 * (before - after):.1f} points of {task.metric}; ship the fp32 file if that matters."]

@@ -75,11 +75,11 @@ def students_of(teacher: str, recipes: Sequence[Recipe] | None = None) -> Listin
                 refused.append(Refused(recipe.name, str(error)))
         for settings in _variants(config):
             try:
-                student = _built(StudentSpec(**settings), tutor)
+                student = _build(StudentSpec(**settings), tutor)
             except StudentError:
                 continue  # not a size this teacher has a share of
             variants.append((" ".join(f"student.{size}={value}" for size, value in settings.items()), student))
-        return Listing(teacher, measure_size(tutor), _grouped(own), _grouped(variants), tuple(refused))
+        return Listing(teacher, measure_size(tutor), _group(own), _group(variants), tuple(refused))
 
 
 def _of_recipe(recipe: Recipe, tutor: PreTrainedModel) -> list[tuple[str, PreTrainedModel]]:
@@ -93,12 +93,12 @@ def _of_recipe(recipe: Recipe, tutor: PreTrainedModel) -> list[tuple[str, PreTra
         spec, learns_on = stage.student or (None if found else recipe.student), stage.teacher == "previous"
         if spec is not None:
             source = found[-1][1] if learns_on and found else tutor
-            found.append((f"{recipe.name}: {stage.name}", _built(spec, source)))
+            found.append((f"{recipe.name}: {stage.name}", _build(spec, source)))
         _check(stage, found[-1][1], found[-2][1] if learns_on and len(found) > 1 else tutor)
     return [*found[:-1], (recipe.name, found[-1][1])]
 
 
-def _built(spec: StudentSpec, tutor: PreTrainedModel) -> PreTrainedModel:
+def _build(spec: StudentSpec, tutor: PreTrainedModel) -> PreTrainedModel:
     """Build with weights: a function that fills them may look at values, and refuses some only then."""
     if isinstance(spec.init, str) and spec.init not in INITS:
         return heads.create(_config(spec.init), "encoder", None)
@@ -139,7 +139,7 @@ def _has(config: PreTrainedConfig, size: str) -> bool:
         return False
 
 
-def _grouped(found: Iterable[tuple[str, PreTrainedModel]]) -> tuple[Buildable, ...]:
+def _group(found: Iterable[tuple[str, PreTrainedModel]]) -> tuple[Buildable, ...]:
     """Make one line per model, the costliest first."""
     alike: dict[str, tuple[PreTrainedModel, list[str]]] = {}
     for name, model in found:

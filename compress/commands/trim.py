@@ -29,7 +29,7 @@ from compress.records.class_scores import changes
 from compress.records.latency import identity
 from compress.records.run_report import NAME as REPORT
 from compress.trimming.model import Trimmed, check_new, trim_checkpoint, trimming
-from compress.trimming.vocabulary import encoded_alike
+from compress.trimming.vocabulary import compare_encodings
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -111,7 +111,7 @@ def trim(
         for precision, proof in proofs.items():
             made, proofs[precision] = attach_certificate(made, precision, proof)
         before, after = (plain(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, made))
-        alike = float(np.mean([same for _, same in encoded_alike(before, after, texts_of(split))]))
+        alike = float(np.mean([same for _, same in compare_encodings(before, after, texts_of(split))]))
         return TrimResult(trimmed, tuple(proofs.values()), alike, len(split))
 
 

@@ -94,10 +94,10 @@ def load_yaml(path: Path) -> Any:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise RecipeError([f"{path.name}: is larger than {MOST_BYTES:,} bytes; expected settings, as in our recipes"])
-    return parsed(content, path.name)
+    return parse_yaml(content, path.name)
 
 
-def parsed(text: str | bytes, where: str) -> Any:
+def parse_yaml(text: str | bytes, where: str) -> Any:
     """Read YAML of plain data. Raises RecipeError for what is none; `where` says in which file or option."""
     try:
         return yaml.load(text, Loader=_StrictLoader)
@@ -117,7 +117,7 @@ def _read(path: Path) -> dict[str, Any]:
     return tree
 
 
-def extended(path: Path) -> dict[str, Any]:
+def resolve_extends(path: Path) -> dict[str, Any]:
     """Resolve one level of `extends:`; mappings are merged, everything else is replaced."""
     tree = _read(path)
     parent = tree.pop("extends", None)
@@ -161,7 +161,7 @@ def override(tree: dict[str, Any], line: str, kinds: Sequence[str]) -> None:
         else:
             raise RecipeError([f"--set {line}: {'.'.join(path.split('.')[:number])} has no settings below it"])
         if number == len(way):
-            at[place] = parsed(text, f"--set {line}")
+            at[place] = parse_yaml(text, f"--set {line}")
             if place == "epochs":
                 at.pop("steps", None)
         else:

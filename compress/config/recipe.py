@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from compress.config import user_code
-from compress.config.loader import explain, extended, locate, override
+from compress.config.loader import explain, locate, override, resolve_extends
 from compress.config.reference import Call
 from compress.config.reference import parse as parse_call
 from compress.config.term import Term, parse
@@ -433,7 +433,7 @@ class Recipe(Frozen):
         needs torch.
         """
         path = locate(str(name))
-        tree = extended(path)
+        tree = resolve_extends(path)
         problems = _take_published(tree, path.name, paper=paper)
         for line in overrides:
             override(tree, line, ALL_KINDS)

@@ -92,8 +92,8 @@ def find(name: str, *, called: str = "function", mark: str | None = None) -> Any
         raise ObjectiveError(f"no {called} {unknown(name)}")
     module = import_module(f"compress.papers.{paper}")
     found = getattr(module, function, None)
-    if found is None or not _named(found, mark):
-        known = [f"{paper}.{each}" for each, value in vars(module).items() if _named(value, mark)]
+    if found is None or not _may_be_named(found, mark):
+        known = [f"{paper}.{each}" for each, value in vars(module).items() if _may_be_named(value, mark)]
         raise ObjectiveError(f"no {called} {name!r}.{did_you_mean(name, known)}")
     return found
 
@@ -171,7 +171,7 @@ def _unfit(value: Any, annotation: Any) -> str:
     return ""
 
 
-def _named(value: Any, mark: str | None) -> bool:
+def _may_be_named(value: Any, mark: str | None) -> bool:
     """Tell whether a paper's attribute may be named: a loss where losses are, else any function or class of ours."""
     if mark is not None:
         return hasattr(value, mark)

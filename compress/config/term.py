@@ -86,7 +86,7 @@ class Term:
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name not in ("loss", "options", "code") and value != each.default:
-                line[each.name] = _listed(value)
+                line[each.name] = _as_lists(value)
         return line | dict(self.options)
 
 
@@ -112,7 +112,7 @@ def parse(line: object, where: str) -> Term:
     only = tuple(only) if isinstance(only, list | tuple) else (only,)
     unknown = [str(kind) for kind in only if kind not in KINDS]
     problems += [f"{where}: no task kind {kind!r}.{did_you_mean(kind, KINDS)}" for kind in unknown]
-    problems += _misnamed(known["loss"], where)
+    problems += _find_misnamed(known["loss"], where)
     weight = known.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MOST_WEIGHT:
         problems.append(f"{where}: weight must be a number from 0 to {MOST_WEIGHT:,.0f}, found {weight!r}")
@@ -127,7 +127,7 @@ def parse(line: object, where: str) -> Term:
     return Term(known["loss"], float(weight), layers, project, only, reads=reads, options=options)
 
 
-def _misnamed(loss: object, where: str) -> list[str]:
+def _find_misnamed(loss: object, where: str) -> list[str]:
     if not isinstance(loss, str):
         return [f"{where}: loss must be a name, found {loss!r}"]
     try:
@@ -143,5 +143,5 @@ def _is_pairs(value: object) -> bool:
     )
 
 
-def _listed(value: Any) -> Any:
-    return [_listed(item) for item in value] if isinstance(value, tuple) else value
+def _as_lists(value: Any) -> Any:
+    return [_as_lists(item) for item in value] if isinstance(value, tuple) else value

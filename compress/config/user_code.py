@@ -50,12 +50,12 @@ def load(settings: Settings, allowed: str | Path | None) -> Settings:
         if Path(allowed).expanduser().is_dir() and str(root) not in sys.path:
             sys.path.append(str(root))  # at the end, where it shadows nothing
         try:
-            found[_address(line)] = _imported(_address(line), root)
+            found[_address(line)] = _import(_address(line), root)
         except RecipeError as error:
             problems += [f"{_name(settings)}: {where}: {problem}" for problem in error.problems]
     if problems:
         raise RecipeError(problems)
-    return _given(settings, found) if found else settings
+    return _with_functions(settings, found) if found else settings
 
 
 def digests(settings: BaseModel) -> dict[str, str] | None:
@@ -64,7 +64,7 @@ def digests(settings: BaseModel) -> dict[str, str] | None:
     return {name: io.of_files(calling.source(code)) for name, code in sorted(lines.items())} or None
 
 
-def _imported(address: str, root: Path) -> Callable[..., Any]:
+def _import(address: str, root: Path) -> Callable[..., Any]:
     module, _, name = address.rpartition(".")
     _check_place(module, root)
     try:
@@ -142,15 +142,15 @@ def _lines(value: object, where: str) -> Iterator[tuple[str, Call | Term]]:
             yield from _lines(each, f"{where}[{at}]")
 
 
-def _given(value: Any, code: dict[str, Callable[..., Any]]) -> Any:
+def _with_functions(value: Any, code: dict[str, Callable[..., Any]]) -> Any:
     """Return the same settings, their lines with the functions that they name."""
     if isinstance(value, Call | Term):
         return replace(value, code=code.get(_address(value), value.code))
     if isinstance(value, tuple):
-        return tuple(_given(each, code) for each in value)
+        return tuple(_with_functions(each, code) for each in value)
     if isinstance(value, BaseModel):
         inner = {name: getattr(value, name) for name in type(value).model_fields}
-        changed = {name: _given(each, code) for name, each in inner.items() if any(_own(each, ""))}
+        changed = {name: _with_functions(each, code) for name, each in inner.items() if any(_own(each, ""))}
         return value.model_copy(update=changed)
     return value
 

@@ -50,7 +50,7 @@ def audit(data: TaskData) -> TaskData:
         raise DataError(
             f"{data.name}: all {len(train):,} training rows have the same text. Name another column with --text."
         )
-    notes = [*data.notes, *_shared(keys)]
+    notes = [*data.notes, *_find_shared(keys)]
     for role, found in keys.items():
         if role != "train" and (size := len(found)) < FEW_ROWS:
             notes.append(
@@ -63,7 +63,7 @@ def audit(data: TaskData) -> TaskData:
             for role, split in splits.items()
             if label_column(task) in split.column_names
         }
-        notes += [*_spelled_twice(task, counts), *_absent(task, counts)]
+        notes += [*_find_spelled_twice(task, counts), *_absent(task, counts)]
     if task.kind == "classification" and not task.pair and "label" in data.train.column_names:
         names = np.array([_key((label,)) for label in task.labels], np.int64)
         count = int((names[data.train.data.table["label"].to_numpy()] == train).sum())
@@ -96,7 +96,7 @@ def _plain(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def _shared(keys: Mapping[str, Keys]) -> Iterator[str]:
+def _find_shared(keys: Mapping[str, Keys]) -> Iterator[str]:
     for one, other in combinations(keys, 2):
         count = int(np.isin(keys[other], keys[one]).sum())
         if count:
@@ -121,7 +121,7 @@ def class_counts(task: Task, split: Dataset) -> NDArray[np.int64]:
     return np.bincount(flat.to_numpy(), minlength=len(task.labels))
 
 
-def _spelled_twice(task: Task, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[str]:
+def _find_spelled_twice(task: Task, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[str]:
     """Name classes whose names differ in case, spaces or the form of their letters alone."""
     alike: dict[str, list[int]] = {}
     for number, label in enumerate(task.labels):

@@ -36,12 +36,12 @@ def is_conll(path: Path) -> bool:
         if len(columns) < 2 or not is_tag(columns[-1]):
             return False
         tags.append(columns[-1])
-    return any(map(prefixed, tags))
+    return any(map(has_prefix, tags))
 
 
 def is_tag(cell: str) -> bool:
     """Tell whether a cell is a tag of an entity, or O."""
-    return cell == OUTSIDE or prefixed(cell)
+    return cell == OUTSIDE or has_prefix(cell)
 
 
 def read(path: Path) -> Examples:
@@ -138,12 +138,12 @@ def split_tag(tag: str) -> tuple[str, str | None]:
     """Split a tag: `B-person` -> ("B", "person"); `O` -> ("O", None); a tag without prefix, `NOUN` -> ("S", "NOUN")."""
     if tag == OUTSIDE:
         return OUTSIDE, None
-    if prefixed(tag):
+    if has_prefix(tag):
         return tag[0], tag[2:]
     return "S", tag
 
 
-def prefixed(tag: str) -> bool:
+def has_prefix(tag: str) -> bool:
     """Tell whether a tag says which part of an entity its word is: `B-person`."""
     return len(tag) > 2 and tag[0] in "BIESLU" and tag[1] == "-"
 

@@ -128,7 +128,7 @@ def _hub(source: str) -> Corpus:
             "Instead: a text file or folder, a Wikipedia-extractor dump, or the embedded corpus 'pydoc'."
         ) from error
     fingerprint = cache.digest("hub", name, configuration, revision)
-    return Corpus(source, fingerprint, partial(_streamed, name, configuration or None, revision))
+    return Corpus(source, fingerprint, partial(_stream, name, configuration or None, revision))
 
 
 def _revision(name: str) -> str:
@@ -145,7 +145,7 @@ def _revision(name: str) -> str:
         return str(json.load(answer)["sha"])
 
 
-def _streamed(name: str, configuration: str | None, revision: str) -> Iterator[str]:
+def _stream(name: str, configuration: str | None, revision: str) -> Iterator[str]:
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -170,19 +170,19 @@ class Document:
     parallel: bool = False
 
 
-def tokenised_documents(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
+def iterate_documents(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
     """Yield the documents that have tokens, in order, one at a time; the call before the last is all that is held.
 
     A sentence that follows another is tokenised with the space between them, as in running text: it matters to
     tokenizers that keep spaces (GPT-2, RoBERTa) and to no other.
     """
-    for number, group in groupby(tokenised(corpus, tokenizer, spaced=True), key=itemgetter(0)):
+    for number, group in groupby(tokenise(corpus, tokenizer, spaced=True), key=itemgetter(0)):
         sentences = [ids for _, ids in group if ids]
         if len(sentences) > corpus.parallel:  # of a parallel document, both
             yield Document(number, sentences, corpus.parallel)
 
 
-def tokenised(
+def tokenise(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, spaced: bool = False, start: int = 0
 ) -> Iterator[tuple[int, list[int]]]:
     """Yield (document number, token ids) of each sentence of a corpus, tokenised many at a time; ids may be empty.
@@ -241,7 +241,7 @@ def encode_corpus(
             blocks, tokens, document = len(table), pc.sum(table["length"]).as_py(), table["document"][-1].as_py()
             of_document = pc.sum(pc.equal(table["document"], document)).as_py()
         rows = islice(_blocks(corpus, tokenizer, template, room, document), of_document, None)
-        with closing(_limited(rows, limit_tokens, f"Encoding {corpus.name}", tokens)) as limited:
+        with closing(_limit(rows, limit_tokens, f"Encoding {corpus.name}", tokens)) as limited:
             batches = row_batches(limited, first=blocks)
             for number in count(len(done)):
                 if not (some := list(islice(batches, 1))):
@@ -261,7 +261,7 @@ def _blocks(
     """Yield each block, of at most `room` tokens and the special ones, from the document `start` on."""
     block: list[int] = []
     owner = 0
-    for number, ids in tokenised(corpus, tokenizer, start=start):
+    for number, ids in tokenise(corpus, tokenizer, start=start):
         if block and (number != owner or len(block) + len(ids) > room):
             yield template.fill(block) | {"document": owner}
             block = []
@@ -297,7 +297,7 @@ def build_rows(
     what = f"{name} of {corpus.name}"
 
     def rows() -> Iterator[Row]:
-        rng, texts = np.random.default_rng(seed), tokenised_documents(corpus, tokenizer)
+        rng, texts = np.random.default_rng(seed), iterate_documents(corpus, tokenizer)
         several: Mapping[str, bool] = {}
         for number, row in enumerate(
             builder(texts, Frame.from_tokenizer(tokenizer), max_length=max_length, rng=rng, **options)
@@ -307,7 +307,7 @@ def build_rows(
             yield row
 
     empty = f"{corpus.name}: {name} makes no row of it. It needs more text, or a larger max_length."
-    return cache.rows("corpora", key, lambda: row_batches(_limited(rows(), limit_tokens, f"Rows: {what}")), empty=empty)
+    return cache.rows("corpora", key, lambda: row_batches(_limit(rows(), limit_tokens, f"Rows: {what}")), empty=empty)
 
 
 def _check(row: Row, several: Mapping[str, bool], max_length: int, where: str) -> None:
@@ -322,7 +322,7 @@ def _check(row: Row, several: Mapping[str, bool], max_length: int, where: str) -
             raise DataError(f"{where}: {name} must be a list of {length} numbers, one a token, or one number.")
 
 
-def _limited(rows: Iterator[Row], limit_tokens: int | None, what: str, tokens: int = 0) -> Generator[Row, None, None]:
+def _limit(rows: Iterator[Row], limit_tokens: int | None, what: str, tokens: int = 0) -> Generator[Row, None, None]:
     """Yield rows, with a progress bar, up to the one that reaches the limit; `tokens` were written before."""
     from datasets.utils import tqdm
 

@@ -20,13 +20,13 @@ from typing import IO, Any, Final, Literal
 from compress.data.text_files import (
     LONGEST,
     TOO_EXPANSIVE,
-    decoded,
+    decode_lines,
     json_objects,
+    limit_unpacked,
     lines,
     parse_json,
     reading,
     refuse_special,
-    unpacked_limit,
 )
 from compress.errors import DataError, did_you_mean
 
@@ -117,7 +117,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _archive(path: Path) -> Iterator[str]:
-    with path.open("rb") as file, tarfile.open(fileobj=_unpacked(file, str(path)), mode="r|") as archive:
+    with path.open("rb") as file, tarfile.open(fileobj=_unpack(file, str(path)), mode="r|") as archive:
         for member in archive:
             name = PurePath(member.name).name
             if member.isfile() and not name.startswith(".") and kind(name) in {"text", "wiki", "jsonl"}:
@@ -128,19 +128,19 @@ def _archive(path: Path) -> Iterator[str]:
 
 def _stream(file: IO[bytes], name: str, where: str) -> Iterator[str]:
     """Yield the documents of a file that is no archive; a dump is known by its first bytes, whatever its name."""
-    with _unpacked(file, where) as stream:
+    with _unpack(file, where) as stream:
         head = stream.peek(64).removeprefix(codecs.BOM_UTF8).lstrip()
         if kind(name) == "jsonl" or (kind(name) == "wiki" and head.startswith(b"{")):
-            for place, row in json_objects(decoded(stream, where), where):
+            for place, row in json_objects(decode_lines(stream, where), where):
                 if not isinstance(row.get("text"), str):
                     raise DataError(f'{place}: expected an object with "text".{did_you_mean("text", row)}')
                 yield row["text"]
             return
-        lines = decoded(stream, where, longest=LONGEST_PIECE, cut=True)
+        lines = decode_lines(stream, where, longest=LONGEST_PIECE, cut=True)
         yield from _articles(lines, where) if head.startswith(b"<doc ") else _plain(lines)
 
 
-def _unpacked(file: IO[bytes], where: str) -> io.BufferedReader[Any]:
+def _unpack(file: IO[bytes], where: str) -> io.BufferedReader[Any]:
     """Unpack a file that may be compressed, as its first bytes tell."""
     counted = _Counted(file, where)
     packed = io.BufferedReader(counted, 1 << 16)
@@ -162,7 +162,7 @@ class _Counted(io.RawIOBase):
         read = self.stream.read(len(buffer))
         buffer[: len(read)] = read
         self.total += len(read)
-        if self.packed is not None and self.total > unpacked_limit(self.packed.total):
+        if self.packed is not None and self.total > limit_unpacked(self.packed.total):
             raise DataError(f"{self.where}: {TOO_EXPANSIVE}")
         return len(read)
 
@@ -234,7 +234,7 @@ def find_parallel(source: Path) -> list[Path]:
 
 def read_parallel(files: Sequence[Path]) -> Iterator[str]:
     """Yield each pair as two lines, in the order of the columns or of the languages' names."""
-    pairs = _aligned(*files) if len(files) == 2 else _rows(files[0])
+    pairs = _align(*files) if len(files) == 2 else _rows(files[0])
     for first, second in pairs:
         sides = " ".join(first.split()), " ".join(second.split())
         if all(sides):
@@ -245,7 +245,7 @@ def _language(name: str, stem: str) -> bool:
     return kind(name) is None and re.fullmatch(_CODE, name.removeprefix(f"{stem}.")) is not None
 
 
-def _aligned(first: Path, second: Path) -> Iterator[tuple[str, str]]:
+def _align(first: Path, second: Path) -> Iterator[tuple[str, str]]:
     for number, (line, translation) in enumerate(zip_longest(lines(first), lines(second)), start=1):
         if line is None or translation is None:
             shorter = first if line is None else second

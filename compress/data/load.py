@@ -264,7 +264,7 @@ def _load_annotated(name: str, kind: Kind, files: Mapping[Role, Path], *, metric
     else:
         names = conll.labels(tables["train"]["tags"].to_pylist())
         task = Task(kind, ("words",), "tags", names, metric)
-        tables = {role: _coded(table, names, files.get(role, files["train"])) for role, table in tables.items()}
+        tables = {role: _encode_tags(table, names, files.get(role, files["train"])) for role, table in tables.items()}
     with cache.scratch(cache.home() / "data") as folder:
         batches = {role: table.to_batches(max_chunksize=10_000) for role, table in tables.items()}
         datasets, fingerprint = cache.keep_splits(folder, batches, kind, *task.labels, str(task.unanswerable))
@@ -296,7 +296,7 @@ def _unanswerable(tables: Mapping[Role, pa.Table], notes: list[str]) -> bool:
     return bool(none["train"])
 
 
-def _coded(table: pa.Table, names: tuple[str, ...], path: Path) -> pa.Table:
+def _encode_tags(table: pa.Table, names: tuple[str, ...], path: Path) -> pa.Table:
     """Replace the tags of a table by class ids."""
     tags = table["tags"].combine_chunks()
     ids = pc.index_in(tags.flatten(), value_set=pa.array(names))

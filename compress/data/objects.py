@@ -39,7 +39,7 @@ def teacher_path(teacher: "TeacherLike") -> str:
             f"teacher: found {_kinds(pair)}; expected an alias, a folder, a hub id, or a model with its tokenizer: "
             "teacher=(model, tokenizer)"
         )
-    return _kept("models", {"": lambda folder: [each.save_pretrained(folder) for each in pair]})
+    return _keep("models", {"": lambda folder: [each.save_pretrained(folder) for each in pair]})
 
 
 def data_path(data: "DataLike") -> str:
@@ -55,7 +55,7 @@ def data_path(data: "DataLike") -> str:
     if strange := [name for name in splits if sources.split_word(str(name)) is None or not str(name).isidentifier()]:
         raise DataError(f"data: no split {strange[0]!r}; expected train, validation and test")
     kind = type(next(iter(splits.values()))).__name__
-    return _kept("tables", {f"{name}.parquet": partial(_write, table) for name, table in splits.items()}, f"{kind}-")
+    return _keep("tables", {f"{name}.parquet": partial(_write, table) for name, table in splits.items()}, f"{kind}-")
 
 
 def _write(table: Any, path: Path) -> None:
@@ -68,7 +68,7 @@ def _write(table: Any, path: Path) -> None:
         table.to_parquet(path, index=False)
 
 
-def _kept(kind: str, parts: Mapping[str, Any], prefix: str = "") -> str:
+def _keep(kind: str, parts: Mapping[str, Any], prefix: str = "") -> str:
     """Return the folder, named by its contents, that holds what these write; it is made once."""
     with scratch(home() / kind) as folder:
         for name, write in parts.items():

@@ -60,12 +60,12 @@ def fingerprint() -> str:
 def paragraphs(text: str) -> Iterator[str]:
     """Yield the paragraphs of plain or reStructured text that are sentences, each on one line and without markup."""
     for block in re.split(r"\n[ \t]*\n", text.expandtabs()):
-        line = _unmarked(_joined(block))
+        line = _remove_markup(_join(block))
         if _is_prose(line):
             yield line
 
 
-def _joined(block: str) -> str:
+def _join(block: str) -> str:
     """Join a block, without its bullet, or the term above its indented definition; a word cut at its end is whole."""
     lines = [line for line in block.splitlines() if line.strip()]
     above = len(lines) > 1 and not _BULLET.match(lines[0].strip()) and _indent(lines[0]) < min(map(_indent, lines[1:]))
@@ -77,7 +77,7 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _unmarked(line: str) -> str:
+def _remove_markup(line: str) -> str:
     for pattern, plain in _MARKUP:
         line = pattern.sub(plain, line)
     return line.strip()

@@ -37,11 +37,11 @@ from compress.data.text_files import (
     head,
     json_object,
     json_objects,
+    limit_unpacked,
     lines,
     parse_json,
     reading,
     refuse_special,
-    unpacked_limit,
     whole,
 )
 from compress.errors import DataError
@@ -179,7 +179,9 @@ def open_texts(paths: Sequence[Path], named: Sequence[str]) -> dict[Path, RawSpl
     proven = any(_needs_quoting(heads[path]) for path in clean)
     looks = [_look(path, quoted=path not in heads or (proven and path in clean)) for path in paths]
     headers = {look.path: _header(look, looks, named) for look in looks}
-    return {look.path: _delimited(look, headers[look.path] or _borrowed(look, headers), named) for look in looks}
+    return {
+        look.path: _read_delimited(look, headers[look.path] or _borrow_header(look, headers), named) for look in looks
+    }
 
 
 def _head(path: Path) -> str:
@@ -266,7 +268,7 @@ def _is_title(cell: str, below: Sequence[str]) -> bool:
     return len(below) >= RECURRING_ROWS and cell not in below and min(Counter(below).values()) > 1
 
 
-def _borrowed(look: Look, headers: Mapping[Path, Header | None]) -> Header | None:
+def _borrow_header(look: Look, headers: Mapping[Path, Header | None]) -> Header | None:
     """Take the header of a sibling of the same width."""
     for sibling, header in headers.items():
         if header and len(header.names) == len(look.rows[0]):
@@ -275,7 +277,7 @@ def _borrowed(look: Look, headers: Mapping[Path, Header | None]) -> Header | Non
     return None
 
 
-def _delimited(look: Look, header: Header | None, named: Sequence[str]) -> RawSplit:
+def _read_delimited(look: Look, header: Header | None, named: Sequence[str]) -> RawSplit:
     place = str(look.path)
     names = header.names if header else tuple(str(n + 1) for n in range(min(len(row) for row in look.rows)))
     if twice := [name for name, count in Counter(names).items() if count > 1]:
@@ -375,7 +377,7 @@ def _parquet(path: Path) -> RawSplit:
         file = pq.ParquetFile(path, read_dictionary=texts)
         groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
         parts = [group.column(number) for group in groups for number in range(group.num_columns)]
-        if any(each.total_uncompressed_size > unpacked_limit(each.total_compressed_size) for each in parts):
+        if any(each.total_uncompressed_size > limit_unpacked(each.total_compressed_size) for each in parts):
             raise DataError(f"{path}: {TOO_EXPANSIVE}")
         mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
         rows_at_once = max(1, min(BATCH_ROWS, BATCH_CHARACTERS // max(1, mean)))
@@ -385,7 +387,7 @@ def _parquet(path: Path) -> RawSplit:
         with _decoding(path):
             for batch in file.iter_batches(rows_at_once, columns=columns):
                 batch.validate(full=True)
-                yield from _bounded(batch, path, row)
+                yield from _bound(batch, path, row)
                 row += len(batch)
 
     classes: Mapping[str, tuple[str, ...]] = {}
@@ -396,7 +398,7 @@ def _parquet(path: Path) -> RawSplit:
             classes = _classes(Features.from_arrow_schema(file.schema_arrow))
         except Exception as error:  # damaged JSON there raises whatever `datasets` happens to do with it
             raise DataError(f"{path}: its metadata is damaged: {type(error).__name__}: {error}") from error
-    return _typed(str(path), file.schema_arrow, stream, classes)
+    return _read_typed(str(path), file.schema_arrow, stream, classes)
 
 
 @contextmanager
@@ -407,7 +409,7 @@ def _decoding(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: not a parquet file, or a damaged one: {error}") from error
 
 
-def _bounded(batch: pa.RecordBatch, path: Path, row: int) -> Iterator[pa.Table]:
+def _bound(batch: pa.RecordBatch, path: Path, row: int) -> Iterator[pa.Table]:
     """Slice rows so that they stay small where each has its own copy of its texts. DataError for a cell too long."""
     sizes = np.zeros(len(batch), np.int64)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -429,7 +431,7 @@ def from_dataset(place: str, split: Dataset) -> RawSplit:
     def stream(columns: list[str]) -> Iterator[pa.Table]:
         yield from split.select_columns(columns).with_format("arrow").iter(BATCH_ROWS)
 
-    return _typed(place, split.features.arrow_schema, stream, _classes(split.features))
+    return _read_typed(place, split.features.arrow_schema, stream, _classes(split.features))
 
 
 def _classes(features: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -438,7 +440,7 @@ def _classes(features: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(feature.names) for name, feature in inner.items() if hasattr(feature, "names")}
 
 
-def _typed(
+def _read_typed(
     place: str,
     schema: pa.Schema,
     stream: Callable[[list[str]], Iterator[pa.Table]],
@@ -482,15 +484,17 @@ def _cells(column: pa.ChunkedArray, names: tuple[str, ...] | None) -> pa.Chunked
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if not pa.types.is_nested(column.type):
-        return column.cast(pa.string()) if names is None else _named(column, names)
+        return column.cast(pa.string()) if names is None else _name_classes(column, names)
     if names is None:
         return column.cast(pa.list_(pa.string()))
     lists = column.cast(pa.list_(column.type.value_type)).combine_chunks()
     lengths = pc.fill_null(pc.list_value_length(lists), 0)
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
-    return pa.chunked_array([pa.ListArray.from_arrays(offsets, _named(lists.flatten(), names), mask=lists.is_null())])
+    return pa.chunked_array(
+        [pa.ListArray.from_arrays(offsets, _name_classes(lists.flatten(), names), mask=lists.is_null())]
+    )
 
 
-def _named(ids: pa.Array | pa.ChunkedArray, names: tuple[str, ...]) -> pa.Array | pa.ChunkedArray:
+def _name_classes(ids: pa.Array | pa.ChunkedArray, names: tuple[str, ...]) -> pa.Array | pa.ChunkedArray:
     ids = ids.cast(pa.int64())
     return pc.take(pa.array(names, pa.string()), pc.if_else(pc.less(ids, 0), None, ids))

@@ -116,7 +116,7 @@ def local_files(source: str) -> tuple[str, dict[Role, list[Path]]] | None:
     None for a hub id. DataError for what is neither.
     """
     if re.match(r"\w+=", source):
-        named = _named_files(source)
+        named = _split_files(source)
         return " + ".join(path.name for path in named.values()), {role: [path] for role, path in named.items()}
     path = local(source)
     with reading(source):
@@ -135,7 +135,7 @@ def local_files(source: str) -> tuple[str, dict[Role, list[Path]]] | None:
     return None
 
 
-def _named_files(source: str) -> dict[Role, Path]:
+def _split_files(source: str) -> dict[Role, Path]:
     """Return the files of a source that names one for each split, `train=a.tsv,test=b.tsv`."""
     files: dict[Role, Path] = {}
     for part in re.split(r",(?=\w+=)", source):

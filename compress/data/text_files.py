@@ -42,7 +42,7 @@ _HEAD: Final = 1 << 16
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def unpacked_limit(packed: int) -> int:
+def limit_unpacked(packed: int) -> int:
     """Return how many bytes so many compressed ones may unpack to."""
     return max(SMALL, MOST_EXPANSION * packed)
 
@@ -86,10 +86,10 @@ def lines(path: Path, newline: str = "\n", longest: int = LONGEST) -> Iterator[s
     with reading(path):
         refuse_special(path)
         with io.BufferedReader(path.open("rb", buffering=0), _HEAD) as file:
-            yield from decoded(file, str(path), newline=newline, longest=longest)
+            yield from decode_lines(file, str(path), newline=newline, longest=longest)
 
 
-def decoded(
+def decode_lines(
     stream: io.BufferedReader[Any], place: str, *, newline: str = "\n", longest: int = LONGEST, cut: bool = False
 ) -> Iterator[str]:
     """Yield the lines of a stream with their ends; with `cut`, one above `longest` characters comes in pieces.

@@ -202,7 +202,7 @@ class Evaluator:
 
     def spans(self, logits: Array) -> Spans:
         """Find the best span of every question of a qa task."""
-        return qa.best_spans(self._checked(logits), self._windows)
+        return qa.best_spans(self._check(logits), self._windows)
 
     def tags(self, logits: Array) -> list[list[str]]:
         """Return a tag for every word of every sentence of a tagging task."""
@@ -211,7 +211,7 @@ class Evaluator:
 
     def _tag_ids(self, logits: Array) -> Array:
         """Return the tag of every word of all sentences; a word that has no token, and so no logits, is outside."""
-        chosen_T = self._checked(logits).argmax(axis=1)
+        chosen_T = self._check(logits).argmax(axis=1)
         sizes = np.array([len(words) for words in self.split["words"][:]], dtype=np.int64)
         begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         example_T, word_T = np.repeat(self._examples, self._lengths), self._column("word")
@@ -224,7 +224,7 @@ class Evaluator:
     def _names(self, ids: Sequence[int] | Array) -> list[str]:
         return [self.task.labels[n] for n in ids]
 
-    def _checked(self, logits: Array) -> Array:
+    def _check(self, logits: Array) -> Array:
         logits = np.asarray(logits, dtype=np.float64)
         expected = (int(self._lengths.sum()), self.task.outputs)
         if logits.shape != expected or not len(logits):

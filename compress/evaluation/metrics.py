@@ -41,7 +41,7 @@ def scores(task: Task, logits: Array, labels: Array) -> dict[str, float]:
     A metric that constant answers leave undefined is 0.0. Raises CompressError for logits that are not finite or do
     not fit the labels, DataError for labels that are none of the task's.
     """
-    logits, labels = _checked(task, logits, labels)
+    logits, labels = _check(task, logits, labels)
     if task.kind == "regression":
         return _regression_scores(logits[:, 0], labels)
     if task.kind == "multilabel":
@@ -53,7 +53,7 @@ def scores_by_class(task: Task, logits: Array, labels: Array) -> tuple[ClassScor
     """Score each label of a task on texts apart; () of a regression. Raises as `scores`."""
     if task.kind == "regression":
         return ()
-    logits, labels = _checked(task, logits, labels)
+    logits, labels = _check(task, logits, labels)
     if task.kind == "multilabel":
         said, true = logits > 0, labels > 0.5
     else:
@@ -129,7 +129,7 @@ def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64
     return np.concatenate([parts[n] for n in np.argsort(order)])
 
 
-def _checked(task: Task, logits: Array, labels: Array) -> tuple[Array, Array]:
+def _check(task: Task, logits: Array, labels: Array) -> tuple[Array, Array]:
     logits, labels = np.asarray(logits, dtype=np.float64), np.asarray(labels)
     expected = labels.shape if task.kind == "multilabel" else (len(labels), task.outputs)
     if logits.shape != expected or not len(labels):

@@ -168,11 +168,11 @@ class Bundle:
 
         Returns a list; of an iterator, such as a generator, an iterator, which reads some hundred texts at a time.
         """
-        from compress.exporters.predictor import batched
+        from compress.exporters.predictor import iterate_batches
 
         predictor = self.open(precision, threads=threads)
         if isinstance(texts, Iterator):
-            return chain.from_iterable(map(predictor.predict, batched(texts)))
+            return chain.from_iterable(map(predictor.predict, iterate_batches(texts)))
         return predictor.predict(list(texts))
 
     def logits(
@@ -217,7 +217,7 @@ class Bundle:
         theirs = found.task
         if (theirs.kind, theirs.labels, len(theirs.text)) != (mine.kind, mine.labels, len(mine.text)):
             raise BundleError(
-                f"{found.name}: {_described(theirs)}; {self.path} does {_described(mine)}. Give the data that the "
+                f"{found.name}: {_describe(theirs)}; {self.path} does {_describe(mine)}. Give the data that the "
                 "bundle was made from"
             )
         return found
@@ -344,7 +344,7 @@ class Bundle:
         return replace(self, manifest=complete)
 
 
-def _described(task: Task) -> str:
+def _describe(task: Task) -> str:
     labels = task.labels
     of = f" of {len(labels)} labels ({', '.join(labels[:4])}{', ...' if len(labels) > 4 else ''})" if labels else ""
     return f"{task.kind}{of} over {'pairs of texts' if task.pair else 'single texts'}"
@@ -372,7 +372,7 @@ def _write_model(
     folder: Path, model: Any, tokenizer: Any, task: "Task", max_length: int, *, keep: Sequence[str]
 ) -> None:
     """Write weights, config, tokenizer and both ONNX files."""
-    from compress.exporters.int8 import learned_ranges, quantize_dynamic, quantize_learned
+    from compress.exporters.int8 import quantize_dynamic, quantize_learned, read_learned_ranges
     from compress.exporters.onnx import as_float32, makes_segments, to_onnx
     from compress.models.checkpoints import save_checkpoint
 
@@ -383,7 +383,7 @@ def _write_model(
     plain.config.label2id = {label: index for index, label in enumerate(labels)}
     save_checkpoint(folder, plain, tokenizer, max_length)
     to_onnx(plain, folder / FILES["fp32"], segments=makes_segments(tokenizer))
-    if learned := learned_ranges(plain.config):
+    if learned := read_learned_ranges(plain.config):
         quantize_learned(folder / FILES["fp32"], folder / FILES["int8"], learned, keep=keep)
     else:
         quantize_dynamic(folder / FILES["fp32"], folder / FILES["int8"], keep=keep)

@@ -126,7 +126,7 @@ def load_source(
     if manifest.find_bundle(path, "task"):
         from compress.exporters.session import weights_elsewhere
 
-        _unused("a bundle has that written in it", pair=pair, pool=pool, normalise=normalise, max_length=max_length)
+        _refuse("a bundle has that written in it", pair=pair, pool=pool, normalise=normalise, max_length=max_length)
         bundle = Bundle.load(path)
         for file in bundle.files().values():
             weights_elsewhere(file)
@@ -142,13 +142,13 @@ def load_source(
     architecture, two_stacks = _architecture(folder)
     head = next((head for head in HEADS if architecture.endswith(head)), None)
     if architecture in GENERATIVE:
-        _unused("it writes text", pair=pair, pool=pool, normalise=normalise)
+        _refuse("it writes text", pair=pair, pool=pool, normalise=normalise)
         model, tokenizer = _load(name, folder, architecture, allow_pickle=allow_pickle)
         return Checkpoint(name, model, tokenizer, _length(name, model, tokenizer, max_length), origin=origin)
     if head and not (folder / MODULES).is_file():
         from compress.models import teacher as teachers
 
-        _unused(f"its head is {head}", pool=pool, normalise=normalise)
+        _refuse(f"its head is {head}", pool=pool, normalise=normalise)
         if pair and HEADS[head] != "classification":
             raise ExportError(f"{name}: pair does not apply: {head} reads what it always reads")
         task = _task(folder, HEADS[head], pair=pair)
@@ -159,7 +159,7 @@ def load_source(
             )
         length = _length(name, teacher.model, teacher.tokenizer, max_length)
         return Checkpoint(name, teacher.model, teacher.tokenizer, length, task=task, origin=origin)
-    _unused("it has no head", pair=pair)
+    _refuse("it has no head", pair=pair)
     if two_stacks or architecture.endswith(
         "EncoderModel"
     ):  # as T5's, which AutoModel gives a decoder of random numbers
@@ -259,7 +259,7 @@ def _length(name: str, model: Any, tokenizer: Any, asked: int | None) -> int:
     return min([*known, *([limit] if limit else [])], default=LONGEST)
 
 
-def _unused(why: str, **options: object) -> None:
+def _refuse(why: str, **options: object) -> None:
     if given := [name for name, value in options.items() if value not in (None, False)]:
         raise ExportError(f"{', '.join(given)}: does not apply: {why}")
 

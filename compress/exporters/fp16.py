@@ -25,7 +25,7 @@ from compress.exporters.session import (
     Run,
     create_session,
     difference,
-    inherited,
+    inherit_metadata,
     onnx_run,
     read_model,
     save_changed,
@@ -61,7 +61,7 @@ def to_float16(source: Path, target: Path, rows: Sequence[Feeds]) -> Halved:
         for node in model.graph.node
         if any(sizes.get(name, 0.0) > LIMIT for name in (*node.input, *node.output))
     )
-    found = difference(onnx_run(source), _run(_rounded(model, sizes, kept), source), rows)
+    found = difference(onnx_run(source), _run(_round(model, sizes, kept), source), rows)
     if not found.relative <= TOLERANCE:  # so that NaN fails too
         raise ExportError(
             f"{source}: in float16 the logits differ from fp32's by {found.largest:.2g} where the largest is "
@@ -69,7 +69,7 @@ def to_float16(source: Path, target: Path, rows: Sequence[Feeds]) -> Halved:
         )
     small = convert_float_to_float16(copy.deepcopy(model), keep_io_types=True, node_block_list=list(kept))
     del small.graph.value_info[:]  # of float32 where casts were put in
-    save_changed(small, target, {**inherited(model), PRECISION_KEY: "fp16"})
+    save_changed(small, target, {**inherit_metadata(model), PRECISION_KEY: "fp16"})
     return Halved(found, kept)
 
 
@@ -89,7 +89,7 @@ def _sizes(model: onnx.ModelProto, source: Path, rows: Sequence[Feeds]) -> dict[
     return sizes
 
 
-def _rounded(model: onnx.ModelProto, sizes: Mapping[str, float], kept: Sequence[str]) -> onnx.ModelProto:
+def _round(model: onnx.ModelProto, sizes: Mapping[str, float], kept: Sequence[str]) -> onnx.ModelProto:
     """Round weights and results of the float32 graph, but those of the nodes kept, to what float16 can hold."""
     rounded = copy.deepcopy(model)
     graph, stay = rounded.graph, set(kept)

@@ -155,12 +155,12 @@ def write(
     with writing(path, manifest) as folder:
         save_checkpoint(folder, plain, tokenizer, max_length)
         raw = folder / "raw"
-        graphs = _traced(plain, raw, opset)
-        _finished(raw, folder / "onnx", "")
+        graphs = _trace(plain, raw, opset)
+        _finish(raw, folder / "onnx", "")
         check(plain, folder)
         for graph in graphs:
             quantize_dynamic(raw / graph, raw / graph.replace(".onnx", "_quantized.onnx"))
-        _finished(raw, folder / "onnx", "_quantized")
+        _finish(raw, folder / "onnx", "_quantized")
         shutil.rmtree(raw)
         (folder / "README.md").write_text(
             CARD.format(
@@ -172,7 +172,7 @@ def write(
     return Bundle.load(path)
 
 
-def _traced(plain: Any, folder: Path, opset: int) -> list[str]:
+def _trace(plain: Any, folder: Path, opset: int) -> list[str]:
     from compress.exporters import decoders
 
     known: dict[str, dict[str, Any]] = {
@@ -193,7 +193,7 @@ def _traced(plain: Any, folder: Path, opset: int) -> list[str]:
     return list(known[plain.config.model_type])
 
 
-def _finished(raw: Path, target: Path, suffix: str) -> None:
+def _finish(raw: Path, target: Path, suffix: str) -> None:
     """Write the graphs as they ship: T5's decoders in one file, matrices that are shared held once."""
     import onnx
 

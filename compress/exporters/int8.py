@@ -27,7 +27,7 @@ from onnx import helper, numpy_helper
 
 from compress.errors import ExportError, did_you_mean
 from compress.exporters.rewrite.graph import Graph, Product, products
-from compress.exporters.session import MICROSOFT, declare_microsoft, inherited, read_model, save_changed
+from compress.exporters.session import MICROSOFT, declare_microsoft, inherit_metadata, read_model, save_changed
 from compress.io import naming, written
 
 PRECISION_KEY = "compress.precision"
@@ -45,7 +45,7 @@ def quantize_dynamic(source: Path, target: Path, *, per_channel: bool = True, ke
     quantise.
     """
     file = read_model(source)
-    properties = inherited(file)
+    properties = inherit_metadata(file)
     target.parent.mkdir(parents=True, exist_ok=True)
     # onnxruntime writes beside its input, and leaves that behind when it fails: hence a folder that goes away
     with (
@@ -192,7 +192,7 @@ class _Static:
     def _qdq(self, product: Product) -> list[onnx.NodeProto]:
         matrix, scales = self._weight(product)
         read, back, raw = f"{product.reads}_float", f"{product.weight}_float", f"{product.ends[0]}_raw"
-        nodes = self._dequantised(matrix, scales, self._zeros(scales, onnx.TensorProto.INT8), back, axis=1)
+        nodes = self._dequantise(matrix, scales, self._zeros(scales, onnx.TensorProto.INT8), back, axis=1)
         if product.gemm:  # onnxruntime makes QGemm of it, but only if the bias is quantised too
             inputs = [read, back]
             if product.bias is not None:
@@ -216,9 +216,9 @@ class _Static:
         most = np.iinfo(np.int32)
         self.graph.put(codes, np.clip(values, most.min, most.max).astype(np.int32))
         self.graph.put(step, np.asarray(unit, np.float32))
-        return self._dequantised(codes, step, self._zeros(step, onnx.TensorProto.INT32), made, axis=0)
+        return self._dequantise(codes, step, self._zeros(step, onnx.TensorProto.INT32), made, axis=0)
 
-    def _dequantised(self, codes: str, scales: str, zeros: str, made: str, *, axis: int) -> list[onnx.NodeProto]:
+    def _dequantise(self, codes: str, scales: str, zeros: str, made: str, *, axis: int) -> list[onnx.NodeProto]:
         if made in self.made:
             return []
         self.made.add(made)
@@ -278,7 +278,7 @@ REPEATED = re.compile(r"_\d+(?=\.|$)")
 """The suffix that the exporter adds to a layer's name where the layer is called again."""
 
 
-def learned_ranges(config: Any) -> Mapping[str, Sequence[float]]:
+def read_learned_ranges(config: Any) -> Mapping[str, Sequence[float]]:
     """Read the ranges of quantisation-aware training: layer -> [low, high] of what it reads; empty without it."""
     found: Mapping[str, Sequence[float]] = getattr(config, LEARNED_KEY, None) or {}
     return found

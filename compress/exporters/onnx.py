@@ -309,7 +309,7 @@ class Pooled(nn.Module):
         found = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **segments).last_hidden_state
         if self.pooling.pool is None:
             return {"last_hidden_state": found}
-        vectors_BD = pool_tokens(found, _seen(attention_mask), self.pooling.pool)
+        vectors_BD = pool_tokens(found, _find_seen(attention_mask), self.pooling.pool)
         if self.pooling.normalise:
             vectors_BD = functional.normalize(vectors_BD, dim=1)
         return {"last_hidden_state": found, "sentence_embedding": vectors_BD}
@@ -326,7 +326,7 @@ def pool_tokens(tokens_BLD: Tensor, seen_BL: Tensor, pool: Pool) -> Tensor:
     return (tokens_BLD * weights_BL1).sum(1) / weights_BL1.sum(1).clamp(min=1e-9)
 
 
-def _seen(mask: Any) -> Tensor:
+def _find_seen(mask: Any) -> Tensor:
     """Tell which tokens (B, L) there are. The last token of a prepared mask sees as many as any."""
     full: Tensor = mask["full_attention"] if isinstance(mask, dict) else mask
     return full.bool() if full.dim() == 2 else full[:, 0, -1, :] == 0

@@ -103,7 +103,7 @@ class Predictor:
     def predict(self, texts: Sequence[Text]) -> list[Prediction] | list[Answer] | list[Marked]:
         """Predict each text, or pair of texts, in their order: Answer for (question, context) pairs,
         Marked for texts whose words are tagged, Prediction otherwise."""
-        given = [_checked(text, self.task) for text in texts]
+        given = [_check(text, self.task) for text in texts]
         if self.task.kind == "qa":
             return self._answer([(text[0], text[1]) for text in given])
         if self.task.kind == "tagging":
@@ -141,7 +141,7 @@ class Predictor:
             np.array([window.null for window in rows]),
             question_R,
         )
-        values_T2 = _finite(self.logits(map(_fed, (window.row for window in rows))))
+        values_T2 = _finite(self.logits(map(_feed, (window.row for window in rows))))
         spans = best_spans(values_T2, where)
         nulls_T = np.concatenate([[0], np.cumsum(lengths_R)[:-1]]) + where.nulls_R
         possible_T = where.starts_T >= 0
@@ -166,7 +166,7 @@ class Predictor:
         words = [[match.span() for match in WORDS.finditer(text)] for text in texts]
         cut = [[text[start:end] for start, end in spans] for text, spans in zip(texts, words, strict=True)]
         read = list(windows.read_words(self.tokenizer, cut, self.max_length))
-        values_TV = _finite(self.logits(_fed(window.row) for each in read for window in each))
+        values_TV = _finite(self.logits(_feed(window.row) for each in read for window in each))
         at, answers = 0, []
         for text, spans, each in zip(texts, words, read, strict=True):
             tags, shares = [OUTSIDE] * len(spans), np.ones(len(spans))
@@ -252,7 +252,7 @@ def open_tokenizer(folder: Path, max_length: int | None = None) -> Tokenizer:
     return tokenizer
 
 
-def _checked(text: Text, task: Task) -> Text:
+def _check(text: Text, task: Task) -> Text:
     pair = not isinstance(text, str) and len(text) == 2 and all(isinstance(part, str) for part in text)
     if task.pair and not pair:
         raise BundleError(
@@ -282,7 +282,7 @@ def _prediction(task: Task, text: Text, logits: NDArray[np.float32]) -> Predicti
     return Prediction(best, scores[best], scores)
 
 
-def _fed(row: windows.Window) -> dict[str, list[int]]:
+def _feed(row: windows.Window) -> dict[str, list[int]]:
     return {"input_ids": row.ids, "attention_mask": [1] * len(row.ids), "token_type_ids": row.types}
 
 
@@ -345,7 +345,7 @@ BATCH = 256
 T = TypeVar("T")
 
 
-def batched(given: Iterable[T], count: int = BATCH) -> Iterator[list[T]]:
+def iterate_batches(given: Iterable[T], count: int = BATCH) -> Iterator[list[T]]:
     """Yield lists of at most `count`, read when they are asked for."""
     rest = iter(given)
     while batch := list(islice(rest, count)):

@@ -19,7 +19,7 @@ from typing import IO, Any, Literal
 from compress.data.task import Task
 from compress.data.text_files import LONGEST
 from compress.errors import DataError, did_you_mean
-from compress.exporters.predictor import Answer, Marked, Prediction, Predictor, Text, batched
+from compress.exporters.predictor import Answer, Marked, Prediction, Predictor, Text, iterate_batches
 from compress.io import written
 
 READ, WRITTEN = (".csv", ".tsv", ".jsonl", ".txt"), (".csv", ".tsv", ".jsonl")
@@ -47,11 +47,11 @@ def predict_file(
     Raises DataError, naming the line, for what cannot be read, and for columns that are not there or there already.
     """
     check_files(source, target)
-    task, added = predictor.task, _added(predictor.task, target.suffix.lower(), errors=on_error == "skip")
+    task, added = predictor.task, _list_added(predictor.task, target.suffix.lower(), errors=on_error == "skip")
     done = skipped = 0
     with source.open("rb") as raw, written(target) as partial, partial.open("w", encoding="utf-8", newline="") as out:
         size, write, chosen = max(1, source.stat().st_size), None, None  # type: int, Any, Any
-        for batch in batched(_read(raw, source, on_error)):
+        for batch in iterate_batches(_read(raw, source, on_error)):
             if chosen is None:
                 found = [row for _, row, error in batch if not error]
                 names = list(found[0]) if found else ["text"]
@@ -181,7 +181,7 @@ def _answer(
     return [(None if error else next(found), error) for error in errors]
 
 
-def _added(task: Task, suffix: str, *, errors: bool) -> list[str]:
+def _list_added(task: Task, suffix: str, *, errors: bool) -> list[str]:
     names = ["prediction"]
     if task.kind in ("classification", "multilabel", "qa"):
         names.append("prediction_score")

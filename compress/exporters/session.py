@@ -51,10 +51,10 @@ def check_weights(model: onnx.ModelProto, path: Path) -> list[str]:
     missing, or shorter than the weights it should hold.
     """
     elsewhere = [tensor for tensor in _tensors(model) if tensor.data_location == onnx.TensorProto.EXTERNAL]
-    return sorted({_checked(tensor, path) for tensor in elsewhere})
+    return sorted({_check(tensor, path) for tensor in elsewhere})
 
 
-def _checked(tensor: onnx.TensorProto, path: Path) -> str:
+def _check(tensor: onnx.TensorProto, path: Path) -> str:
     told = {entry.key: entry.value for entry in tensor.external_data}
     name, folder = told.get("location", ""), path.parent.resolve()
     strange = not name or "\0" in name or PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive
@@ -132,7 +132,7 @@ def read_model(path: Path) -> onnx.ModelProto:
 
     Raises ExportError when it is missing or no ONNX file, and when it would have anything outside its folder read.
     """
-    model = _parsed(path)
+    model = _parse(path)
     if check_weights(model, path):
         try:
             onnx.load_external_data_for_model(model, str(path.parent))
@@ -143,7 +143,7 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 def weights_elsewhere(path: Path) -> list[str]:
     """List the other files of its folder in which an ONNX file keeps weights. Raises as `read_model` does."""
-    return check_weights(_parsed(path), path)
+    return check_weights(_parse(path), path)
 
 
 def metadata(model: onnx.ModelProto) -> dict[str, str]:
@@ -191,7 +191,7 @@ def open_session(path: Path, threads: int = 0) -> onnxruntime.InferenceSession:
 
     Raises ExportError as `read_model` and `session_entries` do, and for a file that onnxruntime cannot run.
     """
-    model = _parsed(path)
+    model = _parse(path)
     check_weights(model, path)
     return create_session(path, session_options(threads, session_entries(model, path)), path)
 
@@ -218,7 +218,7 @@ def quiet_logging(level: int) -> Iterator[None]:
         logging.disable(before)
 
 
-def _parsed(path: Path) -> onnx.ModelProto:
+def _parse(path: Path) -> onnx.ModelProto:
     if not path.is_file():
         raise ExportError(f"{path}: no such file; expected an ONNX model")
     try:
@@ -246,7 +246,7 @@ def vocabulary_size(model: onnx.ModelProto, path: Path) -> int:
     tables = token_tables(model.graph)
     if rows := [table.dims[0] for table in model.graph.initializer if table.name in tables]:
         return rows[0]
-    if size := declared_vocabulary(path):
+    if size := read_vocabulary_size(path):
         return size
     raise ExportError(
         f"{path}: no table is looked up by an input named input_ids, and no config.json beside it gives vocab_size; "
@@ -274,7 +274,7 @@ def token_tables(graph: onnx.GraphProto) -> set[str]:
     return {name for name, size in found.items() if size == rows}
 
 
-def declared_vocabulary(path: Path) -> int | None:
+def read_vocabulary_size(path: Path) -> int | None:
     """Read `vocab_size` of the config.json beside the file, or one folder up; None where there is none."""
     for config in (path.parent / "config.json", path.parent.parent / "config.json"):
         if config.is_file() and (size := json.loads(config.read_text(encoding="utf-8")).get("vocab_size")):
@@ -289,14 +289,14 @@ MICROSOFT = "com.microsoft"
 """The domain of onnxruntime's own operators."""
 
 
-def inherited(model: onnx.ModelProto) -> dict[str, str]:
+def inherit_metadata(model: onnx.ModelProto) -> dict[str, str]:
     """Return the metadata that also hold of a file made of this one: all but the certificate."""
     return {key: value for key, value in metadata(model).items() if key != CERTIFICATE_KEY}
 
 
 def save_changed(model: onnx.ModelProto, target: Path, entries: Mapping[str, str] | None = None) -> None:
     """Save a model that is another now than the file it came from, with `entries` among its metadata."""
-    _save(model, target, {**inherited(model), **(entries or {})})
+    _save(model, target, {**inherit_metadata(model), **(entries or {})})
 
 
 def certified(source: Path, target: Path, proof: Certificate) -> None:

@@ -57,7 +57,7 @@ class Terms:
             return _static(config, setting)
         cut = kind in READS_ONE and config.model_type in (*PLAIN, *BOTTLENECKED, *MODERN)
         cut = cut and getattr(config, "classifier_pooling", "cls") == "cls"
-        return _counted(config, _blocks(config), setting, kind, cut=cut)
+        return _count(config, _blocks(config), setting, kind, cut=cut)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _blocks(config: Any) -> list[_Block]:
     """Describe each layer."""
     shape = Shape.from_config(config)
     if config.model_type in BOTTLENECKED:
-        return [_bottlenecked(config)] * shape.layers
+        return [_bottleneck_block(config)] * shape.layers
     width, grouped = shape.heads * shape.head_size, config.model_type in GROUPED
     products = 3 if grouped or config.model_type in MODERN else 2  # of its gates too
     plain = _Block(
@@ -97,7 +97,7 @@ def _blocks(config: Any) -> list[_Block]:
     return [plain] * shape.layers
 
 
-def _bottlenecked(config: Any) -> _Block:
+def _bottleneck_block(config: Any) -> _Block:
     """Describe a layer of MobileBERT, which narrows, or of IB-BERT, which widens: each computes `inner` wide."""
     stream, inner, ffn = config.hidden_size, config.true_hidden_size, config.intermediate_size
     if config.model_type == "ib-bert":
@@ -125,7 +125,7 @@ def _bottlenecked(config: Any) -> _Block:
     )
 
 
-def _counted(config: Any, blocks: Sequence[_Block], setting: Setting, kind: Kind | None, *, cut: bool) -> Terms:
+def _count(config: Any, blocks: Sequence[_Block], setting: Setting, kind: Kind | None, *, cut: bool) -> Terms:
     rows, tokens = setting.batch, setting.batch * setting.seq
     embedded, head, heads = _embedding(config), _head(config, kind), rows if kind in READS_ONE else tokens
     activation = next((found for name in ACTIVATIONS if (found := getattr(config, name, None))), "none")

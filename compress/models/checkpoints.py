@@ -87,14 +87,14 @@ def resolve(name: str, *, allow_pickle: bool = False) -> Path:
     patterns = [*_OTHERS, *WEIGHTS, *(PICKLED if allow_pickle else ())]
     with _explained(place):
         folder = snapshot_download(place, allow_patterns=patterns, local_files_only=not sources.answers())
-    return _checked(Path(folder), allow_pickle)
+    return _check(Path(folder), allow_pickle)
 
 
 def check(name: str, *, allow_pickle: bool = False) -> None:
     """Raise TeacherError for a checkpoint that is neither whole on this disk nor a hub id; nothing is fetched."""
     place = _place(name)
     if isinstance(place, Path) and name != EMBEDDED:
-        _checked(place, allow_pickle)
+        _check(place, allow_pickle)
 
 
 def config_folder(name: str) -> Path:
@@ -173,7 +173,7 @@ def _with_config(folder: Path) -> Path:
     return folder
 
 
-def _checked(folder: Path, allow_pickle: bool) -> Path:
+def _check(folder: Path, allow_pickle: bool) -> Path:
     _with_config(folder)
     if not list(folder.glob(WEIGHTS[0])):
         if not list(folder.glob(PICKLED[0])):

@@ -89,7 +89,7 @@ def model_class(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> 
 
 def create(config: "PreTrainedConfig", head: "Head", kind: Kind | None) -> "PreTrainedModel":
     """Create a model with weights drawn from torch's generator."""
-    return _labelled(config, auto(head, kind).from_config(_ending(config, head)))
+    return _set_labels(config, auto(head, kind).from_config(_ending(config, head)))
 
 
 def _ending(config: "PreTrainedConfig", head: "Head") -> "PreTrainedConfig":
@@ -100,7 +100,7 @@ def _ending(config: "PreTrainedConfig", head: "Head") -> "PreTrainedConfig":
     return config
 
 
-def _labelled(config: "PreTrainedConfig", model: "PreTrainedModel") -> "PreTrainedModel":
+def _set_labels(config: "PreTrainedConfig", model: "PreTrainedModel") -> "PreTrainedModel":
     """Keep the task's labels in the model's config, for the head that comes with the task."""
     model.config.id2label, model.config.label2id = config.id2label, config.label2id
     return model
@@ -137,7 +137,7 @@ def load(folder: Path, head: "Head", kind: Kind | None) -> "PreTrainedModel":
     config = AutoConfig.from_pretrained(folder)
     found = auto(head, kind).from_pretrained(folder, config=_ending(config, head), use_safetensors=True)
     share_again(found)
-    return _labelled(config, found)
+    return _set_labels(config, found)
 
 
 def _plain(name: str, model: "PreTrainedModel") -> str:

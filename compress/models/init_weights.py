@@ -105,8 +105,8 @@ def copy_units(student: PreTrainedModel, teacher: PreTrainedModel, kept: Kept) -
     if teacher.device.type == "meta":
         return
     plan = SlicePlan.from_model(teacher)
-    source = _stripped(teacher, cut(plan, parameters_of(teacher), kept))
-    for name, mine in _stripped(student, dict(student.named_parameters())).items():
+    source = _strip_head(teacher, cut(plan, parameters_of(teacher), kept))
+    for name, mine in _strip_head(student, dict(student.named_parameters())).items():
         theirs = source.get(name)
         if theirs is None or (theirs.shape != mine.shape and name.startswith(HEADS)):
             continue
@@ -137,10 +137,10 @@ def copy_whole(student: PreTrainedModel, teacher: PreTrainedModel, rule: str | S
     See `select_layers`. What the teacher does not have, such as another head, stays as it is. Raises StudentError when
     a weight has another shape than the teacher's.
     """
-    source = _named(teacher)
-    depths, taught = _depths(_named(student)), _depths(source)
+    source = _name_weights(teacher)
+    depths, taught = _depths(_name_weights(student)), _depths(source)
     chosen = {stack: select_layers(rule, depths[stack], taught[stack]) for stack in depths.keys() & taught.keys()}
-    for name, mine in _named(student).items():
+    for name, mine in _name_weights(student).items():
         theirs = source.get(_taught_name(name, chosen))
         if theirs is None:
             continue
@@ -169,12 +169,12 @@ def _depths(names: Mapping[str, Tensor]) -> dict[str, int]:
     return depths
 
 
-def _named(model: PreTrainedModel) -> dict[str, Tensor]:
+def _name_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """List weights by their names in the model without a head."""
-    return _stripped(model, {name: each.data for name, each in model.named_parameters()})
+    return _strip_head(model, {name: each.data for name, each in model.named_parameters()})
 
 
-def _stripped(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _strip_head(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Name a model's weights as in the model without a head."""
     return {name.removeprefix(f"{model.base_model_prefix}."): each for name, each in weights.items()}
 

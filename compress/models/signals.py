@@ -198,7 +198,7 @@ def read(
     with _head_at(model, at_BL if "logits" in wants else None):
         if not wants & ATTENTION:
             out, layers = head(**inputs), []
-        elif _disentangled(model):
+        elif _is_disentangled(model):
             with _hooked(model) as layers:
                 out = head(**inputs)
         else:
@@ -286,7 +286,7 @@ def open_attention(model: nn.Module) -> None:
                 "reentrant gradient checkpointing loses the gradient of attention signals; use "
                 "model.gradient_checkpointing_enable({'use_reentrant': False})"
             )
-    if not _disentangled(model) and model.config._attn_implementation != "tap":  # type: ignore[union-attr]
+    if not _is_disentangled(model) and model.config._attn_implementation != "tap":  # type: ignore[union-attr]
         model.set_attn_implementation("tap")  # type: ignore[operator]
 
 
@@ -300,7 +300,7 @@ def train_faster(model: nn.Module) -> None:
 # DeBERTa: disentangled attention. Scores have position terms besides q k^T, and the scale is sqrt((1 + terms) d).
 
 
-def _disentangled(model: nn.Module) -> bool:
+def _is_disentangled(model: nn.Module) -> bool:
     return str(getattr(model.config, "model_type", "")).startswith("deberta")
 
 

@@ -71,7 +71,7 @@ def from_bert(student: PreTrainedModel, teacher: PreTrainedModel, *, layer: str 
     _follow(student, teacher)
     _fill_embeddings(albert, teacher, source)
     for group, numbers in enumerate(_members(student, Shape.from_config(teacher.config).layers)):
-        chosen = _chosen(numbers, layer)
+        chosen = _choose(numbers, layer)
         (inner,) = albert.encoder.albert_layer_groups[group].albert_layers
         for role, name in _LAYER.items():
             for part, parameter in inner.get_submodule(name).named_parameters():
@@ -130,7 +130,7 @@ def _members(student: PreTrainedModel, teachers: int) -> list[list[int]]:
     return members
 
 
-def _chosen(members: Sequence[int], layer: str | int) -> Sequence[int]:
+def _choose(members: Sequence[int], layer: str | int) -> Sequence[int]:
     if layer == "average":
         return members
     places: Mapping[str | int, int] = {"first": 0, "middle": (len(members) - 1) // 2, "last": -1}

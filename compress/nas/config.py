@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from compress import io
 from compress.config import user_code
-from compress.config.loader import parsed
+from compress.config.loader import parse_yaml
 from compress.config.options import BudgetOptions, DataOptions
 from compress.config.recipe import Frozen
 from compress.errors import SearchError, did_you_mean
@@ -171,7 +171,7 @@ class SearchConfig(Frozen):
     @staticmethod
     def from_yaml(text: str, source: str) -> "SearchConfig":
         """Load what `to_yaml` wrote. Raises SearchError."""
-        tree = parsed(text, source)
+        tree = parse_yaml(text, source)
         if not isinstance(tree, dict) or not isinstance(tree.get("space"), dict):
             raise SearchError(f"{source}: is not a search of this tool")
         return SearchConfig.of(**tree | {"space": space_file.of_tree(tree["space"], source)})

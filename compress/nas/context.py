@@ -33,7 +33,7 @@ from compress.records.search_report import ScoreStage
 from compress.training.context import TrainingContext
 from compress.training.finetune import TeacherCheck
 from compress.training.run import Run
-from compress.training.stage import Trained, planned_steps
+from compress.training.stage import Trained, plan_steps
 
 # ---- time
 
@@ -141,7 +141,7 @@ def _fit_steps(
 
 def count_steps(stage: Stage, data: TaskData) -> int:
     """Count the optimiser steps that a stage takes."""
-    return planned_steps(stage, max(1, len(data.train) // stage.batch))
+    return plan_steps(stage, max(1, len(data.train) // stage.batch))
 
 
 # ---- evaluators

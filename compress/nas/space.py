@@ -83,7 +83,7 @@ class Shapes:
 
         Raises SearchError, with every problem, for values this teacher cannot have, and for an empty space.
         """
-        axes = _counted(space, teacher)
+        axes = _count_sizes(space, teacher)
         empty = Shapes(space, teacher, ())
         blocks, dropped = [], []
         for group in _groups(space, axes):
@@ -106,7 +106,7 @@ class Shapes:
 
     def suggest(self, trial: "optuna.Trial") -> Choice:
         """Let the sampler draw a choice; it is always a student that can be."""
-        return self._chosen([block.suggest(trial) for block in self.blocks])
+        return self._as_counts([block.suggest(trial) for block in self.blocks])
 
     def key(self, choice: Choice) -> str:
         return architecture_key(choice)
@@ -118,17 +118,17 @@ class Shapes:
     def every(self) -> Iterator[Choice]:
         """Yield all students."""
         for rows in itertools.product(*(block.rows for block in self.blocks)):
-            yield self._chosen(rows)
+            yield self._as_counts(rows)
 
     def drawn(self, count: int, seed: int) -> list[Choice]:
         """Draw at most `count` different students at random, those of all first and of all last values among them."""
         if self.size() <= count:
             return list(self.every())
         draw = random.Random(seed)
-        ends = [self._chosen([block.rows[at] for block in self.blocks]) for at in (0, -1)]
+        ends = [self._as_counts([block.rows[at] for block in self.blocks]) for at in (0, -1)]
         found = {architecture_key(choice): choice for choice in ends}
         while len(found) < count:
-            choice = self._chosen([draw.choice(block.rows) for block in self.blocks])
+            choice = self._as_counts([draw.choice(block.rows) for block in self.blocks])
             found[architecture_key(choice)] = choice
         return list(found.values())
 
@@ -162,14 +162,14 @@ class Shapes:
             tree | {"config": student.config | settings, "share": dict(student.share) | shared}
         )
 
-    def _chosen(self, rows: Sequence[tuple[Value, ...]]) -> Choice:
+    def _as_counts(self, rows: Sequence[tuple[Value, ...]]) -> Choice:
         """Write every size as the count that it comes to, so that equal students are written alike."""
         asked: dict[str, Value] = {}
         for block, row in zip(self.blocks, rows, strict=True):
             asked |= zip(block.names, row, strict=True)
-        return self._settled(asked)
+        return self._settle(asked)
 
-    def _settled(self, asked: Mapping[str, Any]) -> Choice:
+    def _settle(self, asked: Mapping[str, Any]) -> Choice:
         if self.space.mode == "supernet":
             sizes = self.sizes(asked).plain()
             sizes.pop("head_size")
@@ -183,7 +183,7 @@ class Shapes:
         found, reasons = [], []
         for row in group.rows:
             try:
-                self._settled(dict(zip(group.names, row, strict=True)))
+                self._settle(dict(zip(group.names, row, strict=True)))
             except (PruneError, StudentError) as error:
                 reasons.append(str(error))
             else:
@@ -198,7 +198,7 @@ class Shapes:
                 continue
             for row in block.rows:
                 rows = [row if other == at else each.rows[0] for other, each in enumerate(self.blocks)]
-                if why := self._unbuildable(self._chosen(rows)):
+                if why := self._unbuildable(self._as_counts(rows)):
                     value = ", ".join(f"{name} {value}" for name, value in zip(block.names, row, strict=True))
                     problems.append(f"{self.space.name}: {value}: {why}")
         if problems:
@@ -217,7 +217,7 @@ class Shapes:
         return None
 
 
-def _counted(space: Space, teacher: PreTrainedConfig) -> dict[str, tuple[Value, ...]]:
+def _count_sizes(space: Space, teacher: PreTrainedConfig) -> dict[str, tuple[Value, ...]]:
     """Turn shares of the teacher into counts. Raises SearchError with every problem."""
     whole, problems = Sizes.from_config(teacher), []
     theirs = whole.plain() | {"embedding": Shape.from_config(teacher).embedding}

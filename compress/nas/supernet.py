@@ -53,7 +53,7 @@ from compress.training.context import TrainingContext
 from compress.training.embedding_rows import whole_vocabulary
 from compress.training.logging import curves
 from compress.training.run import Run
-from compress.training.stage import planned_steps, run_stage
+from compress.training.stage import plan_steps, run_stage
 from compress.training.trainer import Score
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ def train_supernet(
 
     (stage,) = time_budget.fit("supernet", [stage], training.data, probe)
     rows = len(training.data.train)
-    epochs = planned_steps(stage, max(1, rows // stage.batch)) * stage.batch / rows
+    epochs = plan_steps(stage, max(1, rows // stage.batch)) * stage.batch / rows
     stage = stage.model_copy(update={"evaluate": max(stage.evaluate, ceil(LOOKS / max(1.0, epochs)))})
     ladder = Ladder.of(costs, among)
     ladder.keep(run.path / LADDER, stage, _flops(costs, among, stage, training))

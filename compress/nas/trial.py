@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from compress.errors import CompressError, SearchError
 from compress.nas.config import SURE
-from compress.records.search_report import State, undominated
+from compress.records.search_report import State, find_front
 
 if TYPE_CHECKING:
     from compress.nas.context import StudentEvaluator
@@ -68,7 +68,7 @@ def pareto_front(study: optuna.Study) -> list[FrozenTrial]:
         number: tuple(sign * value for sign, value in zip(signs, trial.values, strict=True))
         for number, trial in trials.items()
     }
-    kept = undominated((each, number) for number, each in values.items())
+    kept = find_front((each, number) for number, each in values.items())
     objectives = study.user_attrs["identity"]["objectives"]
     return sorted((trials[number] for _, number in kept), key=lambda trial: costs_of(trial.user_attrs, objectives))
 

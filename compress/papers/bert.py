@@ -142,19 +142,19 @@ def pairs(
                 length += len(sentences[end])
                 end += 1
             cut = start + (1 if end - start == 1 else int(rng.integers(1, end - start)))
-            first = _joined(sentences[start:cut])
+            first = _join(sentences[start:cut])
             relation = "random" if end - start == 1 else other if rng.random() < 0.5 else "follows"
             if relation == "random":
                 second, end = _random_segment(another(), target - len(first), rng), cut
             else:
-                second = _joined(sentences[cut:end])
+                second = _join(sentences[cut:end])
             first, second = (second, first) if relation == "swapped" else (first, second)
             first, second = shortened(first, second, room, rng)
             yield frame.pair(first, second) | {"document": document.number}, relation
             start = end
 
 
-def _joined(sentences: list[list[int]]) -> list[int]:
+def _join(sentences: list[list[int]]) -> list[int]:
     return [token for sentence in sentences for token in sentence]
 
 

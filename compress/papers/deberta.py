@@ -204,7 +204,7 @@ class ScaleInvariantFineTuning(nn.Module):
         clean = self._answers(logits_of(shown[0]), batch)
         normal_BLE = layer_norm(embedded[0].detach(), embedded[0].shape[-1:], eps=NORM_EPS)
         noise_BLE = self._towards(normal_BLE, clean.detach(), batch)
-        distance = self._distance(self._perturbed(normal_BLE + noise_BLE, batch), clean)
+        distance = self._distance(self._perturb(normal_BLE + noise_BLE, batch), clean)
         adversarial = self.weight * distance
         return parts | {"loss": parts["loss"] + adversarial, "deberta.sift": adversarial.detach()}
 
@@ -215,12 +215,12 @@ class ScaleInvariantFineTuning(nn.Module):
         """Return the perturbation after its one step."""
         noise_BLE = self.start * torch.randn_like(normal_BLE, dtype=torch.float32).clamp(-2, 2)
         noise_BLE.requires_grad_()
-        distance = self._distance(self._perturbed(normal_BLE + noise_BLE, batch), clean)
+        distance = self._distance(self._perturb(normal_BLE + noise_BLE, batch), clean)
         # the sum over rows: how large a batch is must not show beside the 1e-6 of `direction`
         (gradient_BLE,) = torch.autograd.grad(distance * len(clean), noise_BLE)
         return (noise_BLE + self.step_size * direction(gradient_BLE)).detach()
 
-    def _perturbed(self, embedded_BLE: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    def _perturb(self, embedded_BLE: Tensor, batch: Mapping[str, Any]) -> Tensor:
         with _hooked(self._norm[0].register_forward_pre_hook(lambda _, args: (embedded_BLE.to(args[0].dtype),))):
             shown = read(self.student, batch, frozenset({"logits"}))
         assert shown.logits is not None

@@ -147,7 +147,7 @@ class ReplacedTokenDetection(nn.Module):
         self.generator = generator if config.position_biased_input else MaskDecoder(generator)
         self._student = (student,)  # in a tuple: a part of the detector already
         self.discriminate = electra.detection(Detector(student), teacher, objective, weight)
-        self.shared = nn.ModuleDict(_shared(student, generator, sharing))
+        self.shared = nn.ModuleDict(_share_tables(student, generator, sharing))
         self.temperature = temperature
 
     @property
@@ -165,7 +165,7 @@ class ReplacedTokenDetection(nn.Module):
     def items(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.discriminate.items(batch)
 
-    def clipped_apart(self) -> list[list[nn.Parameter]]:
+    def clip_groups(self) -> list[list[nn.Parameter]]:
         """Return what each of the authors' two optimisers clips: the generator's parameters, and all others."""
         generator = list(self.generator.parameters())
         known = {id(each) for each in generator}
@@ -176,7 +176,7 @@ class ReplacedTokenDetection(nn.Module):
             each.settle()  # type: ignore[operator]
 
 
-def _shared(student: DebertaV2Model, generator: DebertaV2ForMaskedLM, sharing: str) -> dict[str, Disentangled]:
+def _share_tables(student: DebertaV2Model, generator: DebertaV2ForMaskedLM, sharing: str) -> dict[str, Disentangled]:
     """Let the generator's tables and the student's share as told; what gdes needs of its own, by table."""
     mine: Any = student.embeddings
     theirs: Any = generator.deberta.embeddings

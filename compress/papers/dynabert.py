@@ -110,7 +110,7 @@ class Sandwich(nn.Module):
         self.distillation = Distillation(student, shown or teacher, objective)
         self.supernet = Supernet(student, depth=depth)
         axes = dict(zip(AXES, (layers, hidden, heads, ffn, embedding, bottleneck), strict=True))
-        asked = list(among) or list(_combined(self.supernet.plan, axes, widths))
+        asked = list(among) or list(_combine(self.supernet.plan, axes, widths))
         if among and (widths or any(axes.values())):
             raise PruneError("dynabert.Sandwich: `among` names the subnets; leave out the sizes beside it")
         shapes = _shapes(student.config, asked, strict=bool(among))
@@ -174,7 +174,7 @@ class Sandwich(nn.Module):
         return math.pow(inner_weights(sizes) / inner_weights(self.whole), self.power)
 
 
-def _combined(
+def _combine(
     plan: SlicePlan, axes: Mapping[str, Sequence[float]], widths: Sequence[float]
 ) -> Iterable[Mapping[str, float]]:
     """Combine what is given and the student's own sizes in every way, as `Sizes.from_request` takes them."""

@@ -25,7 +25,7 @@ _END = 1e-6
 def drawn(log_alpha: Tensor, uniform: Tensor | None = None) -> Tensor:
     """Draw gates in [0, 1], float32, differentiable by log alpha; `uniform`: the noise u, else drawn from torch."""
     u = (torch.rand_like(log_alpha) if uniform is None else uniform).float().clamp(_END, 1 - _END)
-    return _stretched(((u.log() - (-u).log1p() + log_alpha.float()) / BETA).sigmoid())
+    return _stretch(((u.log() - (-u).log1p() + log_alpha.float()) / BETA).sigmoid())
 
 
 def active(log_alpha: Tensor) -> Tensor:
@@ -35,8 +35,8 @@ def active(log_alpha: Tensor) -> Tensor:
 
 def settled(log_alpha: Tensor) -> Tensor:
     """Compute the gate without noise."""
-    return _stretched(log_alpha.float().sigmoid())
+    return _stretch(log_alpha.float().sigmoid())
 
 
-def _stretched(s: Tensor) -> Tensor:
+def _stretch(s: Tensor) -> Tensor:
     return (s * (ZETA - GAMMA) + GAMMA).clamp(0, 1)

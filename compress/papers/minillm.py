@@ -54,7 +54,7 @@ def later_rewards(rewards_BL: Tensor, mask_BL: Tensor, *, normalise: bool = True
     return (sum_BL / count_BL.clamp_min(1) if normalise else sum_BL) * mask_BL
 
 
-def whitened(values_R: Tensor) -> Tensor:
+def standardise(values_R: Tensor) -> Tensor:
     """Shift and scale to mean 0, variance 1."""
     return (values_R - values_R.mean()) * (values_R.var(correction=0) + 1e-8).rsqrt()
 
@@ -82,7 +82,7 @@ def policy_gradient(
         rewards_BL = log_q_R.new_zeros(mask_BL.shape).masked_scatter(mask_BL.bool(), log_p_R - log_q_R)
         advantage_R = later_rewards(rewards_BL, mask_BL, normalise=normalise)[mask_BL.bool()]
         if whiten:
-            advantage_R = whitened(advantage_R)
+            advantage_R = standardise(advantage_R)
     single_R = weight_R * (log_q_RV.exp() * (log_q_RV - log_p_RV)).sum(-1)
     ratio_R = weight_R * (log_q_R - log_q_R.detach()).exp()
     long_R = -torch.minimum(advantage_R * ratio_R, advantage_R * ratio_R.clamp(1 - clip, 1 + clip))

@@ -45,7 +45,7 @@ def activation(
     with torch.no_grad(), evaluating(student):
         for batch in batches:
             with batches.computing():
-                seen = _seen(student, batch, plan)
+                seen = _sum_activations(student, batch, plan)
                 if depth == "loss":
                     seen[LAYERS] = _without(student, batch, plan, batches, targets)
             for group, of_unit in seen.items():
@@ -53,7 +53,7 @@ def activation(
     return found
 
 
-def _seen(student: PreTrainedModel, batch: dict[str, Tensor], plan: SlicePlan) -> dict[Group, Tensor]:
+def _sum_activations(student: PreTrainedModel, batch: dict[str, Tensor], plan: SlicePlan) -> dict[Group, Tensor]:
     """Sum over one batch, (U,) of each group."""
     mask_BL, sums_BU = batch["attention_mask"], dict[Group, Tensor]()
 

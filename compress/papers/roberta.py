@@ -64,7 +64,7 @@ def full_sentences(
     separator = frame.alone.ids[-1][:1]
     if not separator:
         raise DataError("roberta.full_sentences: this tokenizer ends a text with no special token to separate by.")
-    return (frame.single(ids) for ids in _packed(documents, _room(frame, max_length), separator))
+    return (frame.single(ids) for ids in _pack(documents, _room(frame, max_length), separator))
 
 
 def doc_sentences(
@@ -73,7 +73,7 @@ def doc_sentences(
     """Build DOC-SENTENCES rows: whole sentences of one document."""
     room = _room(frame, max_length)
     for document in documents:
-        for ids in _packed([document], room, []):
+        for ids in _pack([document], room, []):
             yield frame.single(ids) | {"document": document.number}
 
 
@@ -112,7 +112,7 @@ def _room(frame: Frame, max_length: int) -> int:
     return room
 
 
-def _packed(documents: Iterable[Document], room: int, separator: list[int]) -> Iterator[list[int]]:
+def _pack(documents: Iterable[Document], room: int, separator: list[int]) -> Iterator[list[int]]:
     """Join as many sentences as fit into each row; `separator` between different documents, never at an end."""
     row: list[int] = []
     for document in documents:

@@ -157,11 +157,11 @@ def corrupt_spans(
         sources.append([*source, end])
         targets.append([*target, end])
     device = batch["input_ids"].device
-    input_ids, labels_BM = _padded(sources, words.pad, device), _padded(targets, IGNORE_INDEX, device)
+    input_ids, labels_BM = _pad(sources, words.pad, device), _pad(targets, IGNORE_INDEX, device)
     begun_BM = torch.cat([labels_BM.new_full((len(targets), 1), words.pad), labels_BM[:, :-1]], 1)
     return {
         "input_ids": input_ids,
-        "attention_mask": _padded([[1] * len(source) for source in sources], 0, device),
+        "attention_mask": _pad([[1] * len(source) for source in sources], 0, device),
         "labels": labels_BM,
         "decoder_input_ids": begun_BM.where(begun_BM != IGNORE_INDEX, words.pad),
     }
@@ -189,7 +189,7 @@ def _cut(length: int, parts: int) -> list[int]:
     return [after - before for before, after in zip([0, *cuts], [*cuts, length], strict=True)]
 
 
-def _padded(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> Tensor:
+def _pad(rows: Sequence[Sequence[int]], value: int, device: torch.device) -> Tensor:
     tensors = [torch.tensor(row) for row in rows]
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value).to(device)
 

@@ -100,11 +100,11 @@ def ask(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str], *, con
         with explained(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             with locked(path):  # another that asks the same waits, then finds it answered
-                known = _mended(path, len(answers))
+                known = _mend(path, len(answers))
                 new = {mark: prompt for mark, prompt in by_mark.items() if mark not in known}
                 with _progress(console, speaker.name, len(new)) as bar, naming(path):
                     try:
-                        for mark, likelihood in _answered(speaker, new, answers, path):
+                        for mark, likelihood in _ask(speaker, new, answers, path):
                             known[mark] = likelihood
                             bar.advance(bar.task_ids[0])
                     except UnansweredError as error:
@@ -123,7 +123,7 @@ def ask(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str], *, con
     return Likelihoods(log_p_NA, tokens_NA, sum(each.absent for each in found), asked, seconds)
 
 
-def _answered(
+def _ask(
     speaker: Speaker, new: Mapping[str, str], answers: Sequence[str], path: Path
 ) -> Iterator[tuple[str, Likelihood]]:
     """Put the prompts to the speaker; yield (mark, its answers) once these are in the file."""
@@ -179,7 +179,7 @@ def _read(path: Path, answers: int) -> tuple[dict[str, Likelihood], list[int]]:
     return known, damaged
 
 
-def _mended(path: Path, answers: int) -> dict[str, Likelihood]:
+def _mend(path: Path, answers: int) -> dict[str, Likelihood]:
     """Read what was answered before, and remove the lines that are damaged, or that a kill has torn."""
     known, damaged = _read(path, answers)
     if damaged:

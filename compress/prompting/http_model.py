@@ -234,10 +234,10 @@ class RemoteModel:
         except TimeoutError:
             raise _TransientError(f"its answer took longer than {self.endpoint.timeout:g} s") from None
         except httpx2.HTTPError as error:
-            raise _TransientError(self._shown(f"{type(error).__name__}: {error}")) from None
+            raise _TransientError(self._redact(f"{type(error).__name__}: {error}")) from None
         if response.status_code == HTTPStatus.OK:
             return bytes(content)
-        said = self._shown(content.decode("utf-8", "replace")) or response.reason_phrase
+        said = self._redact(content.decode("utf-8", "replace")) or response.reason_phrase
         reason = f"HTTP {response.status_code}: {said}"
         if response.status_code in RETRIED:
             raise _TransientError(reason, _retry_after(response.headers.get("Retry-After")))
@@ -247,7 +247,7 @@ class RemoteModel:
         """Read an answer. Raises _UnusableError for what is none, with what is wrong with it."""
         try:
             if self.endpoint.mode == "echo":
-                return echoed(_Echo.model_validate_json(content).choices, prompt, answers)
+                return sum_echoed(_Echo.model_validate_json(content).choices, prompt, answers)
             if self.endpoint.mode == "top":
                 return listed(_Top.model_validate_json(content).tokens.items(), answers)
             chat = _Chat.model_validate_json(content)
@@ -258,13 +258,13 @@ class RemoteModel:
             problem = f"{where}: {first['msg']}, not {first['input']!r}" if where else first["msg"]
         except ValueError as error:
             problem = str(error)
+        answer = self._redact(content.decode("utf-8", "replace"))
         raise _UnusableError(
-            f"its answer {self._shown(content.decode('utf-8', 'replace'))!r} is none that `mode: {self.endpoint.mode}` "
-            f"reads ({self._shown(problem)}); not every endpoint tells log-probabilities, another mode (echo, top, "
-            "chat) may do"
+            f"its answer {answer!r} is none that `mode: {self.endpoint.mode}` reads ({self._redact(problem)}); not "
+            "every endpoint tells log-probabilities, another mode (echo, top, chat) may do"
         )
 
-    def _shown(self, text: str) -> str:
+    def _redact(self, text: str) -> str:
         """Words of the endpoint's own, without the key, as a message may repeat them."""
         return one_line((text.replace(self.key, "***") if self.key else text)[: 10 * SHOWN], SHOWN)
 
@@ -320,7 +320,7 @@ def _retry_after(header: str | None) -> float:
     return seconds if seconds > 0 else 0.0  # of nan too
 
 
-def echoed(choices: Sequence[Mapping[str, Any]], prompt: str, answers: Sequence[str]) -> Likelihood:
+def sum_echoed(choices: Sequence[Mapping[str, Any]], prompt: str, answers: Sequence[str]) -> Likelihood:
     """Sum the log-probabilities of each answer's own tokens, of those of prompt and answer.
 
     A token may span the end of the prompt: then all answers are scored from where it begins. Raises ValueError for

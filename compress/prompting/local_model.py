@@ -164,21 +164,21 @@ class LocalModel:
         device = self.model.device
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
             if self.encodes:
-                return _encoded(self.model, rows)
-            if "past_key_values" in _accepted(self.model):
-                return _continued(self.model, rows)
+                return _answer_by_decoder(self.model, rows)
+            if "past_key_values" in _list_accepted(self.model):
+                return _answer_by_continuing(self.model, rows)
             return _whole(self.model, rows)
 
 
-def _encoded(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
+def _answer_by_decoder(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
     """Let the encoder read each prompt once, and the decoder a slice of the answers at a time."""
-    prompt_BP, mask_BP = _padded([row.prompt for row in rows], model)
+    prompt_BP, mask_BP = _pad([row.prompt for row in rows], model)
     states = model.get_encoder()(input_ids=prompt_BP, attention_mask=mask_BP).last_hidden_state
     start = torch.full((len(rows), 1), int(model.config.decoder_start_token_id), device=model.device)
     parts = []
     for answers in _slices(rows, prompt_BP.shape[1]):
         many = len(answers[0])
-        target_RT, real_RT = _padded([tokens for of_row in answers for tokens in of_row], model)
+        target_RT, real_RT = _pad([tokens for of_row in answers for tokens in of_row], model)
         inputs_RT = torch.cat([start.repeat_interleave(many, 0), target_RT[:, :-1]], dim=1)
         logits_RTV = model(
             encoder_outputs=BaseModelOutput(last_hidden_state=states.repeat_interleave(many, 0)),
@@ -186,11 +186,11 @@ def _encoded(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
             decoder_input_ids=inputs_RT,
             use_cache=False,
         ).logits
-        parts.append(_gathered(logits_RTV, target_RT, real_RT).view(len(rows), many))
+        parts.append(_sum_log_probabilities(logits_RTV, target_RT, real_RT).view(len(rows), many))
     return torch.cat(parts, dim=1)
 
 
-def _continued(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
+def _answer_by_continuing(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
     """Read what all prompts begin with, then the rest of each, then the answers after each."""
     device, count = model.device, len(rows)
     shared = min(_common([row.prompt for row in rows]), min(len(row.prompt) for row in rows) - 1)
@@ -201,7 +201,7 @@ def _continued(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
         past.batch_repeat_interleave(count)
         seen_BM = torch.ones((count, shared), dtype=torch.long, device=device)
     rest = [row.prompt[seen_BM.shape[1] :] for row in rows]
-    prompt_BP, mask_BP = _padded(rest, model, left=True)
+    prompt_BP, mask_BP = _pad(rest, model, left=True)
     seen_BM = torch.cat([seen_BM, mask_BP], dim=1)
     out = _extend(model, prompt_BP, seen_BM, past, last_only=True)
     next_BV = out.logits[:, -1].float().log_softmax(-1)
@@ -212,14 +212,14 @@ def _continued(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
     parts = []
     for answers in _slices(rows, seen_BM.shape[1]):
         many = len(answers[0])
-        tokens_RT, real_RT = _padded([tokens for of_row in answers for tokens in of_row], model)
+        tokens_RT, real_RT = _pad([tokens for of_row in answers for tokens in of_row], model)
         parts.append(torch.zeros((count, many), dtype=torch.float64, device=device))
         if tokens_RT.shape[1] > 1:
             past = copy.deepcopy(out.past_key_values)  # a cache grows in place; the next slice needs it as it was
             past.batch_repeat_interleave(many)
             mask_RM = torch.cat([seen_BM.repeat_interleave(many, 0), real_RT[:, :-1]], dim=1)
             logits_RTV = _extend(model, tokens_RT[:, :-1], mask_RM, past).logits
-            parts[-1] = _gathered(logits_RTV, tokens_RT[:, 1:], real_RT[:, 1:]).view(count, many)
+            parts[-1] = _sum_log_probabilities(logits_RTV, tokens_RT[:, 1:], real_RT[:, 1:]).view(count, many)
     return log_p_BA + torch.cat(parts, dim=1)
 
 
@@ -227,18 +227,18 @@ def _whole(model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
     """Read every answer with its prompt, one after another: for models that keep nothing to continue from."""
     parts = []
     for at in range(len(rows[0].answers)):
-        tokens_BP, mask_BP = _padded([row.prompt + row.answers[at] for row in rows], model)
+        tokens_BP, mask_BP = _pad([row.prompt + row.answers[at] for row in rows], model)
         starts = torch.tensor([len(row.prompt) for row in rows], device=model.device)
         is_answer_BP = mask_BP * (torch.arange(tokens_BP.shape[1], device=model.device) >= starts[:, None])
-        accepted = {"attention_mask": mask_BP} if "attention_mask" in _accepted(model) else {}
+        accepted = {"attention_mask": mask_BP} if "attention_mask" in _list_accepted(model) else {}
         logits_BPV = model(input_ids=tokens_BP, **accepted).logits
-        parts.append(_gathered(logits_BPV[:, :-1], tokens_BP[:, 1:], is_answer_BP[:, 1:]))
+        parts.append(_sum_log_probabilities(logits_BPV[:, :-1], tokens_BP[:, 1:], is_answer_BP[:, 1:]))
     return torch.stack(parts, dim=1)
 
 
 def _extend(model: PreTrainedModel, tokens_BL: Tensor, mask_BM: Tensor, past: Any, *, last_only: bool = False) -> Any:
     """Read more tokens after `past`. mask_BM: which are real, of those read before and of these (L <= M)."""
-    accepted = _accepted(model)
+    accepted = _list_accepted(model)
     extra: dict[str, Any] = {}
     if "position_ids" in accepted:
         extra["position_ids"] = (mask_BM.cumsum(1) - 1).clamp_min(0)[:, -tokens_BL.shape[1] :]
@@ -247,13 +247,13 @@ def _extend(model: PreTrainedModel, tokens_BL: Tensor, mask_BM: Tensor, past: An
     return model(input_ids=tokens_BL, attention_mask=mask_BM, past_key_values=past, use_cache=True, **extra)
 
 
-def _gathered(logits_RTV: Tensor, tokens_RT: Tensor, real_RT: Tensor) -> Tensor:
+def _sum_log_probabilities(logits_RTV: Tensor, tokens_RT: Tensor, real_RT: Tensor) -> Tensor:
     """Sum log p over the real tokens, logits at a place being those of the token there: (R,) float64."""
     log_p_RT = logits_RTV.float().log_softmax(-1).gather(2, tokens_RT[:, :, None])[:, :, 0]
     return torch.where(real_RT.bool(), log_p_RT.double(), 0.0).sum(1)
 
 
-def _padded(rows: Sequence[list[int]], model: PreTrainedModel, *, left: bool = False) -> tuple[Tensor, Tensor]:
+def _pad(rows: Sequence[list[int]], model: PreTrainedModel, *, left: bool = False) -> tuple[Tensor, Tensor]:
     """Pad token ids with 0, and mask the real ones; both (rows, longest)."""
     longest = max(map(len, rows))
     fill = [[0] * (longest - len(row)) for row in rows]
@@ -282,5 +282,5 @@ def _common(rows: Sequence[list[int]]) -> int:
     return same
 
 
-def _accepted(model: PreTrainedModel) -> frozenset[str]:
+def _list_accepted(model: PreTrainedModel) -> frozenset[str]:
     return frozenset(inspect.signature(model.forward).parameters)

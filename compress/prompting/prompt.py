@@ -129,7 +129,7 @@ class Prompt(Frozen):
         problems = [f"no variable {name!r}.{did_you_mean(name, VARIABLES)}" for name in sorted(used - set(VARIABLES))]
         problems += [f"does not use {{{{ {name} }}}}" for name in ("text", "label") if name not in used]
         if not problems:
-            problems = _misplaced_label(text.rstrip(), pair="text_pair" in used)
+            problems = _find_misplaced_label(text.rstrip(), pair="text_pair" in used)
         if problems:
             raise ValueError("; ".join(problems))
         return text.rstrip()
@@ -176,7 +176,7 @@ def _fill(template: Template, texts: tuple[str, ...], label: str) -> str:
     return template.render(label=label, **dict(zip(VARIABLES, texts, strict=False)))
 
 
-def _misplaced_label(text: str, *, pair: bool) -> list[str]:
+def _find_misplaced_label(text: str, *, pair: bool) -> list[str]:
     """List what is wrong with the place of the label.
 
     The answer must follow the prompt: models that read from left to right give no other likelihood.

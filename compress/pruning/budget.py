@@ -272,18 +272,18 @@ def resolve_budget(recipe: Recipe, task_teacher: Teacher, context: TrainingConte
     if recipe.target.limits_time:  # a further attempt needs the weights that training casts
         task_teacher = replace(task_teacher, model=copy.deepcopy(task_teacher.model))
     for attempt in range(1, ATTEMPTS + 1):
-        decision = _decided(recipe, task_teacher, context, run, attempt=attempt, margin=margin)
+        decision = _decide(recipe, task_teacher, context, run, attempt=attempt, margin=margin)
         if decision is None:
             return
         if decision.over == 1 or attempt == ATTEMPTS:  # else an earlier process of this run has measured it
-            yield _sized(recipe, decision, attempt, context.console)
+            yield _with_sizes(recipe, decision, attempt, context.console)
             decision = from_first(partial(Decision.read, _file(run, attempt)))
         if decision.over == 1:
             return
         margin *= decision.over
 
 
-def _decided(
+def _decide(
     recipe: Recipe, task_teacher: Teacher, context: TrainingContext, run: Run, *, attempt: int, margin: float
 ) -> Decision | None:
     """Read or make the decision of an attempt; None where a further one finds nothing smaller."""
@@ -302,7 +302,7 @@ def _decided(
     return from_first(lambda: Decision.read(file) if file.is_file() else None)
 
 
-def _sized(recipe: Recipe, decision: Decision, attempt: int, console: Console) -> Recipe:
+def _with_sizes(recipe: Recipe, decision: Decision, attempt: int, console: Console) -> Recipe:
     sizes = {name: count for name, count in decision.chosen.sizes.items() if name != "head_size"}
     console.print(f"pruning to {decision.chosen.name}", highlight=False)
     stages = recipe.stages

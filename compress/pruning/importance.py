@@ -59,7 +59,7 @@ def answer_loss(
     shown = read(student, batch, answer_signal(student))
     if shown.logits is None and targets == "labels":
         raise PruneError(f"targets: labels: {type(student).__name__} has no head for them; use targets: drawn")
-    chosen_BL = _chosen(student, shown, labels)
+    chosen_BL = _mark_answers(student, shown, labels)
     mine_RV = _answers(student, shown, chosen_BL)
     if targets == "labels":
         assert labels is not None
@@ -81,7 +81,7 @@ def _per_token(student: PreTrainedModel, shown: Signals) -> bool:
     return shown.logits is None or (shown.logits.dim() == 3 and not hasattr(student, "qa_outputs"))
 
 
-def _chosen(student: PreTrainedModel, shown: Signals, labels: Tensor | None) -> Tensor:
+def _mark_answers(student: PreTrainedModel, shown: Signals, labels: Tensor | None) -> Tensor:
     """Mark (B, L) where the answers of a model per token count: at labels, else at real tokens."""
     labelled = labels is not None and shown.logits is not None and labels.shape == shown.logits.shape[:2]
     if labelled and _per_token(student, shown):

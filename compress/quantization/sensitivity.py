@@ -117,7 +117,7 @@ def mix(
         )
         worthy = tuple(each.product for each in order if each.share >= worth)
         others = tuple(each.product for each in order if each.share < worth) if whatever_it_takes else ()
-        keep = _chosen(trials, worthy, others, limit)
+        keep = _choose(trials, worthy, others, limit)
         outcome = trials.outcome(keep)
         say(f"{len(keep)} products stay in float32: {100 * outcome.drop:.2f} points, {1 - outcome.agreement:.2%}")
         marked = tuple(replace(each, kept=each.product in keep) for each in found)
@@ -161,14 +161,14 @@ def _sensitivities(trials: _Trials, products: Sequence[Product], say: Callable[[
     return found
 
 
-def _chosen(trials: _Trials, worthy: tuple[str, ...], others: tuple[str, ...], limit: float) -> tuple[str, ...]:
+def _choose(trials: _Trials, worthy: tuple[str, ...], others: tuple[str, ...], limit: float) -> tuple[str, ...]:
     near, met = partial(ScoreDrop.near, limit=limit), partial(ScoreDrop.keeps_score, limit=limit)
     if (keep := _fewest(trials, (), worthy, near)) is not None:
-        return _needed(trials, keep, near)
+        return _drop_unneeded(trials, keep, near)
     if met(trials.outcome(worthy)):
         return worthy
     if (keep := _fewest(trials, worthy, others, met)) is not None:
-        return _needed(trials, keep, met)
+        return _drop_unneeded(trials, keep, met)
     return min(trials.known, key=lambda each: (trials.known[each].drop, len(each)))
 
 
@@ -184,7 +184,7 @@ def _fewest(
     return before + order[:count]
 
 
-def _needed(trials: _Trials, keep: tuple[str, ...], enough: Callable[[ScoreDrop], bool]) -> tuple[str, ...]:
+def _drop_unneeded(trials: _Trials, keep: tuple[str, ...], enough: Callable[[ScoreDrop], bool]) -> tuple[str, ...]:
     """Drop from `keep` the products that are not needed, the least worth first."""
     for name in reversed(keep):
         fewer = tuple(each for each in keep if each != name)

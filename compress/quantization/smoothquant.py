@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from compress.errors import ExportError
-from compress.exporters.rewrite.graph import Graph, Product, attribute, products, written_by
+from compress.exporters.rewrite.graph import Graph, Product, attribute, find_writer, products
 from compress.exporters.session import read_model, save_changed
 from compress.quantization.calibration import watch
 
@@ -62,7 +62,7 @@ def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
 
     def is_zero(name: str) -> bool:
         """Check for a constant of zeros, as the bias of a LayerNorm that has none."""
-        node = written_by(writers, name, "Constant")
+        node = find_writer(writers, name, "Constant")
         return node is not None and not any(numpy_helper.to_array(each.t).any() for each in node.attribute)
 
     def columns(product: Product | None) -> Producer | None:
@@ -73,7 +73,7 @@ def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
         return Producer(((product.weight, 0 if product.transposed else 1), *bias), product)
 
     def norm(name: str) -> Producer | None:
-        node = written_by(writers, name, "LayerNormalization")
+        node = find_writer(writers, name, "LayerNormalization")
         affine = [] if node is None else [each for each in node.input[1:] if each and not is_zero(each)]
         own = all(
             each in graph.tensors and len(readers[each]) == 1 and len(graph.tensors[each].dims) == 1 for each in affine
@@ -82,21 +82,21 @@ def producers(source: onnx.GraphProto | Graph) -> dict[str, Producer]:
 
     def activated(name: str) -> Producer | None:
         """Divide in a linear layer, or before its ReLU: s > 0 passes through that."""
-        relu = written_by(writers, name, "Relu")
+        relu = find_writer(writers, name, "Relu")
         made = name if relu is None else relu.input[0]
         return columns(linear.get(made)) if relu is None or len(reading(made)) == 1 else None
 
     def turned(name: str) -> onnx.NodeProto | None:
-        node = written_by(writers, name, "Transpose")
+        node = find_writer(writers, name, "Transpose")
         return node if node is not None and attribute(node, "perm") in SWAPS else None
 
     def attended(name: str) -> Producer | None:
         """Divide in the values: a channel of probabilities x values is a mean of that channel of the values."""
-        joined = written_by(writers, name, "Reshape")
+        joined = find_writer(writers, name, "Reshape")
         back = joined and turned(joined.input[0])
-        mixed = back and written_by(writers, back.input[0], "MatMul")
+        mixed = back and find_writer(writers, back.input[0], "MatMul")
         values = mixed and turned(mixed.input[1])
-        split = values and written_by(writers, values.input[0], "Reshape")
+        split = values and find_writer(writers, values.input[0], "Reshape")
         if not (joined and back and mixed and values and split):
             return None
         chain = (joined.input[0], back.input[0], mixed.input[1], values.input[0], split.input[0])

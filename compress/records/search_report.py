@@ -13,7 +13,7 @@ from compress.records.json_text import from_json, to_json
 from compress.records.run_report import finite
 
 
-def undominated(placed: Iterable[tuple[tuple[float, ...], int]]) -> list[tuple[tuple[float, ...], int]]:
+def find_front(placed: Iterable[tuple[tuple[float, ...], int]]) -> list[tuple[tuple[float, ...], int]]:
     """Return those of (values to minimise, number) that no other equals or beats in all; of equals, the first number.
 
     In order of the values nothing is beaten by what comes later, so each is held against the kept ones alone.
@@ -274,7 +274,7 @@ class SearchReport:
             if len(known) == len(wanted) and self.feasible(point):
                 placed.append((tuple(sign * one for sign, one in zip(signs, known, strict=True)), point.number))
         costs = [index for index, objective in enumerate(wanted) if objective != "score"]
-        return tuple(number for _, number in sorted(undominated(placed), key=lambda one: [one[0][i] for i in costs]))
+        return tuple(number for _, number in sorted(find_front(placed), key=lambda one: [one[0][i] for i in costs]))
 
     def counts(self) -> dict[State, int]:
         """Count the trials that ended in each state, those that none ended in left out."""

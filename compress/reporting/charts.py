@@ -209,10 +209,10 @@ def draw_grid(x: Axis, y: Axis, plot: Box, names: tuple[str, str]) -> list[Marku
     The vertical one's name lies flat above the axis, where it can be read.
     """
     marks = []
-    for tick, written in _written(y, 5):
+    for tick, written in _write_ticks(y, 5):
         marks.append(draw_line((plot.left, y.at(tick)), (plot.right, y.at(tick)), "grid"))
         marks.append(draw_text(plot.left - 8, y.at(tick) + 4, written, "tick", "end"))
-    for tick, written in _written(x, 6 if plot.right > 450 else 4):
+    for tick, written in _write_ticks(x, 6 if plot.right > 450 else 4):
         marks.append(draw_line((x.at(tick), plot.bottom), (x.at(tick), plot.bottom + 4), "axis"))
         marks.append(draw_text(x.at(tick), plot.bottom + 18, written, "tick", "middle"))
     marks.append(draw_line((plot.left, plot.bottom), (plot.right, plot.bottom), "axis"))
@@ -220,7 +220,7 @@ def draw_grid(x: Axis, y: Axis, plot: Box, names: tuple[str, str]) -> list[Marku
     return [*marks, draw_text(0, 14, names[1], "axis-title")] if names[1] else marks
 
 
-def _written(axis: Axis, wanted: int) -> list[tuple[float, str]]:
+def _write_ticks(axis: Axis, wanted: int) -> list[tuple[float, str]]:
     ticks = axis.ticks(wanted)
     step = 0.0 if axis.log else min((after - before for before, after in pairwise(ticks)), default=1.0)
     return [(tick, label(tick, step)) for tick in ticks]

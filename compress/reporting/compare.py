@@ -406,9 +406,9 @@ def _files_of(bundle: ComparedBundle) -> Iterator[ComparedModel]:
         rows = report.of_role("student") if report else ()
         row = next((row for row in rows if row.sha256 == stamp.sha256), None)
         scores = _row_score(report, row)
-        for basis, value in _proved(report, own, "after"):
+        for basis, value in _list_proved(report, own, "after"):
             scores[basis] = min(value, scores.get(basis, value))
-        before = dict(_proved(report, (one for one in certificates if one.exact_sha256 == stamp.sha256), "before"))
+        before = dict(_list_proved(report, (one for one in certificates if one.exact_sha256 == stamp.sha256), "before"))
         changes = [change for one in own for change in fallen(one.classes)]
         changes += report.fallen(row) if report and row else ()
         changes.sort(key=lambda one: one.after - one.before)
@@ -451,7 +451,7 @@ def _row_score(report: Report | None, row: ReportRow | None) -> dict[Basis, floa
     return {Basis(report.data, report.split, report.split_rows): score} if report and score is not None else {}
 
 
-def _proved(
+def _list_proved(
     report: Report | None, certificates: Iterable[Certificate], which: Literal["before", "after"]
 ) -> Iterator[tuple[Basis, float]]:
     """Yield the scores that certificates tell, of the report's own metric."""

@@ -16,7 +16,7 @@ def known(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
-def capitalised(name: str) -> str:
+def capitalise(name: str) -> str:
     """Begin a sentence with this name."""
     return name[:1].upper() + name[1:]
 

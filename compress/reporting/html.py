@@ -19,7 +19,7 @@ from compress.reporting import charts, remarks, tables
 from compress.reporting import format as units
 from compress.reporting.charts import MAIN, WHOLE, Bar, Figure, bar_figure, draw_figure
 from compress.reporting.compare import Comparison, Limits, Pick, View
-from compress.reporting.format import MISSING, capitalised
+from compress.reporting.format import MISSING, capitalise
 from compress.reporting.scaling import growth
 from compress.reporting.scatter import WITH_FACTS, Scatter, choice_scatter, run_scatter, trial_scatter
 from compress.reporting.tables import Cell, ResultTable
@@ -111,7 +111,7 @@ def render_html(report: Report) -> str:
     crowded = scatter is not None and len(scatter.marks) > WITH_FACTS
     names = {file: f"student {precision}" for precision, file in FILES.items()}
     times = [(row.name, time) for at in report.settings for row in report.rows if (time := report.latency(row, at))]
-    figure, heading = None, f"{capitalised(units.metric(report.metric))} against latency"
+    figure, heading = None, f"{capitalise(units.metric(report.metric))} against latency"
     medians = {row.name: time.p50_ms for row in report.rows if (time := report.latency(row))}
     measures = (
         ("File size", "MB", [row.file_mb for row in report.rows]),
@@ -268,7 +268,7 @@ def render_search(report: SearchReport) -> str:
         front=table,
         growth=growth(report),
         facts=tables.search_facts(report),
-        rejected=tables.rejected_tables(report),
+        rejected=tables.tabulate_rejected(report),
         trials=[tables.trial_row(report, one, front) for one in report.points],
         objectives=[report.metric if one == "score" else remarks.COSTS[one][0] for one in report.objectives],
         budgets=remarks.budgets_text(report),
@@ -322,7 +322,7 @@ def _search_figures(report: SearchReport) -> dict[str, Any]:
                 Bar(name.removeprefix("config."), 100 * part, "student", units.share(part))
                 for name, part in sorted(one.shares.items(), key=lambda item: -item[1])
             ],
-            capitalised(units.metric(report.metric) if one.target == "score" else remarks.COSTS[one.target][0]),
+            capitalise(units.metric(report.metric) if one.target == "score" else remarks.COSTS[one.target][0]),
             "%", f"importance-{index}", caption=f"{one.evaluator} over {one.trials:,} complete trials.",
         )
         for index, one in enumerate(report.importances)

@@ -11,7 +11,7 @@ from compress.records.run_report import Report, ReportRow, finite
 from compress.records.search_report import Anchor, ObjectiveName, SearchReport, TrialRecord
 from compress.reporting import format as units
 from compress.reporting.compare import OWN, ComparedModel, Comparison, Limits, Pick
-from compress.reporting.format import GAP, capitalised, listed
+from compress.reporting.format import GAP, capitalise, listed
 
 MACRO = 0.05
 """The most by which macro F1 may fall further than the score without a remark."""
@@ -66,7 +66,7 @@ def run_headline(report: Report) -> str:
     row, metric = report.shipped, units.metric(report.metric)
     if row is None:
         return "No student was measured."
-    own, name, teacher = report.score(row), capitalised(row.name), report.teacher_row
+    own, name, teacher = report.score(row), capitalise(row.name), report.teacher_row
     if own is None:
         return f"{name} has no valid {metric}."
     if teacher is None:
@@ -101,7 +101,7 @@ def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
     """
     students, teacher = report.of_role("student"), report.teacher_row
     said = [
-        remark("class", name=capitalised(row.name), what=describe(hurt), beside="the teacher")
+        remark("class", name=capitalise(row.name), what=describe(hurt), beside="the teacher")
         for row in (students if shipped else students[:-1])
         if (hurt := report.fallen(row))
     ]
@@ -114,7 +114,7 @@ def run_warnings(report: Report, *, shipped: bool = True) -> list[str]:
             continue
         if (macro_before - macro_after) - max(0.0, before - after) > MACRO:
             falls = {"before": units.score(macro_before), "after": units.score(macro_after)}
-            said.append(remark("macro", name=capitalised(row.name), metric=units.metric(report.metric), **falls))
+            said.append(remark("macro", name=capitalise(row.name), metric=units.metric(report.metric), **falls))
     return said + [
         remark("class", name=proof.artefact, what=describe(hurt), beside=f"its fp32 file on {proof.split}")
         for proof in report.certificates
@@ -135,7 +135,7 @@ def run_remarks(report: Report) -> list[str]:
             how = "barely better than"
         if how:
             facts = {"baseline": name, "own": units.score(own), "score": units.score(best)}
-            said.append(remark("baseline", name=capitalised(row.name), how=how, **facts))
+            said.append(remark("baseline", name=capitalise(row.name), how=how, **facts))
     what = _noise((row.name, one) for row in report.rows for one in (row.latency or {}).values())
     said += [remark("timing", what="; ".join(what))] if what else []
     return [*said, *_interval(report.metric, report.score(student) if student else None, report.split_rows)]
@@ -209,12 +209,12 @@ def choice_remarks(comparison: Comparison, chosen: Pick) -> list[str]:
         if best >= own:
             facts = {"baseline": name, "own": units.score(own), "score": units.score(best)}
             said.append(remark("baseline", name=one.name, how="no better than", **facts))
-    for kind, what in (("timing", _disturbed(comparison)), ("left out", _left_out(comparison))):
+    for kind, what in (("timing", _say_disturbed(comparison)), ("left out", _say_left_out(comparison))):
         said += [remark(kind, what="; ".join(what))] if what else []
     return said
 
 
-def _disturbed(comparison: Comparison) -> list[str]:
+def _say_disturbed(comparison: Comparison) -> list[str]:
     """Say which times are noisy, were taken beside others, or are of races of their own."""
     view = comparison.view
     timed = [(one, found) for one in comparison.candidates if (found := one.latency(view))]
@@ -233,7 +233,7 @@ def _disturbed(comparison: Comparison) -> list[str]:
     return what
 
 
-def _left_out(comparison: Comparison) -> list[str]:
+def _say_left_out(comparison: Comparison) -> list[str]:
     """Say which candidates are scored on other rows, or not at all, were not timed, and what is of no file here."""
     view = comparison.view
 
@@ -310,7 +310,7 @@ def answer(found: SearchReport) -> TrialRecord | None:
     return found.best_within() if found.winner is None else found.point(found.winner)
 
 
-def known_beside(found: SearchReport) -> list[Anchor]:
+def list_anchors(found: SearchReport) -> list[Anchor]:
     """List what to compare with: the teacher first, then the anchors."""
     teacher = Anchor(found.teacher, found.teacher_score, found.teacher_ms, found.teacher_parameters, found.teacher_mb)
     return [teacher, *found.anchors]
@@ -326,7 +326,7 @@ def search_headline(found: SearchReport) -> str:
     """Say which student under which budget has which score and time beside the teacher's."""
     point = answer(found)
     if point is None:
-        return f"{capitalised(unmet(found))}."
+        return f"{capitalise(unmet(found))}."
     asked = f"With {budgets_text(found)}, a student" if found.budgets else "A student"
     said = f"{asked} of {short_shape(point.choice)} reaches {value_text(found, 'score', point.score)}"
     said += f" against the teacher’s {units.score(found.teacher_score)}" if found.teacher_score is not None else ""

@@ -35,7 +35,7 @@ from compress.reporting.charts import (
     draw_grid,
     draw_path,
 )
-from compress.reporting.format import MISSING, capitalised
+from compress.reporting.format import MISSING, capitalise
 from compress.reporting.remarks import answer
 from compress.reporting.tables import Line, ResultTable, column
 
@@ -141,7 +141,7 @@ def fit(causes: Mapping[str, Sequence[float]], errors: Sequence[float], *, level
         warnings.append(f"{len(errors) - len(kept)} points without any error are left out.")
     logs_N = np.log([errors[index] for index in kept])
     values = {name: np.asarray(each, dtype=np.float64)[kept] for name, each in causes.items()}
-    shown, why = _varied(values)
+    shown, why = _choose_varied(values)
     warnings += why
     while shown:
         found = _Points({name: values[name] for name in shown}, logs_N)
@@ -165,7 +165,7 @@ def fit(causes: Mapping[str, Sequence[float]], errors: Sequence[float], *, level
     return Fit(None, tuple(warnings), len(logs_N))
 
 
-def _varied(values: Mapping[str, Floats]) -> tuple[list[str], list[str]]:
+def _choose_varied(values: Mapping[str, Floats]) -> tuple[list[str], list[str]]:
     """Choose the causes varied enough to show a curve, and say what the others lack."""
     shown, why = [], []
     for name, found_N in values.items():
@@ -226,7 +226,7 @@ class _Points:
         other_P[0] = self.logs_N.min() - (0.3 if self.fitted_P[0] < self.logs_N.min() - 2 else 4.0)
         starts_BP = np.repeat(np.stack([self.fitted_P, other_P]), RESAMPLES, axis=0)
         targets_BN = np.tile(curve_N + drawn_BN, (2, 1))
-        found_BP, costs_B = _minimised(starts_BP, self.logs_CN, targets_BN, self.threshold)
+        found_BP, costs_B = _minimise(starts_BP, self.logs_CN, targets_BN, self.threshold)
         second_B = costs_B[RESAMPLES:] < costs_B[:RESAMPLES]
         draws_BP = np.where(second_B[:, None], found_BP[RESAMPLES:], found_BP[:RESAMPLES])
         measured = {name: (float(each.min()), float(each.max())) for name, each in self.values.items()}
@@ -259,11 +259,11 @@ def _best(logs_CN: Floats, targets_N: Floats, threshold: float) -> tuple[Floats,
             parts = [one for slope in slopes for one in (least + span / 2 - 1.0, slope)]
             starts.append([least + floor if parts else targets_N.mean(), *parts])
     starts_BP = np.asarray(starts)
-    found_BP, costs_B = _minimised(starts_BP, logs_CN, np.repeat(targets_N[None], len(starts), 0), threshold)
+    found_BP, costs_B = _minimise(starts_BP, logs_CN, np.repeat(targets_N[None], len(starts), 0), threshold)
     return found_BP[costs_B.argmin()], float(costs_B.min())
 
 
-def _minimised(
+def _minimise(
     starts_BP: Floats, logs_CN: Floats, targets_BN: Floats, threshold: float, steps: int = 80
 ) -> tuple[Floats, Floats]:
     """Minimise every fit at once by Levenberg-Marquardt, each with its own damping: parameters and Huber's cost."""
@@ -369,7 +369,7 @@ def growth(found: SearchReport) -> Growth:
         figures = [_figure(found, law, cause, here, points) for cause in law.measured]
         placed = ", ".join(f"{units.magnitude(value)} {CAUSES[cause]}" for cause, value in here.items())
         about += f" Here: {placed}."
-        expected = _expected(units.metric(found.metric), law, here)
+        expected = _tabulate_expected(units.metric(found.metric), law, here)
         if floor_shown(law, law.error(here).value):
             answers.append(f"With ever more {' and '.join(law.measured)} it levels off at {_score(law.floor())}.")
     if compute.law:
@@ -409,7 +409,7 @@ def _reference(found: SearchReport, points: Points, law: Law) -> dict[str, float
     return reference
 
 
-def _expected(metric: str, law: Law, here: Mapping[str, float]) -> ResultTable:
+def _tabulate_expected(metric: str, law: Law, here: Mapping[str, float]) -> ResultTable:
     """Lay out the score to expect here, of half and twice the size, and of half and twice the data."""
     places = [("here", here)] + [
         (f"{times} the {cause}", {**here, cause: here[cause] * factor})
@@ -431,7 +431,7 @@ def _expected(metric: str, law: Law, here: Mapping[str, float]) -> ResultTable:
         column(ats, "", "change, points", change),
         column(ats, "", "", lambda at: "" if law.within(at, 1.0) else "beyond what was measured"),
     )
-    return ResultTable(tuple(Line(name) for name, _ in places), columns, f"{capitalised(metric)} to expect")
+    return ResultTable(tuple(Line(name) for name, _ in places), columns, f"{capitalise(metric)} to expect")
 
 
 def _score(error: Interval) -> str:
@@ -444,7 +444,7 @@ def _figure(found: SearchReport, law: Law, cause: str, held: Mapping[str, float]
     heading, slope = f"{units.metric(found.metric)} against {cause}", law.exponent(cause)
     caption = f"Exponent {slope.value:.2f} [{slope.low:.2f}, {slope.high:.2f}]."
     draw = partial(_draw, (heading, law, cause, held, points))
-    return draw_figure(capitalised(heading), draw, f"growth-{cause}", SIDE, caption=caption)
+    return draw_figure(capitalise(heading), draw, f"growth-{cause}", SIDE, caption=caption)
 
 
 def _draw(curve: tuple[str, Law, str, Mapping[str, float], Points], key: str, width: float) -> Markup:

@@ -28,7 +28,7 @@ from compress.reporting.charts import (
     text_width,
 )
 from compress.reporting.compare import ComparedModel, Comparison, View
-from compress.reporting.remarks import COSTS, answer, cost_text, known_beside, shape, short_shape
+from compress.reporting.remarks import COSTS, answer, cost_text, list_anchors, shape, short_shape
 
 NAME_LETTERS = 26
 WITH_FACTS = 5
@@ -314,7 +314,7 @@ def trial_scatter(report: SearchReport, cost: ObjectiveName) -> Scatter | None:
     if not marks and not crowd:
         return None
     marks.sort(key=lambda mark: not mark.keep)
-    for index, known in enumerate(known_beside(report)):
+    for index, known in enumerate(list_anchors(report)):
         value = finite({"latency": known.ms, "parameters": known.parameters, "file_mb": known.file_mb}.get(cost))
         name, style = (known.name, "anchor") if index else ("teacher", "teacher")
         if (score := finite(known.score)) is not None and value:

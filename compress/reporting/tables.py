@@ -13,10 +13,10 @@ from compress.records.run_report import Report, ReportRow
 from compress.records.search_report import STAGES, Anchor, SearchReport, TrialRecord
 from compress.reporting import format as units
 from compress.reporting.compare import ComparedModel, Comparison, MeasuredDevice, Pick, View
-from compress.reporting.format import MISSING, capitalised
+from compress.reporting.format import MISSING, capitalise
 from compress.reporting.remarks import (
     answer,
-    known_beside,
+    list_anchors,
     over_teacher,
     shape,
     speed_of,
@@ -227,7 +227,7 @@ def _figure(key: str, first: Latency, one: Latency) -> str:
     return f"{one.p50_ms / first.p50_ms:.2f}" if key == "ratio" else units.three_digits(getattr(one, key))
 
 
-def certified_cell(certified: bool | None, reason: str) -> Cell:
+def format_certified(certified: bool | None, reason: str) -> Cell:
     """Say whether a file is certified, and why or why not."""
     return Cell(MISSING) if certified is None else Cell("yes", reason) if certified else Cell("no", reason, "bad")
 
@@ -258,7 +258,7 @@ def choice_table(comparison: Comparison, chosen: Pick) -> ResultTable:
         of("Quality", units.metric(comparison.task.metric), score, 0),
         of("Quality", "macro F1", lambda one: units.score(comparison.macro_f1(one))),
         of("Quality", "vs its fp32", lambda one: units.change(comparison.drop(one)), 5),
-        of("Quality", "certified", lambda one: certified_cell(one.certified, one.reason), 3),
+        of("Quality", "certified", lambda one: format_certified(one.certified, one.reason), 3),
         of("Model", "parameters", lambda one: units.magnitude(one.parameters), 6),
         of("Model", "file, MB", lambda one: units.three_digits(one.size_mb), 2),
     ]
@@ -321,7 +321,7 @@ def certificate_table(certificates: Sequence[tuple[str, Certificate]]) -> Result
 
     of = partial(column, [one for _, one in certificates])
     columns = [
-        of("Verdict", "certified", lambda one: certified_cell(one.certified, one.reason)),
+        of("Verdict", "certified", lambda one: format_certified(one.certified, one.reason)),
         of("Score", "fp32", lambda one: Cell(units.score(one.before), units.metric(one.metric))),
         of("Score", "this file", after),
         of("Answers", "agreement", lambda one: units.share(one.agreement)),
@@ -392,7 +392,7 @@ def trial_row(found: SearchReport, point: TrialRecord, front: set[int]) -> Trial
         shape(point.choice),
         ": ".join(filter(None, (became, point.reason))),
         " → ".join(scores) or MISSING,
-        predicted_text(point),
+        format_predicted(point),
         units.three_digits(found.measured_ms(point)),
         units.three_digits(point.file_mb),
         units.magnitude(point.parameters),
@@ -402,7 +402,7 @@ def trial_row(found: SearchReport, point: TrialRecord, front: set[int]) -> Trial
     return TrialRow(point.number, shown, cells, style)
 
 
-def predicted_text(point: TrialRecord) -> str:
+def format_predicted(point: TrialRecord) -> str:
     """Say a predicted time with its deviation, in ms: `3.41 ± 0.10`."""
     if point.predicted_ms is None:
         return MISSING
@@ -417,7 +417,7 @@ def front_table(found: SearchReport) -> ResultTable:
     front = [found.point(number) for number in found.front or found.compute_front()]
     if chosen and chosen not in front:
         front.append(chosen)
-    rows: list[Anchor | TrialRecord] = [*known_beside(found), *sorted(front, key=lambda one: -(one.score or 0.0))]
+    rows: list[Anchor | TrialRecord] = [*list_anchors(found), *sorted(front, key=lambda one: -(one.score or 0.0))]
 
     def kept(one: Anchor | TrialRecord) -> str:
         theirs = found.teacher_score
@@ -442,7 +442,7 @@ def front_table(found: SearchReport) -> ResultTable:
         of("Quality", "of the teacher’s", kept, 7),
         of("Quality", "stage", of_trial(lambda one: one.stage or MISSING), 6, page=False),
         of("Quality", "before training", of_trial(before)),
-        of("Latency", "predicted, ms", of_trial(predicted_text), 5),
+        of("Latency", "predicted, ms", of_trial(format_predicted), 5),
         of("Latency", "measured, ms", measured, 1),
         of("Latency", "speed", speed, 3),
         of("Model", "file, MB", lambda one: units.three_digits(one.file_mb), 2),
@@ -461,7 +461,7 @@ def search_facts(found: SearchReport) -> list[tuple[str, str]]:
     """Count what the search did."""
     total, scored = sum(found.costs.values()), sum(point.first is not None for point in found.points)
     numbers = [("Trials", f"{len(found.points):,}"), ("Scored", f"{scored:,}")]
-    numbers += [(capitalised(state), f"{count:,}") for state, count in found.counts().items() if state != "complete"]
+    numbers += [(capitalise(state), f"{count:,}") for state, count in found.counts().items() if state != "complete"]
     if trials := found.costs.get("trials"):
         numbers.append(("Shapes a minute", units.three_digits(60 * scored / trials)))
     numbers += [("Altogether", units.duration(total))] if total else []
@@ -471,7 +471,7 @@ def search_facts(found: SearchReport) -> list[tuple[str, str]]:
     return numbers
 
 
-def rejected_tables(found: SearchReport) -> list[ResultTable]:
+def tabulate_rejected(found: SearchReport) -> list[ResultTable]:
     """Count the trials that were not completed by state and reason; reasons with other numbers are one reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for point in found.points:

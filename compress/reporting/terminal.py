@@ -126,7 +126,7 @@ def _curves(result: Result, known: Mapping[str, str]) -> ResultTable:
     return ResultTable.build((Line(known[one.name]) for one in curves), columns, title, notes)
 
 
-def quantized_text(done: "Quantized") -> str:
+def format_quantized(done: "Quantized") -> str:
     """Say what quantisation cost, what stayed in float32, and the verdict."""
     from compress.exporters.rewrite.graph import layer
 

@@ -31,9 +31,9 @@ def cut(plan: SlicePlan, tensors: Mapping[str, Tensor], kept: Kept) -> dict[str,
         how = plan.cuts[name]
         names = [name]
         if how.layer is not None:
-            names = [_renamed(name, how, n) for n, source in enumerate(kept.layers) if source == how.layer]
+            names = [_rename(name, how, n) for n, source in enumerate(kept.layers) if source == how.layer]
         if names:
-            smaller = _sliced(tensor, how, plan, kept)
+            smaller = _slice(tensor, how, plan, kept)
             found |= dict.fromkeys(names, smaller)
     return found
 
@@ -105,18 +105,18 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _renamed(name: str, how: Cut, layer: int) -> str:
+def _rename(name: str, how: Cut, layer: int) -> str:
     begin, end = how.span
     return f"{name[:begin]}{layer}{name[end:]}"
 
 
-def _sliced(tensor: Tensor, how: Cut, plan: SlicePlan, kept: Kept) -> Tensor:
+def _slice(tensor: Tensor, how: Cut, plan: SlicePlan, kept: Kept) -> Tensor:
     for each in how.slices:
         if not any(group in kept.indices for group in each.groups):
             continue
         parts = tensor.chunk(len(each.groups), each.dim)
         taken = [
-            _taken(part, each.dim, _along(part.shape[each.dim], plan.groups[group], kept.indices.get(group)))
+            _take(part, each.dim, _along(part.shape[each.dim], plan.groups[group], kept.indices.get(group)))
             for part, group in zip(parts, each.groups, strict=True)
         ]
         factor = math.sqrt(kept.sizes.head_size / plan.sizes.head_size)
@@ -134,7 +134,7 @@ def _along(length: int, count: int, indices: Tensor | None) -> Tensor | None:
     return (indices[:, None] * width + torch.arange(width)).flatten()
 
 
-def _taken(tensor: Tensor, dim: int, indices: Tensor | None) -> Tensor:
+def _take(tensor: Tensor, dim: int, indices: Tensor | None) -> Tensor:
     if indices is None:
         return tensor
     if bool((indices == torch.arange(len(indices))).all()):
@@ -183,5 +183,5 @@ def _sources(plan: SlicePlan, kept: Kept) -> dict[str, Cut]:
         if how.layer is None:
             found[name] = how
         else:
-            found |= {_renamed(name, how, n): how for n, source in enumerate(kept.layers) if source == how.layer}
+            found |= {_rename(name, how, n): how for n, source in enumerate(kept.layers) if source == how.layer}
     return found

@@ -24,7 +24,7 @@ def masked(model: PreTrainedModel, kept: Kept) -> Iterator[None]:
         for name, parameter in parameters_of(model).items():
             _mask_weight(parameter, plan, name, kept, restored)
         for name, module in model.named_modules():
-            group = _normed(plan, name)
+            group = _find_normed(plan, name)
             if group is not None and group in kept.indices:
                 restored.callback(setattr, module, "forward", module.forward)
                 module.forward = _norm_over(module, kept.indices[group])
@@ -51,7 +51,7 @@ def _mask(count: int, indices: Tensor | None) -> Tensor:
     return torch.zeros(count).index_fill_(0, indices[indices >= 0], 1.0)
 
 
-def _normed(plan: SlicePlan, module: str) -> Group | None:
+def _find_normed(plan: SlicePlan, module: str) -> Group | None:
     """Return the group whose units a norm runs over; None for any other module."""
     cut = plan.cuts.get(f"{module}.weight")
     if cut is None or not cut.role.endswith("norm"):
@@ -115,7 +115,7 @@ def norms(plan: SlicePlan) -> Mapping[str, Group]:
     """Return the modules that norm over the residual stream or the embedding, with their groups."""
     found = {}
     for name in plan.modules(*{cut.role for cut in plan.cuts.values() if cut.role.endswith("norm")}):
-        group = _normed(plan, name)
+        group = _find_normed(plan, name)
         if group in (HIDDEN, EMBEDDING):
             found[name] = group
     return found

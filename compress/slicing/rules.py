@@ -204,7 +204,7 @@ class Place(NamedTuple):
 def place(family: str, name: str) -> Place | None:
     """Find the place of `bert.encoder.layer.3.attention.self.query.weight`; None for a weight that no rule knows."""
     module, _, part = name.rpartition(".")
-    for pattern, role, axes in _compiled(family):
+    for pattern, role, axes in _compile(family):
         found = pattern.fullmatch(module)
         if found is None:
             continue
@@ -219,7 +219,7 @@ def place(family: str, name: str) -> Place | None:
 
 
 @cache
-def _compiled(family: str) -> tuple[tuple[re.Pattern[str], str, str], ...]:
+def _compile(family: str) -> tuple[tuple[re.Pattern[str], str, str], ...]:
     return tuple((re.compile(pattern), role, axes) for pattern, role, axes in _FAMILIES[family])
 
 

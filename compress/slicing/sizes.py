@@ -40,7 +40,7 @@ class Sizes:
             heads=shape.heads,
             head_size=shape.head_size,
             ffn=shape.ffn,
-            embedding=shape.embedding if _factorised(config, shape) else None,
+            embedding=shape.embedding if _is_factorised(config, shape) else None,
             bottleneck=config.true_hidden_size if config.model_type == "mobilebert" else None,
         )
 
@@ -117,7 +117,7 @@ NAMES = tuple(each.name for each in fields(Sizes) if each.name != "head_size")
 _PROJECTS_IF_DIFFERENT = ("electra", "deberta-v2")
 
 
-def _factorised(config: Any, shape: Shape) -> bool:
+def _is_factorised(config: Any, shape: Shape) -> bool:
     return config.model_type in ("albert", "mobilebert") or shape.embedding != shape.hidden
 
 

@@ -65,7 +65,7 @@ def prune_generic(
     try:
         with _quiet(), torch.enable_grad():  # the library traces the graph of gradients
             _cut(pruned, example_inputs, kept / heads, importance, loss)
-            return _reloaded(pruned, model, example_inputs)
+            return _reload(pruned, model, example_inputs)
     except _FAILS as error:
         told = str(error).partition("\n")[0]
         raise PruneError(
@@ -137,7 +137,7 @@ def _attention(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[list[nn.Line
 
 def _neurons(model: PreTrainedModel) -> list[nn.Linear]:
     """List the products that compute a feed-forward block's neurons, where the config says how many there are."""
-    name = _named(model.config, "ffn")
+    name = _name_size(model.config, "ffn")
     wanted = None if name is None else getattr(model.config, name)
     hidden = getattr(model.config, setting_name(model.config, "hidden"))
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -160,12 +160,12 @@ def _write_config(model: PreTrainedModel, query: nn.Linear, heads: int, neurons:
     setattr(config, setting_name(config, "heads"), heads)
     if neurons:
         setattr(config, setting_name(config, "ffn"), neurons[0].out_features)
-    if (name := _named(config, "embedding")) is not None:
+    if (name := _name_size(config, "embedding")) is not None:
         table: Any = model.get_input_embeddings()
         setattr(config, name, table.weight.shape[-1])
 
 
-def _named(config: Any, size: str) -> str | None:
+def _name_size(config: Any, size: str) -> str | None:
     try:
         return setting_name(config, size)
     except KeyError:
@@ -192,7 +192,7 @@ def _tensors(out: Any) -> list[Tensor]:
     return [each for each in out.values() if isinstance(each, Tensor)]
 
 
-def _reloaded(pruned: PreTrainedModel, model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrainedModel:
+def _reload(pruned: PreTrainedModel, model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> PreTrainedModel:
     """Save and load `pruned`, check that it computes the same, and make it trainable where `model` is, in its mode."""
     _check_shapes(pruned)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():

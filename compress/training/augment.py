@@ -91,7 +91,7 @@ def augment(
     asked = Asked(candidates, vectors, together=together, beside=beside)
     if classes_only and not _classes(split):
         return iter(split)
-    return _varied(split, lm, tokenizer, asked, rng=rng, copies=copies, probability=probability, limit=limit)
+    return _vary(split, lm, tokenizer, asked, rng=rng, copies=copies, probability=probability, limit=limit)
 
 
 def near_words(
@@ -115,10 +115,10 @@ def near_words(
     if classes_only and not _classes(split):
         return iter(split)
     asked = Asked(candidates, vectors, masked=False)
-    return _varied(split, encoder, tokenizer, asked, rng=rng, copies=copies, probability=probability, limit=limit)
+    return _vary(split, encoder, tokenizer, asked, rng=rng, copies=copies, probability=probability, limit=limit)
 
 
-def _varied(
+def _vary(
     split: Dataset,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,

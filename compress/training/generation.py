@@ -51,7 +51,9 @@ def continued(
     )
     if model.config.is_encoder_decoder:
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        tokens_BL = generate(**inputs, generation_config=settings, logits_processor=_made(processors, inputs))
+        tokens_BL = generate(
+            **inputs, generation_config=settings, logits_processor=_list_processors(processors, inputs)
+        )
         sampled_BL = until(tokens_BL[:, 1:], ends)
         labels_BL = tokens_BL[:, 1:].where(sampled_BL, IGNORE_INDEX)
         return inputs | {"labels": labels_BL, "decoder_input_ids": tokens_BL[:, :-1]}
@@ -63,7 +65,7 @@ def continued(
             f"{model.config.model_type}: a prompt of {start} tokens and {new_tokens} new ones need more than the "
             f"model's {room} positions; lower the step's `prompt` or `new_tokens`, or the stage's max_length"
         )
-    tokens_BL = generate(**inputs, generation_config=settings, logits_processor=_made(processors, inputs))
+    tokens_BL = generate(**inputs, generation_config=settings, logits_processor=_list_processors(processors, inputs))
     return _rows(tokens_BL, inputs["attention_mask"], until(tokens_BL[:, start:], ends), pad)
 
 
@@ -107,7 +109,7 @@ def _rows(tokens_BL: Tensor, prompt_BL: Tensor, sampled_BL: Tensor, pad: int) ->
     return {"input_ids": ids_BL, "attention_mask": mask_BL, "labels": labels_BL}
 
 
-def _made(
+def _list_processors(
     processors: Callable[[Tensor], Sequence[LogitsProcessor]] | None, inputs: Mapping[str, Tensor]
 ) -> LogitsProcessorList:
     return LogitsProcessorList(processors(inputs["attention_mask"]) if processors else [])

@@ -310,7 +310,7 @@ class Objective(nn.Module):
 
         compared = [(mine, theirs, mask_BL)]
         if reading.signal in LAYERED:
-            compared = [(mine[m], theirs[n], self._seen(i, student, teacher, mask_BL, (m, n))) for m, n in pairs]
+            compared = [(mine[m], theirs[n], self._mask_seen(i, student, teacher, mask_BL, (m, n))) for m, n in pairs]
         values = [loss(project(own), other, mask, **term.options) for own, other, mask in compared]
         for value in values:
             if not isinstance(value, Tensor) or value.dim():
@@ -319,7 +319,7 @@ class Objective(nn.Module):
         over_layers = torch.stack(values)
         return over_layers.mean() if reading.layers == "mean" else over_layers.sum()
 
-    def _seen(
+    def _mask_seen(
         self, i: int, student: Signals, teacher: Signals | None, mask_BL: Tensor, pair: tuple[int, int]
     ) -> Tensor:
         """Return the mask of real tokens, or where attention of one of these layers is local, of pairs seen in both."""

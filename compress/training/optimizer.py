@@ -72,7 +72,7 @@ class Lamb(Optimizer):
         return loss
 
 
-def trained_groups(step: Any, decayed: set[str], weight_decay: float) -> list[dict[str, Any]]:
+def group_parameters(step: Any, decayed: set[str], weight_decay: float) -> list[dict[str, Any]]:
     """Make the optimiser's groups: each of `step.groups()`, in one part that decays and one that does not.
 
     `decayed` are the names in `step` of the parameters that do; `adapt` says the same to `Lamb`. A step without

@@ -63,7 +63,7 @@ def nearest(
     else:
         whole = {str(tokenizer.decode([each])).strip().lower() for each in range(len(tokenizer))}
         pool = sorted(words | {word for word in whole if PLAIN.fullmatch(word)})
-        vectors_PD = _embedded(pool, model, tokenizer)
+        vectors_PD = _embed_words(pool, model, tokenizer)
     place = {word: at for at, word in enumerate(pool)}
     known = sorted(words & place.keys())
     if known and not every:
@@ -86,7 +86,7 @@ def _pieces(words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[li
 
 
 @torch.inference_mode()
-def _embedded(words: Sequence[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+def _embed_words(words: Sequence[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """Return (P, D): of each word the mean of its tokens' input embeddings."""
     table: Any = model.get_input_embeddings()
     pieces = _pieces(words, tokenizer)
@@ -182,7 +182,7 @@ def candidates(texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokeni
         raise DataError(f"{asked.vectors}: there is no such file of word vectors")
     entry = cache.cached(
         cache.home() / "candidates" / _key(texts, lm, tokenizer, asked),
-        lambda folder: cache.write(folder / "rows.arrow", _found(texts, lm, tokenizer, asked)),
+        lambda folder: cache.write(folder / "rows.arrow", _find(texts, lm, tokenizer, asked)),
     )
     return cache.table(entry / "rows.arrow")
 
@@ -197,7 +197,7 @@ def _key(texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
     return cache.digest(ENCODING, *parts, *([Path(asked.vectors)] if asked.vectors else []))
 
 
-def _found(
+def _find(
     texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Asked
 ) -> Iterator[pa.RecordBatch]:
     from datasets.utils import tqdm

@@ -128,7 +128,7 @@ class Run:
         """
         if path.exists() and not path.is_dir():
             raise RunError(f"{path}: is a file; --out must name a directory")
-        kept = _kept(path)
+        kept = _holds_work(path)
         there = (path / _FACTS).is_file() and kept
         if kept and not there:
             raise RunError(f"{path}: is not empty and not a run of compress; choose another --out")
@@ -264,7 +264,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _kept(path: Path) -> bool:
+def _holds_work(path: Path) -> bool:
     """Return True if a folder holds more than what a run of ours begins with: the lock, then its papers, whole or
     not."""
     entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()

@@ -163,12 +163,12 @@ class AutoLength(TrainerCallback):
 
     def resume(self, state: TrainerState) -> int:
         """Decide again what the evaluations of a checkpoint, and its time limit, decided; return the last step."""
-        self.start = None if self.seconds is None else from_first(self._recorded)
+        self.start = None if self.seconds is None else from_first(self._read_recorded)
         if self.start is None:
             self.start = self.length.decay_start([each for each in state.log_history if "eval_score" in each])
         return self.length.end(self.start)
 
-    def _recorded(self) -> int | None:
+    def _read_recorded(self) -> int | None:
         """Read what an earlier process recorded; None where there is nothing, or nothing that can be read."""
         try:
             return max(1, int(json.loads(self.record.read_text(encoding="utf-8"))["start"]))

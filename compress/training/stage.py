@@ -112,7 +112,7 @@ def train(
         rows_scored, graded = (scoring.rows, scoring.graded) if scoring else (0, False)
         length = plan_length(stage, per_epoch, rows=rows_scored, graded=graded)
         if not stage.open_ended:
-            length = replace(length, least=planned_steps(stage, per_epoch), most=planned_steps(stage, per_epoch))
+            length = replace(length, least=plan_steps(stage, per_epoch), most=plan_steps(stage, per_epoch))
     scored = scoring is not None and stage.evaluate > 0
     arguments = _arguments(step, stage, per_epoch, folder, seed=run.seed, scored=scored, length=length, bf16=bf16)
     if note := repeated(stage, per_epoch, rows):
@@ -172,7 +172,7 @@ def plan_length(stage: Stage, per_epoch: int, *, rows: int = 0, graded: bool = T
     return Length.plan(per_epoch, stage.batch, stage.effort, rows=rows, graded=graded, whole=stage.corpus)
 
 
-def planned_steps(stage: Stage, per_epoch: int) -> int:
+def plan_steps(stage: Stage, per_epoch: int) -> int:
     """Count the optimiser steps of a stage over data of which an epoch takes `per_epoch`; of an open end the most."""
     if stage.steps is None and stage.epochs == "auto":
         total = plan_length(stage, per_epoch).most
@@ -183,7 +183,7 @@ def planned_steps(stage: Stage, per_epoch: int) -> int:
 
 def repeated(stage: Stage, per_epoch: int, rows: Dataset) -> str:
     """Say how often the text is gone through where it is too little for the stage's steps; '' where it is not."""
-    asked, total = stage.steps, planned_steps(stage, per_epoch)
+    asked, total = stage.steps, plan_steps(stage, per_epoch)
     if stage.data != "text" or asked is None or asked <= MANY_EPOCHS * per_epoch:
         return ""
     text = f"{stage.name}: {asked:,} steps are {asked / per_epoch:,.0f} passes over {sum(rows['length']):,} tokens"
@@ -208,7 +208,7 @@ def _arguments(
     bf16: bool,
 ) -> TrainingArguments:
     micro, accumulation = shares(stage, _processes())
-    total = planned_steps(stage, per_epoch)
+    total = plan_steps(stage, per_epoch)
     every = max(1, min(total, per_epoch) // stage.evaluate) if scored else total
     if length is not None:
         every = length.every
@@ -225,7 +225,7 @@ def _arguments(
         adam_beta1=stage.betas[0],
         adam_beta2=stage.betas[1],
         adam_epsilon=stage.eps,
-        max_grad_norm=0.0 if hasattr(step, "clipped_apart") else stage.clip,
+        max_grad_norm=0.0 if hasattr(step, "clip_groups") else stage.clip,
         optim="adamw_torch_fused",
         bf16=bf16,
         use_cpu=not torch.cuda.is_available(),
@@ -363,7 +363,7 @@ def _step(
         if teacher.recorded:
             shown = of_logits(teacher.recorded.for_split(context.data.train), rows)
         elif stage.cache_teacher is True or (stage.cache_teacher and cache_pays(stage, objective, teacher, rows)):
-            shown = _cached(stage, objective, teacher, rows, context)
+            shown = _open_cache(stage, objective, teacher, rows, context)
     if stage.step is not None:
         given = {"words": words} | ({"shown": shown} if "shown" in known else {})
         made: Step = stage.step(student, model, objective, **given)
@@ -417,7 +417,7 @@ def cache_pays(stage: Stage, objective: Objective, teacher: Teacher, rows: Datas
     if objective.teacher_wants & (ATTENTION - {"scores"} if not windowed else ATTENTION):
         return False
     per_epoch = len(rows) // stage.batch
-    steps = plan_length(stage, per_epoch).least if stage.open_ended else planned_steps(stage, per_epoch)
+    steps = plan_length(stage, per_epoch).least if stage.open_ended else plan_steps(stage, per_epoch)
     wants, layers = objective.teacher_wants, len({n for pairs in objective.pairs for _, n in pairs})
     lengths = np.asarray(rows["length"][:])
     shape = Shape.from_config(teacher.model.config)
@@ -426,7 +426,7 @@ def cache_pays(stage: Stage, objective: Objective, teacher: Teacher, rows: Datas
     return bool(steps > per_epoch and size < MOST_CACHED)
 
 
-def _cached(
+def _open_cache(
     stage: Stage, objective: Objective, teacher: Teacher, rows: Dataset, context: TrainingContext
 ) -> TeacherCache:
     layers = sorted({n for pairs in objective.pairs for _, n in pairs})

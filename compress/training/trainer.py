@@ -35,7 +35,7 @@ from compress.config.recipe import Stage
 from compress.data.collate import Batching, LengthGrouped, TokenBudget
 from compress.errors import CompressError, DamagedError
 from compress.io import load_json, make, naming, put, seal, verify, written
-from compress.training.optimizer import optimizer_of, per_group, trained_groups
+from compress.training.optimizer import group_parameters, optimizer_of, per_group
 from compress.training.schedule import AutoLength
 from compress.training.step import Step
 
@@ -66,7 +66,7 @@ class _Hooks(TrainerCallback):
             state.best_metric, state.best_global_step = None, None
 
     def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        for parameters in self.step.clipped_apart() if self.clip and hasattr(self.step, "clipped_apart") else ():
+        for parameters in self.step.clip_groups() if self.clip and hasattr(self.step, "clip_groups") else ():
             nn.utils.clip_grad_norm_(parameters, self.clip)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -249,7 +249,7 @@ class StepTrainer(Trainer):
         if self.optimizer is None and (hasattr(self.step, "groups") or self.stage.optimizer == "lamb"):
             chosen, options = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args)
             decayed = set(self.get_decay_parameter_names(self.step))
-            self.optimizer = chosen(trained_groups(self.step, decayed, self.args.weight_decay), **options)
+            self.optimizer = chosen(group_parameters(self.step, decayed, self.args.weight_decay), **options)
             return self.optimizer
         return super().create_optimizer(model)
 
@@ -268,7 +268,7 @@ class StepTrainer(Trainer):
         """Corrupt the batch, and tell every part of it how many items a part has on average: see Objective.forward."""
         samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.corrupt is not None:
-            samples = [self._corrupted(sample, part) for part, sample in enumerate(samples)]
+            samples = [self._corrupt(sample, part) for part, sample in enumerate(samples)]
         if samples and hasattr(self.step, "items") and (len(samples) > 1 or self.args.world_size > 1):
             counts = [self.step.items(each) for each in samples]
             mean = torch.stack([torch.stack(list(count.values())) for count in counts]).mean(0).to(device)
@@ -277,7 +277,7 @@ class StepTrainer(Trainer):
                 sample["items"] = dict(zip(counts[0], mean, strict=True))
         return samples, items
 
-    def _corrupted(self, sample: dict[str, Any], part: int) -> dict[str, Any]:
+    def _corrupt(self, sample: dict[str, Any], part: int) -> dict[str, Any]:
         """Corrupt by step, part and process alone: the library restores the generator only after these batches."""
         assert self.corrupt is not None
         place = [self.args.seed, self.stage.name, self.state.global_step, part, self.args.process_index]

@@ -31,7 +31,7 @@ from compress.exporters.session import read_model, save_changed, token_tables
 from compress.io import filled
 from compress.models.checkpoints import describe_origin, save_checkpoint
 from compress.models.heads import task_class
-from compress.trimming.vocabulary import TrimmedTokenizer, cut, encoded_alike
+from compress.trimming.vocabulary import TrimmedTokenizer, compare_encodings, cut
 
 
 @torch.no_grad()
@@ -261,15 +261,15 @@ def _trim(
     before = plain(old.backend_tokenizer)
     found = cut(before, texts, min_count=min_count, keep=keep, pinned=pinned(model))
     after = found.tokenizer
-    alike = [same for _, same in encoded_alike(before, after, texts)]
+    alike = [same for _, same in compare_encodings(before, after, texts)]
     if not alike:
         raise CompressError("the corpus has no text in it; expected the texts that the model is to read")
     cut_model(model, found.kept)
     told = Trimmed(source, found.kept, before.get_vocab_size(), len(alike), float(np.mean(alike)), {})
-    return found, told, _loaded(old, found)
+    return found, told, _load(old, found)
 
 
-def _loaded(old: Any, found: TrimmedTokenizer) -> Any:
+def _load(old: Any, found: TrimmedTokenizer) -> Any:
     """Load the tokenizer of transformers with the cut one inside."""
     from transformers import AutoTokenizer
 

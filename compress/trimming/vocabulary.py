@@ -61,7 +61,7 @@ def needed(described: Mapping[str, Any], used: Iterable[int]) -> list[int]:
             raise CompressError(
                 "tokenizer.json: BPE with marks inside words; expected byte BPE, as of RoBERTa and GPT-2"
             )
-        built, _ = _built(model, (tokens[number] for number in kept))
+        built, _ = _find_parts(model, (tokens[number] for number in kept))
         kept |= {numbers[token] for token in built if token in numbers}
         kept |= _spelling(numbers)
         if model.get("unk_token"):
@@ -86,14 +86,14 @@ def trimmed(described: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]
     else:
         model["vocab"] = {token: new[number] for token, number in model["vocab"].items() if number in new}
     if model["type"] == "BPE":
-        _, merges = _built(model, model["vocab"])
+        _, merges = _find_parts(model, model["vocab"])
         model["merges"] = [merge for merge in model["merges"] if _pair(merge) in merges]
     padding = described.get("padding")
     return {
         **described,
         "model": model,
         "added_tokens": [{**token, "id": new[token["id"]]} for token in described["added_tokens"]],
-        "post_processor": _renumbered(described["post_processor"], new),
+        "post_processor": _renumber(described["post_processor"], new),
         "padding": padding and {**padding, "pad_id": new[padding["pad_id"]]},
     }
 
@@ -115,7 +115,7 @@ def _spelling(numbers: Mapping[str, int]) -> set[int]:
     }
 
 
-def _built(model: Mapping[str, Any], tokens: Iterable[str]) -> tuple[set[str], set[tuple[str, str]]]:
+def _find_parts(model: Mapping[str, Any], tokens: Iterable[str]) -> tuple[set[str], set[tuple[str, str]]]:
     """Find what byte-pair encoding passes through to build these tokens: the parts, and the merges."""
     ranks = {_pair(merge): rank for rank, merge in enumerate(model["merges"])}
     parts: set[str] = set()
@@ -151,12 +151,12 @@ def _framing(post: Mapping[str, Any] | None) -> list[int]:
     return [post[name][1] for name in ("cls", "sep") if name in post]
 
 
-def _renumbered(post: Mapping[str, Any] | None, new: Mapping[int, int]) -> dict[str, Any] | None:
+def _renumber(post: Mapping[str, Any] | None, new: Mapping[int, int]) -> dict[str, Any] | None:
     """Renumber the post-processor's ids."""
     if post is None:
         return None
     if post["type"] == "Sequence":
-        return {**post, "processors": [_renumbered(each, new) for each in post["processors"]]}
+        return {**post, "processors": [_renumber(each, new) for each in post["processors"]]}
     if post["type"] == "TemplateProcessing":
         special = {
             token: {**each, "ids": [new[number] for number in each["ids"]]}
@@ -195,7 +195,7 @@ def cut(
     found = TrimmedTokenizer.from_used(described, chosen)
     if min_count > 1:
         return found
-    if different := [text for text, same in encoded_alike(tokenizer, found.tokenizer, texts) if not same]:
+    if different := [text for text, same in compare_encodings(tokenizer, found.tokenizer, texts) if not same]:
         # words that were unknown: without the tokens at which they failed, another cut may get through
         normal = tokenizer.normalizer
         plain_texts = [text if normal is None else normal.normalize_str(text) for text in different]
@@ -205,7 +205,7 @@ def cut(
             bare = ((token.removeprefix(prefix), number) for token, number in described["model"]["vocab"].items())
             chosen |= {number for part, number in bare if part and part in whole}
             found = TrimmedTokenizer.from_used(described, chosen)
-            different = [text for text, same in encoded_alike(tokenizer, found.tokenizer, different) if not same]
+            different = [text for text, same in compare_encodings(tokenizer, found.tokenizer, different) if not same]
     if different:
         raise CompressError(
             f"the trimmed tokenizer reads {len(different)} texts of the corpus otherwise, as {different[0]!r:.80}; "
@@ -214,7 +214,7 @@ def cut(
     return found
 
 
-def encoded_alike(before: Tokenizer, after: Tokenizer, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
+def compare_encodings(before: Tokenizer, after: Tokenizer, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
     """Yield each text, and whether both give it the same tokens."""
     for chunk in chunks(texts):
         pairs = zip(before.encode_batch(chunk), after.encode_batch(chunk), strict=True)

@@ -20,7 +20,7 @@ from compress.config.limits import check_max_drop
 from compress.errors import CompressError, ExportError
 from compress.exporters.artifact import FILES, Bundle, Precision
 from compress.exporters.int8 import LEARNED_KEY
-from compress.exporters.rewrite.graph import left_in_float
+from compress.exporters.rewrite.graph import list_floats
 from compress.exporters.session import difference, onnx_run, opset_of, read_model, rows_for
 from compress.quantization.certify import attach_certificate, certify, compare_logits, compute_logits
 from compress.records.certificate import Tried
@@ -98,13 +98,13 @@ def tune(
             (folder / name).mkdir()
         say("building fp32 variants")
         most = max(setting.threads for setting in settings)
-        exact = fp32_variants(_exported(bundle, folder), folder / "fp32", threads=most)
+        exact = fp32_variants(_export(bundle, folder), folder / "fp32", threads=most)
         checked = check_exact(bundle, device, exact)
         tried, taken = race(checked)
         chosen: dict[Precision, Path] = {"fp32": taken.variant.path} if not taken.own else {}
         if evaluator is not None:
             say("building int8 variants")
-            kept = left_in_float(own["fp32"], own["int8"])
+            kept = list_floats(own["fp32"], own["int8"])
             learned = json.loads((bundle.path / "config.json").read_text(encoding="utf-8")).get(LEARNED_KEY, {})
             built = int8_variants(exact, folder / "int8", keep=kept, calibration=calibration, learned=learned)
             judged = check_int8(bundle, device, exact[0], built, evaluator=evaluator.spread(ROWS), max_drop=max_drop)
@@ -203,7 +203,7 @@ def check_int8(
     return found
 
 
-def _exported(bundle: Bundle, folder: Path) -> Path:
+def _export(bundle: Bundle, folder: Path) -> Path:
     """Trace the fp32 file from the weights, at the opset of the bundle's own: what every form is made of."""
     from compress.exporters.onnx import to_onnx
     from compress.models.heads import task_class

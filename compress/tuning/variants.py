@@ -18,7 +18,7 @@ from compress.errors import ExportError
 from compress.exporters.int8 import quantize_dynamic, quantize_learned, quantize_static
 from compress.exporters.rewrite import PLAIN, Form, rewrite_graph
 from compress.exporters.rewrite.attention import collapse
-from compress.exporters.rewrite.graph import Graph, products, written_by
+from compress.exporters.rewrite.graph import Graph, find_writer, products
 from compress.exporters.session import (
     SESSION_KEY,
     SESSION_WHY_KEY,
@@ -54,7 +54,7 @@ def attention_fused(model: ModelProto, *, norms: bool) -> ModelProto | None:
     heads, width = cores[0].heads, cores[0].heads * cores[0].size
     with tempfile.TemporaryDirectory() as scratch, quiet_logging(logging.CRITICAL):
         path = Path(scratch) / "divided.onnx"
-        onnx.save_model(_divided(model), path)
+        onnx.save_model(_divide(model), path)
         found = optimize_model(
             str(path), "bert", num_heads=heads, hidden_size=width, optimization_options=options, opt_level=0
         )
@@ -65,7 +65,7 @@ def attention_fused(model: ModelProto, *, norms: bool) -> ModelProto | None:
     return fused
 
 
-def _divided(model: ModelProto) -> ModelProto:
+def _divide(model: ModelProto) -> ModelProto:
     """Divide scores by the root of the size instead of multiplying by its inverse: the one form the optimiser knows."""
     made = ModelProto()
     made.CopyFrom(model)
@@ -73,7 +73,7 @@ def _divided(model: ModelProto) -> ModelProto:
     writers = graph.writers()
     for node in [node for node in graph.nodes if node.op_type == "Softmax"]:
         added = writers.get(node.input[0])
-        scaled = added and written_by(writers, added.input[0], "Mul")
+        scaled = added and find_writer(writers, added.input[0], "Mul")
         factor = None if scaled is None else constants.value(scaled.input[1])
         if scaled is None or factor is None:
             continue
@@ -145,13 +145,13 @@ class Variant:
 
     def counted(self) -> "Variant":
         """Count the operators that onnxruntime, on this machine, makes of the file."""
-        found = fused_operators(self.path)
+        found = count_fused(self.path)
         missing = [" or ".join(group) for group in self.expects if not any(found.get(name) for name in group)]
         told = [f"onnxruntime should run {name} here, and does not" for name in missing]
         return replace(self, fused=found, warning="; ".join(told))
 
 
-def fused_operators(path: Path) -> dict[str, int]:
+def count_fused(path: Path) -> dict[str, int]:
     """Count the fused operators of the graph that onnxruntime really runs; {} for a file it cannot open."""
     options = session_options(1, session_entries(read_model(path), path))
     with tempfile.TemporaryDirectory() as scratch:
@@ -169,11 +169,11 @@ def fp32_variants(source: Path, folder: Path, *, threads: int = 1) -> list[Varia
     """Write forms of the fp32 file `source`, as `to_onnx(form=None)` writes it, each in `folder`; the first is `source`
     as it is. For more than one of `threads`, one whose threads sleep while they wait is among them."""
     raw = read_model(source)
-    made = [_saved("fp32", raw, folder), _saved("fp32", raw, folder, way=NORMS)]
+    made = [_save("fp32", raw, folder), _save("fp32", raw, folder, way=NORMS)]
     for norms in (False, True):
         if (found := attention_fused(raw, norms=norms)) is not None:
             name = "fp32, onnxruntime's fused attention"
-            fused = _saved(name, found, folder, ("Attention",), NORMS if norms else "")
+            fused = _save(name, found, folder, ("Attention",), NORMS if norms else "")
             made.append(replace(fused, quantise=False))  # QAttention was slower wherever it was measured
     for form in FORMS:
         new = rewrite_graph(raw, form)
@@ -181,7 +181,7 @@ def fp32_variants(source: Path, folder: Path, *, threads: int = 1) -> list[Varia
             continue  # the same graph as of the form before
         left = f"attention of {new.softmaxes - new.attentions} of {new.softmaxes} layers is of no known form"
         for way in ("", NORMS, *([SLEEP] if threads > 1 else [])) if form == PLAIN else ("",):
-            one = _saved(f"fp32, {form}", new.model, folder, ("FusedMatMul",) if new.turned else (), way)
+            one = _save(f"fp32, {form}", new.model, folder, ("FusedMatMul",) if new.turned else (), way)
             told = [left] if new.attentions < new.softmaxes else []
             made.append(replace(one, form=form, warning="; ".join((*told, *filter(None, [one.warning])))))
     return made
@@ -208,12 +208,12 @@ def int8_variants(
     if learned:
         way = partial(quantize_learned, learned=learned, keep=keep)
         unmerged = [source for source in able if source.form is None or not source.form.merged]
-        return [_quantised(source, "static int8, ranges learned in training", folder, way) for source in unmerged]
-    made = [_quantised(source, "dynamic int8", folder, partial(quantize_dynamic, keep=keep)) for source in able]
+        return [_quantise(source, "static int8, ranges learned in training", folder, way) for source in unmerged]
+    made = [_quantise(source, "dynamic int8", folder, partial(quantize_dynamic, keep=keep)) for source in able]
     for source in able:
         if source.form == PLAIN and source.entries == UNFUSED_SKIP:
             per_matrix = partial(quantize_dynamic, keep=keep, per_channel=False)
-            made.append(_quantised(source, "dynamic int8 per matrix", folder, per_matrix))
+            made.append(_quantise(source, "dynamic int8 per matrix", folder, per_matrix))
             if calibration:
                 seen = observe(source.path, calibration)
                 extremes, most = choose_ranges(seen, "minmax"), choose_ranges(seen, "percentile", PERCENTILE)
@@ -222,11 +222,11 @@ def int8_variants(
                     f"static int8, percentile {PERCENTILE:g}": partial(quantize_static, ranges=most, keep=keep),
                     "static int8, minmax, qdq": partial(quantize_static, ranges=extremes, keep=keep, form="qdq"),
                 }
-                made += [_quantised(source, name, folder, way) for name, way in ways.items()]
+                made += [_quantise(source, name, folder, way) for name, way in ways.items()]
     return made
 
 
-def _quantised(source: Variant, way: str, folder: Path, quantise: Callable[[Path, Path], None]) -> Variant:
+def _quantise(source: Variant, way: str, folder: Path, quantise: Callable[[Path, Path], None]) -> Variant:
     target = _next(folder)
     quantise(source.path, target)
     return replace(
@@ -234,7 +234,7 @@ def _quantised(source: Variant, way: str, folder: Path, quantise: Callable[[Path
     ).counted()
 
 
-def _saved(name: str, model: ModelProto, folder: Path, expects: Sequence[str] = (), way: str = "") -> Variant:
+def _save(name: str, model: ModelProto, folder: Path, expects: Sequence[str] = (), way: str = "") -> Variant:
     """Save the model as a file that asks for the session settings of this way."""
     target, made = _next(folder), ModelProto()
     made.CopyFrom(model)

@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from compress.data import corpus as corpora
 from compress.data import documents, tokenize
-from compress.data.corpus import Corpus, Document, encode_corpus, load_corpus, tokenised_documents
+from compress.data.corpus import Corpus, Document, encode_corpus, iterate_documents, load_corpus
 from compress.errors import DataError
 from tests import tiny
 
@@ -337,7 +337,7 @@ def test_blocks_without_room_for_text_and_text_without_tokens_are_refused() -> N
 
 def test_documents_are_their_sentences_and_keep_their_numbers() -> None:
     tokenizer = tiny.tokenizer()
-    found = list(tokenised_documents(corpus("The film. A plot!\nSo fun", "\u200b", "Never."), tokenizer))
+    found = list(iterate_documents(corpus("The film. A plot!\nSo fun", "\u200b", "Never."), tokenizer))
     ids = tokenizer(["the film.", "a plot!", "so fun", "never."], add_special_tokens=False)["input_ids"]
     assert found == [Document(0, ids[:3]), Document(2, ids[3:])]
 
@@ -351,7 +351,7 @@ def test_documents_stream(monkeypatch: pytest.MonkeyPatch) -> None:
             read.append(number)
             yield "The film. A plot."
 
-    stream = tokenised_documents(Corpus("long", "long", texts), tiny.tokenizer())
+    stream = iterate_documents(Corpus("long", "long", texts), tiny.tokenizer())
     for number, document in zip(range(100), stream, strict=False):
         assert document.number == number
         assert len(document.sentences) == 2
@@ -363,14 +363,14 @@ def test_a_sentence_keeps_the_space_before_it_where_the_tokenizer_keeps_spaces()
     model = Tokenizer(WordLevel(words, unk_token="<pad>"))
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>")
-    (found,) = tokenised_documents(corpus("a.\na."), tokenizer)
+    (found,) = iterate_documents(corpus("a.\na."), tokenizer)
     assert found.sentences == [[1, 3], [2, 3]]
 
 
 def test_a_parallel_document_is_two_sentences_whatever_is_in_them() -> None:
     texts = ("The film. A plot!\nSo fun. So good", "\u200b\nnever")
     tokenizer = tiny.tokenizer()
-    (found,) = tokenised_documents(Corpus("pairs", "pairs", lambda: iter(texts), parallel=True), tokenizer)
+    (found,) = iterate_documents(Corpus("pairs", "pairs", lambda: iter(texts), parallel=True), tokenizer)
     ids = tokenizer(["the film. a plot!", "so fun. so good"], add_special_tokens=False)["input_ids"]
     assert found == Document(0, ids, parallel=True)
 

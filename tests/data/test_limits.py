@@ -19,7 +19,7 @@ import pytest
 
 from compress.data import documents, load_task, readers, text_files
 from compress.data.corpus import load_corpus
-from compress.data.text_files import LONGEST, SMALL, decoded
+from compress.data.text_files import LONGEST, SMALL, decode_lines
 from compress.errors import DataError
 from tests.data.conftest import Folder
 
@@ -174,9 +174,9 @@ def test_pieces_of_a_long_line_make_the_line() -> None:
     line = "é" * 1000 + "\r\n" + "b" * 5
     for longest in (7, 1000, 1002, 5000):
         stream = io.BufferedReader(io.BytesIO(line.encode()))  # type: ignore[arg-type]
-        pieces = list(decoded(stream, "here", longest=longest, cut=True))
+        pieces = list(decode_lines(stream, "here", longest=longest, cut=True))
         assert "".join(pieces) == line
         assert max(map(len, pieces)) <= longest
     stream = io.BufferedReader(io.BytesIO(b"a" * 10 + b"\xff"))  # type: ignore[arg-type]
     with pytest.raises(DataError, match="here, line 1, byte 11: 0xff"):
-        list(decoded(stream, "here", longest=3, cut=True))
+        list(decode_lines(stream, "here", longest=3, cut=True))

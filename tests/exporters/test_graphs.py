@@ -16,7 +16,7 @@ from compress.exporters.embeddings import Pooling
 from compress.exporters.int8 import quantize_dynamic, quantize_learned
 from compress.exporters.onnx import Pooled, parity, to_onnx
 from compress.exporters.rewrite import FORM_KEY, Form, Rewritten, rewrite_graph
-from compress.exporters.rewrite.graph import left_in_float
+from compress.exporters.rewrite.graph import list_floats
 from compress.exporters.session import UNFUSED_SKIP, metadata, read_model, session_options
 from compress.models.sharing import share
 from tests import tiny
@@ -161,7 +161,7 @@ def test_learned_ranges_of_a_product_are_those_of_its_parts(tmp_path: Path) -> N
     to_onnx(model, tmp_path / "fp32.onnx")
     layers = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear) and ".layers." in name]
     quantize_learned(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", dict.fromkeys(layers, (-8.0, 8.0)))
-    exact = left_in_float(tmp_path / "fp32.onnx", tmp_path / "int8.onnx")
+    exact = list_floats(tmp_path / "fp32.onnx", tmp_path / "int8.onnx")
     assert exact and not [name for name in exact if "/layers." in name], "all but the head's"
 
 

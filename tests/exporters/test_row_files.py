@@ -11,7 +11,7 @@ from compress.data.task import Task
 from compress.errors import DataError
 from compress.exporters import predictor, row_files
 from compress.exporters.artifact import Bundle
-from compress.exporters.predictor import BATCH, Predictor, batched
+from compress.exporters.predictor import BATCH, Predictor, iterate_batches
 from compress.exporters.row_files import choose_columns, predict_file
 from tests import command, tiny
 
@@ -98,7 +98,7 @@ def test_an_iterator_is_answered_as_it_is_read(bundle: Bundle) -> None:
     assert taken == 0
     assert next(answers) == bundle.predict(["a good film"])[0]
     assert taken == BATCH
-    assert list(batched(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
+    assert list(iterate_batches(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
 
 
 BROKEN = [

@@ -29,7 +29,7 @@ from compress.reporting.html import render_search
 from compress.reporting.remarks import search_remarks, shape, show_command
 from compress.reporting.scaling import growth
 from compress.reporting.scatter import trial_scatter
-from compress.reporting.tables import rejected_tables
+from compress.reporting.tables import tabulate_rejected
 from tests.nas.sample_search import AT, search
 from tests.reporting.pages import HOSTILE, boxes, check_escaped, check_whole, headings, in_browser, stairs, text
 
@@ -213,7 +213,7 @@ def test_growth_without_a_ladder_is_of_the_trials_and_of_flat_scores_nothing() -
 def test_reasons_that_differ_in_numbers_are_one() -> None:
     points = tuple(bare(n, state="too slow", reason=f"predicted {n}.5 ms") for n in range(5))
     rest = tuple(bare(10 + n, state="failed", reason=chr(97 + n)) for n in range(12))
-    (found,) = rejected_tables(only(*points, *rest))
+    (found,) = tabulate_rejected(only(*points, *rest))
     cells = ([cell.text for cell in column.cells] for column in found.columns)
     told = list(zip((row.name for row in found.rows), zip(*cells, strict=True), strict=True))
     assert told[0] == ("too slow", ("5", "predicted 0.5 ms"))

@@ -24,7 +24,7 @@ from compress.slicing.plan import SlicePlan
 from compress.slicing.shape import Shape
 from compress.slicing.sizes import Sizes
 from compress.training.objective import Objective
-from compress.training.trainer import per_group, trained_groups
+from compress.training.trainer import group_parameters, per_group
 from tests import tiny
 from tests.papers.case import authors, random
 from tests.slicing.families import logits, model
@@ -213,7 +213,7 @@ def test_gates_begin_where_the_authors_have_them_begin() -> None:
 def test_gates_learn_at_their_own_rate_while_the_stages_falls() -> None:
     """0.01 where there are steps enough, else what leads log alpha four times through its range."""
     step = gated(model("bert"), sizes=UNIFORM["half"], wait=0.25)
-    optimizer = torch.optim.SGD(trained_groups(step, set(), 0.0), lr=2e-5)
+    optimizer = torch.optim.SGD(group_parameters(step, set(), 0.0), lr=2e-5)
     scheduler = get_linear_schedule_with_warmup(optimizer, 0, 8)
     per_group(scheduler, step, 8)
     seen = []

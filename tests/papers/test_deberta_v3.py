@@ -166,7 +166,7 @@ def test_each_model_is_clipped_by_itself_as_by_an_optimizer_of_its_own(tmp_path:
 def test_clipped_apart_is_every_parameter_once() -> None:
     for sharing in ("gdes", "es", "nes"):
         step = replaced(encoder(), sharing=sharing)
-        first, others = step.clipped_apart()
+        first, others = step.clip_groups()
         assert sorted(map(id, (*first, *others))) == sorted(map(id, step.parameters()))
         assert set(map(id, first)) == set(map(id, step.generator.parameters()))
 

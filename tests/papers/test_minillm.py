@@ -182,7 +182,7 @@ def test_whitening_is_over_sampled_tokens_only() -> None:
     narrow = minillm.policy_gradient(student, teacher, tokens, mask)
     wide = minillm.policy_gradient(student, teacher, tokens, nn.functional.pad(mask, (0, 50)))
     torch.testing.assert_close(narrow, wide)
-    values = minillm.whitened(torch.tensor([1.0, 2.0, 6.0]))
+    values = minillm.standardise(torch.tensor([1.0, 2.0, 6.0]))
     assert values.mean().item() == pytest.approx(0, abs=1e-6)
     assert values.var(correction=0).item() == pytest.approx(1, rel=1e-5)
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from compress.errors import PromptError, TeacherError
 from compress.prompting import http_model
 from compress.prompting.answers import Likelihood, ask
-from compress.prompting.http_model import Endpoint, RemoteModel, echoed, listed, open_endpoint
+from compress.prompting.http_model import Endpoint, RemoteModel, listed, open_endpoint, sum_echoed
 from tests.prompting import speakers
 
 KEY = "sk-very-secret"
@@ -154,12 +154,12 @@ def test_a_token_across_the_boundary_moves_the_beginning_for_all() -> None:
 
     # "ab" + "cd": the first is read as a|bcd, the second, "ab" + "xy", as a|b|xy
     one, other = choice(0, [0, 1], [None, -2.0]), choice(1, [0, 1, 2], [None, -1.0, -3.0])
-    assert echoed([one, other], "ab", ("cd", "xy")) == Likelihood((-2.0, -4.0), (1, 2))
+    assert sum_echoed([one, other], "ab", ("cd", "xy")) == Likelihood((-2.0, -4.0), (1, 2))
 
 
 def test_what_an_endpoint_generates_beyond_is_not_counted() -> None:
     shown = {"text_offset": [0, 2, 4], "token_logprobs": [None, -1.0, -7.0]}
-    assert echoed([{"index": 0, "logprobs": shown}], "ab", ("cd",)) == Likelihood((-1.0,), (1,))
+    assert sum_echoed([{"index": 0, "logprobs": shown}], "ab", ("cd",)) == Likelihood((-1.0,), (1,))
 
 
 @pytest.mark.parametrize("mode", ["top", "chat"])

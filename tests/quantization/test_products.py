@@ -8,7 +8,7 @@ import pytest
 
 from compress.exporters.int8 import quantize_dynamic
 from compress.exporters.onnx import to_onnx
-from compress.exporters.rewrite.graph import Graph, layer, left_in_float, products
+from compress.exporters.rewrite.graph import Graph, layer, list_floats, products
 from tests import tiny
 from tests.quantization import graphs
 
@@ -83,6 +83,6 @@ def test_what_stays_in_float_is_found_in_the_file(kept: str, tmp_path: Path) -> 
     """A head, too, which onnxruntime's quantiser takes apart under another name."""
     to_onnx(tiny.bert(), tmp_path / "fp32.onnx")
     quantize_dynamic(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", keep=[kept])
-    assert left_in_float(tmp_path / "fp32.onnx", tmp_path / "int8.onnx") == (kept,)
+    assert list_floats(tmp_path / "fp32.onnx", tmp_path / "int8.onnx") == (kept,)
     quantize_dynamic(tmp_path / "fp32.onnx", tmp_path / "all.onnx")
-    assert left_in_float(tmp_path / "fp32.onnx", tmp_path / "all.onnx") == ()
+    assert list_floats(tmp_path / "fp32.onnx", tmp_path / "all.onnx") == ()

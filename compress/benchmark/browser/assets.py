@@ -52,17 +52,17 @@ def runtime(source: Path | None = None, *, webgpu: bool = False) -> list[Path]:
     if source is not None and source.is_dir():
         for place in (source, source / "dist", source / "package" / "dist"):
             if all((place / name).is_file() for name in needed):
-                return _checked(place, needed)
+                return _check(place, needed)
         raise DeviceError(f"--assets {source}: a folder without {', '.join(needed)}. {BY_HAND}")
     if source is not None:
-        return _kept(source, needed)
+        return _unpack(source, needed)
     kept = _place(needed)
     if kept.exists():
-        if not (changed := _changed(kept, needed)):
+        if not (changed := _list_changed(kept, needed)):
             return [kept / name for name in needed]
         note(f"{kept}: {', '.join(changed)} is damaged or missing; getting {PACKAGE} again")
     with tempfile.TemporaryDirectory() as folder:
-        return _kept(packed(Path(folder)), needed)
+        return _unpack(packed(Path(folder)), needed)
 
 
 def _place(needed: Mapping[str, str]) -> Path:
@@ -87,7 +87,7 @@ def packed(folder: Path) -> Path:
     return folder / TARBALL
 
 
-def _kept(tarball: Path, needed: Mapping[str, str]) -> list[Path]:
+def _unpack(tarball: Path, needed: Mapping[str, str]) -> list[Path]:
     """Unpack the needed files of the tarball, once it is known to be the right one, to where they are kept."""
     if not tarball.is_file():
         raise DeviceError(f"--assets {tarball}: no such file or folder; expected {TARBALL}. {BY_HAND}")
@@ -104,16 +104,16 @@ def _kept(tarball: Path, needed: Mapping[str, str]) -> list[Path]:
                 with member, (folder / name).open("wb") as target:
                     shutil.copyfileobj(member, target)
 
-    return _checked(cached(_place(needed), unpack), needed)
+    return _check(cached(_place(needed), unpack), needed)
 
 
-def _checked(folder: Path, needed: Mapping[str, str]) -> list[Path]:
-    for name in _changed(folder, needed):
+def _check(folder: Path, needed: Mapping[str, str]) -> list[Path]:
+    for name in _list_changed(folder, needed):
         raise DeviceError(f"{folder / name}: another version than {PACKAGE}, or damaged. Remove it. {BY_HAND}")
     return [folder / name for name in needed]
 
 
-def _changed(folder: Path, needed: Mapping[str, str]) -> list[str]:
+def _list_changed(folder: Path, needed: Mapping[str, str]) -> list[str]:
     """List the files that are missing, or are not those that are needed."""
     paths = ((folder / name, expected) for name, expected in needed.items())
     return [path.name for path, expected in paths if not path.is_file() or sha256(path) != expected]

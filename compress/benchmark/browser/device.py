@@ -174,7 +174,7 @@ class Browser:
         """Run each file without pause for `seconds`. Raises DeviceError when the page was hidden, and so slowed."""
         self._check([setting])
         fed = {name: Fed.load(path) for name, path in files.items()}
-        return [self._sustained(name, file, setting, seconds) for name, file in fed.items()]
+        return [self._run_sustained(name, file, setting, seconds) for name, file in fed.items()]
 
     def logits(self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[NDArray[np.float32]]:
         """Compute the file's outputs there, each row by itself: (outputs,), or (tokens, outputs) of a tokenwise
@@ -217,7 +217,7 @@ class Browser:
                 found[name].disturbed = HIDDEN if hidden else found[name].disturbed
         return found
 
-    def _sustained(self, name: str, fed: Fed, setting: Setting, seconds: float) -> Sustained:
+    def _run_sustained(self, name: str, fed: Fed, setting: Setting, seconds: float) -> Sustained:
         self._clear(fed)
         self._open(name, fed, setting)
         minutes: dict[int, list[float]] = {}

@@ -340,7 +340,7 @@ class _Exchange(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return None
         try:
-            body = json.loads(self._received(int(length)))
+            body = json.loads(self._read_body(int(length)))
         except TimeoutError:
             self._refuse(HTTPStatus.REQUEST_TIMEOUT)
             return None
@@ -351,7 +351,7 @@ class _Exchange(BaseHTTPRequestHandler):
         self._refuse(HTTPStatus.BAD_REQUEST)
         return None
 
-    def _received(self, length: int) -> bytes:
+    def _read_body(self, length: int) -> bytes:
         """Read a body. Raises TimeoutError when it is not there after LONGEST_BODY seconds, however it trickles in."""
         body, deadline = bytearray(), time.monotonic() + LONGEST_BODY
         try:

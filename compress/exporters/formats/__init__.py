@@ -328,11 +328,11 @@ class ExportContext:
     def _at(self, opset: int) -> "ExportContext":
         """Export fp32 and int8 from the weights anew; what the int8 file left in float32 stays so."""
         from compress.exporters.int8 import quantize_dynamic
-        from compress.exporters.rewrite.graph import left_in_float
+        from compress.exporters.rewrite.graph import list_floats
 
         fp32, int8 = (self.scratch / f"opset{opset}" / name for name in ("model.onnx", "model_quantized.onnx"))
         self._export(fp32, opset)
-        quantize_dynamic(fp32, int8, keep=left_in_float(self.onnx("fp32"), self.onnx("int8")))
+        quantize_dynamic(fp32, int8, keep=list_floats(self.onnx("fp32"), self.onnx("int8")))
         warned = []
         if not any(node.op_type == "DynamicQuantizeLinear" for node in read_model(self.onnx("int8")).graph.node):
             warned.append(

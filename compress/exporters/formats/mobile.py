@@ -177,7 +177,7 @@ def write_litert(context: ExportContext, folder: Path, precisions: Sequence[str]
     """Write each precision as .tflite, and run it in LiteRT's own interpreter."""
     with quiet():
         required("litert_torch", "litert")
-        exact = _converted(context)
+        exact = _convert(context)
         per_token = [
             "sequence_length" in [size.dim_param for size in each.type.tensor_type.shape.dim]
             for each in read_model(context.onnx("fp32")).graph.output
@@ -188,7 +188,7 @@ def write_litert(context: ExportContext, folder: Path, precisions: Sequence[str]
             if precision == "fp32":
                 target.write_bytes(exact.read_bytes())
             else:
-                _quantized(exact, target, precision)
+                _quantize(exact, target, precision)
             made.append(ExportedFile(target.name, precision, context.differs(_run_litert(target, per_token))))
     named = ", ".join(f"tokens_{length}" for length in lengths(context.bundle.manifest.max_length))
     verdict = (
@@ -199,7 +199,7 @@ def write_litert(context: ExportContext, folder: Path, precisions: Sequence[str]
     return ExportResult(tuple(made), (verdict,), packages=packages)
 
 
-def _converted(context: ExportContext) -> Path:
+def _convert(context: ExportContext) -> Path:
     """Convert the model to an fp32 file with all signatures."""
     converter = required("litert_torch", "litert")
     wrapped = TracedModel(context.model()).eval()
@@ -213,7 +213,7 @@ def _converted(context: ExportContext) -> Path:
     return target
 
 
-def _quantized(exact: Path, target: Path, precision: str) -> None:
+def _quantize(exact: Path, target: Path, precision: str) -> None:
     recipe = getattr(required("ai_edge_quantizer.recipe", "litert"), LITERT_RECIPES[precision])
     quantizer = required("ai_edge_quantizer.quantizer", "litert")
     made = exact.with_name(target.name)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from compress.exporters.rewrite.graph import ATTENTION, OURS, Array, Graph, Readers, Writers, attribute, written_by
+from compress.exporters.rewrite.graph import ATTENTION, OURS, Array, Graph, Readers, Writers, attribute, find_writer
 
 BY_HEAD = [0, 2, 1, 3]
 KEYS_BY_HEAD = [0, 2, 3, 1]
@@ -56,9 +56,9 @@ class AttentionCore:
         context = only_reader(readers, softmax.output[0], "MatMul")
         turned = context and only_reader(readers, context.output[0], "Transpose", BY_HEAD)
         joined = turned and only_reader(readers, turned.output[0], "Reshape")
-        scores, mask = _unmasked(graph, softmax.input[0], writers)
-        scores, scale = _unscaled(graph, scores, writers)
-        multiplied = written_by(writers, scores, "MatMul")
+        scores, mask = _before_mask(graph, softmax.input[0], writers)
+        scores, scale = _before_scale(graph, scores, writers)
+        multiplied = find_writer(writers, scores, "MatMul")
         if context is None or joined is None or multiplied is None or attribute(softmax, "axis", -1) not in (-1, 3):
             return None
         parts = [
@@ -108,14 +108,14 @@ def collapse(graph: Graph) -> list[AttentionCore]:
 
 def linear(graph: Graph, name: str, writers: Writers, readers: Readers, *, bare: bool = False) -> Linear | None:
     """Find the product whose sum with a bias is `name`; where `bare` is allowed, also one without a bias."""
-    total = written_by(writers, name, "Add")
-    alone = written_by(writers, name, "MatMul") if bare else None
+    total = find_writer(writers, name, "Add")
+    alone = find_writer(writers, name, "MatMul") if bare else None
     if alone is not None and len(readers[name]) == 1 and graph.tokenwise(alone):
         return Linear(alone, alone, alone.input[1], "")
     if total is None or len(readers[name]) != 1:
         return None
     for bias, inner in (tuple(total.input), tuple(reversed(total.input))):
-        node = written_by(writers, inner, "MatMul")
+        node = find_writer(writers, inner, "MatMul")
         if node is not None and len(readers[inner]) == 1 and graph.tokenwise(node) and _rank(graph.value(bias)) == 1:
             return Linear(node, total, node.input[1], bias)
     return None
@@ -130,12 +130,14 @@ def write_out(graph: Graph) -> None:
         if added and not on_scores:
             keys = graph.add("Add", [keys, added[0]], f"{at}/masked_keys")
         scores = graph.add(
-            "MatMul", [_shown(graph, node, queries, "queries"), _shown(graph, node, keys, "keys")], f"{at}/scores"
+            "MatMul",
+            [_split_heads(graph, node, queries, "queries"), _split_heads(graph, node, keys, "keys")],
+            f"{at}/scores",
         )
         if added and on_scores:
             scores = graph.add("Add", [scores, added[0]], f"{at}/masked_scores")
         chances = graph.add("Softmax", [scores], f"{at}/Softmax", axis=-1)
-        context = graph.add("MatMul", [chances, _shown(graph, node, values, "values")], f"{at}/context")
+        context = graph.add("MatMul", [chances, _split_heads(graph, node, values, "values")], f"{at}/context")
         first = attribute(node, "tokens_first")
         turned = graph.add("Transpose", [context], f"{at}/turned", perm=TURNED if first else BY_HEAD)
         width = attribute(node, "heads") * attribute(node, "value_size")
@@ -143,7 +145,7 @@ def write_out(graph: Graph) -> None:
         graph.replace(node, "Reshape", [turned, shape], f"{at}/joined")
 
 
-def _shown(graph: Graph, node: NodeProto, name: str, part: str) -> str:
+def _split_heads(graph: Graph, node: NodeProto, name: str, part: str) -> str:
     """Split queries, keys or values by head: (rows, heads, tokens, size), keys (rows, heads, size, tokens).
 
     With tokens first rows and heads are one axis: onnxruntime's product then reads the turned tensor where it is, and
@@ -186,16 +188,16 @@ def masks_keys(graph: Graph, name: str, writers: Writers) -> bool:
     return name == "attention_mask" and axes == [1, 2]
 
 
-def _unmasked(graph: Graph, name: str, writers: Writers) -> tuple[str, str]:
+def _before_mask(graph: Graph, name: str, writers: Writers) -> tuple[str, str]:
     """Find the scores before a mask is added, and the mask."""
-    added = written_by(writers, name, "Add")
+    added = find_writer(writers, name, "Add")
     if added is None:
         return name, ""
     first, second = added.input
     return (second, first) if masks_keys(graph, first, writers) else (first, second)
 
 
-def _unscaled(graph: Graph, name: str, writers: Writers) -> tuple[str, float]:
+def _before_scale(graph: Graph, name: str, writers: Writers) -> tuple[str, float]:
     """Find the scores before they are scaled by a constant, and the factor."""
     node = writers.get(name)
     factor = graph.scalar(node.input[1]) if node is not None and node.op_type in ("Mul", "Div") else None
@@ -205,12 +207,12 @@ def _unscaled(graph: Graph, name: str, writers: Writers) -> tuple[str, float]:
 
 
 def _by_head(graph: Graph, name: str, perm: list[int], writers: Writers, readers: Readers) -> _ByHead | None:
-    turned = written_by(writers, name, "Transpose")
-    split = turned and written_by(writers, turned.input[0], "Reshape")
+    turned = find_writer(writers, name, "Transpose")
+    split = turned and find_writer(writers, turned.input[0], "Reshape")
     made = split and linear(graph, split.input[0], writers, readers)
     if turned is None or split is None or made is None or attribute(turned, "perm") != perm:
         return None
-    sizes = written_by(writers, split.input[1], "Concat")  # rows, tokens, heads, size, the first two computed
+    sizes = find_writer(writers, split.input[1], "Concat")  # rows, tokens, heads, size, the first two computed
     last = None if sizes is None or len(sizes.input) != 4 else graph.scalar(sizes.input[3])
     bias = graph.value(made.bias)
     if not last or bias is None or last < 1 or bias.size % last:

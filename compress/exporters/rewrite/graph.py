@@ -218,7 +218,7 @@ def _unlike(name: str, taken: set[str]) -> str:
     return chosen
 
 
-def written_by(writers: Writers, name: str, operator: str) -> NodeProto | None:
+def find_writer(writers: Writers, name: str, operator: str) -> NodeProto | None:
     """Return the node that writes a tensor, if it is of this kind."""
     node = writers.get(name)
     return node if node is not None and node.op_type == operator else None
@@ -291,7 +291,7 @@ def products(source: GraphProto | Graph) -> list[Product]:
     return found
 
 
-def left_in_float(fp32: Path, int8: Path) -> tuple[str, ...]:
+def list_floats(fp32: Path, int8: Path) -> tuple[str, ...]:
     """Name the products of the fp32 file that the int8 file made of it computes in float32."""
     exact = {each.name for each in products(read_model(int8).graph)}
     names = [each.name for each in products(read_model(fp32).graph)]

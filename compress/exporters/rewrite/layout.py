@@ -16,8 +16,8 @@ from compress.exporters.rewrite.graph import (
     Array,
     Graph,
     attribute,
+    find_writer,
     set_attribute,
-    written_by,
 )
 
 
@@ -124,10 +124,10 @@ def one_token(graph: Graph) -> int:
     Expects tokens on axis 1, and attention as one node.
     """
     taken = [node for node in graph.nodes if node.op_type == "Gather" and attribute(node, "axis", 0) == 1]
-    return sum(_pushed_back(graph, node) for node in taken)
+    return sum(_push_back(graph, node) for node in taken)
 
 
-def _pushed_back(graph: Graph, last: NodeProto) -> int:
+def _push_back(graph: Graph, last: NodeProto) -> int:
     index = graph.value(last.input[1])
     if index is None or index.ndim != 0:
         return 0
@@ -176,7 +176,7 @@ def fold_scales(graph: Graph, cores: list[AttentionCore]) -> None:
     for core in cores:
         if core.scale != 1.0:
             made = _product(graph, by_name[core.name].input[0])
-            _reweigh(graph, made, "scaled", partial(_scaled, factor=core.scale))
+            _reweigh(graph, made, "scaled", partial(_scale, factor=core.scale))
 
 
 def mask_keys(graph: Graph, cores: list[AttentionCore]) -> None:
@@ -189,7 +189,7 @@ def mask_keys(graph: Graph, cores: list[AttentionCore]) -> None:
         heads, size, first = core.heads, core.size, attribute(node, "tokens_first")
         for name, bias in ((node.input[0], 1.0), (node.input[1], 0.0)):
             made = _product(graph, name)
-            _reweigh(graph, made, "masked", partial(_widened, heads=heads, bias=bias))
+            _reweigh(graph, made, "masked", partial(_widen, heads=heads, bias=bias))
         key = core.mask, heads, size, first
         if key not in spread:
             spread[key] = _spread(graph, *key)
@@ -212,7 +212,7 @@ def merge(graph: Graph) -> int:
 
 def _product(graph: Graph, name: str) -> Linear:
     writers = graph.writers()
-    if (turned := written_by(writers, name, ROTARY)) is not None:
+    if (turned := find_writer(writers, name, ROTARY)) is not None:
         name = turned.input[0]
     found = linear(graph, name, writers, graph.readers(), bare=True)
     assert found is not None, "an attention's products are checked when it is found"
@@ -230,11 +230,11 @@ def _reweigh(graph: Graph, made: Linear, suffix: str, change: Callable[[Array], 
         node.input[:] = [changed if each == name else each for each in node.input]
 
 
-def _scaled(value: Array, factor: float) -> Array:
+def _scale(value: Array, factor: float) -> Array:
     return np.asarray(value * factor, value.dtype)
 
 
-def _widened(value: Array, heads: int, bias: float) -> Array:
+def _widen(value: Array, heads: int, bias: float) -> Array:
     """(..., heads x size) -> (..., heads x (size + 1)): of a weight 0, of a bias `bias` in the new places."""
     by_head = value.reshape(*value.shape[:-1], heads, -1)
     new = np.full((*by_head.shape[:-1], 1), bias if value.ndim == 1 else 0.0, value.dtype)

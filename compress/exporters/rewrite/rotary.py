@@ -13,7 +13,7 @@ import numpy as np
 from onnx import NodeProto
 
 from compress.exporters.rewrite.attention import BY_HEAD, AttentionCore, masks_keys, only_reader
-from compress.exporters.rewrite.graph import ATTENTION, OURS, ROTARY, Graph, Readers, Writers, attribute, written_by
+from compress.exporters.rewrite.graph import ATTENTION, OURS, ROTARY, Graph, Readers, Writers, attribute, find_writer
 
 KEYS_LAST = [0, 1, 3, 2]
 PARTS = ("queries", "keys", "values")
@@ -64,11 +64,11 @@ class _Found:
         context = only_reader(readers, chances, "MatMul")
         turned = context and only_reader(readers, context.output[0], "Transpose", BY_HEAD)
         joined = turned and only_reader(readers, turned.output[0], "Reshape")
-        added = written_by(writers, softmax.input[0], "Add")
-        scaled = added and written_by(writers, added.input[0], "Mul")
+        added = find_writer(writers, softmax.input[0], "Add")
+        scaled = added and find_writer(writers, added.input[0], "Mul")
         scale = scaled and graph.scalar(scaled.input[1])
-        scores = scaled and written_by(writers, scaled.input[0], "MatMul")
-        keys_last = scores and written_by(writers, scores.input[1], "Transpose")
+        scores = scaled and find_writer(writers, scaled.input[0], "MatMul")
+        keys_last = scores and find_writer(writers, scores.input[1], "Transpose")
         if not (context and joined and added and scores and keys_last and scale):
             return None
         if attribute(keys_last, "perm") != KEYS_LAST or attribute(softmax, "axis", -1) not in (-1, 3):
@@ -119,15 +119,15 @@ def collapse(graph: Graph) -> list[AttentionCore]:
 
 def _turn(graph: Graph, name: str, writers: Writers) -> _Turn | None:
     """Read what x cos + (-second half, first half) sin is made of; None for anything else."""
-    total = written_by(writers, _uncast(name, writers), "Add")
-    kept, swapped = (total and written_by(writers, each, "Mul") for each in (total.input if total else ("", "")))
-    halves = swapped and written_by(writers, swapped.input[0], "Concat")
+    total = find_writer(writers, _uncast(name, writers), "Add")
+    kept, swapped = (total and find_writer(writers, each, "Mul") for each in (total.input if total else ("", "")))
+    halves = swapped and find_writer(writers, swapped.input[0], "Concat")
     if not (kept and swapped and halves) or len(halves.input) != 2 or attribute(halves, "axis") not in (-1, 3):
         return None
-    part, negated = _part(graph, kept.input[0], writers), written_by(writers, halves.input[0], "Neg")
-    second = negated and written_by(writers, negated.input[0], "Slice")
-    first = written_by(writers, halves.input[1], "Slice")
-    cosines, sines = (written_by(writers, each.input[1], "Unsqueeze") for each in (kept, swapped))
+    part, negated = _part(graph, kept.input[0], writers), find_writer(writers, halves.input[0], "Neg")
+    second = negated and find_writer(writers, negated.input[0], "Slice")
+    first = find_writer(writers, halves.input[1], "Slice")
+    cosines, sines = (find_writer(writers, each.input[1], "Unsqueeze") for each in (kept, swapped))
     if not (part and first and second and cosines and sines):
         return None
     axes = [graph.value(each.input[1]) for each in (cosines, sines)]
@@ -141,12 +141,12 @@ def _turn(graph: Graph, name: str, writers: Writers) -> _Turn | None:
 
 
 def _part(graph: Graph, name: str, writers: Writers) -> _Part | None:
-    turned = written_by(writers, _uncast(name, writers), "Transpose")
-    flat = turned and written_by(writers, turned.input[0], "Squeeze")
-    split = flat and written_by(writers, flat.input[0], "Split")
-    shaped = split and written_by(writers, split.input[0], "Reshape")
-    made = shaped and _biased(graph, shaped.input[0], writers)
-    sizes = shaped and written_by(writers, shaped.input[1], "Concat")  # rows, tokens, three, heads, size
+    turned = find_writer(writers, _uncast(name, writers), "Transpose")
+    flat = turned and find_writer(writers, turned.input[0], "Squeeze")
+    split = flat and find_writer(writers, flat.input[0], "Split")
+    shaped = split and find_writer(writers, split.input[0], "Reshape")
+    made = shaped and _find_product(graph, shaped.input[0], writers)
+    sizes = shaped and find_writer(writers, shaped.input[1], "Concat")  # rows, tokens, three, heads, size
     if not (turned and flat and split and made and sizes) or attribute(turned, "perm") != BY_HEAD:
         return None
     equal, size = graph.value(split.input[1]), graph.scalar(sizes.input[-1])
@@ -157,15 +157,15 @@ def _part(graph: Graph, name: str, writers: Writers) -> _Part | None:
     return _Part(*made, list(split.output).index(flat.input[0]), int(size))
 
 
-def _biased(graph: Graph, name: str, writers: Writers) -> tuple[NodeProto, str] | None:
+def _find_product(graph: Graph, name: str, writers: Writers) -> tuple[NodeProto, str] | None:
     """Find the product with a constant matrix that makes a tensor, and its bias, "" where it has none."""
-    bias, added = "", written_by(writers, name, "Add")
+    bias, added = "", find_writer(writers, name, "Add")
     if added is not None:
         first, second = added.input
         bias, name = (first, second) if first in graph.tensors else (second, first)
         if (value := graph.value(bias)) is None or value.ndim != 1:
             return None
-    product = written_by(writers, name, "MatMul")
+    product = find_writer(writers, name, "MatMul")
     return None if product is None or not graph.is_matrix(product.input[1]) else (product, bias)
 
 
@@ -189,7 +189,7 @@ def _split_halves(graph: Graph) -> None:
     """Let what slices a product's columns read a product of these columns."""
     writers, taken = graph.writers(), dict[str, str]()
     for node in [each for each in graph.nodes if each.op_type == "Slice"]:
-        made = _biased(graph, node.input[0], writers)
+        made = _find_product(graph, node.input[0], writers)
         span = made and _span(graph, node, writers, _Axis(node.input[0], 3, _columns(graph, made[0])))
         if made and span:
             taken[node.output[0]] = _split_off(graph, *made, "gates" if span[0] else "inputs", span)
@@ -215,7 +215,7 @@ def _integer(graph: Graph, name: str, writers: Writers, last: _Axis) -> int | No
     if node.op_type in ("Cast", "Squeeze", "Unsqueeze"):
         return _integer(graph, node.input[0], writers, last)
     if node.op_type == "Gather":
-        shape = written_by(writers, node.input[0], "Shape")
+        shape = find_writer(writers, node.input[0], "Shape")
         same = shape is not None and _uncast(shape.input[0], writers) == _uncast(last.tensor, writers)
         return last.width if same and graph.scalar(node.input[1]) in (-1, last.rank - 1) else None
     one, other = ([_integer(graph, each, writers, last) for each in node.input] + [None, None])[:2]
@@ -226,8 +226,8 @@ def _integer(graph: Graph, name: str, writers: Writers, last: _Axis) -> int | No
 
 def _leaves_far_ones_out(graph: Graph, name: str, writers: Writers) -> bool:
     """Check for a mask of pads and, by their places, of tokens too far away: (rows, 1, tokens, tokens)."""
-    clipped = written_by(writers, name, "Clip")
-    total = clipped and written_by(writers, clipped.input[0], "Add")
+    clipped = find_writer(writers, name, "Clip")
+    total = clipped and find_writer(writers, clipped.input[0], "Add")
     if total is None or not masks_keys(graph, total.input[0], writers):
         return False
     return _of_sizes(graph, total.input[1], writers)
@@ -242,7 +242,7 @@ def _of_sizes(graph: Graph, name: str, writers: Writers) -> bool:
 
 
 def _uncast(name: str, writers: Writers) -> str:
-    while (cast := written_by(writers, name, "Cast")) is not None:
+    while (cast := find_writer(writers, name, "Cast")) is not None:
         name = cast.input[0]
     return name
 

@@ -174,7 +174,7 @@ def text_file(bundle: Bundle, target: Path, *, precision: Precision = "int8", te
     words, frame = _read(bundle)
     bundle.check_has(precision)
     model = read_model(bundle.files()[precision])
-    read = reader(_taken_apart(bundle.path, words), frame, model)
+    read = reader(_take_apart(bundle.path, words), frame, model)
     hard = torture(frame)
     verdict = TextProof(
         tokenizer="WordPiece",
@@ -250,7 +250,7 @@ def _read(bundle: Bundle) -> tuple[Tokenizer, RowTemplate]:
     return words, frames.read_off(words, pair=task.pair, max_length=bundle.manifest.max_length, padding=padding)
 
 
-def _taken_apart(path: Path, words: Tokenizer) -> WordPiece:
+def _take_apart(path: Path, words: Tokenizer) -> WordPiece:
     """Take the tokenizer apart. Raises ExportError where the graph cannot be made of it."""
     described = json.loads(words.to_str())
     parts = {part: (described[part] or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer")}

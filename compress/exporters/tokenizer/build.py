@@ -71,7 +71,7 @@ def rows(graph: GraphBuilder, frame: RowTemplate, tokens_T: str, lines_T: str, t
     counts_R = graph.sums(graph.full(graph.op("Shape", tokens_T), 1), lines_T, texts)
     before_R = graph.op("CumSum", counts_R, graph.constant(0), exclusive=1)
     place_T = graph.op("Sub", graph.numbers(graph.size(tokens_T, 0)), graph.op("Gather", before_R, lines_T))
-    kept = _truncated(graph, frame, counts_R)
+    kept = _truncate(graph, frame, counts_R)
     batch = graph.size(kept[0], 0)
     ends, starts, own = _offsets(graph, frame, kept)
     longest = graph.op("Reshape", graph.op("ReduceMax", ends, keepdims=0), graph.constant([1]))
@@ -118,7 +118,7 @@ def _offsets(
     return offset, [starts[second] for second in sorted(starts)], own
 
 
-def _truncated(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[str]:
+def _truncate(graph: GraphBuilder, frame: RowTemplate, counts_R: str) -> list[str]:
     """Write (B,) tokens kept of each text, of the first and of the second one.
 
     Of a pair too long for the row: half the room each, the longer text having the odd token; where one takes less than
@@ -212,7 +212,7 @@ def joined(read: onnx.ModelProto, model: onnx.ModelProto, task: Task) -> onnx.Mo
     ends = GraphBuilder(f"{PREFIX}/answer")
     outputs = answer(ends, task, "logits")
     graph = helper.make_graph(
-        [*_needed(read.graph, wanted), *model.graph.node, *ends.nodes],
+        [*_list_needed(read.graph, wanted), *model.graph.node, *ends.nodes],
         "texts_to_labels",
         list(read.graph.input),
         [*outputs, *(node for node in model.graph.output if node.name == "logits")],
@@ -221,7 +221,7 @@ def joined(read: onnx.ModelProto, model: onnx.ModelProto, task: Task) -> onnx.Mo
     return helper.make_model(graph, opset_imports=read.opset_import, ir_version=read.ir_version)
 
 
-def _needed(graph: onnx.GraphProto, outputs: Sequence[str]) -> list[onnx.NodeProto]:
+def _list_needed(graph: onnx.GraphProto, outputs: Sequence[str]) -> list[onnx.NodeProto]:
     """List the nodes that these outputs need; a node's subgraph needs what it names, too."""
     wanted, kept = set(outputs), []
     for node in reversed(graph.node):

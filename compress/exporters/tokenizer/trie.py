@@ -136,7 +136,7 @@ def build(sets: Sequence[Mapping[Word, int]], symbols: int) -> Trie:
                     values.append(-1)
                 node = after
             values[node] = value
-    places, base = _placed(children, len(sets), symbols)
+    places, base = _place(children, len(sets), symbols)
     size = int(max(places)) + symbols + 1  # so that base + symbol is always inside
     arrays = [np.full(size, filling, np.int32) for filling in (DEAD, -1, -1)]
     for node, below in enumerate(children):
@@ -147,7 +147,7 @@ def build(sets: Sequence[Mapping[Word, int]], symbols: int) -> Trie:
     return Trie(arrays[0], arrays[1], arrays[2], tuple(int(place) for place in places[: len(sets)]), longest)
 
 
-def _placed(
+def _place(
     children: Sequence[Mapping[int, int]], roots: int, symbols: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Choose a place and a base for every node, such that no two share one: nodes with most children first."""

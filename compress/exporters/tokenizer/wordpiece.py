@@ -160,7 +160,7 @@ class WordPiece:
         root, other = (graph.constant(np.array(state, np.int32)) for state in self.pieces.roots)
         begin = graph.op("Where", starts_M, root, other)
         lengths_M, ids_M = trie.longest_matches(graph, self.pieces, symbols_M, begin)
-        reached_M = self._reached(graph, starts, lengths_M, count)
+        reached_M = self._reach(graph, starts, lengths_M, count)
         words_M = graph.op("CumSum", starts, graph.constant(0))  # counted from 1; before the first word: 0
         places = graph.op("Add", count, graph.constant([1]))
         stuck = graph.op("And", graph.op("And", inside_M, reached_M), _zero(graph, lengths_M))
@@ -193,7 +193,7 @@ class WordPiece:
             numbers[character] = spelled.setdefault(symbols, len(spelled))
         for token in self.special:
             numbers[token] = spelled.setdefault((END, self.symbols[token], END), len(spelled))
-        codes = _numbered(graph, cut, numbers, 0)
+        codes = _number(graph, cut, numbers, 0)
         if self.reading.alone:
             codes = graph.op("Add", codes, self._alone(graph, cut, codes))
         ends = graph.constant(np.array([0, 0, 0, 1]))
@@ -214,11 +214,11 @@ class WordPiece:
         example = graph.constant([chr(self.reading.alone[0][0])])  # so that there is one in every batch
         flat = graph.op("Concat", graph.flat(cut), example, axis=0)
         matched = _cut(graph, flat, f"[{characters(self.reading.alone)}]")
-        alone = graph.flat(_numbered(graph, matched, {PAD: 0}, 1))
+        alone = graph.flat(_number(graph, matched, {PAD: 0}, 1))
         as_cut = graph.op("Reshape", _slice(graph, alone, 0, -1), graph.op("Shape", cut), allowzero=1)
         return graph.op("Mul", as_cut, graph.integers(_zero(graph, codes)))
 
-    def _reached(self, graph: GraphBuilder, starts: str, lengths_M: str, count: str) -> str:
+    def _reach(self, graph: GraphBuilder, starts: str, lengths_M: str, count: str) -> str:
         """Write (M,) bool: where tokens begin, if every word is cut greedily from its start.
 
         From each place the next is its match's length away; following that chain from all starts at once, by jumps
@@ -241,7 +241,7 @@ def _cut(graph: GraphBuilder, texts: str, pattern: str) -> str:
     return graph.op("Tokenizer", texts, domain=MICROSOFT, mark=0, mincharnum=1, pad_value=PAD, tokenexp=pattern)
 
 
-def _numbered(graph: GraphBuilder, strings: str, numbers: Mapping[str, int], other: int) -> str:
+def _number(graph: GraphBuilder, strings: str, numbers: Mapping[str, int], other: int) -> str:
     return graph.op(
         "LabelEncoder",
         strings,
