@@ -1,5 +1,6 @@
 """What the documents show as Python, YAML and commands runs as it stands there."""
 
+import json
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ import typer
 import compress
 from compress import Distillation, Term
 from compress.cli import app
+from compress.config import loader
 from compress.config.loader import folder
 from compress.config.recipe import Recipe
 from compress.models.init_weights import APART, KNOWN, SLICED, WHOLE
@@ -62,6 +64,15 @@ def test_the_table_of_families_says_what_the_code_can() -> None:
     assert saying(3, "yes") == set(rules.FAMILIES)
     assert saying(4, "yes") == set(l0.FAMILIES)
     assert {family for family, row in rows.items() if "in windows" in row[0]} == set(rules.ROTARY)
+
+
+def test_the_readme_lists_the_recipes_that_led_their_controls() -> None:
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in (ROOT / "benchmarks/results/recipes").iterdir()]
+    listed = re.search(r"led a \[control\]\(\S+\): (.*?)\.\n", section("README.md", "Recipes"), re.DOTALL)
+    assert listed is not None
+    names = re.findall(r"`([\w-]+)`", listed[1])
+    assert names == sorted(each["recipe"] for each in found if each["verdict"] == "works")
+    assert {each["recipe"] for each in found} <= set(loader.names())
 
 
 def test_the_loop_of_the_readme() -> None:
