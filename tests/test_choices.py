@@ -21,7 +21,8 @@ from tests.unshipped import Trained
     [
         ("bert", False, [], "prune-taylor"),
         ("bert", False, ["stages.triple.lr=1e-4"], "distilbert"),
-        ("modernbert", False, [], "distilbert"),
+        ("modernbert", False, [], "prune-taylor"),
+        ("albert", False, [], "distilbert"),
         ("", True, [], "prompted"),
     ],
 )
