@@ -33,7 +33,7 @@ OPTIONS = {
         "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle --allow-code "
         "--paper --effort --minutes --plan --json"
     ),
-    "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle --json",
+    "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle --plan --json",
     "prune": (
         "model --data --out --recipe --layers --hidden --heads --ffn --embedding --bottleneck --max-latency-ms "
         "--speedup --max-params --device --threads --batch --seq --set --text --label --kind --metric "
@@ -46,16 +46,16 @@ OPTIONS = {
     ),
     "quantize": (
         "bundle --data --out --method --calibration --percentile --rows --max-drop --form --reduce-range --device "
-        "--lan --timeout --python --assets --text --label --set --seed --wide --json"
+        "--lan --timeout --python --assets --text --label --set --seed --plan --wide --json"
     ),
     "search": (
         "--teacher --data --out --space --set --max-latency-ms --speedup --max-params --max-file-mb --min-score "
         "--objective --device --lan --timeout --python --threads --batch --seq --file --max-drop --shapes --rounds "
         "--runs --anchor --sampler --trials --minutes --finalists --winners --storage --name --worker --weights --text "
-        "--label --kind --metric --seed --precision --resume --gate --allow-pickle --allow-code --json"
+        "--label --kind --metric --seed --precision --resume --gate --allow-pickle --allow-code --plan --json"
     ),
     "search show": "study trial --bundle --train --allow-code --wide --json",
-    "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --json",
+    "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --plan --json",
     "push": "bundle repo --public --dry-run --json",
     "predict": "bundle texts... --input --output --text --pair --precision --on-error --json",
     "bench": (

@@ -11,10 +11,11 @@ from datasets import Dataset
 
 import compress
 from compress.commands import forecast as forecasting
-from compress.commands.forecast import Forecast, Phase, forecast
+from compress.commands.forecast import forecast
 from compress.config.recipe import Recipe
 from compress.data.collate import LengthGrouped
 from compress.models import precision
+from compress.records.forecast import Forecast, Phase
 from compress.training import schedule
 from compress.training.schedule import Length
 from compress.training.stage import Trained
@@ -48,6 +49,8 @@ def test_every_phase_is_told_and_nothing_but_rows_is_kept(tmp_path: Path, home: 
     assert all(0 < phase.seconds[0] == phase.seconds[1] for phase in found.phases)
     assert found.minutes[0] == pytest.approx(sum(phase.seconds[0] for phase in found.phases) / 60)
     assert found.peak_rss_mb > 50
+    assert all(phase.disk_mb > 0 for phase in found.phases)
+    assert found.disk_mb == pytest.approx(sum(phase.disk_mb for phase in found.phases))
     assert kept(home) == set()
 
 
@@ -100,7 +103,7 @@ def test_a_teacher_that_is_kept_is_not_tried(
         compress.distill(**arguments, out=tmp_path / "run")
     before = {path.name for path in (home / "teachers").iterdir()}
     teacher, *_ = forecast(**arguments).phases
-    assert (teacher.steps, teacher.seconds, teacher.note) == ((0, 0), (0.0, 0.0), "kept from an earlier run")
+    assert (teacher.steps, teacher.seconds, teacher.cached) == ((0, 0), (0.0, 0.0), True)
     assert {path.name for path in (home / "teachers").iterdir()} == before
     assert kept(home) == {"teachers"}
 

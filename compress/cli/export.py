@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from compress.cli.options import UNCERTIFIED, console, grouped, print_json, schema, told
+from compress.cli.options import UNCERTIFIED, console, grouped, print_forecast, print_json, schema, told
 from compress.config.options import (
     BatchSizes,
     CheckpointOptions,
@@ -23,6 +23,7 @@ from compress.config.options import (
     LabelColumn,
     Lengths,
     MaxDrop,
+    Plan,
     TextColumns,
     ThreadCounts,
     Wide,
@@ -127,6 +128,7 @@ def quantize(
         list[str] | None, training("--set", help="qat: change a number, such as stages.0.epochs=1.")
     ] = None,
     seed: Annotated[int, data_option(help="Seed the choice of rows held out where there is no validation split.")] = 0,
+    plan: Plan = False,
     wide: Wide = False,
     as_json: Json = False,
 ) -> None:
@@ -140,9 +142,15 @@ def quantize(
         from compress.reporting import tables, terminal
 
         shown = console(as_json)
+        given: dict[str, Any] = {
+            "data": data, "method": method, "out": out, "int8": int8, "device": device, "text": text, "label": label,
+            "seed": seed, "overrides": overrides or [],
+        }  # fmt: skip
+        if plan:
+            print_forecast(pipeline.forecast_quantization, as_json, bundle=Bundle.load(bundle), **given)
+            return
         done = pipeline.quantize(
-            Bundle.load(bundle), data, method=method, out=out, int8=int8, max_drop=max_drop / 100, device=device,
-            text=text, label=label, seed=seed, overrides=overrides or [],
+            Bundle.load(bundle), **given, max_drop=max_drop / 100,
             say=partial(shown.print, highlight=False, markup=False, soft_wrap=True),
         )  # fmt: skip
         if as_json:

@@ -21,6 +21,7 @@ from compress.terminal import printable
 
 if TYPE_CHECKING:
     from compress.console import Screen
+    from compress.records.forecast import Forecast
 
 USER_ERROR, INTERRUPTED = 2, 130
 UNCERTIFIED = 3
@@ -213,6 +214,18 @@ def continuation(out: Path) -> str:
 def print_result(text: str) -> None:
     """Print what a command found to standard output, the same on every terminal."""
     print(printable(text.removesuffix("\n")))
+
+
+def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **given: Any) -> None:
+    """Print what a command of these arguments would take."""
+    from compress.reporting.terminal import forecast_lines
+
+    found = forecast(**given, console=console(as_json))
+    if as_json:
+        print_json("plan", found.to_json())
+    else:
+        for line in forecast_lines(found):
+            console(answer=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_json(command: str, found: "str | Path | Mapping[str, Any]") -> None:

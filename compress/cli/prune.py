@@ -2,12 +2,21 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compress.cli.options import UNCERTIFIED, console, continuation, grouped, is_first, print_json, run_folder, told
-from compress.cli.train import print_forecast
+from compress.cli.options import (
+    UNCERTIFIED,
+    console,
+    continuation,
+    grouped,
+    is_first,
+    print_forecast,
+    print_json,
+    run_folder,
+    told,
+)
 from compress.config.options import (
     CorpusName,
     DataName,
@@ -95,6 +104,7 @@ def trim(
     max_drop: MaxDrop = 0.5,
     text: TextColumns = None,
     label: LabelColumn = None,
+    plan: Plan = False,
     as_json: Json = False,
 ) -> None:
     """Drop tokens that your texts never use from tokenizer and embedding; measure what that saves and costs.
@@ -104,14 +114,17 @@ def trim(
     Example: compress trim runs/first/bundle --data intents --out runs/trimmed
     """
     with told():
-        from dataclasses import asdict
-
+        from compress.commands.trim import forecast_trimming
         from compress.commands.trim import trim as run
 
-        found = run(
-            model, out, data=data, corpus=corpus, text=text, label=label, min_count=min_count, keep=keep or (),
-            max_drop=max_drop / 100,
-        )  # fmt: skip
+        given: dict[str, Any] = {
+            "model": model, "out": out, "data": data, "corpus": corpus, "text": text, "label": label,
+            "min_count": min_count, "keep": keep or (),
+        }  # fmt: skip
+        if plan:
+            print_forecast(forecast_trimming, as_json, **given)
+            return
+        found = run(**given, max_drop=max_drop / 100)
         if as_json:
             facts = asdict(found)
             facts["trimmed"] |= {"path": str(out), "kept": len(found.trimmed.kept)}

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from compress.cli.options import (
     console,
     continuation,
     grouped,
+    print_forecast,
     print_json,
     run_folder,
     talking,
@@ -24,6 +25,7 @@ from compress.config.options import (
     Json,
     MaxDrop,
     MeasureOptions,
+    Plan,
     RunOptions,
     StudyOptions,
     Wide,
@@ -73,6 +75,7 @@ def search(
     join: WorkerOptions = WorkerOptions(),
     columns: DataOptions = DataOptions(),
     options: RunOptions = RunOptions(),
+    plan: Plan = False,
     as_json: Json = False,
 ) -> None:
     """Find the students that are best under a budget on your device; the best one is distilled and shipped.
@@ -110,10 +113,16 @@ def search(
 
         most = asdict(limits)
         max_drop = most.pop("max_drop") / 100
-        found = run(
-            teacher=teacher, data=data, out=out, space=chosen, budget=Budget(**most), device=device, study=study,
-            max_drop=max_drop, columns=columns, options=options, console=shown,
-        )  # fmt: skip
+        given: dict[str, Any] = {
+            "teacher": teacher, "data": data, "out": out, "space": chosen, "budget": Budget(**most), "device": device,
+            "study": study, "max_drop": max_drop, "columns": columns, "options": options,
+        }  # fmt: skip
+        if plan:
+            from compress.commands.forecast_search import forecast_search
+
+            print_forecast(forecast_search, as_json, **given)
+            return
+        found = run(**given, console=shown)
         if as_json:
             print_json("search", found.to_json())
 

@@ -1,9 +1,8 @@
 """`compress distill`, `pretrain` and `label`: whatever learns, or teaches."""
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +11,7 @@ from compress.cli.options import (
     continuation,
     grouped,
     is_first,
+    print_forecast,
     print_json,
     print_result,
     run_folder,
@@ -39,9 +39,6 @@ from compress.config.options import (
     training,
 )
 from compress.errors import RecipeError
-
-if TYPE_CHECKING:
-    from compress.commands.forecast import Forecast
 
 
 @grouped()
@@ -99,17 +96,6 @@ def distill(
             print_json("distill", bundle.path / "report.json")
 
 
-def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **given: Any) -> None:
-    """Print what a run of these arguments would take."""
-    shown = console(as_json)
-    found = forecast(**given, console=shown)
-    if as_json:
-        print_json("plan", found.to_json())
-    else:
-        for line in found.lines():
-            console(answer=True).print(line, highlight=False, markup=False, soft_wrap=True)
-
-
 @grouped(without=("gate",))
 def pretrain(
     teacher: Annotated[str, training(help="The teacher, or the model whose vocabulary and sizes are taken.")],
@@ -161,6 +147,7 @@ def label(
     precision: Precision = "auto",
     gate: OnWeakTeacher = "refuse",
     allow_pickle: AllowPickle = False,
+    plan: Plan = False,
     as_json: Json = False,
 ) -> None:
     """Let a prompted language model label texts: one line of JSON each, with the probabilities of the labels.
@@ -168,12 +155,17 @@ def label(
     Example: compress label --teacher gpt2 --prompt sentiment --data texts.txt --out labelled.jsonl
     """
     with told(hint="Answers are kept: the same command goes on from there."):
+        from compress.commands.label import forecast_labelling
         from compress.commands.label import label as run
 
-        done = run(
-            teacher=teacher, prompt=prompt, data=data, out=out, text=text, label=label, seed=seed, precision=precision,
-            gate=gate, allow_pickle=allow_pickle, console=console(as_json),
-        )  # fmt: skip
+        given: dict[str, Any] = {
+            "teacher": teacher, "prompt": prompt, "data": data, "out": out, "text": text, "label": label,
+            "seed": seed, "precision": precision, "allow_pickle": allow_pickle,
+        }  # fmt: skip
+        if plan:
+            print_forecast(forecast_labelling, as_json, **given)
+            return
+        done = run(**given, gate=gate, console=console(as_json))
         if as_json:
             counts = {"texts": len(done.log_p_NC), "answered": int(done.answered.sum())}
             print_json("label", {"labelled": str(out), **counts, "shares": done.shares, "asked": done.asked})

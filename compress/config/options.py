@@ -52,7 +52,7 @@ Int8MaxDrop = Annotated[
            help="Points of the score that int8 may lose; default: 0.2, or 0.5 under a latency budget."),
 ]  # fmt: skip
 MaxDrop = Annotated[float, output("--max-drop", min=0, max=100, help="Points of the score that int8 may lose.")]
-Plan = Annotated[bool, output("--plan", help="Try each stage for seconds, tell minutes and memory, and stop.")]
+Plan = Annotated[bool, output("--plan", help="Tell minutes, memory and disk by short trials, and stop.")]
 Wide = Annotated[bool, output("--wide", help="Show all columns, however wide the terminal is.")]
 Json = Annotated[bool, output("--json", help="Print the result as JSON.")]
 DeviceName = Annotated[

@@ -91,8 +91,8 @@ def ask(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str], *, con
     prompt, one file per speaker and set of answers: what was asked before is not asked again, whatever stopped it.
     Only answers that were damaged there are.
     """
-    path = home() / "soft-labels" / f"{digest.of_value([speaker.digest, list(answers)])[:24]}.jsonl"
-    marks = [blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() for prompt in prompts]
+    path = answers_file(speaker, answers)
+    marks = [_mark(prompt) for prompt in prompts]
     by_mark = dict(zip(marks, prompts, strict=True))
     known, _ = _read(path, len(answers))
     asked, seconds = 0, 0.0
@@ -121,6 +121,21 @@ def ask(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str], *, con
         raise TeacherError(f"teacher {speaker.name}: its likelihoods are not finite for {bad} of {len(found)} prompts")
     tokens_NA = np.array([each.tokens for each in found], dtype=np.int64)
     return Likelihoods(log_p_NA, tokens_NA, sum(each.absent for each in found), asked, seconds)
+
+
+def answers_file(speaker: Speaker, answers: Sequence[str]) -> Path:
+    """Return the file that keeps what a speaker has told of these answers."""
+    return home() / "soft-labels" / f"{digest.of_value([speaker.digest, list(answers)])[:24]}.jsonl"
+
+
+def unanswered(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str]) -> list[str]:
+    """List the prompts, each once, that were not answered before."""
+    known, _ = _read(answers_file(speaker, answers), len(answers))
+    return [prompt for prompt in dict.fromkeys(prompts) if _mark(prompt) not in known]
+
+
+def _mark(prompt: str) -> str:
+    return blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _answered(
