@@ -160,6 +160,25 @@ def test_help_lists_every_option_in_a_group_on_lines_of_80_columns(words: str) -
     assert lines[-1 if words != "search" else lines.index("Commands:") - 2].startswith("  -h, --help"), "the last group"
 
 
+LONGEST = {"search": 80, "prune": 66}
+"""Lines of help of the commands with the most options; of the others, 55."""
+
+
+@pytest.mark.parametrize("words", OPTIONS)
+def test_help_is_short_and_has_one_example(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    told = command.run(*words.split(), "--help").out
+    assert len(told.splitlines()) <= LONGEST.get(words, 55)
+    assert told.count("Example: compress") == 1
+
+
+def test_an_option_has_its_default_and_its_range_in_brackets() -> None:
+    told = " ".join(command.run("quantize", "--help").out.split())
+    assert "--rows <int> Calibrate on so many training rows. [512; >=1]" in told
+    assert "[0.5; 0 to 100]" in told and "[fused]" in told
+    assert "--calibration <calibration> Instead of the nearest to fp32: minmax, percentile, entropy." in told
+
+
 COMPLETE = "import sys; sys.argv[0] = 'compress'; from compress.cli import main; main()"
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -68,11 +69,34 @@ def _write_groups(command: Any, ctx: Any, formatter: Any) -> None:
     for parameter in command.get_params(ctx):
         usual = "Arguments" if parameter.param_type_name == "argument" else "Other options"
         if (record := parameter.get_help_record(ctx)) is not None:
-            groups[getattr(parameter, "rich_help_panel", None) or usual].append(record)
+            groups[getattr(parameter, "rich_help_panel", None) or usual].append(_shortened(parameter, *record))
+    formatter.write_paragraph()
+    formatter.write_text("Defaults and ranges stand in brackets.")
     for title, records in groups.items():
         if records:
             with formatter.section(title):
                 formatter.write_dl(records)
+
+
+NAME_WIDTH = 24
+"""Characters of an option and its values; more values than that are told in its help."""
+
+
+def _shortened(parameter: Any, name: str, text: str) -> tuple[str, str]:
+    """Write an option so that most need one line: `<int>` for any range, which follows its default: `[1; >=1]`."""
+    name = re.sub(r"<(?:list\[)?(\w+)(?:\]| range)>", r"<\1>", name)
+    text = (
+        re.sub(r"(\S+)<=x<=(\S+)\]", r"\1 to \2]", text)
+        .replace("x>=", ">=")
+        .replace("  [default: ", " [")
+        .replace("  [", " [")
+    )
+    values = re.search(r"<\w+(\|\w+)+>", name)
+    if len(name) > NAME_WIDTH and values:
+        name = name.replace(values[0], f"<{parameter.opts[0].lstrip('-')}>")
+        said, bracket, rest = text.partition(" [")
+        text = f"{said.removesuffix('.')}: {values[0][1:-1].replace('|', ', ')}.{bracket}{rest}"
+    return name, text
 
 
 def grouped(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -132,7 +156,7 @@ def print_version(asked: bool) -> None:
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and the last line alone.")]
 LogLevel = Annotated[
     Level,
-    typer.Option(metavar="LEVEL", help="debug, info, warning (no progress) or error (as --quiet)."),
+    typer.Option(metavar="LEVEL", help="debug, info, warning, or error, as --quiet."),
 ]
 Version = Annotated[
     bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version.")

@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 @grouped()
 def prune(
-    model: Annotated[str, typer.Argument(help="Alias (minilm, bert-base, ...), folder, hub id, or a bundle's folder.")],
+    model: Annotated[str, typer.Argument(help="minilm, an alias, folder, hub id, or a bundle's folder.")],
     data: DataName,
     out: Out = None,
     recipe: Annotated[
         str,
-        training(help="The recipe: prune-taylor, -minitron, -cofi, -dynabert, or a .yaml file."),
+        training(help="prune-taylor, -minitron, -cofi, -dynabert, or a .yaml."),
     ] = "prune-taylor",
     target: PruneOptions = PruneOptions(),
     setting: SettingOptions = SettingOptions(),
@@ -95,9 +95,7 @@ def prune(
 def trim(
     model: Annotated[str, typer.Argument(help="A bundle's folder; or a checkpoint: folder, hub id or alias.")],
     out: Annotated[Path, output(help="The new folder.")],
-    data: Annotated[
-        str | None, data_option(help="Count the training texts of this data, and score on its test split.")
-    ] = None,
+    data: Annotated[str | None, data_option(help="Count its training texts, score on its test split.")] = None,
     corpus: CorpusName = None,
     min_count: Annotated[int, training(min=1, help="Trim tokens that occur less often.")] = 1,
     keep: Annotated[list[str] | None, training(help="Keep the tokens of these words. Repeatable.")] = None,

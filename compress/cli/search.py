@@ -49,12 +49,8 @@ class LimitOptions(BudgetOptions):
 class WorkerOptions:
     """The part of another process, which evaluates shapes for a search."""
 
-    worker: Annotated[
-        bool, search_option("--worker", help="Join the search in --storage and evaluate shapes for it.")
-    ] = False
-    weights: Annotated[
-        Path | None, search_option(help="With --worker: the folder of the search's weights on this machine.")
-    ] = None
+    worker: Annotated[bool, search_option("--worker", help="Evaluate shapes for the search in --storage.")] = False
+    weights: Annotated[Path | None, search_option(help="--worker: the folder of the search's weights here.")] = None
 
 
 @app.callback(invoke_without_command=True)
@@ -64,10 +60,10 @@ def search(
     context: typer.Context,
     teacher: Annotated[str | None, training(help="The teacher: an alias, a folder or a hub id.")] = None,
     data: Annotated[str | None, data_option(help="The data, as for distill.")] = None,
-    out: Annotated[Path | None, output(help="The folder of the search; default: a new one, runs/SPACE-DATA-N.")] = None,
+    out: Annotated[Path | None, output(help="The search's folder; else a new runs/SPACE-DATA-N.")] = None,
     space: Annotated[
         str,
-        training(help="The space: width-depth, dynabert, autotinybert, mobilebert, albert or a .yaml."),
+        training(help="Or dynabert, autotinybert, mobilebert, albert, a .yaml."),
     ] = "width-depth",
     limits: LimitOptions = LimitOptions(),
     device: MeasureOptions = MeasureOptions(),

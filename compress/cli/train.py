@@ -48,9 +48,7 @@ def distill(
     out: Out = None,
     recipe: Recipe = "auto",
     corpus: CorpusName = None,
-    prompt: Annotated[
-        str | None, training(help="Ask a language model by this prompt, which teaches without labels.")
-    ] = None,
+    prompt: Annotated[str | None, training(help="Let a language model teach by this prompt.")] = None,
     columns: DataOptions = DataOptions(),
     max_drop: Int8MaxDrop = None,
     length: LengthOptions = LengthOptions(),
@@ -98,7 +96,7 @@ def distill(
 
 @grouped(without=("gate",))
 def pretrain(
-    teacher: Annotated[str, training(help="The teacher, or the model whose vocabulary and sizes are taken.")],
+    teacher: Annotated[str, training(help="A teacher; or a model to take words and sizes of.")],
     recipe: Recipe,
     out: Out = None,
     corpus: CorpusName = None,
@@ -137,8 +135,8 @@ def pretrain(
 
 
 def label(
-    teacher: Annotated[str, training(help="The language model: an alias, a folder, a hub id or an endpoint's .yaml.")],
-    prompt: Annotated[str, training(help="The prompt: a name (see recipes/prompts) or a .yaml file.")],
+    teacher: Annotated[str, training(help="Alias, folder, hub id or an endpoint's .yaml.")],
+    prompt: Annotated[str, training(help="A name of recipes/prompts, or a .yaml.")],
     data: Annotated[str, data_option(help="The data, as for distill; or texts without labels.")],
     out: Annotated[Path, output(help="The .jsonl file to write.")],
     text: TextColumns = None,
