@@ -182,7 +182,10 @@ def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: Pr
         raise TeacherError(f"{folder}: model_max_length {tokenizer.model_max_length!r} of its tokenizer is no number")
     known = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
     if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_tokens)):  # what the library makes of no files
-        raise TeacherError(f"{folder}: has no tokenizer; expected tokenizer.json, or the family's own file, in it")
+        raise TeacherError(
+            f"{folder}: has no tokenizer; expected tokenizer.json, or the family's own file, in it; fetch it whole, or "
+            "save its tokenizer there"
+        )
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= known:
         raise TeacherError(
