@@ -47,7 +47,7 @@ def bench(
 
     Example: compress bench runs/first/bundle --device browser --lan --seq 32,128 --out phone.json
     """
-    with told():
+    with told(hint="Nothing was written: the same command begins again."):
         from compress.benchmark import options
         from compress.commands.bench import bench as run
         from compress.records.bench_result import save
@@ -99,7 +99,7 @@ def gate(
 
     Example: compress gate runs/first/bundle runs/second/bundle --max-slower 5% --max-drop 0.3 --data intents
     """
-    with told():
+    with told(hint="Nothing was written: the same command begins again."):
         from compress.benchmark import options
         from compress.commands.gate import gate as run
         from compress.io import written

@@ -72,7 +72,7 @@ def export(
 
     Example: compress export runs/first/bundle --for text --out app
     """
-    with told():
+    with told(hint="What was there is as it was: the same command begins again."):
         from compress.benchmark import options
         from compress.commands import export as command
         from compress.exporters.formats import NAME
@@ -205,7 +205,7 @@ def predict(
 
     Example: compress predict runs/first/bundle --input rows.csv --output answers.csv
     """
-    with told():
+    with told(hint="No file was written: the same command begins again."):
         if rows is not None or answers is not None or text:
             _predict_file(bundle, texts, rows, answers, text, pair, precision, on_error, as_json)
             return
@@ -240,22 +240,25 @@ def _predict_file(
     on_error: Literal["stop", "skip"],
     as_json: bool,
 ) -> None:
-    from rich.progress import Progress
-
     from compress.errors import DataError
     from compress.exporters import row_files
     from compress.exporters.artifact import Bundle
+    from compress.progress import Progress
 
     if rows is None or answers is None or texts:
         raise DataError("predict: a file needs --input and --output, and no texts beside them")
     row_files.check_files(rows, answers)
     predictor, shown = Bundle.load(bundle).open(precision, threads=os.cpu_count() or 1), console(as_json)
     began = time.monotonic()
-    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
-        task = bar.add_task(rows.name, total=1.0)
+    with Progress(rows.name, unit="rows", console=shown) as bar:
+
+        def say(answered: int, share: float) -> None:
+            bar.total = answered / share if share else None
+            bar.advance(answered - bar.done)
+
         done, skipped = row_files.predict_file(
             predictor, rows, answers, columns=columns, second=pair, on_error=on_error,
-            say=lambda _, share: bar.update(task, completed=share),
+            say=say,
         )  # fmt: skip
     seconds = time.monotonic() - began
     if as_json:

@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from compress import __version__
 from compress.config.options import PANELS
+from compress.progress import SCREEN
 from compress.terminal import printable
 
 if TYPE_CHECKING:
@@ -137,10 +138,11 @@ Level = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True)
 class Talk:
-    """How a command talks. last: what prints the last line that was kept back."""
+    """How a command talks. last: what prints the last line that was kept back; screens: one for each kind of output."""
 
     level: Level = "info"
     last: list[Callable[[], None]] = field(default_factory=list)
+    screens: "dict[bool, Screen]" = field(default_factory=dict)
 
 
 _TALK: ContextVar[Talk | None] = ContextVar("talk", default=None)
@@ -176,6 +178,7 @@ def talking(command: Callable[..., None]) -> Callable[..., None]:
             os.environ["TRANSFORMERS_VERBOSITY"] = "debug"
             logging.basicConfig(level=logging.DEBUG)
         token = _TALK.set(talk)
+        SCREEN.set(lambda: console(given.get("as_json", False)))
         try:
             command(**given)
         except typer.Exit as end:
@@ -187,6 +190,7 @@ def talking(command: Callable[..., None]) -> Callable[..., None]:
             raise
         finally:
             _TALK.reset(token)
+            SCREEN.set(None)
             for say in talk.last:
                 say()
 
@@ -210,7 +214,8 @@ def console(as_json: bool = False, *, answer: bool = False) -> "Screen":
 
     talk = _TALK.get() or Talk()
     kept = None if answer or talk.level in ("debug", "info") else talk.last
-    return Screen(stderr=as_json, quiet=not is_first(), last=kept, warnings=talk.level != "error")
+    screen = Screen(stderr=as_json, quiet=not is_first(), last=kept, warnings=talk.level != "error")
+    return screen if answer else talk.screens.setdefault(as_json, screen)  # one, which knows of its progress
 
 
 def is_first() -> bool:

@@ -111,7 +111,7 @@ def trim(
 
     Example: compress trim runs/first/bundle --data intents --out runs/trimmed
     """
-    with told():
+    with told(hint="Nothing was written: the same command begins again."):
         from compress.commands.trim import forecast_trimming
         from compress.commands.trim import trim as run
 

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from compress import io as digest
 from compress.data.cache import explained, home, locked, note
 from compress.errors import TeacherError
 from compress.io import naming, written
+from compress.progress import Progress
 
 FLUSH_SECONDS: Final = 1.0
 """A power cut loses the answers of so long at most."""
@@ -102,18 +102,19 @@ def ask(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str], *, con
             with locked(path):  # another that asks the same waits, then finds it answered
                 known = _mended(path, len(answers))
                 new = {mark: prompt for mark, prompt in by_mark.items() if mark not in known}
-                with _progress(console, speaker.name, len(new)) as bar, naming(path):
+                began = time.monotonic()
+                with Progress(f"asking {speaker.name}", len(new), "rows", console=console) as bar, naming(path):
                     try:
                         for mark, likelihood in _answered(speaker, new, answers, path):
                             known[mark] = likelihood
-                            bar.advance(bar.task_ids[0])
+                            bar.advance()
                     except UnansweredError as error:
                         row = marks.index(list(new)[error.number])
                         end = prompts[row][-SHOWN:]
                         raise TeacherError(
                             f"row {row + 1:,} of {len(marks):,}, asked with ...{end!r}: {error}"
                         ) from error
-                    asked, seconds = len(new), bar.tasks[0].elapsed or 0.0
+                    asked, seconds = len(new), time.monotonic() - began
     found = [known[mark] for mark in marks]
     log_p_NA = np.array([each.log_p for each in found], dtype=np.float64)
     if not np.isfinite(log_p_NA).all():
@@ -202,12 +203,3 @@ def _mended(path: Path, answers: int) -> dict[str, Likelihood]:
         with path.open("rb") as file, written(path) as partial, partial.open("wb") as mended:
             mended.writelines(line for number, line in enumerate(file, start=1) if number not in damaged)
     return known
-
-
-def _progress(console: Console, name: str, questions: int) -> Progress:
-    bar = Progress(
-        TextColumn("{task.description}", style="bold", markup=False), BarColumn(bar_width=30), MofNCompleteColumn(),
-        TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not questions or console.quiet,
-    )  # fmt: skip
-    bar.add_task(f"asking {name}", total=questions)
-    return bar

@@ -25,6 +25,7 @@ from compress.data.cache import cached, part
 from compress.data.collate import Batching
 from compress.errors import ObjectiveError
 from compress.models.signals import ATTENTION, Signals, read
+from compress.progress import Progress
 
 ENCODING = "2"
 """Part of every cache key: raise it when what is written of the same rows changes."""
@@ -163,6 +164,7 @@ def _write(
     starts, tokens = _starts(lengths), int(lengths[first:last].sum())
     files: dict[str, Any] = {}
     with ExitStack() as unfinished:
+        bar = unfinished.enter_context(Progress("teacher's outputs", len(rows), "rows", done=first))
         for at in range(0, len(order), batch):
             chosen = [int(i) for i in order[at : at + batch]]
             inputs = {name: value.to(device) for name, value in collate([rows[i] for i in chosen]).items()}
@@ -183,6 +185,7 @@ def _write(
                         files[name][i - first] = value[row]
                     else:
                         files[name][starts[i] : starts[i] + lengths[i]] = value[row, real_BL[row]]
+            bar.advance(len(chosen))
         for file in files.values():
             file.flush()
 
