@@ -69,8 +69,9 @@ def test_seconds_are_steps_and_evaluations(tmp_path: Path, home: Path, monkeypat
     assert phases["teacher"].seconds[0] == pytest.approx(24 * 0.1 + 24 / 6 * 0.5), "96 rows are 6 steps, scored once"
     assert phases["prediction"].seconds[0] == pytest.approx(24 * 0.1 + 24 / 3 * 0.5), "scored twice"
     assert phases["prediction"].samples_per_second == pytest.approx(160)
-    export, passes = forecasting.SHIPPING
-    assert phases["export and measure"].seconds[0] == pytest.approx(export + passes * 0.5)
+    shipped = phases["export and measure"]
+    assert 0 < shipped.seconds[0] == shipped.seconds[1]
+    assert shipped.disk_mb == pytest.approx(forecasting.SHIPPED * 0.02, rel=0.5), "a student of 20 kB"
 
 
 def test_rows_are_drawn_with_the_longest_and_numbered_anew() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,10 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compress.benchmark.local import race
 from compress.commands import distill, pretrain
 from compress.commands.distill import StageModels
+from compress.commands.ship import LENGTHS
 from compress.config.choices import AUTO, CandidateRecipes
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import AnyStage, Prune, Recipe, Stage, Target
@@ -29,8 +32,17 @@ from compress.config.reference import Call
 from compress.config.reference import options as options_of
 from compress.data.cache import is_whole
 from compress.data.collate import LengthGrouped, TokenBudget
+from compress.errors import ExportError
+from compress.evaluation.evaluator import Evaluator
+from compress.exporters.artifact import Precision
+from compress.exporters.onnx import makes_segments
+from compress.exporters.predictor import run_rows
+from compress.exporters.session import open_session
+from compress.latency.measure import exported
 from compress.models.teacher import Teacher
-from compress.records.forecast import Forecast, Phase, size_mb
+from compress.quantization.certify import ROWS as ROWS_JUDGED
+from compress.records.forecast import Forecast, Phase, seconds_of, size_mb
+from compress.records.latency import Setting
 from compress.slicing.shape import Shape
 from compress.training.augment import asks_language_model, trains_language_model
 from compress.training.context import TrainingContext
@@ -58,8 +70,8 @@ SECONDS = 6.0
 """Seconds that a long trial is to take."""
 ROWS, SCORED = 64, 256
 """Batches of rows that are tried on, and rows of the validation split that are scored."""
-SHIPPING = (40.0, 6)
-"""Seconds to export and measure a student, and passes over the validation and test rows: from one run (docs/LOG.md)."""
+RACED = 8
+"""Rounds in which `ship` races files."""
 SHIPPED = 2.25
 """The size of a bundle by that of its weights: these, as ONNX in four bytes a number, and in one."""
 
@@ -132,7 +144,7 @@ def _forecast_distillation(models: StageModels, home: Path, limit: float | None)
         recipe = recipe.model_copy(update={"teacher_lm": brief})
     models = replace(models, recipe=recipe, task_teacher=teacher, context=context)
     phases += forecast_stages(models, recipe.stages, trials, raced=raced)
-    phases.append(trials.shipping())
+    phases.append(trials.shipping(teacher, recipe.stages[-1].max_length))
     title = f"{recipe.name}: {base_teacher.name} on {data.name}, {len(data.train):,} rows"
     return Forecast(title, tuple(phases), peak_rss_mb(), limit)
 
@@ -145,7 +157,7 @@ def forecast_stages(
     for stage in stages:
         if isinstance(stage, Prune):
             began = time.perf_counter()
-            student = models.prune(stage, student)
+            trials.student = student = models.prune(stage, student)
             took, note = time.perf_counter() - began, "after a race of files, which is not counted" if raced else ""
             phases.append(Phase(stage.name, seconds=(took, took), note=note))
             continue
@@ -190,6 +202,7 @@ class Trials:
     home: Path
     seconds_per_scored_row: float = 0.0
     student_mb: float = 0.0
+    student: PreTrainedModel | None = None
 
     def teacher(self, stage: Stage, base_teacher: Teacher) -> tuple[Phase, Teacher]:
         """Forecast the fine-tuning of a teacher, and return it with a head for the task, which need not be trained."""
@@ -203,11 +216,36 @@ class Trials:
         teacher.model.to(PartialState().device)
         return phase, teacher
 
-    def shipping(self, students: int = 1) -> Phase:
-        """Forecast the export and the measurement of students, by the size of the last one that was tried."""
-        data, (export, passes) = self.context.data, SHIPPING
-        rows = len(data.validation) + len(data.test or ())
-        seconds = students * (export + passes * rows * self.seconds_per_scored_row)
+    def shipping(self, teacher: Teacher, length: int, students: int = 1) -> Phase:
+        """Forecast what `ship` does with students: it is done with one like the last that was tried, on few rows.
+
+        Both files of the student and one of the teacher are exported, raced, and run on the rows that judge int8, that
+        certify it, and that are measured on. A teacher that cannot be exported is left out.
+        """
+        assert self.student is not None, "a stage was tried"
+        data, threads, setting = self.context.data, os.cpu_count() or 1, Setting(1, 1, length)
+        split = data.validation if data.test is None else data.test
+        rows = Evaluator.from_split(data.task, split, self.context.tokenizer, length).spread(SCORED).rows
+        precisions: dict[str, Precision] = {"fp32": "fp32", "int8": "int8", "teacher": "fp32"}
+        configs = {"fp32": self.student.config, "int8": self.student.config, "teacher": teacher.model.config}
+        segments, seconds = makes_segments(self.context.tokenizer), 0.0
+        for names in (("fp32", "int8", "teacher"), ("fp32", "int8")):
+            some, began = {name: configs[name] for name in names}, time.perf_counter()
+            try:
+                made = exported(some, setting, precision=precisions, kind=data.task.kind, segments=segments)
+                with made as files:
+                    seconds = time.perf_counter() - began
+                    lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
+                    raced = partial(race, files, [Setting(1, 1, each) for each in lengths], rounds=2)
+                    seconds += RACED / 2 * seconds_of(raced)
+                    for name, file in files.items():
+                        run = partial(run_rows, open_session(file, threads=threads), rows, threads=threads)
+                        judged = min(ROWS_JUDGED, len(data.validation)) if name != "teacher" else 0
+                        seconds += seconds_of(run) / len(rows) * (judged + len(split) * (1 if name == "teacher" else 2))
+                break
+            except ExportError:
+                continue
+        seconds *= students
         return Phase("export and measure", seconds=(seconds, seconds), disk_mb=students * SHIPPED * self.student_mb)
 
     @contextmanager
@@ -286,6 +324,7 @@ class Trials:
         outputs_mb = (size_mb(self.home / "teacher-outputs") - outputs_mb) / len(few) * len(rows)
         disk = size_mb(held, held / "checkpoints") + outputs_mb  # the newest two checkpoints are kept
         speed = batch / step if step else None
+        self.student = student
         return Phase(stage.name, steps, (seconds[0], seconds[1]), speed, ", ".join(notes), disk), student
 
     def _few(self, rows: Dataset) -> FewRows:

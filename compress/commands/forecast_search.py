@@ -118,7 +118,7 @@ def forecast_search(
         phases.append(Phase("timing finalists", seconds=(least, most)))
         left = max(0, study.winners - done.shipped)
         phases += [_repeated(each, left, f"final: {each.name}") for each in tried]
-        phases.append(trials.shipping(left))
+        phases.append(trials.shipping(task_teacher, config.max_length, left))
     title = f"{space.name}: {base_teacher.name} on {context.data.name}, {shapes.size():,} shapes"
     return Forecast(title, tuple(phases), peak_rss_mb(), study.minutes, unreachable)
 
