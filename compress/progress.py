@@ -24,6 +24,8 @@ EVERY: Final = 10.0
 """Seconds between two lines of a log, at least."""
 SOON: Final = 1.0
 """Seconds after which a terminal shows a bar: what is over before then needs none."""
+SLOW: Final = 0.1
+"""The rate a second below which the seconds of each are told instead."""
 SHARE: Final = 0.1
 """The share of a phase's time between two lines, where that is longer."""
 
@@ -48,7 +50,7 @@ class Progress:
         self.screen = SCREEN.get() if console is None else lambda: console
         self.first, self.clock, self.facts = done, clock, dict[str, str]()
         self.began = self.said = clock()
-        self.told = False
+        self.told: float | None = None
         self.bar: Bar | None = None
 
     def __enter__(self) -> Self:
@@ -74,7 +76,7 @@ class Progress:
         _SHOWN.set(None)
         if self.bar is not None:
             self.bar.stop()
-        if ended and (self.always or self.told):
+        if ended and (self.always or self.told is not None) and self.told != self.done:
             self._say()
         self.screen = None
 
@@ -87,7 +89,6 @@ class Progress:
         if self.screen().is_terminal and not self.screen().quiet:
             self._draw(self.screen())
         elif now - self.said >= max(EVERY, SHARE * (now - self.began)):
-            self.told = True
             self._say()
 
     def _draw(self, console: "Console") -> None:
@@ -109,14 +110,18 @@ class Progress:
         told = [f"{self.done:,.0f}{of} {self.unit}".rstrip()]
         if self.total:
             told[0] += f" ({self.done / self.total:.0%})"
-        told += [f"{rate:,.{0 if rate >= 10 else 1}f} {self.unit}/s" if self.unit else "", *self.facts.values()]
+        if rate >= SLOW:
+            told.append(f"{rate:,.{0 if rate >= 10 else 1}f} {self.unit}/s")
+        elif rate:
+            told.append(f"{1 / rate:,.0f} s each")
+        told += self.facts.values()
         if self.total is not None and rate and self.done < self.total:
             told.append(f"{(self.total - self.done) / rate / 60:.1f} min left")
-        return ", ".join(each for each in told if each)
+        return ", ".join(told)
 
     def _say(self) -> None:
         assert self.screen is not None, "it is shown"
-        self.said, console = self.clock(), self.screen()
+        self.said, self.told, console = self.clock(), self.done, self.screen()
         if not console.quiet:  # which would keep it as its last line
             console.print(f"{self.name}: {self.line()}", markup=False, highlight=False, soft_wrap=True)
 

@@ -14,6 +14,7 @@ from compress.commands import label as labelling
 from compress.commands import quantize, trim
 from compress.commands.forecast_search import forecast_search
 from compress.config.options import Int8Options, MeasureOptions, StudyOptions
+from compress.errors import BundleError
 from compress.nas import space_file
 from compress.nas.config import Budget
 from compress.prompting.http_model import Endpoint, RemoteModel
@@ -155,3 +156,15 @@ def test_trimming_is_counting_writing_and_scoring(tmp_path: Path, home: Path) ->
     assert not (tmp_path / "out").exists()
     told = command.run("trim", str(bundle.path), "--data", data, "--out", str(tmp_path / "out"), "--plan")
     assert told.code == 0 and "counting tokens" in told.out and "MB of disk" in told.out
+
+
+def test_training_for_int8_is_forecast_first(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecasting, "LONG", (6, 6))
+    bundle, data = tiny.bundle(tmp_path / "bundle"), tiny.reviews(tmp_path / "data")
+    given: dict[str, Any] = {"method": "qat", "overrides": ["stages.0.steps=8"], "int8": Int8Options(rows=32)}
+    found = quantize.forecast_quantization(bundle, data, out=tmp_path / "new", **given)
+    assert [phase.name for phase in found.phases][-3:] == ["fp32 answers", "choice of products", "certificate"]
+    assert any(phase.steps == (8, 8) for phase in found.phases)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(BundleError, match="give --out another folder"):
+        quantize.forecast_quantization(bundle, data, **given)

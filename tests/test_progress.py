@@ -56,7 +56,9 @@ def test_a_phase_that_is_soon_over_needs_no_line(printed: Console) -> None:
 
 def test_without_a_total_there_is_no_share_and_no_time_left(printed: Console) -> None:
     run(10.0, printed, total=None, count=1)
-    assert lines(printed)[0] == "scoring: 1 rows, 0.1 rows/s"
+    assert lines(printed) == ["scoring: 1 rows, 0.1 rows/s"], "the end was told already"
+    run(25.0, printed, total=2, count=1)
+    assert lines(printed)[1] == "scoring: 1/2 rows (50%), 25 s each, 0.4 min left"
 
 
 def test_a_terminal_shows_a_bar_after_a_second_and_removes_it() -> None:
