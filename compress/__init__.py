@@ -15,17 +15,18 @@ if TYPE_CHECKING:
     from compress.commands.distill import distill
     from compress.commands.doctor import doctor
     from compress.commands.export import export
-    from compress.commands.forecast import forecast
+    from compress.commands.forecast import forecast, forecast_pretraining
+    from compress.commands.forecast_search import forecast_search
     from compress.commands.gate import gate
     from compress.commands.init import init
     from compress.commands.inspect import inspect
-    from compress.commands.label import label
+    from compress.commands.label import forecast_labelling, label
     from compress.commands.pretrain import pretrain
     from compress.commands.prune import prune
     from compress.commands.push import push
-    from compress.commands.quantize import quantize
+    from compress.commands.quantize import forecast_quantization, quantize
     from compress.commands.search import search
-    from compress.commands.trim import trim
+    from compress.commands.trim import forecast_trimming, trim
     from compress.config.options import (
         CheckpointOptions,
         DataOptions,
@@ -83,6 +84,11 @@ _HOMES = {
     "doctor": "compress.commands.doctor",
     "export": "compress.commands.export",
     "forecast": "compress.commands.forecast",
+    "forecast_labelling": "compress.commands.label",
+    "forecast_pretraining": "compress.commands.forecast",
+    "forecast_quantization": "compress.commands.quantize",
+    "forecast_search": "compress.commands.forecast_search",
+    "forecast_trimming": "compress.commands.trim",
     "gate": "compress.commands.gate",
     "init": "compress.commands.init",
     "inspect": "compress.commands.inspect",
@@ -127,6 +133,11 @@ __all__ = [
     "doctor",
     "export",
     "forecast",
+    "forecast_labelling",
+    "forecast_pretraining",
+    "forecast_quantization",
+    "forecast_search",
+    "forecast_trimming",
     "gate",
     "init",
     "inspect",

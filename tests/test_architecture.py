@@ -9,8 +9,8 @@ import compress
 
 ROOT = Path(compress.__file__).parent
 LAYERS = (
-    "errors io terminal console provenance", "records", "config", "data", "slicing", "models", "evaluation", "training",
-    "exporters", "benchmark", "quantization trimming", "reporting", "latency", "tuning", "pruning", "nas",
+    "errors io terminal progress console provenance", "records", "config", "data", "slicing", "models", "evaluation",
+    "training", "exporters", "benchmark", "quantization trimming", "reporting", "latency", "tuning", "pruning", "nas",
     "prompting", "papers", "commands", "cli", "__main__",
 )  # fmt: skip
 """From the ground up. Packages in one entry do not import each other, but for those of the first."""

@@ -148,6 +148,14 @@ def test_a_config_that_no_model_has_is_told(shelf: Shelf, tmp_path: Path, change
         teachers.load("odd", folder, TASK)
 
 
+def test_code_of_its_own_is_not_run_and_said_to_be_that(shelf: Shelf, tmp_path: Path) -> None:
+    own = {"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}, "model_type": "evil"}
+    folder = _configured(shelf, tmp_path / "odd", **own)
+    with pytest.raises(TeacherError, match="code of its own") as error:
+        teachers.load("odd", folder, TASK)
+    assert "fetch them again" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     "content", [DEEP, "null", "[]", "3", "\0\0\0", '{"model_max_length": "x"}'], ids=lambda c: c[:20]
 )

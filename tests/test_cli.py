@@ -33,7 +33,7 @@ OPTIONS = {
         "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle --allow-code "
         "--paper --effort --minutes --plan --json"
     ),
-    "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle --json",
+    "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle --plan --json",
     "prune": (
         "model --data --out --recipe --layers --hidden --heads --ffn --embedding --bottleneck --max-latency-ms "
         "--speedup --max-params --device --threads --batch --seq --set --text --label --kind --metric "
@@ -46,16 +46,16 @@ OPTIONS = {
     ),
     "quantize": (
         "bundle --data --out --method --calibration --percentile --rows --max-drop --form --reduce-range --device "
-        "--lan --timeout --python --assets --text --label --set --seed --wide --json"
+        "--lan --timeout --python --assets --text --label --set --seed --plan --wide --json"
     ),
     "search": (
         "--teacher --data --out --space --set --max-latency-ms --speedup --max-params --max-file-mb --min-score "
         "--objective --device --lan --timeout --python --threads --batch --seq --file --max-drop --shapes --rounds "
         "--runs --anchor --sampler --trials --minutes --finalists --winners --storage --name --worker --weights --text "
-        "--label --kind --metric --seed --precision --resume --gate --allow-pickle --allow-code --json"
+        "--label --kind --metric --seed --precision --resume --gate --allow-pickle --allow-code --plan --json"
     ),
     "search show": "study trial --bundle --train --allow-code --wide --json",
-    "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --json",
+    "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --plan --json",
     "push": "bundle repo --public --dry-run --json",
     "predict": "bundle texts... --input --output --text --pair --precision --on-error --json",
     "bench": (
@@ -158,6 +158,25 @@ def test_help_lists_every_option_in_a_group_on_lines_of_80_columns(words: str) -
     assert titles <= {"Arguments", *PANELS, "Other options", "Commands"}
     assert max(map(len, lines)) <= 80
     assert lines[-1 if words != "search" else lines.index("Commands:") - 2].startswith("  -h, --help"), "the last group"
+
+
+LONGEST = {"search": 80, "prune": 66}
+"""Lines of help of the commands with the most options; of the others, 55."""
+
+
+@pytest.mark.parametrize("words", OPTIONS)
+def test_help_is_short_and_has_one_example(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    told = command.run(*words.split(), "--help").out
+    assert len(told.splitlines()) <= LONGEST.get(words, 55)
+    assert told.count("Example: compress") == 1
+
+
+def test_an_option_has_its_default_and_its_range_in_brackets() -> None:
+    told = " ".join(command.run("quantize", "--help").out.split())
+    assert "--rows <int> Calibrate on so many training rows. [512; >=1]" in told
+    assert "[0.5; 0 to 100]" in told and "[fused]" in told
+    assert "--calibration <calibration> Instead of the nearest to fp32: minmax, percentile, entropy." in told
 
 
 COMPLETE = "import sys; sys.argv[0] = 'compress'; from compress.cli import main; main()"

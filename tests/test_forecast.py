@@ -11,10 +11,11 @@ from datasets import Dataset
 
 import compress
 from compress.commands import forecast as forecasting
-from compress.commands.forecast import Forecast, Phase, forecast
+from compress.commands.forecast import forecast
 from compress.config.recipe import Recipe
 from compress.data.collate import LengthGrouped
 from compress.models import precision
+from compress.records.forecast import Forecast, Phase
 from compress.training import schedule
 from compress.training.schedule import Length
 from compress.training.stage import Trained
@@ -48,6 +49,8 @@ def test_every_phase_is_told_and_nothing_but_rows_is_kept(tmp_path: Path, home: 
     assert all(0 < phase.seconds[0] == phase.seconds[1] for phase in found.phases)
     assert found.minutes[0] == pytest.approx(sum(phase.seconds[0] for phase in found.phases) / 60)
     assert found.peak_rss_mb > 50
+    assert all(phase.disk_mb > 0 for phase in found.phases)
+    assert found.disk_mb == pytest.approx(sum(phase.disk_mb for phase in found.phases))
     assert kept(home) == set()
 
 
@@ -66,8 +69,9 @@ def test_seconds_are_steps_and_evaluations(tmp_path: Path, home: Path, monkeypat
     assert phases["teacher"].seconds[0] == pytest.approx(24 * 0.1 + 24 / 6 * 0.5), "96 rows are 6 steps, scored once"
     assert phases["prediction"].seconds[0] == pytest.approx(24 * 0.1 + 24 / 3 * 0.5), "scored twice"
     assert phases["prediction"].samples_per_second == pytest.approx(160)
-    export, passes = forecasting.SHIPPING
-    assert phases["export and measure"].seconds[0] == pytest.approx(export + passes * 0.5)
+    shipped = phases["export and measure"]
+    assert 0 < shipped.seconds[0] == shipped.seconds[1]
+    assert shipped.disk_mb == pytest.approx(forecasting.SHIPPED * 0.02, rel=0.5), "a student of 20 kB"
 
 
 def test_rows_are_drawn_with_the_longest_and_numbered_anew() -> None:
@@ -100,7 +104,7 @@ def test_a_teacher_that_is_kept_is_not_tried(
         compress.distill(**arguments, out=tmp_path / "run")
     before = {path.name for path in (home / "teachers").iterdir()}
     teacher, *_ = forecast(**arguments).phases
-    assert (teacher.steps, teacher.seconds, teacher.note) == ((0, 0), (0.0, 0.0), "kept from an earlier run")
+    assert (teacher.steps, teacher.seconds, teacher.cached) == ((0, 0), (0.0, 0.0), True)
     assert {path.name for path in (home / "teachers").iterdir()} == before
     assert kept(home) == {"teachers"}
 

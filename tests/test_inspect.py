@@ -1,5 +1,6 @@
 """`compress inspect`: what a thing is, what is in it, whether it is whole, and commands that can be pasted."""
 
+import io
 import json
 import shlex
 from dataclasses import replace
@@ -7,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from transformers import BertTokenizer
 
 import compress
+from compress.cli import start
 from compress.config.options import DataOptions
 from compress.config.recipe import Recipe
 from compress.errors import CompressError
 from compress.io import seal
 from compress.provenance import option_of, resume_command
-from compress.records.inspection import SCHEMA, Coverage, Overlap, Spread
+from compress.records.inspection import SCHEMA, Coverage, Inspection, Overlap, SplitFacts, Spread
 from compress.records.run_report import Report, ReportRow
 from compress.records.search_report import SearchReport, TrialRecord
 from compress.training.run import Run
@@ -251,3 +254,21 @@ def test_the_command_that_continues_a_run() -> None:
     assert resume_command("y", "train.py") == "", "it was begun from Python"
     assert option_of("compress quantize b --data=x", "--data") == "x"
     assert option_of("compress quantize 'b", "--data") is None
+
+
+def test_tables_fit_80_columns_and_lose_nothing() -> None:
+    name = "student " * 12 + "bert-base-multilingual-cased"
+    told = Inspection(
+        thing="data", form="data", title="data",
+        splits=(SplitFacts("validation", 1234567, 123456, 12345, Spread(23, 123, 12345), {"a": 0.1, "b": 0.551}),),
+        coverage=Coverage(name, 2000, 0.123, 1.25, Spread(23, 123, 12345), 512, 0.5),
+        scores=({"name": name, "role": "student", "accuracy": 0.9123, "parameters": 14.5e6, "MB": 14.4, "ms": 3.21},),
+    )  # fmt: skip
+    console = Console(width=80, file=io.StringIO(), record=True)
+    for table in start._tables(told):
+        console.print(table)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    for word in ("1,234,567", "123,456", "10.0 to 55.1", "12.30%", "50.0%", "0.9123", "14.5 M", "3.21"):
+        assert word in text

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from compress.cli.options import UNCERTIFIED, Command, console, print_result, talking, told
 from compress.console import print_note, warn
 from compress.errors import DataError
+from tests import command
 
 
 def work(end: Callable[[], None]) -> Callable[[], None]:
@@ -93,3 +94,23 @@ def test_other_processes_of_a_launch_are_silent_at_every_level(monkeypatch: pyte
     monkeypatch.setenv("RANK", "1")
     for words in ([], ["--quiet"]):
         assert run(lambda: None, *words).stdout == "a result\n"
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("bench.bench", "bench bundle"),
+        ("gate.gate", "gate old new"),
+        ("trim.trim", "trim bundle --out new --corpus pydoc"),
+        ("export.export", "export bundle --out new"),
+        ("label.label", "label --teacher gpt2 --prompt sentiment --data texts.txt --out new.jsonl"),
+    ],
+)
+def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, function: str, words: str) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"compress.commands.{function}", stop)
+    told = command.run(*words.split())
+    assert told.code == 130
+    assert "the same command" in told.err

@@ -20,6 +20,7 @@ from compress.benchmark.race import Pass, PassTimes, race_files, sustain_file
 from compress.benchmark.remote import agent, runner
 from compress.benchmark.remote.link import Link, connect
 from compress.benchmark.remote.runner import REFUSED
+from compress.progress import Progress, tracked
 from compress.records.latency import DeviceError, Latency, Setting, Sustained
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
@@ -79,11 +80,15 @@ class AgentDevice:
 
     def logits(self, file: Path, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[NDArray[np.float32]]:
         found: list[NDArray[np.float32]] = []
-        with self._runner(str(file), self._send(jobs.logits_job(file), file), None) as (ask, _):
+        with (
+            self._runner(str(file), self._send(jobs.logits_job(file), file), None) as (ask, _),
+            Progress("scoring", len(rows), "rows") as bar,
+        ):
             for at in range(0, len(rows), ROWS_AT_ONCE):
                 lines = [{key: list(map(int, ids)) for key, ids in row.items()} for row in rows[at : at + ROWS_AT_ONCE]]
                 for shape, data in ask({"rows": lines})["logits"]:
                     found.append(np.frombuffer(base64.b64decode(data), np.float32).reshape(shape))
+                bar.advance(len(lines))
         return found
 
     def _needs(self, runtime: str) -> None:
@@ -108,7 +113,8 @@ class AgentDevice:
                 found[name] = PassTimes(
                     ready["init_ms"], ready["first_ms"]
                 )  # before the next starts: loading is timed too
-            for name in chain(*one.turns):
+            turns = list(chain(*one.turns))
+            for name in tracked(turns, f"timing at {one.setting}", len(turns), "turns"):
                 said = asks[name]({"runs": one.runs})
                 found[name].ms += said["ms"]
                 found[name].peak_rss_mb = said["peak_rss_mb"]

@@ -30,21 +30,15 @@ from compress.config.options import (
 
 @grouped()
 def bench(
-    bundles: Annotated[
-        list[Path], typer.Argument(help="Bundles, or .onnx, .xml or .tflite files; they are raced together.")
-    ],
+    bundles: Annotated[list[Path], typer.Argument(help="Bundles, or .onnx, .xml, .tflite files, raced together.")],
     device: DeviceOptions = DeviceOptions(),
-    precision: Annotated[
-        str, device_option(help="Measure these files of the bundles, such as int8,fp32; default: all.")
-    ] = "",
+    precision: Annotated[str, device_option(help="Files of the bundles: int8,fp32; default: all.")] = "",
     threads: ThreadCounts = "1",
     batch: BatchSizes = "1",
     seq: Lengths = "128",
-    rounds: Annotated[
-        int, device_option(min=2, help="Measure in so many interleaved rounds, half of them in each pass.")
-    ] = 8,
+    rounds: Annotated[int, device_option(min=2, help="Measure in so many rounds, half in each pass.")] = 8,
     runs: Annotated[int, device_option(min=1, help="Time so many runs in each round.")] = 15,
-    sustain: Annotated[str, device_option(help="Then run each file without a pause for this long, such as 5m.")] = "",
+    sustain: Annotated[str, device_option(help="Then run each without a pause so long, as 5m.")] = "",
     out: Annotated[Path | None, output(help="Write the result to this JSON file.")] = None,
     wide: Wide = False,
     as_json: Json = False,
@@ -53,7 +47,7 @@ def bench(
 
     Example: compress bench runs/first/bundle --device browser --lan --seq 32,128 --out phone.json
     """
-    with told():
+    with told(hint="Nothing was written: the same command begins again."):
         from compress.benchmark import options
         from compress.commands.bench import bench as run
         from compress.records.bench_result import save
@@ -83,19 +77,17 @@ def gate(
     max_drop: Annotated[
         float, budget("--max-drop", min=0, max=100, help="Points of the score that may be lost.")
     ] = 0.5,
-    max_larger: Annotated[str | None, budget(help="Allow its file to be so much larger; default: any size.")] = None,
+    max_larger: Annotated[str | None, budget(help="Allow its file to be so much larger; else any.")] = None,
     data: Annotated[str | None, data_option(help="Score both on this data, as for distill.")] = None,
     text: TextColumns = None,
     label: LabelColumn = None,
     precision: Annotated[
-        Literal["int8", "fp32", "fp16", "w8", "q4"], device_option(help="Compare this file of the bundles.")
+        Literal["int8", "fp32", "fp16", "w8", "q4"], device_option(help="Compare these files")
     ] = "int8",
     device: DeviceOptions = DeviceOptions(),
     threads: Threads = 1,
     batch: Batch = 1,
-    seq: Annotated[
-        int | None, device_option(min=1, help="Measure at so many tokens; default: 128, or what the bundles read.")
-    ] = None,
+    seq: Annotated[int | None, device_option(min=1, help="Tokens; default: 128, or what the bundles read.")] = None,
     minutes: Annotated[float, budget(min=0.1, help="Measure latency for so long at most.")] = 5.0,
     markdown: Annotated[Path | None, output(help="Write the result to this file, for people.")] = None,
     junit: Annotated[Path | None, output(help="Write the result to this file, as JUnit's XML.")] = None,
@@ -107,7 +99,7 @@ def gate(
 
     Example: compress gate runs/first/bundle runs/second/bundle --max-slower 5% --max-drop 0.3 --data intents
     """
-    with told():
+    with told(hint="Nothing was written: the same command begins again."):
         from compress.benchmark import options
         from compress.commands.gate import gate as run
         from compress.io import written

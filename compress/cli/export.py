@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from compress.cli.options import UNCERTIFIED, console, grouped, print_json, schema, told
+from compress.cli.options import UNCERTIFIED, console, grouped, print_forecast, print_json, schema, told
 from compress.config.options import (
     BatchSizes,
     CheckpointOptions,
@@ -23,6 +23,7 @@ from compress.config.options import (
     LabelColumn,
     Lengths,
     MaxDrop,
+    Plan,
     TextColumns,
     ThreadCounts,
     Wide,
@@ -42,9 +43,7 @@ if TYPE_CHECKING:
 class TuneOptions(DeviceOptions):
     """The device and the settings that forms of the graph are raced on."""
 
-    tune: Annotated[bool, device_option("--tune", help="Race all forms of the graph first, and keep the fastest.")] = (
-        False
-    )
+    tune: Annotated[bool, device_option("--tune", help="Race all forms of the graph; keep the fastest.")] = False
     threads: ThreadCounts = "1"
     batch: BatchSizes = "1"
     seq: Lengths = "32"
@@ -52,19 +51,17 @@ class TuneOptions(DeviceOptions):
 
 @grouped(without=("affinity", "native", "webgpu"))
 def export(
-    model: Annotated[
-        str, typer.Argument(help="The folder of a bundle or a run; or a checkpoint: alias, folder, hub id.")
-    ],
-    out: Annotated[Path | None, output(help="The folder to write; without it, onnx goes into the bundle.")] = None,
+    model: Annotated[str, typer.Argument(help="A bundle or a run; or a checkpoint: alias, folder, hub id.")],
+    out: Annotated[Path | None, output(help="The folder; else onnx goes into the bundle.")] = None,
     to: Annotated[
         Literal["onnx", "ort", "web", "text", "openvino", "executorch", "litert"],
-        output("--for", help="Write for this runtime; text: the tokenizer is in the file."),
+        output("--for", help="Write for this runtime"),
     ] = "onnx",
-    precision: Annotated[str, output(help="Write fp32,int8,fp16,w8,q4; default: the format's.")] = "",
-    opset: Annotated[int | None, output(help="Write ONNX anew from the weights, at this opset.")] = None,
+    precision: Annotated[str, output(help="Write fp32,int8,fp16,w8,q4; else the format's.")] = "",
+    opset: Annotated[int | None, output(help="Write ONNX anew at this opset.")] = None,
     race: TuneOptions = TuneOptions(),
     max_drop: MaxDrop = 0.5,
-    data: Annotated[str | None, data_option(help="Judge and calibrate int8 on this data; as for distill.")] = None,
+    data: Annotated[str | None, data_option(help="Judge and calibrate int8 on this data.")] = None,
     text: TextColumns = None,
     label: LabelColumn = None,
     checkpoint: CheckpointOptions = CheckpointOptions(),
@@ -75,7 +72,7 @@ def export(
 
     Example: compress export runs/first/bundle --for text --out app
     """
-    with told():
+    with told(hint="What was there is as it was: the same command begins again."):
         from compress.benchmark import options
         from compress.commands import export as command
         from compress.exporters.formats import NAME
@@ -110,23 +107,20 @@ def _refuse_unraced(race: TuneOptions) -> None:
 @grouped(without=("affinity", "native", "webgpu"))
 def quantize(
     bundle: Annotated[Path, typer.Argument(help="The folder of a bundle.")],
-    data: Annotated[str, data_option(help="The data that the bundle was made from; as for distill.")],
-    out: Annotated[
-        Path | None, output(help="The folder of the new bundle; without it, the file is replaced in place.")
-    ] = None,
+    data: Annotated[str, data_option(help="The data it was made from, as for distill.")],
+    out: Annotated[Path | None, output(help="A new bundle; else the file is replaced in place.")] = None,
     method: Annotated[
         Literal["auto", "dynamic", "static", "smoothquant", "qat"],
-        training(help="Make int8 in this way; auto: static, or smoothquant if nearer; qat trains again."),
+        training(help="Make int8 in this way; qat trains again"),
     ] = "auto",
     int8: Int8Options = Int8Options(),
     max_drop: MaxDrop = 0.5,
     device: DeviceOptions = DeviceOptions(),
     text: TextColumns = None,
     label: LabelColumn = None,
-    overrides: Annotated[
-        list[str] | None, training("--set", help="qat: change a number, such as stages.0.epochs=1.")
-    ] = None,
-    seed: Annotated[int, data_option(help="Seed the choice of rows held out where there is no validation split.")] = 0,
+    overrides: Annotated[list[str] | None, training("--set", help="qat: change a number: stages.0.epochs=1.")] = None,
+    seed: Annotated[int, data_option(help="Seed the rows held out to validate.")] = 0,
+    plan: Plan = False,
     wide: Wide = False,
     as_json: Json = False,
 ) -> None:
@@ -140,9 +134,15 @@ def quantize(
         from compress.reporting import tables, terminal
 
         shown = console(as_json)
+        given: dict[str, Any] = {
+            "data": data, "method": method, "out": out, "int8": int8, "device": device, "text": text, "label": label,
+            "seed": seed, "overrides": overrides or [],
+        }  # fmt: skip
+        if plan:
+            print_forecast(pipeline.forecast_quantization, as_json, bundle=Bundle.load(bundle), **given)
+            return
         done = pipeline.quantize(
-            Bundle.load(bundle), data, method=method, out=out, int8=int8, max_drop=max_drop / 100, device=device,
-            text=text, label=label, seed=seed, overrides=overrides or [],
+            Bundle.load(bundle), **given, max_drop=max_drop / 100,
             say=partial(shown.print, highlight=False, markup=False, soft_wrap=True),
         )  # fmt: skip
         if as_json:
@@ -158,7 +158,7 @@ def quantize(
 
 def push(
     bundle: Annotated[Path, typer.Argument(help="The folder of a bundle or a run.")],
-    repo: Annotated[str, typer.Argument(help="The repository on the hub, as owner/name; made where it is not there.")],
+    repo: Annotated[str, typer.Argument(help="On the hub, as owner/name; made if not there.")],
     public: Annotated[bool, output("--public", help="Let everybody see a repository that is made.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be sent.")] = False,
     as_json: Json = False,
@@ -191,17 +191,13 @@ def predict(
     rows: Annotated[
         Path | None, data_option("--input", help="Answer the rows of this file: .csv, .tsv, .jsonl, .txt.")
     ] = None,
-    answers: Annotated[
-        Path | None, output("--output", help="Write them to this file, with all columns: .csv, .tsv, .jsonl.")
-    ] = None,
+    answers: Annotated[Path | None, output("--output", help="Write them here: .csv, .tsv, .jsonl.")] = None,
     text: TextColumns = None,
-    pair: Annotated[
-        str | None, data_option(help="The second sentence of a pair, or the text that questions are on.")
-    ] = None,
+    pair: Annotated[str | None, data_option(help="Second sentence of a pair, or text of questions.")] = None,
     precision: Annotated[Literal["int8", "fp32", "fp16", "w8", "q4"], output(help="Answer with this file.")] = "int8",
     on_error: Annotated[
         Literal["stop", "skip"],
-        output(help="Stop at a text that is no UTF-8 or too long, or put the error in its place."),
+        output(help="At a text that is no UTF-8 or too long."),
     ] = "stop",
     as_json: Json = False,
 ) -> None:
@@ -209,7 +205,7 @@ def predict(
 
     Example: compress predict runs/first/bundle --input rows.csv --output answers.csv
     """
-    with told():
+    with told(hint="No file was written: the same command begins again."):
         if rows is not None or answers is not None or text:
             _predict_file(bundle, texts, rows, answers, text, pair, precision, on_error, as_json)
             return
@@ -244,22 +240,25 @@ def _predict_file(
     on_error: Literal["stop", "skip"],
     as_json: bool,
 ) -> None:
-    from rich.progress import Progress
-
     from compress.errors import DataError
     from compress.exporters import row_files
     from compress.exporters.artifact import Bundle
+    from compress.progress import Progress
 
     if rows is None or answers is None or texts:
         raise DataError("predict: a file needs --input and --output, and no texts beside them")
     row_files.check_files(rows, answers)
     predictor, shown = Bundle.load(bundle).open(precision, threads=os.cpu_count() or 1), console(as_json)
     began = time.monotonic()
-    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
-        task = bar.add_task(rows.name, total=1.0)
+    with Progress(rows.name, unit="rows", console=shown) as bar:
+
+        def say(answered: int, share: float) -> None:
+            bar.total = answered / share if share else None
+            bar.advance(answered - bar.done)
+
         done, skipped = row_files.predict_file(
             predictor, rows, answers, columns=columns, second=pair, on_error=on_error,
-            say=lambda _, share: bar.update(task, completed=share),
+            say=say,
         )  # fmt: skip
     seconds = time.monotonic() - began
     if as_json:

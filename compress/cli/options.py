@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,10 +18,12 @@ from typer.core import TyperCommand, TyperGroup
 
 from compress import __version__
 from compress.config.options import PANELS
+from compress.progress import SCREEN
 from compress.terminal import printable
 
 if TYPE_CHECKING:
     from compress.console import Screen
+    from compress.records.forecast import Forecast
 
 USER_ERROR, INTERRUPTED = 2, 130
 UNCERTIFIED = 3
@@ -67,11 +70,34 @@ def _write_groups(command: Any, ctx: Any, formatter: Any) -> None:
     for parameter in command.get_params(ctx):
         usual = "Arguments" if parameter.param_type_name == "argument" else "Other options"
         if (record := parameter.get_help_record(ctx)) is not None:
-            groups[getattr(parameter, "rich_help_panel", None) or usual].append(record)
+            groups[getattr(parameter, "rich_help_panel", None) or usual].append(_shortened(parameter, *record))
+    formatter.write_paragraph()
+    formatter.write_text("Defaults and ranges stand in brackets.")
     for title, records in groups.items():
         if records:
             with formatter.section(title):
                 formatter.write_dl(records)
+
+
+NAME_WIDTH = 24
+"""Characters of an option and its values; more values than that are told in its help."""
+
+
+def _shortened(parameter: Any, name: str, text: str) -> tuple[str, str]:
+    """Write an option so that most need one line: `<int>` for any range, which follows its default: `[1; >=1]`."""
+    name = re.sub(r"<(?:list\[)?(\w+)(?:\]| range)>", r"<\1>", name)
+    text = (
+        re.sub(r"(\S+)<=x<=(\S+)\]", r"\1 to \2]", text)
+        .replace("x>=", ">=")
+        .replace("  [default: ", " [")
+        .replace("  [", " [")
+    )
+    values = re.search(r"<\w+(\|\w+)+>", name)
+    if len(name) > NAME_WIDTH and values:
+        name = name.replace(values[0], f"<{parameter.opts[0].lstrip('-')}>")
+        said, bracket, rest = text.partition(" [")
+        text = f"{said.removesuffix('.')}: {values[0][1:-1].replace('|', ', ')}.{bracket}{rest}"
+    return name, text
 
 
 def grouped(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -112,10 +138,11 @@ Level = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True)
 class Talk:
-    """Describe how a command talks. last: what prints the last line that was kept back."""
+    """Describe how a command talks. last: prints the last line that was kept back; screens: one for each output."""
 
     level: Level = "info"
     last: list[Callable[[], None]] = field(default_factory=list)
+    screens: "dict[bool, Screen]" = field(default_factory=dict)
 
 
 _TALK: ContextVar[Talk | None] = ContextVar("talk", default=None)
@@ -131,7 +158,7 @@ def print_version(asked: bool) -> None:
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and the last line alone.")]
 LogLevel = Annotated[
     Level,
-    typer.Option(metavar="LEVEL", help="debug, info, warning (no progress) or error (as --quiet)."),
+    typer.Option(metavar="LEVEL", help="debug, info, warning, or error, as --quiet."),
 ]
 Version = Annotated[
     bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version.")
@@ -151,6 +178,7 @@ def talking(command: Callable[..., None]) -> Callable[..., None]:
             os.environ["TRANSFORMERS_VERBOSITY"] = "debug"
             logging.basicConfig(level=logging.DEBUG)
         token = _TALK.set(talk)
+        SCREEN.set(lambda: console(given.get("as_json", False)))
         try:
             command(**given)
         except typer.Exit as end:
@@ -162,6 +190,7 @@ def talking(command: Callable[..., None]) -> Callable[..., None]:
             raise
         finally:
             _TALK.reset(token)
+            SCREEN.set(None)
             for say in talk.last:
                 say()
 
@@ -185,7 +214,8 @@ def console(as_json: bool = False, *, answer: bool = False) -> "Screen":
 
     talk = _TALK.get() or Talk()
     kept = None if answer or talk.level in ("debug", "info") else talk.last
-    return Screen(stderr=as_json, quiet=not is_first(), last=kept, warnings=talk.level != "error")
+    screen = Screen(stderr=as_json, quiet=not is_first(), last=kept, warnings=talk.level != "error")
+    return screen if answer else talk.screens.setdefault(as_json, screen)  # one, which knows of its progress
 
 
 def is_first() -> bool:
@@ -213,6 +243,18 @@ def continuation(out: Path) -> str:
 def print_result(text: str) -> None:
     """Print what a command found to standard output, the same on every terminal."""
     print(printable(text.removesuffix("\n")))
+
+
+def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **given: Any) -> None:
+    """Print what a command of these arguments would take."""
+    from compress.reporting.terminal import forecast_lines
+
+    found = forecast(**given, console=console(as_json))
+    if as_json:
+        print_json("plan", found.to_json())
+    else:
+        for line in forecast_lines(found):
+            console(answer=True).print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_json(command: str, found: "str | Path | Mapping[str, Any]") -> None:

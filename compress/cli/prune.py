@@ -2,12 +2,21 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compress.cli.options import UNCERTIFIED, console, continuation, grouped, is_first, print_json, run_folder, told
-from compress.cli.train import print_forecast
+from compress.cli.options import (
+    UNCERTIFIED,
+    console,
+    continuation,
+    grouped,
+    is_first,
+    print_forecast,
+    print_json,
+    run_folder,
+    told,
+)
 from compress.config.options import (
     CorpusName,
     DataName,
@@ -36,12 +45,12 @@ if TYPE_CHECKING:
 
 @grouped()
 def prune(
-    model: Annotated[str, typer.Argument(help="Alias (minilm, bert-base, ...), folder, hub id, or a bundle's folder.")],
+    model: Annotated[str, typer.Argument(help="minilm, an alias, folder, hub id, or a bundle's folder.")],
     data: DataName,
     out: Out = None,
     recipe: Annotated[
         str,
-        training(help="The recipe: prune-taylor, -minitron, -cofi, -dynabert, or a .yaml file."),
+        training(help="prune-taylor, -minitron, -cofi, -dynabert, or a .yaml."),
     ] = "prune-taylor",
     target: PruneOptions = PruneOptions(),
     setting: SettingOptions = SettingOptions(),
@@ -86,15 +95,14 @@ def prune(
 def trim(
     model: Annotated[str, typer.Argument(help="A bundle's folder; or a checkpoint: folder, hub id or alias.")],
     out: Annotated[Path, output(help="The new folder.")],
-    data: Annotated[
-        str | None, data_option(help="Count the training texts of this data, and score on its test split.")
-    ] = None,
+    data: Annotated[str | None, data_option(help="Count its training texts, score on its test split.")] = None,
     corpus: CorpusName = None,
     min_count: Annotated[int, training(min=1, help="Trim tokens that occur less often.")] = 1,
     keep: Annotated[list[str] | None, training(help="Keep the tokens of these words. Repeatable.")] = None,
     max_drop: MaxDrop = 0.5,
     text: TextColumns = None,
     label: LabelColumn = None,
+    plan: Plan = False,
     as_json: Json = False,
 ) -> None:
     """Drop tokens that your texts never use from tokenizer and embedding; measure what that saves and costs.
@@ -103,15 +111,18 @@ def trim(
 
     Example: compress trim runs/first/bundle --data intents --out runs/trimmed
     """
-    with told():
-        from dataclasses import asdict
-
+    with told(hint="Nothing was written: the same command begins again."):
+        from compress.commands.trim import forecast_trimming
         from compress.commands.trim import trim as run
 
-        found = run(
-            model, out, data=data, corpus=corpus, text=text, label=label, min_count=min_count, keep=keep or (),
-            max_drop=max_drop / 100,
-        )  # fmt: skip
+        given: dict[str, Any] = {
+            "model": model, "out": out, "data": data, "corpus": corpus, "text": text, "label": label,
+            "min_count": min_count, "keep": keep or (),
+        }  # fmt: skip
+        if plan:
+            print_forecast(forecast_trimming, as_json, **given)
+            return
+        found = run(**given, max_drop=max_drop / 100)
         if as_json:
             facts = asdict(found)
             facts["trimmed"] |= {"path": str(out), "kept": len(found.trimmed.kept)}

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from compress.cli.options import (
     console,
     continuation,
     grouped,
+    print_forecast,
     print_json,
     run_folder,
     talking,
@@ -24,6 +25,7 @@ from compress.config.options import (
     Json,
     MaxDrop,
     MeasureOptions,
+    Plan,
     RunOptions,
     StudyOptions,
     Wide,
@@ -47,12 +49,8 @@ class LimitOptions(BudgetOptions):
 class WorkerOptions:
     """The part of another process, which evaluates shapes for a search."""
 
-    worker: Annotated[
-        bool, search_option("--worker", help="Join the search in --storage and evaluate shapes for it.")
-    ] = False
-    weights: Annotated[
-        Path | None, search_option(help="With --worker: the folder of the search's weights on this machine.")
-    ] = None
+    worker: Annotated[bool, search_option("--worker", help="Evaluate shapes for the search in --storage.")] = False
+    weights: Annotated[Path | None, search_option(help="--worker: the folder of the search's weights here.")] = None
 
 
 @app.callback(invoke_without_command=True)
@@ -62,10 +60,10 @@ def search(
     context: typer.Context,
     teacher: Annotated[str | None, training(help="The teacher: an alias, a folder or a hub id.")] = None,
     data: Annotated[str | None, data_option(help="The data, as for distill.")] = None,
-    out: Annotated[Path | None, output(help="The folder of the search; default: a new one, runs/SPACE-DATA-N.")] = None,
+    out: Annotated[Path | None, output(help="The search's folder; else a new runs/SPACE-DATA-N.")] = None,
     space: Annotated[
         str,
-        training(help="The space: width-depth, dynabert, autotinybert, mobilebert, albert or a .yaml."),
+        training(help="Or dynabert, autotinybert, mobilebert, albert, a .yaml."),
     ] = "width-depth",
     limits: LimitOptions = LimitOptions(),
     device: MeasureOptions = MeasureOptions(),
@@ -73,6 +71,7 @@ def search(
     join: WorkerOptions = WorkerOptions(),
     columns: DataOptions = DataOptions(),
     options: RunOptions = RunOptions(),
+    plan: Plan = False,
     as_json: Json = False,
 ) -> None:
     """Find the students that are best under a budget on your device; the best one is distilled and shipped.
@@ -110,10 +109,16 @@ def search(
 
         most = asdict(limits)
         max_drop = most.pop("max_drop") / 100
-        found = run(
-            teacher=teacher, data=data, out=out, space=chosen, budget=Budget(**most), device=device, study=study,
-            max_drop=max_drop, columns=columns, options=options, console=shown,
-        )  # fmt: skip
+        given: dict[str, Any] = {
+            "teacher": teacher, "data": data, "out": out, "space": chosen, "budget": Budget(**most), "device": device,
+            "study": study, "max_drop": max_drop, "columns": columns, "options": options,
+        }  # fmt: skip
+        if plan:
+            from compress.commands.forecast_search import forecast_search
+
+            print_forecast(forecast_search, as_json, **given)
+            return
+        found = run(**given, console=shown)
         if as_json:
             print_json("search", found.to_json())
 

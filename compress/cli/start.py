@@ -157,7 +157,7 @@ def _tables(found: "Inspection") -> "Iterator[RenderableType]":
 
         laid = Table(*(name for name in rows[0]), box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for column in laid.columns:
-            column.no_wrap, column.justify = True, "left" if column is laid.columns[0] else "right"
+            column.overflow, column.justify = "fold", "left" if column is laid.columns[0] else "right"
         for row in rows:
             laid.add_row(*(_cell(name, value) for name, value in row.items()))
         return laid

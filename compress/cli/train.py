@@ -1,9 +1,8 @@
 """`compress distill`, `pretrain` and `label`: whatever learns, or teaches."""
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +11,7 @@ from compress.cli.options import (
     continuation,
     grouped,
     is_first,
+    print_forecast,
     print_json,
     print_result,
     run_folder,
@@ -40,9 +40,6 @@ from compress.config.options import (
 )
 from compress.errors import RecipeError
 
-if TYPE_CHECKING:
-    from compress.commands.forecast import Forecast
-
 
 @grouped()
 def distill(
@@ -51,9 +48,7 @@ def distill(
     out: Out = None,
     recipe: Recipe = "auto",
     corpus: CorpusName = None,
-    prompt: Annotated[
-        str | None, training(help="Ask a language model by this prompt, which teaches without labels.")
-    ] = None,
+    prompt: Annotated[str | None, training(help="Let a language model teach by this prompt.")] = None,
     columns: DataOptions = DataOptions(),
     max_drop: Int8MaxDrop = None,
     length: LengthOptions = LengthOptions(),
@@ -99,20 +94,9 @@ def distill(
             print_json("distill", bundle.path / "report.json")
 
 
-def print_forecast(forecast: "Callable[..., Forecast]", as_json: bool, **given: Any) -> None:
-    """Print what a run of these arguments would take."""
-    shown = console(as_json)
-    found = forecast(**given, console=shown)
-    if as_json:
-        print_json("plan", found.to_json())
-    else:
-        for line in found.lines():
-            console(answer=True).print(line, highlight=False, markup=False, soft_wrap=True)
-
-
 @grouped(without=("gate",))
 def pretrain(
-    teacher: Annotated[str, training(help="The teacher, or the model whose vocabulary and sizes are taken.")],
+    teacher: Annotated[str, training(help="A teacher; or a model to take words and sizes of.")],
     recipe: Recipe,
     out: Out = None,
     corpus: CorpusName = None,
@@ -151,8 +135,8 @@ def pretrain(
 
 
 def label(
-    teacher: Annotated[str, training(help="The language model: an alias, a folder, a hub id or an endpoint's .yaml.")],
-    prompt: Annotated[str, training(help="The prompt: a name (see recipes/prompts) or a .yaml file.")],
+    teacher: Annotated[str, training(help="Alias, folder, hub id or an endpoint's .yaml.")],
+    prompt: Annotated[str, training(help="A name of recipes/prompts, or a .yaml.")],
     data: Annotated[str, data_option(help="The data, as for distill; or texts without labels.")],
     out: Annotated[Path, output(help="The .jsonl file to write.")],
     text: TextColumns = None,
@@ -161,6 +145,7 @@ def label(
     precision: Precision = "auto",
     gate: OnWeakTeacher = "refuse",
     allow_pickle: AllowPickle = False,
+    plan: Plan = False,
     as_json: Json = False,
 ) -> None:
     """Let a prompted language model label texts: one line of JSON each, with the probabilities of the labels.
@@ -168,12 +153,17 @@ def label(
     Example: compress label --teacher gpt2 --prompt sentiment --data texts.txt --out labelled.jsonl
     """
     with told(hint="Answers are kept: the same command goes on from there."):
+        from compress.commands.label import forecast_labelling
         from compress.commands.label import label as run
 
-        done = run(
-            teacher=teacher, prompt=prompt, data=data, out=out, text=text, label=label, seed=seed, precision=precision,
-            gate=gate, allow_pickle=allow_pickle, console=console(as_json),
-        )  # fmt: skip
+        given: dict[str, Any] = {
+            "teacher": teacher, "prompt": prompt, "data": data, "out": out, "text": text, "label": label,
+            "seed": seed, "precision": precision, "allow_pickle": allow_pickle,
+        }  # fmt: skip
+        if plan:
+            print_forecast(forecast_labelling, as_json, **given)
+            return
+        done = run(**given, gate=gate, console=console(as_json))
         if as_json:
             counts = {"texts": len(done.log_p_NC), "answered": int(done.answered.sum())}
             print_json("label", {"labelled": str(out), **counts, "shares": done.shares, "asked": done.asked})

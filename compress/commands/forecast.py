@@ -1,14 +1,14 @@
 """Tell what a distillation will take before it is begun: each of its stages is tried for a few steps."""
 
 import copy
-import json
 import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,10 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compress.benchmark.local import race
 from compress.commands import distill, pretrain
 from compress.commands.distill import StageModels
+from compress.commands.ship import LENGTHS
 from compress.config.choices import AUTO, CandidateRecipes
 from compress.config.options import DataOptions, LengthOptions, RunOptions
 from compress.config.recipe import AnyStage, Prune, Recipe, Stage, Target
@@ -30,7 +32,17 @@ from compress.config.reference import Call
 from compress.config.reference import options as options_of
 from compress.data.cache import is_whole
 from compress.data.collate import LengthGrouped, TokenBudget
+from compress.errors import ExportError
+from compress.evaluation.evaluator import Evaluator
+from compress.exporters.artifact import Precision
+from compress.exporters.onnx import makes_segments
+from compress.exporters.predictor import run_rows
+from compress.exporters.session import open_session
+from compress.latency.measure import exported
 from compress.models.teacher import Teacher
+from compress.quantization.certify import ROWS as ROWS_JUDGED
+from compress.records.forecast import Forecast, Phase, seconds_of, size_mb
+from compress.records.latency import Setting
 from compress.slicing.shape import Shape
 from compress.training.augment import asks_language_model, trains_language_model
 from compress.training.context import TrainingContext
@@ -47,7 +59,7 @@ from compress.training.stage import (
     stage_seed,
     steps_per_epoch,
 )
-from compress.training.trainer import peak_rss_mb
+from compress.training.trainer import Score, peak_rss_mb
 
 if TYPE_CHECKING:
     from compress.data.objects import DataLike, TeacherLike
@@ -58,56 +70,10 @@ SECONDS = 6.0
 """Seconds that a long trial is to take."""
 ROWS, SCORED = 64, 256
 """Batches of rows that are tried on, and rows of the validation split that are scored."""
-SHIPPING = (40.0, 6)
-"""Seconds to export and measure a student, and passes over the validation and test rows: from one run (docs/LOG.md)."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Forecast a part of a run: optimiser steps and seconds, at least and at most; `note`: what is not as usual."""
-
-    name: str
-    steps: tuple[int, int] = (0, 0)
-    seconds: tuple[float, float] = (0.0, 0.0)
-    samples_per_second: float | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """Forecast a run. peak_rss_mb: the most memory that the trials held, in 10^6 bytes; limit: `--minutes`."""
-
-    title: str
-    phases: tuple[Phase, ...]
-    peak_rss_mb: float
-    limit: float | None = None
-
-    @property
-    def minutes(self) -> tuple[float, float]:
-        """Return the minutes of everything, at least and at most."""
-        least, most = (sum(phase.seconds[at] for phase in self.phases) / 60 for at in (0, 1))
-        return (least, most) if self.limit is None else (min(least, self.limit), min(most, self.limit))
-
-    def to_json(self) -> str:
-        """Return the phases and the totals as JSON."""
-        return json.dumps({**asdict(self), "minutes": self.minutes}, indent=1) + "\n"
-
-    def lines(self) -> Iterator[str]:
-        """Yield what a terminal shows."""
-        yield self.title
-        width = max(len(phase.name) for phase in self.phases)
-        for phase in self.phases:
-            steps = f"{_span(*phase.steps, '{:,.0f}')} steps" if phase.steps[1] else ""
-            speed = f"{phase.samples_per_second:,.0f} samples/s" if phase.samples_per_second else ""
-            told = [_span(*phase.seconds, "{:.1f} min", 60), steps, speed, phase.note]
-            yield f"  {phase.name:<{width}}  {', '.join(each for each in told if each)}"
-        memory = f"{self.peak_rss_mb / 1000:.1f} GB of memory at the peak"
-        yield f"together {_span(*self.minutes, '{:.1f} min')}, {memory}; nothing was kept but encoded rows"
-
-
-def _span(least: float, most: float, form: str, unit: float = 1) -> str:
-    first, last = (form.format(each / unit) for each in (least, most))
-    return last if first == last else f"{first.split(' ')[0]} to {last}"
+RACED = 8
+"""Rounds in which `ship` races files."""
+SHIPPED = 2.25
+"""The size of a bundle by that of its weights: these, as ONNX in four bytes a number, and in one."""
 
 
 def forecast(
@@ -157,7 +123,7 @@ def forecast_pretraining(
         )  # fmt: skip
         with ready as models, console.status("trying each stage"):
             trials = Trials(replace(models.context, console=Console(quiet=True)), models.run, Path(scratch) / "home")
-            phases = _forecast_stages(replace(models, context=trials.context), models.recipe.stages, trials)
+            phases = forecast_stages(replace(models, context=trials.context), models.recipe.stages, trials)
             title = f"{models.recipe.name}: {corpus or data}, tokens of {models.base_teacher.name}"
             return Forecast(title, tuple(phases), peak_rss_mb(), length.minutes)
 
@@ -169,30 +135,21 @@ def _forecast_distillation(models: StageModels, home: Path, limit: float | None)
         recipe = recipe.model_copy(
             update={"target": Target.model_validate({"layers": base_teacher.model.config.num_hidden_layers})}
         )
-    trials, teacher = Trials(context, run, home), base_teacher
-    if teacher.trained:
-        phases = [Phase(recipe.teacher.name, note="has a head for the task")]
-    elif is_whole(kept_folder(teacher, (data.name, data.fingerprint), recipe.teacher, context, run)):
-        phases = [Phase(recipe.teacher.name, note="kept from an earlier run")]
-        teacher = with_head(teacher, recipe.teacher, context, run)
-    else:
-        phases = [trials.phase(recipe.teacher, copy.deepcopy(teacher.model).requires_grad_(True), None)[0]]
-    teacher.model.to(PartialState().device)
+    trials = Trials(context, run, home)
+    phase, teacher = trials.teacher(recipe.teacher, base_teacher)
+    phases = [phase]
     if trains_language_model(recipe):
         phases += _language_model(recipe.teacher_lm, base_teacher, trials)
         brief = recipe.teacher_lm.model_copy(update={"steps": SHORT, "evaluate": 0})
         recipe = recipe.model_copy(update={"teacher_lm": brief})
     models = replace(models, recipe=recipe, task_teacher=teacher, context=context)
-    phases += _forecast_stages(models, recipe.stages, trials, raced=raced)
-    rows = len(data.validation) + len(data.test or ())
-    export, passes = SHIPPING
-    shipped = export + passes * rows * trials.seconds_per_scored_row
-    phases.append(Phase("export and measure", seconds=(shipped, shipped)))
+    phases += forecast_stages(models, recipe.stages, trials, raced=raced)
+    phases.append(trials.shipping(teacher, recipe.stages[-1].max_length))
     title = f"{recipe.name}: {base_teacher.name} on {data.name}, {len(data.train):,} rows"
     return Forecast(title, tuple(phases), peak_rss_mb(), limit)
 
 
-def _forecast_stages(
+def forecast_stages(
     models: StageModels, stages: Sequence[AnyStage], trials: "Trials", *, raced: bool = False
 ) -> list[Phase]:
     """Try the stages one after another. raced: prune stages are given sizes, which a race would have to choose."""
@@ -200,7 +157,7 @@ def _forecast_stages(
     for stage in stages:
         if isinstance(stage, Prune):
             began = time.perf_counter()
-            student = models.prune(stage, student)
+            trials.student = student = models.prune(stage, student)
             took, note = time.perf_counter() - began, "after a race of files, which is not counted" if raced else ""
             phases.append(Phase(stage.name, seconds=(took, took), note=note))
             continue
@@ -221,7 +178,7 @@ def _language_model(stage: Stage, teacher: Teacher, trials: "Trials") -> list[Ph
         return []
     text = context.text
     if is_whole(kept_folder(teacher, (f"lm-{text.name}", text.fingerprint), stage, context, trials.run)):
-        return [Phase(stage.name, note="kept from an earlier run")]
+        return [Phase(stage.name, cached=True)]
     return [trials.phase(stage, found.model.requires_grad_(True), None)[0]]
 
 
@@ -244,6 +201,52 @@ class Trials:
     run: Run
     home: Path
     seconds_per_scored_row: float = 0.0
+    student_mb: float = 0.0
+    student: PreTrainedModel | None = None
+
+    def teacher(self, stage: Stage, base_teacher: Teacher) -> tuple[Phase, Teacher]:
+        """Forecast the fine-tuning of a teacher, and return it with a head for the task, which need not be trained."""
+        data, teacher = self.context.data, base_teacher
+        if teacher.trained:
+            phase = Phase(stage.name, cached=True, note="has a head for the task")
+        elif is_whole(kept_folder(teacher, (data.name, data.fingerprint), stage, self.context, self.run)):
+            phase, teacher = Phase(stage.name, cached=True), with_head(teacher, stage, self.context, self.run)
+        else:
+            phase, _ = self.phase(stage, copy.deepcopy(teacher.model).requires_grad_(True), None)
+        teacher.model.to(PartialState().device)
+        return phase, teacher
+
+    def shipping(self, teacher: Teacher, length: int, students: int = 1) -> Phase:
+        """Forecast what `ship` does with students: it is done with one like the last that was tried, on few rows.
+
+        Both files of the student and one of the teacher are exported, raced, and run on the rows that judge int8, that
+        certify it, and that are measured on. A teacher that cannot be exported is left out.
+        """
+        assert self.student is not None, "a stage was tried"
+        data, threads, setting = self.context.data, os.cpu_count() or 1, Setting(1, 1, length)
+        split = data.validation if data.test is None else data.test
+        rows = Evaluator.from_split(data.task, split, self.context.tokenizer, length).spread(SCORED).rows
+        precisions: dict[str, Precision] = {"fp32": "fp32", "int8": "int8", "teacher": "fp32"}
+        configs = {"fp32": self.student.config, "int8": self.student.config, "teacher": teacher.model.config}
+        segments, seconds = makes_segments(self.context.tokenizer), 0.0
+        for names in (("fp32", "int8", "teacher"), ("fp32", "int8")):
+            some, began = {name: configs[name] for name in names}, time.perf_counter()
+            try:
+                made = exported(some, setting, precision=precisions, kind=data.task.kind, segments=segments)
+                with made as files:
+                    seconds = time.perf_counter() - began
+                    lengths = dict.fromkeys(min(each, length) for each in LENGTHS)
+                    raced = partial(race, files, [Setting(1, 1, each) for each in lengths], rounds=2)
+                    seconds += RACED / 2 * seconds_of(raced)
+                    for name, file in files.items():
+                        run = partial(run_rows, open_session(file, threads=threads), rows, threads=threads)
+                        judged = min(ROWS_JUDGED, len(data.validation)) if name != "teacher" else 0
+                        seconds += seconds_of(run) / len(rows) * (judged + len(split) * (1 if name == "teacher" else 2))
+                break
+            except ExportError:
+                continue
+        seconds *= students
+        return Phase("export and measure", seconds=(seconds, seconds), disk_mb=students * SHIPPED * self.student_mb)
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
@@ -259,9 +262,17 @@ class Trials:
                 os.environ["COMPRESS_HOME"] = before
 
     def phase(
-        self, stage: Stage, student: PreTrainedModel, teacher: Teacher | None, origin_D: Tensor | None = None
+        self,
+        stage: Stage,
+        student: PreTrainedModel,
+        teacher: Teacher | None,
+        origin_D: Tensor | None = None,
+        wrap_score: Callable[[Score], Score] | None = None,
     ) -> tuple[Phase, PreTrainedModel]:
-        """Try a stage for a few steps, with and without scoring, and for more; return its forecast and what is left."""
+        """Try a stage for a few steps, with and without scoring, and for more; return its forecast and what is left.
+
+        origin_D, wrap_score  as for `run_stage`
+        """
         notes, variants = ["as the validation split decides"] if stage.open_ended else [], 1
         if isinstance(stage.augment, Call) and asks_language_model(stage.augment):
             variants += int(stage.augment.options.get("copies", options_of(stage.augment.function)["copies"].default))
@@ -281,10 +292,11 @@ class Trials:
             trial = stage.model_copy(update={**length, "cache_teacher": cached, "improve": False})
             began = time.perf_counter()
             with self.elsewhere():
-                made = run_stage(trial, model, teacher, context, self.run, origin_D=origin_D)
+                made = run_stage(trial, model, teacher, context, self.run, origin_D=origin_D, wrap_score=wrap_score)
             spent = Trained.read(self.run.result(name)).seconds
             return made, spent, time.perf_counter() - began - spent
 
+        outputs_mb = size_mb(self.home / "teacher-outputs")
         tried(f"{stage.name}-first", SHORT, copy.deepcopy(student), scored=True)  # whose pages and kernels are cold
         _, short, before = tried(f"{stage.name}-short", SHORT, copy.deepcopy(student), scored=False)
         _, longer, _ = tried(f"{stage.name}-scored", SHORT, copy.deepcopy(student), scored=stage.evaluate > 0)
@@ -307,8 +319,13 @@ class Trials:
             every = max(1, min(steps[0], per_epoch) // max(1, stage.evaluate))
         outputs = before / len(few) * len(rows) if cached else 0.0
         seconds = [outputs + each * step + each / every * per_row * max(held_out, seen) for each in steps]
+        held = self.run.stage(f"{stage.name}-scored")
+        self.student_mb = size_mb(self.run.result(held.name))
+        outputs_mb = (size_mb(self.home / "teacher-outputs") - outputs_mb) / len(few) * len(rows)
+        disk = size_mb(held, held / "checkpoints") + outputs_mb  # the newest two checkpoints are kept
         speed = batch / step if step else None
-        return Phase(stage.name, steps, (seconds[0], seconds[1]), speed, ", ".join(notes)), student
+        self.student = student
+        return Phase(stage.name, steps, (seconds[0], seconds[1]), speed, ", ".join(notes), disk), student
 
     def _few(self, rows: Dataset) -> FewRows:
         """Return the context with these rows to train on, and few to score."""

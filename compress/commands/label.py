@@ -1,6 +1,7 @@
 """`compress label`: texts in, texts with the probabilities of their labels out."""
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +23,19 @@ from compress.errors import DataError, TeacherError
 from compress.evaluation import metrics
 from compress.io import written
 from compress.models import precision as precisions
+from compress.prompting.answers import answers_file, ask, unanswered
+from compress.prompting.http_model import RemoteModel
 from compress.prompting.labels import (
     PromptedTeacher,
     SoftLabels,
     open_speaker,
     questions_for,
     refuse_unusable,
+    texts_of,
 )
 from compress.prompting.prompt import Prompt
+from compress.records.forecast import Forecast, Phase, size_mb
+from compress.training.trainer import peak_rss_mb
 
 
 @dataclass(frozen=True)
@@ -80,14 +86,10 @@ def label(
     it stopped. Raises a CompressError.
     """
     console, file = console or Console(quiet=True), Path(out)
-    check_seed(seed)
-    if file.exists():
-        raise DataError(f"{file}: exists already; choose another --out")
-    asked = Prompt.load(prompt)
-    texts = load_texts(data, text=text, label=label, seed=seed)
-    questions = questions_for(asked, texts.task(list(asked.labels)), train=texts.rows, seed=seed)
-    speaker = open_speaker(teacher, allow_pickle=allow_pickle, bf16=precisions.choose(precision) == "bf16")
-    tutor = PromptedTeacher(speaker, questions, console)
+    tutor, texts = _prepare(
+        teacher, prompt, data, file, text=text, label=label, seed=seed, precision=precision,
+        allow_pickle=allow_pickle, console=console,
+    )  # fmt: skip
     soft = tutor.label_split(texts.rows)
     notes = [*texts.notes, soft.balance(texts.name)]
     if soft.asked:
@@ -102,6 +104,80 @@ def label(
             rows.write(json.dumps(_line(row, log_p_C, soft.labels), ensure_ascii=False) + "\n")
     console.print(f"{len(soft.log_p_NC):,} texts: {file}", highlight=False)
     return soft
+
+
+def _prepare(
+    teacher: str,
+    prompt: str,
+    data: DataLike,
+    file: Path,
+    *,
+    text: Sequence[str] | None,
+    label: str | None,
+    seed: int,
+    precision: precisions.Precision,
+    allow_pickle: bool,
+    console: Console,
+) -> tuple[PromptedTeacher, TextsToLabel]:
+    """Check and load what a labelling needs."""
+    check_seed(seed)
+    if file.exists():
+        raise DataError(f"{file}: exists already; choose another --out")
+    asked = Prompt.load(prompt)
+    texts = load_texts(data, text=text, label=label, seed=seed)
+    questions = questions_for(asked, texts.task(list(asked.labels)), train=texts.rows, seed=seed)
+    speaker = open_speaker(teacher, allow_pickle=allow_pickle, bf16=precisions.choose(precision) == "bf16")
+    return PromptedTeacher(speaker, questions, console), texts
+
+
+SECONDS = 6.0
+"""Seconds that a trial of a local model is to take."""
+
+
+def forecast_labelling(
+    *,
+    teacher: str,
+    prompt: str,
+    data: DataLike,
+    out: str | Path,
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    seed: int = 0,
+    precision: precisions.Precision = "auto",
+    allow_pickle: bool = False,
+    console: Console | None = None,
+) -> Forecast:
+    """Forecast what `compress.label` would take with the same arguments, on this machine.
+
+    A local model is asked more and more of the rows, until they take seconds; an endpoint one, whose requests may then
+    be answered one after another or all that are under way at once. These answers are kept for the labelling.
+    """
+    console = console or Console(quiet=True)
+    tutor, texts = _prepare(
+        teacher, prompt, data, Path(out), text=text, label=label, seed=seed, precision=precision,
+        allow_pickle=allow_pickle, console=console,
+    )  # fmt: skip
+    speaker, answers = tutor.speaker, tutor.questions.answers
+    prompts = [asked for asked, _ in tutor.fit(texts_of(texts.rows))]
+    left = unanswered(speaker, prompts, answers)
+    random.Random(seed).shuffle(left)
+    phases, before = [], len(prompts) - len(left)
+    if before:
+        phases.append(Phase("answered before", cached=True, note=f"{before:,} rows"))
+    concurrency = speaker.endpoint.concurrency if isinstance(speaker, RemoteModel) else 0
+    count, took, speed, most = 1, 0.0, None, 0.0
+    with console.status("trying a few rows"):
+        while left and not (took and concurrency) and took < SECONDS / 2:
+            some, left, count = left[:count], left[count:], 2 * count
+            took = ask(speaker, some, answers, console=Console(quiet=True)).seconds
+            speed, most = len(some) / took, took * sum(map(speaker.count, left)) / sum(map(speaker.count, some))
+    kept = answers_file(speaker, answers)
+    held = len(left) * size_mb(kept) / max(1, len(kept.read_bytes().splitlines())) if kept.is_file() else 0.0
+    held += sum(len(text) for each in texts_of(texts.rows) for text in each) / 1e6
+    seconds = (most / max(1, concurrency), most)
+    note = f"{len(left):,} rows, {len(prompts) - before - len(left):,} were asked now"
+    phases.append(Phase(f"asking {tutor.name}", (0, 0), seconds, speed, note, held))
+    return Forecast(f"{tutor.questions.prompt.name}: {tutor.name} on {texts.name}", tuple(phases), peak_rss_mb())
 
 
 def _line(row: Mapping[str, Any], log_p_C: Any, labels: Sequence[str]) -> dict[str, Any]:

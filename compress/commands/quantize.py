@@ -1,13 +1,17 @@
 """`compress quantize`, from a bundle and its data to a certified int8 file."""
 
+import math
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+from datasets import Dataset
 from rich.console import Console
 
 from compress import io
@@ -19,11 +23,15 @@ from compress.data.cache import home
 from compress.data.objects import DataLike, data_path
 from compress.errors import BundleError, CompressError
 from compress.exporters.artifact import FILES, Bundle, check_place, check_writable
+from compress.exporters.int8 import quantize_static
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import read_model
-from compress.quantization.certify import QuantizationEvaluator, attach_certificate, certify
+from compress.quantization.calibration import choose_ranges, observe
+from compress.quantization.certify import ROWS, QuantizationEvaluator, attach_certificate, certify, compute_logits
 from compress.quantization.select import (
+    ALPHAS,
     BEFORE,
+    CALIBRATIONS,
     Attempt,
     Calibrated,
     Name,
@@ -32,8 +40,11 @@ from compress.quantization.select import (
     dynamic,
 )
 from compress.quantization.sensitivity import mix, price_float, race_products
+from compress.quantization.smoothquant import channels, smooth
+from compress.records.forecast import Forecast, Phase, seconds_of, size_mb
 from compress.records.latency import Latency, Setting
 from compress.records.run_report import NAME as REPORT
+from compress.training.trainer import peak_rss_mb
 
 RECIPE = "q8bert"
 
@@ -58,17 +69,33 @@ def trained_for_int8(
     not.
     """
     data = data_path(data)
-    task = bundle.load_data(data, text=text, label=label, seed=seed).task
-    length = f"stages.0.max_length={bundle.manifest.max_length}"
     asked = [asdict(stamp) for stamp in bundle.manifest.files.values()]
     key = io.of_value([asked, data, recipe, list(overrides), text, label, seed])
     run = home() / "qat" / key[:24]
-    yield distill(
-        teacher=str(bundle.path), recipe=recipe, data=data, out=run, console=console,
-        columns=DataOptions(text=list(text) if text else None, label=label, kind=task.kind, metric=task.metric),
-        options=RunOptions(overrides=[length, *overrides], seed=seed, resume=(run / "run.json").is_file(), gate="warn"),
-    )  # fmt: skip
+    given = _int8_training(bundle, data, text=text, label=label, seed=seed, overrides=overrides, recipe=recipe)
+    options = replace(given.pop("options"), resume=(run / "run.json").is_file(), gate="warn")
+    yield distill(**given, out=run, options=options, console=console)
     shutil.rmtree(run)
+
+
+def _int8_training(
+    bundle: Bundle,
+    data: DataLike,
+    *,
+    text: Sequence[str] | None,
+    label: str | None,
+    seed: int,
+    overrides: Sequence[str],
+    recipe: str = RECIPE,
+) -> dict[str, Any]:
+    """Return what `distill`, and its forecast, are given for it."""
+    task = bundle.load_data(data, text=text, label=label, seed=seed).task
+    length = f"stages.0.max_length={bundle.manifest.max_length}"
+    return {
+        "teacher": str(bundle.path), "recipe": recipe, "data": data,
+        "columns": DataOptions(text=list(text) if text else None, label=label, kind=task.kind, metric=task.metric),
+        "options": RunOptions(overrides=[length, *overrides], seed=seed),
+    }  # fmt: skip
 
 
 TOKENS, ROUNDS, RUNS = 64, 6, 10
@@ -109,20 +136,15 @@ def quantize(
     check_seed(seed)
     check_max_drop(max_drop)
     _check_numbers(int8.rows, int8.percentile)
-    if overrides and method != "qat":
-        raise CompressError(f"--set: {overrides[0]}: is for training, and {method} does not train; give --method qat")
-    if out is not None:
-        check_place(out)
-    elif method != "qat":  # which says that it needs one
-        check_writable(bundle.path)
+    _check_out(bundle, method, out, overrides)
     found = bundle.load_data(data, text=text, label=label, seed=seed)
     given = bundle
     threads = os.cpu_count() or 1
     with ExitStack() as stack:
         if method == "qat":
-            training = _training(bundle, out, say, data=data, text=text, label=label, seed=seed, overrides=overrides)
+            training = _training(bundle, say, data=data, text=text, label=label, seed=seed, overrides=overrides)
             bundle = stack.enter_context(training)
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        scratch = Path(stack.enter_context(TemporaryDirectory()))
         there = stack.enter_context(open_chosen(device, say=say))
         source = bundle.files()["fp32"]
         graph = read_model(source).graph
@@ -162,6 +184,108 @@ def quantize(
         return Quantized(_taken(bundle, candidate, out), proof, mixed, times, sizes)
 
 
+SCORED = 64
+"""Rows that a forecast calibrates on and scores."""
+
+
+def forecast_quantization(
+    bundle: Bundle,
+    data: DataLike,
+    *,
+    method: Name = "auto",
+    out: Path | None = None,
+    int8: Int8Options = Int8Options(),
+    device: DeviceOptions = DeviceOptions(),
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    seed: int = 0,
+    overrides: Sequence[str] = (),
+    console: Console | None = None,
+) -> Forecast:
+    """Forecast what `compress.quantize` would take with the same arguments, on this machine and `device`.
+
+    One file of each kind is made, calibrated and scored on few rows, and counted up to all files and rows. At least,
+    static is near enough for `auto` and all-int8 for any method; at most, each product is tried in float32.
+    """
+    console = console or Console(quiet=True)
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    check_seed(seed)
+    _check_numbers(int8.rows, int8.percentile)
+    _check_out(bundle, method, out, overrides)
+    found, threads = bundle.load_data(data, text=text, label=label, seed=seed), os.cpu_count() or 1
+    source = bundle.files()["fp32"]
+    split = found.validation if found.test is None else found.test
+    parts, phases = products(read_model(source).graph), list[Phase]()
+    if method == "qat":
+        from compress.commands.forecast import forecast
+
+        given = _int8_training(bundle, data, text=text, label=label, seed=seed, overrides=overrides)
+        phases += forecast(**given).phases
+    with TemporaryDirectory() as scratch, open_chosen(device, say=say) as there, console.status("trying each phase"):
+        judging, testing = bundle.evaluator(found.validation).spread(ROWS), bundle.evaluator(split)
+        file, smoothed = Path(scratch) / "int8.onnx", Path(scratch) / "smooth.onnx"
+        few, tested = judging.spread(SCORED), testing.spread(SCORED)
+        rows = bundle.evaluator(found.train).spread(min(SCORED, int8.rows)).rows
+        files = QuantizationEvaluator.from_bundle(bundle, few, threads=threads, products=len(parts))
+        seen = observe(source, rows, threads=threads)
+        write = partial(quantize_static, form=int8.form, reduce_range=int8.reduce_range)
+        made = seconds_of(lambda: write(source, file, ranges=choose_ranges(seen, "minmax")))
+        exact, scored = (_by_rows(partial(files.logits, each), few.rows) for each in (source, file))
+        judged, probed = len(judging.rows), len(files.probe)
+        way, answers = made + scored(probed), exact(judged) + exact(probed)
+        phases.append(Phase("fp32 answers", seconds=(answers, answers), note=f"{judged:,} validation rows"))
+        observed = _by_rows(lambda some: observe(source, some, threads=threads), rows)(int8.rows)
+        static = observed + (len(CALIBRATIONS) if int8.calibration is None else 1) * way
+        watched = _by_rows(lambda some: channels(source, some, threads=threads), rows)(int8.rows)
+        smoothing = seconds_of(
+            lambda: smooth(source, smoothed, channels(source, rows, threads=threads), alpha=ALPHAS[0])
+        )
+        again = observed if int8.calibration not in (None, "minmax") else 0.0
+        smoothquant = watched + len(ALPHAS) * (smoothing + exact(probed) + again + way)
+        least, most = {
+            "auto": (static + made + scored(judged), static + made + scored(judged) + smoothquant),
+            "static": (static, static), "smoothquant": (smoothquant, smoothquant),
+        }.get(method, (0.0, 0.0))  # fmt: skip
+        if most:
+            phases.append(Phase("calibration", seconds=(least, most), note=f"{int8.rows:,} rows"))
+        whole = made + scored(judged)
+        tried = (2 * len(parts) + 1) * way + 2 * math.log2(2 * len(parts)) * whole
+        note = f"{len(parts)} products are tried in float32 if all-int8 is not near enough"
+        phases.append(Phase("choice of products", seconds=(whole, whole + tried), note=note))
+
+        def answer(file: Path, some: Dataset) -> object:
+            return compute_logits(there, file, replace(tested, rows=some))
+
+        proof = sum(_by_rows(partial(answer, each), tested.rows)(len(testing.rows)) for each in (source, file))
+        setting = Setting(1, 1, min(TOKENS, bundle.manifest.max_length))
+        raced = {"fp32": source, "int8": file, BEFORE: bundle.files().get("int8", file)}
+        proof += ROUNDS / 2 * seconds_of(lambda: there.race(raced, [setting], rounds=2, runs=RUNS))
+        held = size_mb(bundle.path) + size_mb(file) + len(ALPHAS) * size_mb(smoothed)
+        phases.append(Phase("certificate", seconds=(proof, proof), note=f"{len(testing.rows):,} rows", disk_mb=held))
+    return Forecast(f"{bundle.path}: int8 by {method} on {found.name}", tuple(phases), peak_rss_mb())
+
+
+def _by_rows(run: Callable[[Dataset], object], rows: Dataset) -> Callable[[int], float]:
+    """Time a run over one row, and over all of `rows`; return the seconds that it takes over any number of them."""
+    one, whole = seconds_of(lambda: run(rows.select(range(1)))), seconds_of(lambda: run(rows))
+    each = max(0.0, whole - one) / max(1, len(rows) - 1)
+    return lambda count: one + each * count
+
+
+def _check_out(bundle: Bundle, method: Name, out: Path | None, overrides: Sequence[str]) -> None:
+    """Raise CompressError where this method cannot write the file, or would not read the changes of its recipe."""
+    if overrides and method != "qat":
+        raise CompressError(f"--set: {overrides[0]}: is for training, and {method} does not train; give --method qat")
+    if method == "qat" and (out is None or out.resolve() == bundle.path.resolve()):
+        raise BundleError(
+            f"{bundle.path}: --method qat trains the weights, which makes another bundle: give --out another folder"
+        )
+    if out is not None:
+        check_place(out)
+    else:
+        check_writable(bundle.path)
+
+
 def _check_numbers(rows: int, percentile: float) -> None:
     """Raise CompressError for numbers that nothing can be calibrated with."""
     if rows < 1:
@@ -185,7 +309,6 @@ def _attempt(method: Name, bundle: Bundle, settings: Calibrated, limit: float, s
 
 def _training(
     bundle: Bundle,
-    out: Path | None,
     say: Say,
     *,
     data: DataLike,
@@ -196,10 +319,6 @@ def _training(
 ) -> AbstractContextManager[Bundle]:
     from compress.console import Screen
 
-    if out is None or out.resolve() == bundle.path.resolve():
-        raise BundleError(
-            f"{bundle.path}: --method qat trains the weights, which makes another bundle: give --out another folder"
-        )
     say("training for int8; interrupted, the same command goes on from its last checkpoint")
     progress = Screen(stderr=True)
     return trained_for_int8(bundle, data, text=text, label=label, seed=seed, overrides=overrides, console=progress)

@@ -111,21 +111,9 @@ def search(
     Raises a CompressError that says what to do for anything wrong with these; what was found until then is kept.
     """
     console = console or Console(quiet=True)
-    teacher, data = teacher_path(teacher), data_path(data)
-    chosen = space if isinstance(space, Space) else space_file.load(space, options.overrides or ())
-    preflight.check(chosen, teacher=teacher, out=out, data=data, options=options)
-    if PartialState(cpu=on_cpu()).num_processes > 1:
-        raise SearchError("a search is one process: start more with `compress search --storage URL --worker`")
-    seq = min(128, chosen.final[-1].max_length) if device.seq is None else device.seq
-    config = SearchConfig.of(
-        teacher=teacher, data=data, space=chosen, columns=columns, budget=budget,
-        objectives=tuple(dict.fromkeys(["score", *(study.objective or ["latency"])])), device=device.device,
-        threads=device.threads, batch=device.batch, seq=seq, precision=device.file, shapes=device.shapes,
-        rounds=device.rounds, runs=device.runs, training=precisions.choose(options.precision), max_drop=max_drop,
-        anchors=study.anchor or (), seed=options.seed,
-    )  # fmt: skip
-    _check_study(study)
-    config = config.with_code(options.allow_code)
+    config = make_config(teacher, data, out, space, budget, device=device, study=study, max_drop=max_drop,
+                         columns=columns, options=options)  # fmt: skip
+    chosen = config.space
     run = Run.open(Path(out), config, _identity(config, study), resume=options.resume, name=NAME)
     with closing(run), open_chosen(device, say=device_messages(device.device, console)) as place:
         time_budget = TimeBudget(run.path, parts(chosen), None if study.minutes is None else 60 * study.minutes)
@@ -140,6 +128,37 @@ def search(
             limit = TRIALS[chosen.mode] if study.trials is None and study.minutes is None else study.trials
             found = run_search(context, begun, trials=limit)
             return ship_winners(context, begun, found, place, finalists=study.finalists, winners=study.winners)
+
+
+def make_config(
+    teacher: "TeacherLike",
+    data: "DataLike",
+    out: str | Path,
+    space: str | space_file.Space,
+    budget: Budget,
+    *,
+    device: MeasureOptions,
+    study: StudyOptions,
+    max_drop: float,
+    columns: DataOptions,
+    options: RunOptions,
+) -> SearchConfig:
+    """Check the arguments of a search, and return its settings. Raises a CompressError for anything wrong with them."""
+    teacher, data = teacher_path(teacher), data_path(data)
+    chosen = space if isinstance(space, Space) else space_file.load(space, options.overrides or ())
+    preflight.check(chosen, teacher=teacher, out=out, data=data, options=options)
+    if PartialState(cpu=on_cpu()).num_processes > 1:
+        raise SearchError("a search is one process: start more with `compress search --storage URL --worker`")
+    seq = min(128, chosen.final[-1].max_length) if device.seq is None else device.seq
+    config = SearchConfig.of(
+        teacher=teacher, data=data, space=chosen, columns=columns, budget=budget,
+        objectives=tuple(dict.fromkeys(["score", *(study.objective or ["latency"])])), device=device.device,
+        threads=device.threads, batch=device.batch, seq=seq, precision=device.file, shapes=device.shapes,
+        rounds=device.rounds, runs=device.runs, training=precisions.choose(options.precision), max_drop=max_drop,
+        anchors=study.anchor or (), seed=options.seed,
+    )  # fmt: skip
+    _check_study(study)
+    return config.with_code(options.allow_code)
 
 
 def load_context(
@@ -158,7 +177,7 @@ def load_context(
     budget.
     """
     with time_budget.part("preparation"):
-        recipe = _recipe(config.space)
+        recipe = make_recipe(config.space)
         base_teacher, training = load_inputs(
             config.teacher, config.data, recipe, run,
             columns=config.columns, number_format=config.training, allow_pickle=allow_pickle, console=console,
@@ -166,7 +185,7 @@ def load_context(
         shapes = Shapes.of(config.space, base_teacher.model.config)
         for line in shapes.dropped:
             print_note(console, line)
-        _check_stages(config.space, recipe, base_teacher, training, run)
+        check_stages(config.space, recipe, base_teacher, training, run)
         task_teacher, teacher_check = load_task_teacher(base_teacher, recipe, training, run, strict=strict)
     task = training.data.task
     known = LatencyTable.load(run.path / "latency", config.precisions)
@@ -298,7 +317,7 @@ def ship_winners(
     return now
 
 
-def _recipe(space: Space) -> Recipe:
+def make_recipe(space: Space) -> Recipe:
     """Return all stages of a space as one recipe, for what checks recipes."""
     stages = [stage for where, stage in space.stages.items() if where != "teacher"]
     return space.recipe(space.name, stages, None if space.mode == "supernet" else space.student)
@@ -309,7 +328,7 @@ def parts(space: Space) -> Parts:
     return SUPERNET if space.mode == "supernet" else PLAIN
 
 
-def _check_stages(space: Space, recipe: Recipe, base_teacher: Teacher, training: TrainingContext, run: Run) -> None:
+def check_stages(space: Space, recipe: Recipe, base_teacher: Teacher, training: TrainingContext, run: Run) -> None:
     """Raise what would end the recipe, of all the space's stages, in the middle, in the words of the space.
 
     See `check_recipe` and `StageModels.check` of `commands.distill`.

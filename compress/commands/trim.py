@@ -1,22 +1,27 @@
 """A trimmed bundle beside the whole one, on a labelled split: score, agreement, and how many texts read alike."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
+from rich.console import Console
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from compress.benchmark.local import machine
 from compress.config.limits import check_max_drop
 from compress.data import load_task
 from compress.data.corpus import Corpus, load_corpus
 from compress.data.objects import DataLike
+from compress.data.task import TaskData
 from compress.data.windows import plain
 from compress.errors import CompressError
 from compress.evaluation.evaluator import Evaluator, count_differing
@@ -26,10 +31,12 @@ from compress.models.checkpoints import resolve
 from compress.quantization.certify import ScoreDrop, attach_certificate, verdict
 from compress.records.certificate import Certificate
 from compress.records.class_scores import changes
+from compress.records.forecast import Forecast, Phase, seconds_of, size_mb
 from compress.records.latency import identity
 from compress.records.run_report import NAME as REPORT
-from compress.trimming.model import Trimmed, check_new, trim_checkpoint, trimming
-from compress.trimming.vocabulary import compare_encodings
+from compress.training.trainer import peak_rss_mb
+from compress.trimming.model import Trimmed, check_new, trim_bundle, trim_checkpoint, trimming
+from compress.trimming.vocabulary import chunks, compare_encodings, counts
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -82,25 +89,12 @@ def trim(
     The folder gets its name when all of it is certified or marked; killed before, the same call begins again.
     Raises CompressError with neither data nor corpus, BundleError for data of another task, and as `trim_bundle`.
     """
-    if data is None and corpus is None:
-        raise CompressError("trim: no texts; give --data, whose training texts say which tokens are used, or --corpus")
     check_max_drop(max_drop)
-    check_new(out)
-    bundle = Bundle.load(Path(model)) if manifest.find_bundle(Path(model), "task") else None
-    sources: list[Callable[[], Iterable[str]]] = []
-    if data is not None:
-        if bundle is None:
-            found = load_task(data, text=text, label=label)
-        else:
-            found = bundle.load_data(data, text=text, label=label)
-        sources.append(partial(texts_of, found.train))
-    if corpus is not None:
-        sources.append(partial(_lines, load_corpus(corpus)))
-    texts = CorpusTexts(tuple(sources))
+    bundle, found, texts = _load_texts(model, out, data=data, corpus=corpus, text=text, label=label)
     if bundle is None:
         return TrimResult(trim_checkpoint(resolve(model), texts, out, min_count=min_count, keep=keep))
     with trimming(bundle, texts, out, min_count=min_count, keep=keep) as (small, trimmed):
-        if data is None:
+        if found is None:
             return TrimResult(trimmed)
         split, name = (found.validation, "validation") if found.test is None else (found.test, "test")
         method = f"vocabulary trimming, {trimmed.before} to {len(trimmed.kept)} tokens (min_count {min_count})"
@@ -113,6 +107,75 @@ def trim(
         before, after = (plain(Tokenizer.from_file(str(each.path / "tokenizer.json"))) for each in (bundle, made))
         alike = float(np.mean([same for _, same in compare_encodings(before, after, texts_of(split))]))
         return TrimResult(trimmed, tuple(proofs.values()), alike, len(split))
+
+
+def _load_texts(
+    model: str, out: Path, *, data: DataLike | None, corpus: str | None, text: Sequence[str] | None, label: str | None
+) -> tuple[Bundle | None, TaskData | None, CorpusTexts]:
+    """Load the bundle (None: of a checkpoint), the data, and the texts that say which tokens are used."""
+    if data is None and corpus is None:
+        raise CompressError("trim: no texts; give --data, whose training texts say which tokens are used, or --corpus")
+    check_new(out)
+    bundle = Bundle.load(Path(model)) if manifest.find_bundle(Path(model), "task") else None
+    found: TaskData | None = None
+    sources = list[Callable[[], Iterable[str]]]()
+    if data is not None:
+        if bundle is None:
+            found = load_task(data, text=text, label=label)
+        else:
+            found = bundle.load_data(data, text=text, label=label)
+        sources.append(partial(texts_of, found.train))
+    if corpus is not None:
+        sources.append(partial(_lines, load_corpus(corpus)))
+    return bundle, found, CorpusTexts(tuple(sources))
+
+
+SCORED = 64
+"""Rows of the split whose scoring is tried."""
+
+
+def forecast_trimming(
+    model: str,
+    out: Path,
+    *,
+    data: DataLike | None = None,
+    corpus: str | None = None,
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    min_count: int = 1,
+    keep: Sequence[str] = (),
+    threads: int = 1,
+    console: Console | None = None,
+) -> Forecast:
+    """Forecast what `compress.trim` would take with the same arguments, on this machine.
+
+    The texts are read once and counted, and it is all done with the first thousand, into a folder that is thrown away.
+    """
+    bundle, found, texts = _load_texts(model, out, data=data, corpus=corpus, text=text, label=label)
+    folder = resolve(model) if bundle is None else bundle.path
+    first, phases = next(chunks(texts), []), list[Phase]()
+    began = time.perf_counter()
+    characters = sum(map(len, texts))
+    reading = time.perf_counter() - began
+    tokenizer = plain(AutoTokenizer.from_pretrained(folder).backend_tokenizer)
+    counts(tokenizer, first)  # the first time is slower
+    encoding = seconds_of(lambda: counts(tokenizer, first)) * characters / max(1, sum(map(len, first)))
+    passes = 2 if min_count == 1 else 1  # that compare how texts are read before and after
+    taken = (1 + passes) * reading + (1 + 2 * passes) * encoding
+    phases.append(Phase("counting tokens", seconds=(taken, taken), note=f"{characters:,} characters"))
+    with TemporaryDirectory() as scratch, (console or Console(quiet=True)).status("trying each phase"):
+        write = partial(trim_checkpoint, folder) if bundle is None else partial(trim_bundle, bundle)
+        taken = seconds_of(lambda: write(first, Path(scratch) / out.name, min_count=min_count, keep=keep))
+    phases.append(Phase("writing", seconds=(taken, taken), disk_mb=size_mb(folder)))
+    if bundle is not None and found is not None:
+        split = found.validation if found.test is None else found.test
+        rows, files = bundle.evaluator(split).spread(SCORED).rows, [each for each in FILES if each in bundle.files()]
+        for each in files:
+            bundle.logits(rows.select(range(1)), precision=each, threads=threads)  # the first time is slower
+        taken = sum(seconds_of(partial(bundle.logits, rows, precision=each, threads=threads)) for each in files)
+        taken *= 2 * len(split) / min(SCORED, len(split))
+        phases.append(Phase("scoring", seconds=(taken, taken), note=f"{len(split):,} rows"))
+    return Forecast(f"{model}, trimmed", tuple(phases), peak_rss_mb())
 
 
 def _lines(corpus: Corpus) -> Iterator[str]:

@@ -17,69 +17,47 @@ data_option, training, budget, device_option, search_option, output = (
     partial(typer.Option, rich_help_panel=panel) for panel in PANELS
 )
 
-Teacher = Annotated[str, training(help="The teacher: an alias (minilm, bert-base, ...), a folder or a hub id.")]
-Recipe = Annotated[
-    str, training(help="The recipe: auto, a name (see `compress recipes`), or the path of a .yaml file.")
-]
-Overrides = Annotated[
-    list[str] | None, training("--set", help="Change a number, such as stages.0.lr=3e-5. Repeatable.")
-]
+Teacher = Annotated[str, training(help="minilm, an alias, a folder or a hub id.")]
+Recipe = Annotated[str, training(help="auto, a name of `compress recipes`, or a .yaml.")]
+Overrides = Annotated[list[str] | None, training("--set", help="Change a number: stages.0.lr=3e-5. Repeatable.")]
 Seed = Annotated[int, training(help="Seed every random number of the run.")]
-Precision = Annotated[Literal["auto", "bf16", "fp32"], training(help="Compute in this number format.")]
+Precision = Annotated[Literal["auto", "bf16", "fp32"], training(help="Compute in this format")]
 Resume = Annotated[bool, training("--resume", help="Continue the interrupted run in --out.")]
 AllowPickle = Annotated[bool, training("--allow-pickle", help="Accept pickled weights that you trust.")]
-AllowCode = Annotated[
-    str | None, training(help="Allow the recipe to run your own functions from this folder: it is a program then.")
-]
-OnWeakTeacher = Annotated[
-    Literal["refuse", "warn"], training(help="Choose what a teacher no better than the majority leads to.")
-]
-DataName = Annotated[
-    str, data_option(help="The data: intents, a folder with train and dev files, or a hub id such as glue/sst2.")
-]
-CorpusName = Annotated[str | None, data_option(help="Add unlabelled text: pydoc, a file, a folder or a hub id.")]
-TextColumns = Annotated[list[str] | None, data_option(help="Name the text column; give it twice for pairs.")]
+AllowCode = Annotated[str | None, training(help="Let the recipe run code of yours in this folder.")]
+OnWeakTeacher = Annotated[Literal["refuse", "warn"], training(help="A teacher no better than the majority.")]
+DataName = Annotated[str, data_option(help="intents, a folder of train and dev files, or a hub id.")]
+CorpusName = Annotated[str | None, data_option(help="Add unlabelled text: pydoc, a file, folder, hub id.")]
+TextColumns = Annotated[list[str] | None, data_option(help="Name the text column; twice for pairs.")]
 LabelColumn = Annotated[str | None, data_option(help="Name the label column.")]
 Kind = Annotated[
     Literal["classification", "multilabel", "regression", "tagging", "qa"] | None,
-    data_option(help="Name the kind of task where it is not detected."),
+    data_option(help="Name the kind of task"),
 ]
 Metric = Annotated[str | None, data_option(help="Choose the best checkpoint by this score.")]
-Out = Annotated[Path | None, output(help="The folder of the run; default: a new one, runs/RECIPE-DATA-N.")]
+Out = Annotated[Path | None, output(help="The run's folder; else a new runs/RECIPE-DATA-N.")]
 Int8MaxDrop = Annotated[
     float | None,
     output("--max-drop", min=0, max=100,
-           help="Points of the score that int8 may lose; default: 0.2, or 0.5 under a latency budget."),
+           help="Points int8 may lose; 0.2, or 0.5 for a latency."),
 ]  # fmt: skip
 MaxDrop = Annotated[float, output("--max-drop", min=0, max=100, help="Points of the score that int8 may lose.")]
-Plan = Annotated[bool, output("--plan", help="Try each stage for seconds, tell minutes and memory, and stop.")]
-Wide = Annotated[bool, output("--wide", help="Show all columns, however wide the terminal is.")]
+Plan = Annotated[bool, output("--plan", help="Tell minutes, memory, disk by short trials; stop.")]
+Wide = Annotated[bool, output("--wide", help="Show all columns, however wide.")]
 Json = Annotated[bool, output("--json", help="Print the result as JSON.")]
-DeviceName = Annotated[
-    str, device_option(help="Measure on this device: local, ssh:[user@]host[:port], browser, adb or adb:SERIAL.")
-]
-Lan = Annotated[bool, device_option("--lan", help="Allow a browser on another machine, such as a phone, to connect.")]
-DeviceTimeout = Annotated[
-    float, device_option("--timeout", min=0.1, help="Give up a silent device after so many seconds.")
-]
-DevicePython = Annotated[
-    str, device_option("--python", help="Use this interpreter on an ssh host; it has onnxruntime.")
-]
-ThreadCounts = Annotated[
-    str, device_option("--threads", help="Measure with these numbers of threads, comma-separated.")
-]
-BatchSizes = Annotated[str, device_option("--batch", help="Measure with these batch sizes, comma-separated.")]
-Lengths = Annotated[str, device_option("--seq", help="Measure at these lengths in tokens, comma-separated.")]
+DeviceName = Annotated[str, device_option(help="local, browser, adb[:SERIAL], ssh:[user@]host[:port].")]
+Lan = Annotated[bool, device_option("--lan", help="Let a browser on another machine connect.")]
+DeviceTimeout = Annotated[float, device_option("--timeout", min=0.1, help="Seconds that a device may be silent.")]
+DevicePython = Annotated[str, device_option("--python", help="ssh: the interpreter with onnxruntime there.")]
+ThreadCounts = Annotated[str, device_option("--threads", help="Numbers of threads, such as 1,4.")]
+BatchSizes = Annotated[str, device_option("--batch", help="Batch sizes, such as 1,8.")]
+Lengths = Annotated[str, device_option("--seq", help="Lengths in tokens, such as 32,128.")]
 Threads = Annotated[int, device_option(min=1, help="Measure with so many threads.")]
-Batch = Annotated[int, device_option(min=1, help="Measure with batches of so many texts.")]
-Affinity = Annotated[str, device_option(help="Keep to these CPUs, such as 0-3; not in a browser.")]
-Native = Annotated[
-    Path | None, device_option(help="adb: run this onnxruntime_perf_test or benchmark_model on the phone.")
-]
-Assets = Annotated[
-    Path | None, device_option(help="browser, adb: take onnxruntime-web from this tarball or folder instead of npm.")
-]
-WebGpu = Annotated[bool, device_option("--webgpu", help="browser, adb: run on the GPU what it has kernels for.")]
+Batch = Annotated[int, device_option(min=1, help="Measure with so many texts at once.")]
+Affinity = Annotated[str, device_option(help="Keep to these CPUs, as 0-3; not in a browser.")]
+Native = Annotated[Path | None, device_option(help="adb: this onnxruntime_perf_test, benchmark_model.")]
+Assets = Annotated[Path | None, device_option(help="onnxruntime-web as a tarball or folder, for npm's.")]
+WebGpu = Annotated[bool, device_option("--webgpu", help="browser, adb: run on the GPU what it can.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +96,9 @@ class LengthOptions:
     minutes  of training and all else, about; stages that would take longer end sooner, their rate at zero all the same
     """
 
-    paper: Annotated[bool, training("--paper", help="Train as long, and at the rates, that the paper says.")] = False
-    effort: Annotated[
-        Literal["quick", "normal", "best"] | None, training(help="Train for less or more than the usual time.")
-    ] = None
-    minutes: Annotated[float | None, training(min=0.1, help="Take about so many minutes for everything.")] = None
+    paper: Annotated[bool, training("--paper", help="Train as long, at such rates, as the paper.")] = False
+    effort: Annotated[Literal["quick", "normal", "best"] | None, training(help="Train for less, or more")] = None
+    minutes: Annotated[float | None, training(min=0.1, help="Take about so many minutes in all.")] = None
 
     @property
     def minutes_alone(self) -> "LengthOptions":
@@ -153,12 +129,10 @@ class MeasureOptions(DeviceOptions):
 
     threads: Threads = 1
     batch: Batch = 1
-    seq: Annotated[
-        int | None, device_option(min=1, help="Measure at so many tokens; default: 128, or the space's max_length.")
-    ] = None
+    seq: Annotated[int | None, device_option(min=1, help="Tokens; default: 128, or the space's max_length.")] = None
     file: Annotated[Literal["int8", "fp32"], device_option(help="Measure and ship this file.")] = "int8"
-    shapes: Annotated[int, device_option(help="Measure so many shapes, 5 to 64, to predict the others.")] = 16
-    rounds: Annotated[int, device_option(min=2, help="Measure in so many interleaved rounds.")] = 4
+    shapes: Annotated[int, device_option(help="Measure so many shapes, 5 to 64.")] = 16
+    rounds: Annotated[int, device_option(min=2, help="Measure in so many rounds.")] = 4
     runs: Annotated[int, device_option(min=1, help="Time so many runs in each round.")] = 10
 
 
@@ -174,23 +148,19 @@ class StudyOptions:
     """
 
     objective: Annotated[
-        list[str] | None, budget(help="Optimise latency, parameters, flops_per_token or file_mb. Repeatable.")
+        list[str] | None, budget(help="Minimise this (latency, parameters, flops_per_token, file_mb). Repeatable.")
     ] = None
-    anchor: Annotated[list[str] | None, output(help="Compare with this bundle of the same task. Repeatable.")] = None
+    anchor: Annotated[list[str] | None, output(help="Compare with this bundle too. Repeatable.")] = None
     sampler: Annotated[str, search_option(help="Draw shapes by tpe, nsga2, gp or random.")] = "tpe"
     trials: Annotated[int | None, search_option(help="Score so many shapes; default: 200, plain 24.")] = None
-    minutes: Annotated[
-        float | None, search_option(help="Take so many minutes for everything, instead of what the stages say.")
-    ] = None
-    finalists: Annotated[int, search_option(help="Rank so many again after a short distillation.")] = 8
+    minutes: Annotated[float | None, search_option(help="Take so many minutes in all.")] = None
+    finalists: Annotated[int, search_option(help="Distil so many briefly, to rank them.")] = 8
     winners: Annotated[int, search_option(help="Distil so many fully.")] = 1
     storage: Annotated[
         str | None,
-        search_option(help="The study's database: an SQLite file or postgresql://...; default: in --out."),
+        search_option(help="SQLite file or postgresql: URL; default: in --out."),
     ] = None
-    name: Annotated[
-        str | None, search_option(help="The name of the study in its storage; default: the folder's name.")
-    ] = None
+    name: Annotated[str | None, search_option(help="The study's name there; default: the folder's.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,9 +173,7 @@ class BudgetOptions:
     """
 
     max_latency_ms: Annotated[float | None, budget(help="Limit the latency of its file on --device.")] = None
-    speedup: Annotated[
-        float | None, budget(help="Ask for so many times the speed of the teacher's file of that precision.")
-    ] = None
+    speedup: Annotated[float | None, budget(help="So many times the speed of the teacher's file.")] = None
     max_params: Annotated[float | None, budget(help="Limit its parameters, such as 5e6.")] = None
     max_file_mb: Annotated[float | None, budget(help="Limit the size of its file.")] = None
     min_score: Annotated[float | None, budget(help="Ask for this score on the validation split.")] = None
@@ -220,25 +188,15 @@ class PruneOptions:
     speedup                 over the unpruned model's own int8 file
     """
 
-    layers: Annotated[
-        float | None, budget(help="Keep so many layers; below 1, a share of the model's, as for all sizes.")
-    ] = None
-    hidden: Annotated[float | None, budget(help="Keep this width.")] = None
-    heads: Annotated[float | None, budget(help="Keep so many attention heads in each layer.")] = None
-    ffn: Annotated[float | None, budget(help="Keep so many neurons in each feed-forward block.")] = None
-    embedding: Annotated[float | None, budget(help="Keep this embedding width, where it is not the model's width.")] = (
-        None
-    )
-    bottleneck: Annotated[float | None, budget(help="Keep this inner width (MobileBERT).")] = None
-    max_latency_ms: Annotated[
-        float | None, budget(help="Instead of sizes: prune until the int8 file takes so many ms on --device.")
-    ] = None
-    speedup: Annotated[
-        float | None, budget(help="Instead of sizes: prune until it is so many times faster than the model there.")
-    ] = None
-    max_params: Annotated[
-        float | None, budget(help="Instead of sizes, or with a latency: keep at most so many parameters, such as 5e6.")
-    ] = None
+    layers: Annotated[float | None, budget(help="Layers to keep; below 1, as all sizes, a share.")] = None
+    hidden: Annotated[float | None, budget(help="Width to keep.")] = None
+    heads: Annotated[float | None, budget(help="Attention heads to keep in each layer.")] = None
+    ffn: Annotated[float | None, budget(help="Neurons to keep in each feed-forward block.")] = None
+    embedding: Annotated[float | None, budget(help="Embedding width to keep, where it is another.")] = None
+    bottleneck: Annotated[float | None, budget(help="Inner width to keep (MobileBERT).")] = None
+    max_latency_ms: Annotated[float | None, budget(help="Instead of sizes: ms of the int8 file there.")] = None
+    speedup: Annotated[float | None, budget(help="Instead of sizes: so many times as fast there.")] = None
+    max_params: Annotated[float | None, budget(help="Instead of sizes, or with a latency; as 5e6.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,9 +206,7 @@ class SettingOptions:
     device: DeviceName = "local"
     threads: Threads = 1
     batch: Batch = 1
-    seq: Annotated[
-        int | None, device_option(min=1, help="Measure at so many tokens; default: the recipe's max_length.")
-    ] = None
+    seq: Annotated[int | None, device_option(min=1, help="Tokens; default: the recipe's max_length.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,26 +220,20 @@ class Int8Options:
 
     calibration: Annotated[
         Literal["minmax", "percentile", "entropy"] | None,
-        training(help="Calibrate in this way; default: what comes nearest to fp32."),
+        training(help="Instead of the nearest to fp32"),
     ] = None
-    percentile: Annotated[float, training(min=50, max=100, help="The percentile of --calibration percentile.")] = 99.99
-    rows: Annotated[int, training(min=1, help="Calibrate on so many rows of the train split.")] = 512
-    form: Annotated[
-        Literal["fused", "qdq"], output(help="Write the form for onnxruntime on CPUs, or for other runtimes.")
-    ] = "fused"
-    reduce_range: Annotated[
-        bool, output("--reduce-range", help="Use 7-bit weights, for x86 processors without VNNI.")
-    ] = False
+    percentile: Annotated[float, training(min=50, max=100, help="Of --calibration percentile.")] = 99.99
+    rows: Annotated[int, training(min=1, help="Calibrate on so many training rows.")] = 512
+    form: Annotated[Literal["fused", "qdq"], output(help="fused: onnxruntime on CPUs; qdq: others.")] = "fused"
+    reduce_range: Annotated[bool, output("--reduce-range", help="7-bit weights, for x86 without VNNI.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
     """The reading of a checkpoint that is no bundle: see `compress.exporters.checkpoint.load_source`."""
 
-    pair: Annotated[bool, data_option("--pair", help="Say that a checkpoint's classifier reads two texts.")] = False
-    pool: Annotated[
-        Literal["mean", "cls", "max"] | None, output(help="Make one vector of an encoder's tokens in this way.")
-    ] = None
+    pair: Annotated[bool, data_option("--pair", help="A checkpoint's classifier reads two texts.")] = False
+    pool: Annotated[Literal["mean", "cls", "max"] | None, output(help="Make an encoder's tokens one vector.")] = None
     normalise: Annotated[bool, output("--normalise", help="Give such vectors length 1.")] = False
-    max_length: Annotated[int | None, output(min=1, help="Cut the texts of a checkpoint to so many tokens.")] = None
+    max_length: Annotated[int | None, output(min=1, help="Tokens of a checkpoint's longest text.")] = None
     allow_pickle: AllowPickle = False

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from compress import io
 from compress.errors import DamagedError, DataError
+from compress.progress import SCREEN
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -74,8 +75,9 @@ def part(folder: Path, name: str) -> Iterator[Path]:
 
 
 def note(message: str) -> None:
-    """Tell the user what was found and done, on standard error."""
-    print(f"note: {message}", file=sys.stderr, flush=True)
+    """Tell the user what was found and done, on standard error, unless the command that runs is to be quiet."""
+    if (screen := SCREEN.get()) is None or not screen().quiet:
+        print(f"note: {message}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -38,8 +38,9 @@ class Collate:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if tokenizer.pad_token_id is None:
             raise DataError(
-                f"{type(tokenizer).__name__} has no padding token, so rows of different lengths make no batch. "
-                "Set one, for example: tokenizer.pad_token = tokenizer.eos_token"
+                f"{tokenizer.name_or_path or type(tokenizer).__name__}: its tokenizer has no padding token, so rows of "
+                "different lengths make no batch. Name one as pad_token in its tokenizer_config.json; in Python: "
+                "tokenizer.pad_token = tokenizer.eos_token"
             )
         self.padding = {
             "input_ids": tokenizer.pad_token_id,

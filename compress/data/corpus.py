@@ -24,6 +24,7 @@ from compress.data.masking import Frame, Template
 from compress.data.text_files import reading
 from compress.data.tokenize import Row, fingerprint, row_batches, source_files
 from compress.errors import DataError, did_you_mean
+from compress.progress import Progress
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -241,7 +242,7 @@ def encode_corpus(
             blocks, tokens, document = len(table), pc.sum(table["length"]).as_py(), table["document"][-1].as_py()
             of_document = pc.sum(pc.equal(table["document"], document)).as_py()
         rows = islice(_blocks(corpus, tokenizer, template, room, document), of_document, None)
-        with closing(_limit(rows, limit_tokens, f"Encoding {corpus.name}", tokens)) as limited:
+        with closing(_limit(rows, limit_tokens, f"encoding {corpus.name}", tokens)) as limited:
             batches = row_batches(limited, first=blocks)
             for number in count(len(done)):
                 if not (some := list(islice(batches, 1))):
@@ -307,7 +308,7 @@ def build_rows(
             yield row
 
     empty = f"{corpus.name}: {name} makes no row of it. It needs more text, or a larger max_length."
-    return cache.rows("corpora", key, lambda: row_batches(_limit(rows(), limit_tokens, f"Rows: {what}")), empty=empty)
+    return cache.rows("corpora", key, lambda: row_batches(_limit(rows(), limit_tokens, f"rows of {what}")), empty=empty)
 
 
 def _check(row: Row, several: Mapping[str, bool], max_length: int, where: str) -> None:
@@ -324,10 +325,8 @@ def _check(row: Row, several: Mapping[str, bool], max_length: int, where: str) -
 
 def _limit(rows: Iterator[Row], limit_tokens: int | None, what: str, tokens: int = 0) -> Generator[Row, None, None]:
     """Yield rows, with a progress bar, up to the one that reaches the limit; `tokens` were written before."""
-    from datasets.utils import tqdm
-
-    with tqdm(desc=what, unit=" tokens", unit_scale=True, initial=tokens) as progress:
+    with Progress(what, limit_tokens, "tokens", done=tokens) as bar:
         while (limit_tokens is None or tokens < limit_tokens) and (row := next(rows, None)) is not None:
             yield row
             tokens += len(row["input_ids"])
-            progress.update(len(row["input_ids"]))
+            bar.advance(len(row["input_ids"]))

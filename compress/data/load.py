@@ -155,7 +155,10 @@ def _refuse_constant(place: str, encoded: Labels, coding: Coding) -> None:
     only = "the same labels" if coding.kind == "multilabel" else f"the number {encoded[0]}"
     if coding.kind == "classification":
         only = f"the class {coding.names[int(encoded[0])]!r}"
-    raise DataError(f"{place}: every training row has {only}: there is nothing to learn.")
+    raise DataError(
+        f"{place}: every training row has {only}: there is nothing to learn. Give rows with others too, or name the "
+        "column of the labels by --label"
+    )
 
 
 def _read_test(found: Source, columns: ChosenColumns, coding: Coding, folder: Path, notes: list[str]) -> _Split | None:
@@ -250,7 +253,9 @@ def _load_annotated(name: str, kind: Kind, files: Mapping[Role, Path], *, metric
             notes += examples.notes
             splits[role] = examples
         elif role == "train":
-            raise DataError(f"{path}: no question has an answer: there is nothing to learn.")
+            raise DataError(
+                f"{path}: no question has an answer: there is nothing to learn. Give training questions that have one"
+            )
         else:
             notes.append(f"{path.name} has no answers: passed over")
     tables = {role: examples.table for role, examples in splits.items()}
@@ -286,7 +291,7 @@ def _unanswerable(tables: Mapping[Role, pa.Table], notes: list[str]) -> bool:
     """Tell whether training questions without an answer teach to give none."""
     none = {role: pc.sum(pc.equal(pc.list_value_length(table["answers"]), 0)).as_py() for role, table in tables.items()}
     if none["train"] == len(tables["train"]):
-        raise DataError("no training question has an answer: there is nothing to learn.")
+        raise DataError("no training question has an answer: there is nothing to learn. Give some that have one")
     for role, count in none.items():
         if count and not none["train"]:
             notes.append(

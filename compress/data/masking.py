@@ -106,8 +106,8 @@ class Words:
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, counts: LongTensor | None = None) -> Words:
         if tokenizer.pad_token_id is None:
             raise DataError(
-                f"{type(tokenizer).__name__} has no padding token. "
-                "Set one, for example: tokenizer.pad_token = tokenizer.eos_token"
+                f"{tokenizer.name_or_path or type(tokenizer).__name__}: its tokenizer has no padding token. Name one "
+                "as pad_token in its tokenizer_config.json; in Python: tokenizer.pad_token = tokenizer.eos_token"
             )
         vocabulary = tokenizer.get_vocab()
         size = max(vocabulary.values()) + 1

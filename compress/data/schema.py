@@ -77,6 +77,8 @@ LARGEST: Final = float(np.finfo(np.float32).max)
 LARGEST_EXACT: Final = 2.0**53
 """Whole numbers beyond are not told apart as floats, and stay as they are spelled."""
 
+ADDED: Final = "Mend these labels, or give the training split rows of theirs."
+"""The remedy for labels that the training split lacks."""
 _BLANK: Final = pa.array(["", "nan", "-1", "-1.0"])
 _TRUE: Final = pa.array(["1", "1.0", "true"])
 _FLAGS: Final = pa.array(["0", "0.0", "false", *_TRUE.to_pylist()])
@@ -256,7 +258,8 @@ def encode(labels: LabelColumn, coding: Coding) -> NDArray[np.int64] | NDArray[n
             if found is None or not abs(found) <= LARGEST:  # nor NaN
                 raise DataError(
                     f"{labels.place}, {labels.at(pc.equal(labels.cells, value))}: {value[:60]!r} is no number that a "
-                    "model can learn; a regression needs one in every row, below 3.4e38."
+                    "model can learn; a regression needs one in every row, below 3.4e38. Mend these rows, or take them "
+                    "out; if these are classes, leave --kind out."
                 )
         return np.asarray(numbers, np.float32)[codes]
     ids = {name: n for n, name in enumerate(coding.names)}
@@ -268,7 +271,7 @@ def encode(labels: LabelColumn, coding: Coding) -> NDArray[np.int64] | NDArray[n
             hint = f" Its classes are {', '.join(coding.names[:10])}: write the labels of every split the same way."
         else:
             hint = did_you_mean(unknown[0], coding.names)
-        raise DataError(f"{labels.place}, {where}: label {shown} is no class of the training split.{hint}")
+        raise DataError(f"{labels.place}, {where}: label {shown} is no class of the training split.{hint} {ADDED}")
     return np.asarray([ids[name] for name in spelled], np.int64)[codes]
 
 
@@ -287,7 +290,7 @@ def _vectors(labels: LabelColumn, coding: Coding) -> NDArray[np.float32]:
         value = flat[int(strange.argmax())].as_py()
         raise DataError(
             f"{labels.place}, {labels.at(mask)}: label {value!r} is no class of the training split."
-            f"{did_you_mean(value, coding.names)}"
+            f"{did_you_mean(value, coding.names)} {ADDED}"
         )
     vectors = np.zeros((len(lists), len(coding.names)), np.float32)
     vectors[rows[keep], pc.fill_null(ids, 0).to_numpy()[keep]] = 1.0

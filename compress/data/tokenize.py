@@ -16,6 +16,7 @@ import pyarrow as pa
 from compress.data import cache, windows
 from compress.data.constants import IGNORE_INDEX
 from compress.errors import DataError
+from compress.progress import Progress
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -147,14 +148,20 @@ def _lists(lengths: np.ndarray, values: np.ndarray) -> pa.ListArray:
 
 def _texts(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[pa.RecordBatch]:
     first = 0
-    for table in split.with_format("arrow").iter(ROWS_PER_WRITE):
-        texts = [table[name].to_pylist() for name in ("text", "text_pair") if name in table.column_names]
-        tokens = tokenizer(*texts, truncation=True, max_length=max_length, padding=False)
-        names = [name for name in ("input_ids", "token_type_ids") if name in tokens]
-        rows = [dict(zip(names, cells, strict=True)) for cells in zip(*map(tokens.get, names), strict=True)]
-        batch = _record_batch(rows, first)
-        yield batch.append_column("labels", table["label"].combine_chunks()) if "label" in table.column_names else batch
-        first += len(rows)
+    with Progress("encoding texts", len(split), "rows") as bar:
+        for table in split.with_format("arrow").iter(ROWS_PER_WRITE):
+            texts = [table[name].to_pylist() for name in ("text", "text_pair") if name in table.column_names]
+            tokens = tokenizer(*texts, truncation=True, max_length=max_length, padding=False)
+            names = [name for name in ("input_ids", "token_type_ids") if name in tokens]
+            rows = [dict(zip(names, cells, strict=True)) for cells in zip(*map(tokens.get, names), strict=True)]
+            batch = _record_batch(rows, first)
+            yield (
+                batch.append_column("labels", table["label"].combine_chunks())
+                if "label" in table.column_names
+                else batch
+            )
+            first += len(rows)
+            bar.advance(len(rows))
 
 
 def _questions(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Iterator[Row]:

@@ -18,6 +18,7 @@ from scipy.special import logsumexp
 
 from compress.data.conll import entities
 from compress.errors import CompressError, DataError
+from compress.progress import Progress
 from compress.records.class_scores import ClassScore
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64
     device = next(model.parameters()).device
     rows_only = encoded.remove_columns("length")
     parts = []
-    with evaluating(model), torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+    bar = Progress("scoring", len(order), "rows")
+    with evaluating(model), torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bf16), bar:
         for start in range(0, len(order), batch):
             columns = rows_only[order[start : start + batch].tolist()]
             rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -126,6 +128,7 @@ def logits(model: Module, encoded: Dataset, collate: Collate, *, batch: int = 64
                 parts += [row[real] for row, real in zip(values, tokens, strict=True)]
             else:
                 parts += list(values[:, None])
+            bar.advance(len(rows))
     return np.concatenate([parts[n] for n in np.argsort(order)])
 
 

@@ -102,10 +102,11 @@ class Manifest:
             raise BundleError(f"{folder}: no {NAME} in it; expected the folder of a bundle") from None
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            wrong = first["msg"].removeprefix("Value error, ")
+            if first["loc"]:
+                wrong = f"{'.'.join(map(str, first['loc']))}: {wrong}, found {first['input']!r:.60}"
             raise BundleError(
-                f"{path}: {where}: {first['msg']}; the bundle is damaged, or of another version of compress: "
-                "write or copy it again"
+                f"{path}: {wrong}; the bundle is damaged, or of another version of compress: write or copy it again"
             ) from None
         for name in manifest.files:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +21,7 @@ from compress.data.text_files import LONGEST
 from compress.errors import BundleError, DataError
 from compress.evaluation.qa import Windows, best_spans
 from compress.exporters.session import UNOPENED, EncodedRow, open_session
+from compress.progress import tracked
 
 Text = str | tuple[str, str]
 WORDS = re.compile(r"https?://\S+|[@#]?\w+(?:[-.'’&]\w+)*|[^\w\s]")
@@ -197,6 +198,7 @@ def run_rows(
     Raises BundleError for a row that lacks an input of the file, or that it cannot be run on.
     """
     names = [node.name for node in session.get_inputs()]
+    count = len(rows) if isinstance(rows, Sized) else None
 
     def run(row: EncodedRow) -> list[NDArray[np.float32]]:
         if missing := [name for name in names if name not in row]:
@@ -209,9 +211,9 @@ def run_rows(
             raise BundleError(f"the model cannot be run on {len(row[names[0]])} tokens: {told}") from None
 
     if threads == 1:  # a pool for every text of a stream would cost 0.2 ms each
-        return [run(row) for row in rows]
+        return list(tracked(map(run, rows), "scoring", count, "rows"))
     with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(run, rows))
+        return list(tracked(pool.map(run, rows), "scoring", count, "rows"))
 
 
 def open_predictor(

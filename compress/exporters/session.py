@@ -224,9 +224,11 @@ def _parse(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.load_model(path, load_external_data=False)
     except DecodeError as error:
-        raise ExportError(f"{path}: not an ONNX model, or a truncated one ({error})") from None
+        raise ExportError(f"{path}: not an ONNX model, or a truncated one ({error}); write or copy it again") from None
     if not model.ir_version or not model.opset_import:  # any bytes may happen to be a message without these
-        raise ExportError(f"{path}: not an ONNX model, or a truncated one (it names no version of ONNX)")
+        raise ExportError(
+            f"{path}: not an ONNX model, or a truncated one (it names no version of ONNX); write or copy it again"
+        )
     newest = onnx.defs.onnx_opset_version()
     if (
         own := max((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), default=0)

@@ -91,7 +91,10 @@ def config_for(spec: StudentSpec, teacher: Any) -> PreTrainedConfig:
     shape = Shape.from_config(config)
     _set_derived(spec, teacher, config, shape)
     if shape.hidden % shape.heads:
-        raise StudentError(f"student: hidden {shape.hidden} is not a multiple of heads {shape.heads}")
+        raise StudentError(
+            f"student: hidden {shape.hidden} is not a multiple of heads {shape.heads}: expected heads of equal width; "
+            "change one of the two, as by --set student.heads=4"
+        )
     return config
 
 

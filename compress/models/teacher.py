@@ -80,10 +80,15 @@ def _settings(folder: Path) -> dict[str, Any]:
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not isinstance(config, dict):
-        raise TeacherError(f"{folder}: its config.json holds a {type(config).__name__}, where settings were expected")
+        raise TeacherError(
+            f"{folder}: its config.json holds a {type(config).__name__}, where settings were expected: fetch it again"
+        )
     outputs = config.get("num_labels") or 0
     if not isinstance(outputs, int) or not 0 <= outputs <= MOST_OUTPUTS:
-        raise TeacherError(f"{folder}: its config.json says num_labels {outputs!r}; expected 0 to {MOST_OUTPUTS:,}")
+        raise TeacherError(
+            f"{folder}: its config.json says num_labels {outputs!r}; expected 0 to {MOST_OUTPUTS:,}: mend it, or fetch "
+            "it again"
+        )
     return config
 
 
@@ -139,6 +144,11 @@ def explain_load_errors(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:  # a value of a wrong type or size ends anywhere in the libraries, and in any way
         said = " ".join(str(error).split())[:400] or type(error).__name__
+        if "custom code" in said:
+            raise TeacherError(
+                f"{folder}: its model or tokenizer is code of its own, which is not run here; expected one of a family "
+                "that transformers has. Give another checkpoint"
+            ) from error
         raise TeacherError(
             f"{folder}: cannot be loaded: {said}. Its config, tokenizer or weights are damaged, or do not belong "
             "together; fetch them again"
@@ -160,7 +170,10 @@ def load_config(folder: Path) -> Any:
             )
         layers = getattr(config, "num_hidden_layers", 0)
         if not isinstance(layers, int) or not 0 <= layers <= MOST_LAYERS:
-            raise TeacherError(f"{folder}: its config.json says {layers!r} layers; expected 0 to {MOST_LAYERS:,}")
+            raise TeacherError(
+                f"{folder}: its config.json says {layers!r} layers; expected 0 to {MOST_LAYERS:,}: mend it, or "
+                "fetch it again"
+            )
         config._attn_implementation = config._experts_implementation = None  # kernels: the library's choice, not theirs
     return config
 
@@ -179,10 +192,16 @@ def _complete(folder: Path, model: PreTrainedModel, absent: list[str], trained: 
 def check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
     """Raise TeacherError for a tokenizer that makes no tokens, or some that the model does not know."""
     if not isinstance(tokenizer.model_max_length, int | float):
-        raise TeacherError(f"{folder}: model_max_length {tokenizer.model_max_length!r} of its tokenizer is no number")
+        raise TeacherError(
+            f"{folder}: model_max_length {tokenizer.model_max_length!r} of its tokenizer is no number: mend it in "
+            "tokenizer_config.json, or fetch it again"
+        )
     known = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
     if len(tokenizer.get_vocab()) <= len(set(tokenizer.all_special_tokens)):  # what the library makes of no files
-        raise TeacherError(f"{folder}: has no tokenizer; expected tokenizer.json, or the family's own file, in it")
+        raise TeacherError(
+            f"{folder}: has no tokenizer; expected tokenizer.json, or the family's own file, in it; fetch it whole, or "
+            "save its tokenizer there"
+        )
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= known:
         raise TeacherError(

@@ -294,22 +294,26 @@ def train_supernet(
     assert said is not None, "a space of a supernet has its stage"
     if run.done(said.name, training.console):
         return heads.load(run.result(said.name), said.head, training.kind)
-    stage = _drawing_from(said, among, costs)
-    whole, origin_D = _in_order(costs, stage, task_teacher, training, run.seed)
+    stage = draw_from(said, among, costs)
+    whole, origin_D = put_in_order(costs, stage, task_teacher, training, run.seed)
 
     def probe(short: Stage, scratch: Run) -> None:
         run_stage(short, copy.deepcopy(whole), task_teacher, training, scratch, origin_D=origin_D)
 
     (stage,) = time_budget.fit("supernet", [stage], training.data, probe)
-    rows = len(training.data.train)
-    epochs = plan_steps(stage, max(1, rows // stage.batch)) * stage.batch / rows
-    stage = stage.model_copy(update={"evaluate": max(stage.evaluate, ceil(LOOKS / max(1.0, epochs)))})
+    stage = with_looks(stage, len(training.data.train))
     ladder = Ladder.of(costs, among)
     ladder.keep(run.path / LADDER, stage, _flops(costs, among, stage, training))
     return run_stage(stage, whole, task_teacher, training, run, origin_D=origin_D, wrap_score=ladder.score_rungs)
 
 
-def _drawing_from(stage: Stage, among: Sequence[Choice], costs: CostModel) -> Stage:
+def with_looks(stage: Stage, rows: int) -> Stage:
+    """Let the stage be scored at least LOOKS times."""
+    epochs = plan_steps(stage, max(1, rows // stage.batch)) * stage.batch / rows
+    return stage.model_copy(update={"evaluate": max(stage.evaluate, ceil(LOOKS / max(1.0, epochs)))})
+
+
+def draw_from(stage: Stage, among: Sequence[Choice], costs: CostModel) -> Stage:
     """Let the stage's step draw from these subnets, where it is one that can be told so."""
     step = stage.step
     if step is None or "among" not in options(step.function) or "among" in step.options:
@@ -319,7 +323,7 @@ def _drawing_from(stage: Stage, among: Sequence[Choice], costs: CostModel) -> St
     return stage.model_copy(update={"step": replace(step, options={**step.options, "among": plain[:DRAWN]})})
 
 
-def _in_order(
+def put_in_order(
     costs: CostModel, stage: Stage, task_teacher: Teacher, training: TrainingContext, seed: int
 ) -> tuple[PreTrainedModel, torch.Tensor]:
     """Put the teacher's units in order, those that matter most first; return which of its dimensions each one is."""

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from compress import io as digest
 from compress.data.cache import explained, home, locked, note
 from compress.errors import TeacherError
 from compress.io import naming, written
+from compress.progress import Progress
 
 FLUSH_SECONDS: Final = 1.0
 """A power cut loses the answers of so long at most."""
@@ -91,8 +91,8 @@ def ask(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str], *, con
     prompt, one file per speaker and set of answers: what was asked before is not asked again, whatever stopped it.
     Only answers that were damaged there are.
     """
-    path = home() / "soft-labels" / f"{digest.of_value([speaker.digest, list(answers)])[:24]}.jsonl"
-    marks = [blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() for prompt in prompts]
+    path = answers_file(speaker, answers)
+    marks = [_mark(prompt) for prompt in prompts]
     by_mark = dict(zip(marks, prompts, strict=True))
     known, _ = _read(path, len(answers))
     asked, seconds = 0, 0.0
@@ -102,18 +102,19 @@ def ask(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str], *, con
             with locked(path):  # another that asks the same waits, then finds it answered
                 known = _mend(path, len(answers))
                 new = {mark: prompt for mark, prompt in by_mark.items() if mark not in known}
-                with _progress(console, speaker.name, len(new)) as bar, naming(path):
+                began = time.monotonic()
+                with Progress(f"asking {speaker.name}", len(new), "rows", console=console) as bar, naming(path):
                     try:
                         for mark, likelihood in _ask(speaker, new, answers, path):
                             known[mark] = likelihood
-                            bar.advance(bar.task_ids[0])
+                            bar.advance()
                     except UnansweredError as error:
                         row = marks.index(list(new)[error.number])
                         end = prompts[row][-SHOWN:]
                         raise TeacherError(
                             f"row {row + 1:,} of {len(marks):,}, asked with ...{end!r}: {error}"
                         ) from error
-                    asked, seconds = len(new), bar.tasks[0].elapsed or 0.0
+                    asked, seconds = len(new), time.monotonic() - began
     found = [known[mark] for mark in marks]
     log_p_NA = np.array([each.log_p for each in found], dtype=np.float64)
     if not np.isfinite(log_p_NA).all():
@@ -121,6 +122,21 @@ def ask(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str], *, con
         raise TeacherError(f"teacher {speaker.name}: its likelihoods are not finite for {bad} of {len(found)} prompts")
     tokens_NA = np.array([each.tokens for each in found], dtype=np.int64)
     return Likelihoods(log_p_NA, tokens_NA, sum(each.absent for each in found), asked, seconds)
+
+
+def answers_file(speaker: Speaker, answers: Sequence[str]) -> Path:
+    """Return the file that keeps what a speaker has told of these answers."""
+    return home() / "soft-labels" / f"{digest.of_value([speaker.digest, list(answers)])[:24]}.jsonl"
+
+
+def unanswered(speaker: Speaker, prompts: Sequence[str], answers: Sequence[str]) -> list[str]:
+    """List the prompts, each once, that were not answered before."""
+    known, _ = _read(answers_file(speaker, answers), len(answers))
+    return [prompt for prompt in dict.fromkeys(prompts) if _mark(prompt) not in known]
+
+
+def _mark(prompt: str) -> str:
+    return blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _ask(
@@ -187,12 +203,3 @@ def _mend(path: Path, answers: int) -> dict[str, Likelihood]:
         with path.open("rb") as file, written(path) as partial, partial.open("wb") as mended:
             mended.writelines(line for number, line in enumerate(file, start=1) if number not in damaged)
     return known
-
-
-def _progress(console: Console, name: str, questions: int) -> Progress:
-    bar = Progress(
-        TextColumn("{task.description}", style="bold", markup=False), BarColumn(bar_width=30), MofNCompleteColumn(),
-        TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not questions or console.quiet,
-    )  # fmt: skip
-    bar.add_task(f"asking {name}", total=questions)
-    return bar

@@ -263,13 +263,10 @@ class PromptedTeacher:
 
         Raises PromptError where no text fits beside the prompt.
         """
-        prompt = self.questions.prompt
-        limits = [limit for limit in (prompt.max_length, self.speaker.longest) if limit is not None]
-        room = min(limits) - max(self.speaker.count(answer) for answer in self.questions.answers)
-        fitted = [self.questions.fit(each, self.speaker.count, room) for each in texts]
+        fitted = self.fit(texts)
         notes = []
         if cut := sum(was_cut for _, was_cut in fitted):
-            notes.append(f"{cut:,} of {len(fitted):,} texts were cut to fit {min(limits)} tokens with their prompt")
+            notes.append(f"{cut:,} of {len(fitted):,} texts were cut to fit {self._longest} tokens with their prompt")
         found = self._ask([question for question, _ in fitted])
         if found.absent:
             told = found.log_p_NA.size - found.absent
@@ -286,14 +283,23 @@ class PromptedTeacher:
             )
         for note in notes:
             print_note(self.console, note)
-        log_p_NC = calibrate(scores_NC, self._log_p_cf(room)).astype(np.float32)
+        log_p_NC = calibrate(scores_NC, self._log_p_cf()).astype(np.float32)
         log_p_NC[~answered_N] = -np.log(len(self.questions.labels))
         return SoftLabels(log_p_NC, self.questions.labels, found.asked, found.seconds, tuple(notes))
 
     def label_split(self, split: Dataset) -> SoftLabels:
         """Label the `text`, or `text` and `text_pair`, of a split."""
-        columns = [split[name][:] for name in ("text", "text_pair") if name in split.column_names]
-        return self.label(list(zip(*columns, strict=True)))
+        return self.label(texts_of(split))
+
+    def fit(self, texts: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
+        """Write the prompt for each text or pair, and tell whether it was cut: see `Questions.fit`."""
+        room = self._longest - max(self.speaker.count(answer) for answer in self.questions.answers)
+        return [self.questions.fit(each, self.speaker.count, room) for each in texts]
+
+    @property
+    def _longest(self) -> int:
+        limits = (self.questions.prompt.max_length, self.speaker.longest)
+        return min(limit for limit in limits if limit is not None)
 
     def _ask(self, questions: Sequence[str]) -> Likelihoods:
         return ask(self.speaker, questions, self.questions.answers, console=self.console)
@@ -304,13 +310,18 @@ class PromptedTeacher:
         scores_NA = normalise(found.log_p_NA, found.tokens_NA, prompt.normalise, alone)
         return average_by_label(scores_NA, self.questions.owners)
 
-    def _log_p_cf(self, room: int) -> NDArray[np.float64] | None:
+    def _log_p_cf(self) -> NDArray[np.float64] | None:
         prompt = self.questions.prompt
         if prompt.calibrate == "none":
             return None
         texts = [[text] * (2 if prompt.pair else 1) for text in prompt.content_free]
-        asked = [self.questions.fit(each, self.speaker.count, room)[0] for each in texts]
-        return content_free_prior(self._scores(self._ask(asked)))
+        return content_free_prior(self._scores(self._ask([asked for asked, _ in self.fit(texts)])))
+
+
+def texts_of(split: Dataset) -> list[tuple[str, ...]]:
+    """List the `text`, or `text` and `text_pair`, of each row of a split."""
+    columns = [split[name][:] for name in ("text", "text_pair") if name in split.column_names]
+    return list(zip(*columns, strict=True))
 
 
 def open_speaker(name: str, *, allow_pickle: bool = False, bf16: bool = False) -> Speaker:

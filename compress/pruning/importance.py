@@ -24,7 +24,6 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, reduce
 from datasets import Dataset
 from rich.console import Console
-from rich.progress import track
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -37,6 +36,7 @@ from compress.data.constants import IGNORE_INDEX
 from compress.errors import PruneError, did_you_mean
 from compress.models.signals import Signals, evaluating, read
 from compress.models.teacher import Teacher
+from compress.progress import tracked
 from compress.pruning.hooks import KEY, Tap, over_tokens, watching, watching_layers
 from compress.slicing.plan import LAYERS, Group, SlicePlan
 from compress.slicing.select import Importance, Kept, counts
@@ -167,8 +167,7 @@ class Batches:
         order = np.argsort(np.asarray(self.rows["length"][:]), kind="stable")
         state = PartialState()
         begins = range(0, len(order), self.size)
-        shown = state.is_main_process and self.console is not None
-        for at in track(begins, "importance", console=self.console, disable=not shown, transient=True):
+        for at in tracked(begins, "importance", len(begins), "batches", console=self.console):
             mine = order[at : at + self.size][state.process_index :: state.num_processes]
             if len(mine):
                 yield self._batch(mine)

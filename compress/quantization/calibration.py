@@ -5,7 +5,7 @@ bounded by TOKENS tokens of one batch, whatever the number of rows.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from compress.errors import ExportError
 from compress.exporters.rewrite.graph import products
 from compress.exporters.session import UNOPENED, read_model, session_options
+from compress.progress import Progress
 
 if TYPE_CHECKING:
     from compress.exporters.session import EncodedRow
@@ -173,8 +174,10 @@ def watch(
     except UNOPENED as error:
         raise ExportError(f"{source}: onnxruntime {onnxruntime.__version__} cannot open it: {error}") from None
     inputs = [node.name for node in session.get_inputs()]
-    for batch in _batches(rows, inputs, source):
-        yield dict(zip(names, session.run(list(names), batch), strict=True))
+    with Progress("calibration", len(rows) if isinstance(rows, Sized) else None, "rows") as bar:
+        for batch in _batches(rows, inputs, source):
+            yield dict(zip(names, session.run(list(names), batch), strict=True))
+            bar.advance(len(batch[inputs[0]]))
 
 
 def _batches(rows: "Iterable[EncodedRow]", inputs: Sequence[str], source: Path) -> Iterator[dict[str, Any]]:

@@ -122,13 +122,14 @@ class QuantizationEvaluator:
 
     def error(self, file: Path) -> float:
         """Compute the mean squared difference of the logits from fp32's, on the probe."""
-        return float(np.square(self._logits(file, self.probe) - self.expected).mean())
+        return float(np.square(self.logits(file, self.probe) - self.expected).mean())
 
     def outcome(self, file: Path) -> ScoreDrop:
         """Compare the file's score and answers with fp32's."""
-        return compare_logits(self.evaluator, self.exact, self._logits(file, self.evaluator.rows))
+        return compare_logits(self.evaluator, self.exact, self.logits(file, self.evaluator.rows))
 
-    def _logits(self, file: Path, rows: Dataset) -> Logits:
+    def logits(self, file: Path, rows: Dataset) -> Logits:
+        """Run a file on rows."""
         task, length = self.bundle.task, self.bundle.manifest.max_length
         opened = open_predictor(self.bundle.path, file, task=task, max_length=length, threads=self.threads)
         return opened.logits(rows)

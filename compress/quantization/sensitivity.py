@@ -18,6 +18,7 @@ import onnx
 
 from compress.benchmark.devices import Device
 from compress.exporters.rewrite.graph import Product, layer
+from compress.progress import tracked
 from compress.quantization.certify import QuantizationEvaluator, ScoreDrop
 from compress.records.certificate import Sensitivity
 from compress.records.latency import Setting
@@ -35,8 +36,6 @@ Costs = Callable[[], Mapping[str, float]]
 WORTH = 0.05
 """The share of the mean squared error of the logits that a product must carry to be left in float32 for the answers'
 sake; for the score's sake less will do."""
-STEP = 10
-"""Products between two reports of progress."""
 HEAD = 0.01
 """The cost of a head's layer beside one of the same size that reads every token: it reads one row."""
 
@@ -110,7 +109,7 @@ def mix(
             f"all-int8 loses {100 * whole.drop:.2f} points and changes {1 - whole.agreement:.2%} of the answers; "
             f"trying each of its {len(products)} products"
         )
-        found = _sensitivities(trials, products, say)
+        found = _sensitivities(trials, products)
         price = costs()
         order = sorted(
             (each for each in found if each.share > 0), key=lambda each: each.share / price[each.product], reverse=True
@@ -148,13 +147,11 @@ class _Trials:
         return self.evaluator.error(self.file)
 
 
-def _sensitivities(trials: _Trials, products: Sequence[Product], say: Callable[[str], None]) -> list[Sensitivity]:
+def _sensitivities(trials: _Trials, products: Sequence[Product]) -> list[Sensitivity]:
     names = [product.name for product in products]
     whole = trials.error(())
     found = []
-    for at, name in enumerate(names):
-        if at and at % STEP == 0:
-            say(f"  {at} of {len(names)} products tried")
+    for name in tracked(names, "trying products in float32", len(names), "products"):
         alone = trials.error([other for other in names if other != name])
         share = 1 - trials.error([name]) / whole
         found.append(Sensitivity(name, layer(name), alone, share, kept=False))

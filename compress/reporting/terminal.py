@@ -1,7 +1,7 @@
 """Print results: tables laid out for a terminal, and what commands say as text or as JSON."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compress.records.bench_result import Result
+from compress.records.forecast import Forecast
 from compress.records.latency import NOISE_FACTOR, Sustained
 from compress.reporting import format as units
 from compress.reporting.compare import Comparison, Limits, Pick
@@ -224,3 +225,23 @@ def choice_values(comparison: Comparison, limits: Limits, chosen: Pick) -> dict[
             for one in comparison.candidates
         ],
     }
+
+
+def forecast_lines(found: Forecast) -> Iterator[str]:
+    """Yield what a terminal shows of a forecast: a line for each phase, the totals, and the budgets out of reach."""
+    yield found.title
+    width = max(len(phase.name) for phase in found.phases)
+    for phase in found.phases:
+        steps = f"{_span(*phase.steps, '{:,.0f}')} steps" if phase.steps[1] else ""
+        speed = f"{phase.samples_per_second:,.1f} samples/s" if phase.samples_per_second else ""
+        disk = f"{phase.disk_mb:,.0f} MB" if phase.disk_mb >= 1 else ""
+        took = "cached" if phase.cached else _span(*phase.seconds, "{:.1f} min", 60)
+        yield f"  {phase.name:<{width}}  {', '.join(each for each in (took, steps, speed, disk, phase.note) if each)}"
+    memory = f"{found.peak_rss_mb / 1000:.1f} GB of memory at the peak, {found.disk_mb:,.0f} MB of disk"
+    yield f"together {_span(*found.minutes, '{:.1f} min')}, {memory}"
+    yield from (f"out of reach: {each}" for each in found.out_of_reach)
+
+
+def _span(least: float, most: float, form: str, unit: float = 1) -> str:
+    first, last = (form.format(each / unit) for each in (least, most))
+    return last if first == last else f"{first.split(' ')[0]} to {last}"

@@ -1,19 +1,20 @@
 """Log what a training stage says while it runs: JSON lines, TensorBoard, and progress on the terminal."""
 
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from compress.io import flush, naming, written
+from compress.progress import Progress
 
 
 def mend(log: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -72,36 +73,24 @@ class Journal(TrainerCallback):
     def __init__(self, stage: str, log: Path, tensorboard: Path, console: Console, batch: int) -> None:
         self.stage, self.log, self.batch, self.console = stage, log, batch, console
         self.scalars = _Scalars(tensorboard / stage)
-        self.bar = Progress(
-            TextColumn("{task.description}", style="bold", markup=False),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self.bar: Progress | None = None
         self.facts: dict[str, str] = {}
-        self.said = 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.started, self.first = time.perf_counter(), state.global_step
-        self.task = self.bar.add_task(self.stage, total=state.max_steps, completed=state.global_step, facts="")
+        self.bar = Progress(
+            self.stage, state.max_steps, "steps", console=self.console, done=state.global_step, always=True
+        )
         self.bar.start()
+        self.began, self.first = self.bar.clock(), state.global_step
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        seconds = time.perf_counter() - self.started
-        self.facts["speed"] = f"{(state.global_step - self.first) * self.batch / seconds:.0f} samples/s"
-        facts = "  ".join(self.facts.values())
-        self.bar.update(self.task, completed=state.global_step, total=state.max_steps, facts=facts)
-        if not self.console.is_terminal and state.global_step * 10 // state.max_steps > self.said:
-            self.said = state.global_step * 10 // state.max_steps
-            left = (state.max_steps - state.global_step) * seconds / (state.global_step - self.first) / 60
-            said = f"{self.stage}: step {state.global_step}/{state.max_steps}  {facts}  {left:.1f} min left"
-            self.console.print(said, soft_wrap=True)
+        assert self.bar is not None, "training has begun"
+        speed = (state.global_step - self.first) * self.batch / max(self.bar.clock() - self.began, 1e-9)
+        self.bar.facts = {"speed": f"{speed:,.0f} samples/s", **self.facts}
+        self.bar.total = state.max_steps
+        self.bar.advance(state.global_step - self.bar.done)
 
     def on_log(
         self,
@@ -124,7 +113,8 @@ class Journal(TrainerCallback):
 
     def close(self) -> None:
         """Stop the bar, also after an interruption: the terminal gets its cursor back."""
-        self.bar.stop()
+        if self.bar is not None:
+            self.bar.stop(ended=sys.exc_info()[0] is None)
 
 
 class _Scalars:

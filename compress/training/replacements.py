@@ -29,6 +29,7 @@ from compress.data.masking import Frame, Words
 from compress.errors import DataError
 from compress.models import precision
 from compress.models.signals import has_lm_head, read
+from compress.progress import Progress
 from compress.slicing.shape import positions
 
 if TYPE_CHECKING:
@@ -200,13 +201,11 @@ def _key(texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 def _find(
     texts: pa.Array, lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Asked
 ) -> Iterator[pa.RecordBatch]:
-    from datasets.utils import tqdm
-
     masks = _Masks.of(lm, tokenizer, asked) if asked.masked else None
     seen = {word.lower() for text in texts for word in WORD.findall(text.as_py())}
     near = nearest(seen, lm, tokenizer, most=asked.most, file=asked.vectors, every=not asked.masked)
     chunks = [texts[start : start + TEXTS_PER_WRITE].to_pylist() for start in range(0, len(texts), TEXTS_PER_WRITE)]
-    with tqdm(total=len(texts), desc="Words in place of words", unit=" texts") as progress:
+    with Progress("words in place of words", len(texts), "texts") as bar:
         for chunk in chunks:
             ids, words = _words(chunk, tokenizer, masks.room if masks else LONGEST)
             filled = (
@@ -230,7 +229,7 @@ def _find(
                     ),
                 }
             )
-            progress.update(len(chunk))
+            bar.advance(len(chunk))
 
 
 def _words(

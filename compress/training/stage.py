@@ -258,18 +258,29 @@ def shares(stage: Stage, processes: int) -> tuple[int, int]:
         whole = stage.tokens // (stage.max_length * processes)
         if not whole:
             raise RecipeError(
-                [f"stage {stage.name}: tokens {stage.tokens} hold no row of {stage.max_length} for each process"]
+                [
+                    f"stage {stage.name}: tokens {stage.tokens} hold no row of {stage.max_length} for each process: "
+                    f"expected at least {stage.max_length * processes}"
+                ]
             )
         micro = min(stage.micro_batch or whole, whole)
         return micro, whole // micro
     share, rest = divmod(stage.batch, processes)
     if rest:
         raise RecipeError(
-            [f"stage {stage.name}: batch {stage.batch} cannot be split evenly over {processes} processes"]
+            [
+                f"stage {stage.name}: batch {stage.batch} cannot be split evenly over {processes} processes: "
+                f"expected a multiple of {processes}"
+            ]
         )
     micro = min(stage.micro_batch or share, share)
     if share % micro:
-        raise RecipeError([f"stage {stage.name}: micro_batch {micro} does not divide the {share} examples per process"])
+        raise RecipeError(
+            [
+                f"stage {stage.name}: micro_batch {micro} does not divide the {share} examples per process: "
+                f"expected a divisor, such as {math.gcd(micro, share)}"
+            ]
+        )
     return micro, share // micro
 
 

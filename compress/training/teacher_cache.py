@@ -27,6 +27,7 @@ from compress.data.cache import cached, part
 from compress.data.collate import Batching
 from compress.errors import ObjectiveError
 from compress.models.signals import ATTENTION, LayerAttention, Signals, open_attention, read
+from compress.progress import Progress
 from compress.slicing.shape import Shape
 
 ENCODING = "2"
@@ -203,6 +204,7 @@ def _write(
     squares, pairs = _starts(lengths**2), int((lengths[first:last] ** 2).sum())
     files: dict[str, Any] = {}
     with ExitStack() as unfinished:
+        bar = unfinished.enter_context(Progress("teacher's outputs", len(rows), "rows", done=first))
         for at in range(0, len(order), batch):
             chosen = [int(i) for i in order[at : at + batch]]
             inputs = {name: value.to(device) for name, value in collate([rows[i] for i in chosen]).items()}
@@ -228,6 +230,7 @@ def _write(
                         files[name][heads * squares[i] :][: block.size] = block.reshape(-1)
                     else:
                         files[name][starts[i] : starts[i] + lengths[i]] = value[row, real_BL[row]]
+            bar.advance(len(chosen))
         for file in files.values():
             file.flush()
 

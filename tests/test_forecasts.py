@@ -1,0 +1,170 @@
+"""The forecasts of what does not distil: searches, labels, int8 files, trimmed vocabularies. All leave nothing."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from compress.commands import forecast as forecasting
+from compress.commands import forecast_search as forecast_searching
+from compress.commands import label as labelling
+from compress.commands import quantize, trim
+from compress.commands.forecast_search import forecast_search
+from compress.config.options import Int8Options, MeasureOptions, StudyOptions
+from compress.errors import BundleError
+from compress.nas import space_file
+from compress.nas.config import Budget
+from compress.prompting.http_model import Endpoint, RemoteModel
+from compress.records.forecast import Forecast, Phase
+from tests import command, tiny
+from tests.nas.shelved import PLAIN, SPACE, Searched, weighing
+from tests.prompting.speakers import Told
+from tests.prompting.test_label import KNOWS, PROMPT, lines
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecasting, "LONG", (6, 6))
+    monkeypatch.setattr(forecasting, "ROWS", 3)
+    monkeypatch.setattr("compress.benchmark.devices.open_device", weighing)
+
+
+def by_name(found: Forecast) -> dict[str, Phase]:
+    return {phase.name: phase for phase in found.phases}
+
+
+def searched(tmp_path: Path, space: str, **more: Any) -> Forecast:
+    (tmp_path / "space.yaml").write_text(space, encoding="utf-8")
+    given: dict[str, Any] = {
+        "teacher": tiny.checkpoint(tmp_path / "teacher"), "data": tiny.reviews(tmp_path / "data"),
+        "out": tmp_path / "out", "space": space_file.load(str(tmp_path / "space.yaml")),
+        "device": MeasureOptions(seq=16, shapes=7, rounds=2, runs=1, file="fp32"),
+        "study": StudyOptions(trials=5, finalists=2), **more,
+    }  # fmt: skip
+    return forecast_search(**given)
+
+
+def test_a_search_is_its_phases_and_a_budget_below_its_smallest_shape_is_out_of_reach(
+    tmp_path: Path, home: Path, trials: None
+) -> None:
+    found = searched(tmp_path, SPACE, budget=Budget(max_latency_ms=2.0, max_params=15000))
+    phases = by_name(found)
+    assert list(phases) == [
+        "teacher", "measuring", "importance", "supernet", "trials", "short distillations", "timing finalists",
+        "final: final", "export and measure",
+    ]  # fmt: skip
+    assert phases["supernet"].steps == (12, 12)
+    assert phases["short distillations"].steps == (12, 12), "two finalists of six steps"
+    assert phases["trials"].note == "5 shapes"
+    assert 0 < phases["trials"].seconds[0] < phases["trials"].seconds[1], "half of the rows tell which are pruned"
+    assert phases["measuring"].note == "9 files", "7 shapes, and the teacher in both precisions"
+    (said,) = found.out_of_reach
+    assert said.startswith("--max-latency-ms 2: the smallest shape")
+    assert not (tmp_path / "out").exists()
+
+
+def test_students_that_are_trained_each_take_a_training_a_trial(tmp_path: Path, home: Path, trials: None) -> None:
+    found = searched(tmp_path, PLAIN, study=StudyOptions(trials=4, winners=2, minutes=9.0))
+    phases = by_name(found)
+    assert "supernet" not in phases and "short distillations" not in phases
+    assert phases["final: final"].steps == (24, 24)
+    assert found.minutes[1] <= 9.0
+    space = space_file.load(str(tmp_path / "space.yaml"))
+    share = forecast_searching._trials((1.0, 2.0), StudyOptions(minutes=10.0), space, 0)
+    assert share.seconds == (396.0, 396.0) and share.note == "198 shapes or more"
+
+
+def test_what_a_search_has_done_takes_no_time(tmp_path: Path, home: Path, trials: None, hastened: None) -> None:
+    shelf, out = Searched.fill(tmp_path), tmp_path / "out"
+    assert command.run(*shelf.words(out)).code == 0
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    told = command.run(*shelf.words(out, "--plan", "--json", "--resume", trials="8", finalists="3"))
+    assert told.code == 0, told.err
+    phases = {each["name"]: each for each in json.loads(told.out)["phases"]}
+    assert [name for name, each in phases.items() if each["cached"]] == [
+        "teacher", "measuring", "supernet", "final: final",
+    ]  # fmt: skip
+    assert phases["trials"]["note"] == "3 shapes, 5 are scored"
+    assert phases["short distillations"]["steps"] == [6, 6]
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def asked(tmp_path: Path, speaker: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Phase]:
+    monkeypatch.setattr(labelling, "open_speaker", lambda *_, **__: speaker)
+    (tmp_path / "prompt.yaml").write_text(PROMPT, encoding="utf-8")
+    data = lines(tmp_path / "texts.txt", *(f"a good film {at}" for at in range(20)))
+    given = {"teacher": "told", "prompt": str(tmp_path / "prompt.yaml"), "data": data, "out": tmp_path / "out.jsonl"}
+    return by_name(labelling.forecast_labelling(**given))
+
+
+def test_a_local_model_is_asked_until_it_takes_seconds(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = labelling.ask
+
+    def second_each(speaker: Any, prompts: Any, answers: Any, *, console: Console) -> Any:
+        return replace(ask(speaker, prompts, answers, console=console), seconds=float(len(prompts)))
+
+    monkeypatch.setattr(labelling, "ask", second_each)
+    speaker = Told(KNOWS, (-1.5, -1.0))
+    (phase,) = asked(tmp_path, speaker, monkeypatch).values()
+    assert len(speaker.asked) == 7, "one, two and four, which take more than three seconds"
+    assert phase.seconds == pytest.approx((13.0, 13.0), rel=0.02)
+    assert phase.samples_per_second == 1.0 and phase.note == "13 rows, 7 were asked now"
+    again = asked(tmp_path, speaker, monkeypatch)
+    assert again["answered before"].cached and again["answered before"].note == "7 rows"
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_an_endpoint_is_asked_one_row(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Told(KNOWS, (-1.5, -1.0))
+    monkeypatch.setattr(RemoteModel, "likelihoods", lambda _, prompts, answers: given.likelihoods(prompts, answers))
+    speaker = RemoteModel(Endpoint(url="https://api.example.com/v1", model="m", concurrency=4))
+    (phase,) = asked(tmp_path, speaker, monkeypatch).values()
+    assert len(given.asked) == 1
+    assert phase.seconds[0] == pytest.approx(phase.seconds[1] / 4), "four are under way at once"
+    assert phase.note == "19 rows, 1 were asked now"
+
+
+@pytest.mark.parametrize("method", ["auto", "dynamic", "smoothquant"])
+def test_an_int8_file_is_calibration_choice_and_certificate(tmp_path: Path, home: Path, method: Any) -> None:
+    bundle, data = tiny.bundle(tmp_path / "bundle"), tiny.reviews(tmp_path / "data")
+    before = {path.name: path.read_bytes() for path in bundle.path.rglob("*") if path.is_file()}
+    found = quantize.forecast_quantization(bundle, data, method=method, int8=Int8Options(rows=32))
+    phases = by_name(found)
+    calibrated = [] if method == "dynamic" else ["calibration"]
+    assert list(phases) == ["fp32 answers", *calibrated, "choice of products", "certificate"]
+    assert all(0 < phase.seconds[0] <= phase.seconds[1] for phase in found.phases)
+    if method == "auto":
+        assert phases["calibration"].seconds[0] < phases["calibration"].seconds[1], "smoothquant may follow static"
+    assert found.disk_mb > sum(map(len, before.values())) / 1e6
+    assert {path.name: path.read_bytes() for path in bundle.path.rglob("*") if path.is_file()} == before
+
+
+def test_trimming_is_counting_writing_and_scoring(tmp_path: Path, home: Path) -> None:
+    bundle, data = tiny.bundle(tmp_path / "bundle"), tiny.reviews(tmp_path / "data")
+    phases = by_name(trim.forecast_trimming(str(bundle.path), tmp_path / "out", data=data))
+    assert list(phases) == ["counting tokens", "writing", "scoring"]
+    assert all(phase.seconds[0] > 0 for phase in phases.values())
+    checkpoint = tiny.checkpoint(tmp_path / "checkpoint")
+    assert list(by_name(trim.forecast_trimming(checkpoint, tmp_path / "out", data=data))) == [
+        "counting tokens", "writing",
+    ]  # fmt: skip
+    assert not (tmp_path / "out").exists()
+    told = command.run("trim", str(bundle.path), "--data", data, "--out", str(tmp_path / "out"), "--plan")
+    assert told.code == 0 and "counting tokens" in told.out and "MB of disk" in told.out
+
+
+def test_training_for_int8_is_forecast_first(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecasting, "LONG", (6, 6))
+    bundle, data = tiny.bundle(tmp_path / "bundle"), tiny.reviews(tmp_path / "data")
+    given: dict[str, Any] = {"method": "qat", "overrides": ["stages.0.steps=8"], "int8": Int8Options(rows=32)}
+    found = quantize.forecast_quantization(bundle, data, out=tmp_path / "new", **given)
+    assert [phase.name for phase in found.phases][-3:] == ["fp32 answers", "choice of products", "certificate"]
+    assert any(phase.steps == (8, 8) for phase in found.phases)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(BundleError, match="give --out another folder"):
+        quantize.forecast_quantization(bundle, data, **given)
