@@ -126,7 +126,7 @@ def search(
     )  # fmt: skip
     _check_study(study)
     config = config.with_code(options.allow_code)
-    run = Run.open(Path(out), config, _identity(config, study), resume=options.resume, name=NAME)
+    run = Run.open(Path(out), config, _identity(config, study), resume=options.resume, name=NAME, track=options.track)
     with closing(run), open_chosen(device, say=device_messages(device.device, console)) as place:
         time_budget = TimeBudget(run.path, parts(chosen), None if study.minutes is None else 60 * study.minutes)
         context = load_context(

@@ -26,6 +26,10 @@ Overrides = Annotated[
 ]
 Seed = Annotated[int, training(help="Seed every random number of the run.")]
 Precision = Annotated[Literal["auto", "bf16", "fp32"], training(help="Compute in this number format.")]
+Track = Annotated[
+    Literal["tensorboard", "mlflow", "wandb", "trackio"] | None,
+    output(help="Show each stage in this tracker too; its files go to --out unless it is told of a server."),
+]
 Resume = Annotated[bool, training("--resume", help="Continue the interrupted run in --out.")]
 AllowPickle = Annotated[bool, training("--allow-pickle", help="Accept pickled weights that you trust.")]
 AllowCode = Annotated[
@@ -98,6 +102,7 @@ class RunOptions:
 
     overrides  changes of numbers, such as `stages.0.lr=3e-5`, of a recipe or space that is given by name or file
     gate       what a teacher that is no better than the majority answer leads to
+    track      a tracker that shows what is trained, besides the run's own log and TensorBoard's files
     """
 
     overrides: Overrides = None
@@ -107,6 +112,7 @@ class RunOptions:
     gate: OnWeakTeacher = "refuse"
     allow_pickle: AllowPickle = False
     allow_code: AllowCode = None
+    track: Track = None
 
 
 @dataclass(frozen=True, kw_only=True)

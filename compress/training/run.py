@@ -78,6 +78,8 @@ class Run:
     """True where this process writes: in all but the first of a multi-process launch it does not."""
     before: float = 0.0
     """Seconds that earlier processes have worked on it."""
+    track: str | None = None
+    """The tracker that its stages report to, besides its own log."""
     _opened: float = 0.0
     _lock: IO[str] | None = None
 
@@ -90,12 +92,13 @@ class Run:
         resume: bool = False,
         main: bool = True,
         name: str = "recipe.yaml",
+        track: str | None = None,
     ) -> "Run":
         """Create the directory, or continue the same run in it with `resume`. Raises RunError.
 
         A run that ended before it had anything to keep is no run: its directory may be used again, by any other.
         `identity` holds what the run is of (teacher, data, corpus, seed, precision, columns) and any facts to record.
-        `name` is the file that the recipe is kept in.
+        `name` is the file that the recipe is kept in; `track` names a tracker, which may be another when resumed.
         """
         if not main:
             return Run(path, identity["seed"], main=False)
@@ -118,7 +121,7 @@ class Run:
         except BaseException:
             lock.close()
             raise
-        return Run(path, identity["seed"], main=True, before=before, _opened=time.monotonic(), _lock=lock)
+        return Run(path, identity["seed"], main=True, before=before, track=track, _opened=time.monotonic(), _lock=lock)
 
     @staticmethod
     def check(path: Path, *, resume: bool = False) -> bool:
