@@ -101,7 +101,7 @@ class Forecast:
             speed = f"{phase.samples_per_second:,.0f} samples/s" if phase.samples_per_second else ""
             told = [_span(*phase.seconds, "{:.1f} min", 60), steps, speed, phase.note]
             yield f"  {phase.name:<{width}}  {', '.join(each for each in told if each)}"
-        memory = f"{self.peak_rss_mb / 1000:.1f} GB of memory at the peak"
+        memory = f"{self.peak_rss_mb / 1000:.1f} GB of memory at the peak" if self.peak_rss_mb else "memory not known"
         yield f"together {_span(*self.minutes, '{:.1f} min')}, {memory}; nothing was kept but encoded rows"
 
 
