@@ -1,5 +1,7 @@
 """What the documents show as Python, YAML and commands runs as it stands there."""
 
+import ast
+import json
 import os
 import re
 import shlex
@@ -137,6 +139,25 @@ def test_an_own_loss_in_python(own: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert names["student"].classifier.weight.grad is not None
     loaded = Recipe.load("mine.yaml", allow_code="mylosses")
     assert [term.code is not None for stage in loaded.training for term in stage.objective] == [True, True, False]
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a kernel, whose packages are many: the code cells one by one, with the value of the last line."""
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))
+    names: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        assert not cell.get("outputs"), "what was measured elsewhere is not shown"
+        if cell["cell_type"] == "code":
+            *lines, last = ast.parse("".join(cell["source"])).body
+            ends_in_value = isinstance(last, ast.Expr)
+            exec(compile(ast.Module(lines if ends_in_value else [*lines, last], []), cell["id"], "exec"), names)
+            if isinstance(last, ast.Expr):
+                shown = eval(compile(ast.Expression(last.value), cell["id"], "eval"), names)
+    assert list(shown["model"]) == ["majority", "bag of words", "minilm", "student fp32", "student int8"]
+    assert shown["accuracy"].iloc[-1] > shown["accuracy"].iloc[0], "better than guessing"
+    assert names["quantized"].proof.after > names["quantized"].proof.before - 0.1
 
 
 DOCUMENTS = [*(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").rglob("*.yaml"), *ROOT.glob("*.md")]
