@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,41 @@ def test_an_own_loss_in_python(own: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [term.code is not None for stage in loaded.training for term in stage.objective] == [True, True, False]
 
 
+@pytest.mark.usefixtures("hastened")
+def test_the_five_calls_and_commands_of_assistants(
+    shelf: command.Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they stand there, with a tiny teacher, data and recipe, and little time to measure in."""
+    monkeypatch.chdir(tmp_path)
+    text = section("docs/assistants.md").replace('"minilm"', repr(shelf.teacher)).replace('"intents"', repr(shelf.data))
+    (calls,) = blocks(text, "python")
+    assert command.run(*shelf.distill(Path("runs/second"), "--gate", "warn")).code == 0
+    usual = compress.distill
+    more = {"recipe": shelf.recipe, "options": compress.RunOptions(gate="warn")}
+    monkeypatch.setattr(compress, "distill", lambda **given: usual(**given, **more))
+    for name, less in {"bench": {"rounds": 2, "runs": 1, "seq": [8]}, "gate": {"minutes": 0.1, "seq": 8}}.items():
+        monkeypatch.setattr(compress, name, partial(getattr(compress, name), **less))
+    names: dict[str, Any] = {}
+    exec(calls, names)
+    assert names["answers"][0].label in ("negative", "positive")
+    assert names["report"].shipped.score[names["report"].metric] >= 0
+    assert {"fp32", "int8"} <= {each.name.rpartition(":")[2] for each in names["measured"].latencies}
+    assert names["verdict"].outcome in ("passed", "failed", "cannot be told")
+    table = section("docs/assistants.md", "Five commands")
+    lines = [line.split(" | ")[1].strip("| `") for line in table.splitlines() if line.startswith("| ") and "`" in line]
+    assert [line.split()[1] for line in lines] == ["doctor", "distill", "predict", "bench", "gate"]
+    told = command.run(*shlex.split(lines[2])[1:])
+    assert (told.code, json.loads(told.out)["schema"]) == (0, "compress.predict/1")
+
+
+def test_llms_txt_links_to_pages_that_there_are() -> None:
+    generated = {"recipes", "tried", "gallery", "cli", "api"}
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} | generated
+    links = re.findall(r"\]\(([\w-]+)\.html\)", section("docs/llms.txt"))
+    assert len(links) > 10
+    assert set(links) <= pages
+
+
 @pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a kernel, whose packages are many: the code cells one by one, with the value of the last line."""
@@ -165,7 +201,9 @@ COMMANDS = [
     pytest.param(line, id=f"{file.name}: {line}")
     for file in sorted(DOCUMENTS)
     if file.name != "LOG.md"  # which says what was run, without where it was written
-    for line in re.findall(r"^(?:#)?\s*(?:torchrun .* -m )?(compress [a-z].*)$", file.read_text("utf-8"), re.MULTILINE)
+    for line in re.findall(
+        r"^(?:#?\s*(?:torchrun .* -m )?|.* \| `)(compress [a-z].*?)(?:` \|)?$", file.read_text("utf-8"), re.MULTILINE
+    )
     if " ..." not in line and not line.startswith("compress is ")
 ]
 
