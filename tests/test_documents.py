@@ -1,6 +1,7 @@
 """What the documents show as Python, YAML and commands runs as it stands there."""
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -26,8 +27,12 @@ from compress.config.loader import folder
 from compress.config.recipe import Recipe
 from compress.models.init_weights import APART, KNOWN, SLICED, WHOLE
 from compress.pruning import l0
+from compress.records.bench_result import Result
+from compress.records.latency import Setting
+from compress.records.run_report import Report, ReportRow
 from compress.slicing import rules
 from tests import command, learning, tiny
+from tests.latencies import steady
 
 ROOT = folder().parent
 pytestmark = pytest.mark.skipif(not (ROOT / "README.md").is_file(), reason="the documents are in a checkout only")
@@ -222,6 +227,35 @@ def test_every_command_that_is_shown_has_options_that_there_are(line: str) -> No
 
 def test_there_are_commands_to_check() -> None:
     assert len(COMMANDS) > 100
+
+
+def test_the_gallery_shows_every_report_and_what_each_device_took(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The reports that there are, and one of a student that was measured on a phone as well."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    reference = importlib.import_module("reference")
+    gallery = importlib.import_module("benchmarks.gallery")
+    assert re.findall(r"^## (.+)$", reference.gallery(), re.MULTILINE) == list(reference.shipped())
+    for line in gallery.STUDENTS.values():
+        command.pasted(f"compress {line} --out runs/one")
+    shown = reference.gallery()
+    for name, report in reference.shipped().items():
+        assert gallery.STUDENTS[name] in report.command, "by the command that stands in the script"
+        assert not re.search(r"(^| )/", report.command), "no place of one machine"
+        part = shown.split(f"## {name}\n")[1].split("\n## ")[0]
+        assert all(f"| {row.name} | " in part for row in report.rows)
+    row = ReportRow("student int8", "student", {"accuracy": 0.5}, file_mb=1.5)
+    told = {"split": "test", "split_rows": 10, "command": "compress distill", "date": "2026-11-23"}
+    report = Report("bad", "r", "t", "d", "classification", "accuracy", 2, rows=(row,), **told)
+    timed = Result("a phone", {}, "2026-11-23", "compress bench", (steady("bundle:int8", Setting(1, 1, 32), 7.25),))
+    for name, each in {"bad": report, "bad@phone": timed}.items():
+        (tmp_path / f"{name}.json").write_text(each.to_json(), encoding="utf-8")
+    monkeypatch.setattr(reference, "GALLERY", tmp_path)
+    shown = reference.gallery()
+    assert "| student int8 | 0.500 | 1.50 |" in shown
+    assert "### On a phone, 1 thread, batch 1, 32 tokens" in shown
+    assert "| int8 | 7.25 |" in shown
 
 
 @pytest.mark.slow
