@@ -9,16 +9,21 @@ import json
 import os
 import re
 import shutil
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from compress.errors import DamagedError
 
 FULL = 2**16
 """A disk with fewer bytes free is full: writers leave what is less than their next block."""
 CHECKSUMS = "checksums.json"
+WINDOWS = sys.platform == "win32"
+BEYOND = 2**30
+"""The byte of a file that Windows locks for all of it, beyond its end: nobody else can read a byte that is locked."""
 
 
 @contextmanager
@@ -112,11 +117,40 @@ def _rename(partial: Path, path: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    if WINDOWS and path.is_dir():  # which cannot be opened there; NTFS keeps a journal of its names
+        return
+    handle = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def lock(file: IO[str], *, wait: bool = False, shared: bool = False) -> None:
+    """Lock an open file until it is closed, or its process gone. Raises BlockingIOError where another holds it.
+
+    shared   others may hold it so too; on Windows they may not
+    """
+    if not WINDOWS:
+        import fcntl
+
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        return
+    import msvcrt
+
+    windows: Any = msvcrt
+    while True:
+        at = os.lseek(file.fileno(), 0, os.SEEK_CUR)
+        os.lseek(file.fileno(), BEYOND, os.SEEK_SET)
+        try:
+            windows.locking(file.fileno(), windows.LK_NBLCK, 1)
+            return
+        except OSError as error:
+            if not wait:
+                raise BlockingIOError(error.errno, error.strerror) from error
+            time.sleep(0.2)
+        finally:
+            os.lseek(file.fileno(), at, os.SEEK_SET)
 
 
 def seal(folder: Path, names: Iterable[str] | None = None) -> None:

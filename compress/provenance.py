@@ -6,7 +6,11 @@ import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 DISTRIBUTION = "compress-kit"
 """The name of this package on package indexes, where `compress` belongs to somebody else."""
@@ -27,12 +31,28 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 def install_command(extra: str) -> str:
     """Return the pip command that installs what the extra `extra` of our own metadata lists."""
+    return shlex.join(["pip", "install", *(str(each).partition(";")[0].strip() for each in _listed(extra))])
+
+
+def lacks(extra: str) -> str:
+    """Say which package of an extra is not installed, or not in a version that it takes; '' where all are."""
+    for each in _listed(extra):
+        try:
+            found = version(each.name)
+        except PackageNotFoundError:
+            return f"{each.name} is not installed"
+        if not each.specifier.contains(found, prereleases=True):
+            return f"{each.name} {found} is installed, {each.specifier} is needed"
+    return ""
+
+
+def _listed(extra: str) -> "list[Requirement]":
     from packaging.requirements import Requirement
 
     listed = [Requirement(line) for line in requires(DISTRIBUTION) or ()]
-    wanted = [str(each).partition(";")[0].strip() for each in listed if f'extra == "{extra}"' in str(each.marker)]
+    wanted = [each for each in listed if f'extra == "{extra}"' in str(each.marker)]
     assert wanted, f"pyproject.toml has no extra {extra}"
-    return shlex.join(["pip", "install", *wanted])
+    return wanted
 
 
 HIDDEN = "***"

@@ -14,13 +14,19 @@ import compress
 from compress.cli import app
 from compress.config import catalog, loader
 from compress.config.recipe import Recipe
+from compress.records.bench_result import Result
+from compress.records.run_report import Report
+from compress.reporting.html import render_html
+from compress.reporting.tables import Cell, ResultTable, latency_tables, run_table
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "recipes"
+GALLERY = RESULTS.parent / "gallery"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages, for mkdocs."""
     pages = {"recipes.md": recipes(), "tried.md": tried(), "cli.md": command_line(), "api.md": api()}
+    pages |= {"gallery.md": gallery(), **{f"gallery/{name}.html": render_html(one) for name, one in shipped().items()}}
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
     return files
@@ -85,6 +91,42 @@ def tried() -> str:
         )
     untried = [f"`{name}`" for name in loader.names() if name not in found]
     return "\n".join([*parts, "", f"Not tried: {', '.join(untried)}.", ""])
+
+
+def shipped() -> dict[str, Report]:
+    """Read the reports of the gallery's students, by name."""
+    return {path.stem: Report.from_json(path) for path in sorted(GALLERY.glob("*.json")) if "@" not in path.name}
+
+
+def gallery() -> str:
+    """Show every shipped student: its command, scores, sizes, and times on each device."""
+    parts = [
+        "# Gallery\n\nStudents that were shipped, each by the command that stands there, and what its report says. "
+        "`benchmarks/gallery.py` runs the commands and keeps the reports; none is left out for its result.\n"
+    ]
+    for name, report in shipped().items():
+        machine = ", ".join(report.machine[key] for key in ("cpu", "cores") if key in report.machine)
+        known = f"compress {report.versions.get('compress', '')}, {report.date[:10]}"
+        parts += [f"## {name}\n", f"```\n{report.command}\n```\n", markdown(run_table(report))]
+        parts.append(f"{known}; {machine}. [The whole report](gallery/{name}.html).\n")
+        for path in sorted(GALLERY.glob(f"{name}@*.json")):
+            result = Result.from_json(path)
+            for table in latency_tables((one.name.rpartition(":")[2], one) for one in result.latencies):
+                parts += [f"### On {result.device}, {table.title}\n", markdown(table)]
+    return "\n".join(parts)
+
+
+def markdown(table: ResultTable) -> str:
+    """Write a table, and its caption below it."""
+    columns = table.on_page
+    heading = [" | ".join(["| ", *(each.heading for each in columns)]) + " |", "|" + "---|" * (1 + len(columns))]
+    rows = [[line.name, *(_cell(each.cells[at]) for each in columns)] for at, line in enumerate(table.rows)]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([*heading, *lines, "", "; ".join(table.caption), ""])
+
+
+def _cell(cell: Cell) -> str:
+    return f"{cell.text} ({cell.detail})" if cell.detail else cell.text
 
 
 def command_line() -> str:

@@ -29,6 +29,15 @@ LONGEST = (
 """Files that take longest: where several processes share the files, nobody should begin one of them last."""
 
 
+UNIX = (
+    "benchmark/test_agent.py", "campaign", "data/test_cache.py", "data/test_limits.py", "data/test_sources.py",
+    "exporters/test_bundle.py", "nas/test_postgresql.py", "nas/test_postgresql_search.py", "test_portable.py",
+    "test_durability.py", "test_processes.py", "test_resume.py",
+)  # fmt: skip
+"""Files that kill processes, limit memory or refuse rights in ways that Windows does not have."""
+collect_ignore = list(UNIX) if sys.platform == "win32" else []
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))

@@ -27,18 +27,18 @@ OPTIONS = {
     "inspect": "thing --as --teacher --text --label --kind --metric --json",
     "distill": (
         "--teacher --recipe --data --out --corpus --prompt --set --text --label --kind --metric --seed --precision "
-        "--resume --gate --max-drop --allow-pickle --allow-code --json --paper --effort --minutes --plan"
+        "--resume --gate --max-drop --allow-pickle --allow-code --json --paper --effort --minutes --plan --track"
     ),
     "pretrain": (
         "--teacher --recipe --out --corpus --data --set --seed --precision --resume --allow-pickle --allow-code "
-        "--paper --effort --minutes --plan --json"
+        "--paper --effort --minutes --plan --json --track"
     ),
     "label": "--teacher --prompt --data --out --text --label --seed --precision --gate --allow-pickle --plan --json",
     "prune": (
         "model --data --out --recipe --layers --hidden --heads --ffn --embedding --bottleneck --max-latency-ms "
         "--speedup --max-params --device --threads --batch --seq --set --text --label --kind --metric "
         "--seed --precision --resume --gate --max-drop --allow-pickle --allow-code --json --paper --effort --minutes "
-        "--plan"
+        "--plan --track"
     ),
     "export": (
         "model --out --for --precision --opset --tune --device --lan --timeout --python --threads --batch --seq "
@@ -52,7 +52,7 @@ OPTIONS = {
         "--teacher --data --out --space --set --max-latency-ms --speedup --max-params --max-file-mb --min-score "
         "--objective --device --lan --timeout --python --threads --batch --seq --file --max-drop --shapes --rounds "
         "--runs --anchor --sampler --trials --minutes --finalists --winners --storage --name --worker --weights --text "
-        "--label --kind --metric --seed --precision --resume --gate --allow-pickle --allow-code --plan --json"
+        "--label --kind --metric --seed --precision --resume --gate --allow-pickle --allow-code --plan --json --track"
     ),
     "search show": "study trial --bundle --train --allow-code --wide --json",
     "trim": "model --out --data --corpus --min-count --keep --max-drop --text --label --plan --json",
@@ -440,8 +440,9 @@ def test_a_bug_of_ours_is_not_dressed_up_as_the_users(monkeypatch: pytest.Monkey
 
 
 OTHERS = {
-    "--graph", "--help", "--loglevel", "--max_secs", "--min_secs", "--num_runs", "--num_threads", "--pack-destination",
-    "--remove", "--restrict_ce_to_mask", "--warmup_min_secs", "--warmup_runs",
+    "--backend-store-uri", "--graph", "--help", "--logdir", "--loglevel", "--max_secs", "--min_secs", "--num_runs",
+    "--num_threads", "--pack-destination", "--project", "--remove", "--restrict_ce_to_mask", "--warmup_min_secs",
+    "--warmup_runs",
 }  # fmt: skip
 """Options of other tools that our code names."""
 

@@ -1,5 +1,7 @@
 """What the documents show as Python, YAML and commands runs as it stands there."""
 
+import ast
+import importlib
 import json
 import os
 import re
@@ -7,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,8 +28,12 @@ from compress.config.loader import folder
 from compress.config.recipe import Recipe
 from compress.models.init_weights import APART, KNOWN, SLICED, WHOLE
 from compress.pruning import l0
+from compress.records.bench_result import Result
+from compress.records.latency import Setting
+from compress.records.run_report import Report, ReportRow
 from compress.slicing import rules
 from tests import command, learning, tiny
+from tests.latencies import steady
 
 ROOT = folder().parent
 pytestmark = pytest.mark.skipif(not (ROOT / "README.md").is_file(), reason="the documents are in a checkout only")
@@ -150,12 +157,68 @@ def test_an_own_loss_in_python(own: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [term.code is not None for stage in loaded.training for term in stage.objective] == [True, True, False]
 
 
+@pytest.mark.usefixtures("hastened")
+def test_the_five_calls_and_commands_of_assistants(
+    shelf: command.Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they stand there, with a tiny teacher, data and recipe, and little time to measure in."""
+    monkeypatch.chdir(tmp_path)
+    text = section("docs/assistants.md").replace('"minilm"', repr(shelf.teacher)).replace('"intents"', repr(shelf.data))
+    (calls,) = blocks(text, "python")
+    assert command.run(*shelf.distill(Path("runs/second"), "--gate", "warn")).code == 0
+    usual = compress.distill
+    more = {"recipe": shelf.recipe, "options": compress.RunOptions(gate="warn")}
+    monkeypatch.setattr(compress, "distill", lambda **given: usual(**given, **more))
+    for name, less in {"bench": {"rounds": 2, "runs": 1, "seq": [8]}, "gate": {"minutes": 0.1, "seq": 8}}.items():
+        monkeypatch.setattr(compress, name, partial(getattr(compress, name), **less))
+    names: dict[str, Any] = {}
+    exec(calls, names)
+    assert names["answers"][0].label in ("negative", "positive")
+    assert names["report"].shipped.score[names["report"].metric] >= 0
+    assert {"fp32", "int8"} <= {each.name.rpartition(":")[2] for each in names["measured"].latencies}
+    assert names["verdict"].outcome in ("passed", "failed", "cannot be told")
+    table = section("docs/assistants.md", "Five commands")
+    lines = [line.split(" | ")[1].strip("| `") for line in table.splitlines() if line.startswith("| ") and "`" in line]
+    assert [line.split()[1] for line in lines] == ["doctor", "distill", "predict", "bench", "gate"]
+    told = command.run(*shlex.split(lines[2])[1:])
+    assert (told.code, json.loads(told.out)["schema"]) == (0, "compress.predict/1")
+
+
+def test_llms_txt_links_to_pages_that_there_are() -> None:
+    generated = {"recipes", "tried", "gallery", "cli", "api"}
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} | generated
+    links = re.findall(r"\]\(([\w-]+)\.html\)", section("docs/llms.txt"))
+    assert len(links) > 10
+    assert set(links) <= pages
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a kernel, whose packages are many: the code cells one by one, with the value of the last line."""
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))
+    names: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        assert not cell.get("outputs"), "what was measured elsewhere is not shown"
+        if cell["cell_type"] == "code":
+            *lines, last = ast.parse("".join(cell["source"])).body
+            ends_in_value = isinstance(last, ast.Expr)
+            exec(compile(ast.Module(lines if ends_in_value else [*lines, last], []), cell["id"], "exec"), names)
+            if isinstance(last, ast.Expr):
+                shown = eval(compile(ast.Expression(last.value), cell["id"], "eval"), names)
+    assert list(shown["model"]) == ["majority", "bag of words", "minilm", "student fp32", "student int8"]
+    assert shown["accuracy"].iloc[-1] > shown["accuracy"].iloc[0], "better than guessing"
+    assert names["quantized"].proof.after > names["quantized"].proof.before - 0.1
+
+
 DOCUMENTS = [*(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").rglob("*.yaml"), *ROOT.glob("*.md")]
 COMMANDS = [
     pytest.param(line, id=f"{file.name}: {line}")
     for file in sorted(DOCUMENTS)
     if file.name != "LOG.md"  # which says what was run, without where it was written
-    for line in re.findall(r"^(?:#)?\s*(?:torchrun .* -m )?(compress [a-z].*)$", file.read_text("utf-8"), re.MULTILINE)
+    for line in re.findall(
+        r"^(?:#?\s*(?:torchrun .* -m )?|.* \| `)(compress [a-z].*?)(?:` \|)?$", file.read_text("utf-8"), re.MULTILINE
+    )
     if " ..." not in line and not line.startswith("compress is ")
 ]
 
@@ -174,6 +237,35 @@ def test_every_command_that_is_shown_has_options_that_there_are(line: str) -> No
 
 def test_there_are_commands_to_check() -> None:
     assert len(COMMANDS) > 100
+
+
+def test_the_gallery_shows_every_report_and_what_each_device_took(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The reports that there are, and one of a student that was measured on a phone as well."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    reference = importlib.import_module("reference")
+    gallery = importlib.import_module("benchmarks.gallery")
+    assert re.findall(r"^## (.+)$", reference.gallery(), re.MULTILINE) == list(reference.shipped())
+    for line in gallery.STUDENTS.values():
+        command.pasted(f"compress {line} --out runs/one")
+    shown = reference.gallery()
+    for name, report in reference.shipped().items():
+        assert gallery.STUDENTS[name] in report.command, "by the command that stands in the script"
+        assert not re.search(r"(^| )/", report.command), "no place of one machine"
+        part = shown.split(f"## {name}\n")[1].split("\n## ")[0]
+        assert all(f"| {row.name} | " in part for row in report.rows)
+    row = ReportRow("student int8", "student", {"accuracy": 0.5}, file_mb=1.5)
+    told = {"split": "test", "split_rows": 10, "command": "compress distill", "date": "2026-11-23"}
+    report = Report("bad", "r", "t", "d", "classification", "accuracy", 2, rows=(row,), **told)
+    timed = Result("a phone", {}, "2026-11-23", "compress bench", (steady("bundle:int8", Setting(1, 1, 32), 7.25),))
+    for name, each in {"bad": report, "bad@phone": timed}.items():
+        (tmp_path / f"{name}.json").write_text(each.to_json(), encoding="utf-8")
+    monkeypatch.setattr(reference, "GALLERY", tmp_path)
+    shown = reference.gallery()
+    assert "| student int8 | 0.500 | 1.50 |" in shown
+    assert "### On a phone, 1 thread, batch 1, 32 tokens" in shown
+    assert "| int8 | 7.25 |" in shown
 
 
 @pytest.mark.slow

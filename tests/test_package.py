@@ -120,7 +120,8 @@ def test_everything_declared_is_pinned_to_a_version_that_is_allowed() -> None:
     project = PROJECT["project"]
     extras = [line for lines in project["optional-dependencies"].values() for line in lines]
     declared = [Requirement(line) for line in (*PROJECT["build-system"]["requires"], *project["dependencies"], *extras)]
-    pinned = pins("base", "dev") | pins("base", "executorch") | pins("litert")  # environments of their own
+    own = pins("base", "executorch") | pins("litert") | pins("trackers")  # environments of their own
+    pinned = own | pins("base", "dev")
     for requirement in declared:
         if requirement.name != project["name"]:
             assert pinned[canonicalize_name(requirement.name)] in requirement.specifier
@@ -140,9 +141,11 @@ def test_what_the_pins_depend_on_is_pinned() -> None:
         assert {canonicalize_name(each.name) for each in plain} <= pinned.keys(), f"of {name}"
 
 
-def test_an_environment_of_its_own_pins_all_that_is_declared() -> None:
-    declared = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["litert"]]
-    assert {canonicalize_name(Requirement(line).name) for line in declared} <= pins("litert").keys()
+@pytest.mark.parametrize(("file", "extras"), [("litert", ["litert"]), ("trackers", ["mlflow", "trackio", "wandb"])])
+def test_an_environment_of_its_own_pins_all_that_is_declared(file: str, extras: list[str]) -> None:
+    more = [line for extra in extras for line in PROJECT["project"]["optional-dependencies"][extra]]
+    declared = [Requirement(line) for line in (*PROJECT["project"]["dependencies"], *more)]
+    assert all(pins(file)[canonicalize_name(each.name)] in each.specifier for each in declared)
 
 
 def test_nothing_tells_to_install_the_package_of_somebody_else() -> None:

@@ -161,7 +161,7 @@ def prepare(
         "seed": options.seed, "precision": number_format, "columns": list(astuple(columns)),
         "code": user_code.digests(recipe), "command": command_line(),
     }  # fmt: skip
-    run = Run.open(Path(out), recipe, identity, resume=options.resume, main=state.is_main_process)
+    run = Run.open(Path(out), recipe, identity, resume=options.resume, main=state.is_main_process, track=options.track)
     with closing(run):
         base_teacher, context = load_inputs(
             checkpoint, data, recipe, run,

@@ -28,6 +28,9 @@ EXTRAS: Final[Mapping[str, str]] = {
     "executorch": "compress export --for executorch; give it an environment of its own",
     "litert": "compress export --for litert; give it an environment of its own",
     "postgresql": "a compress search whose --storage is a PostgreSQL database, for workers on many machines",
+    "mlflow": "--track mlflow; TensorBoard is in the base install",
+    "trackio": "--track trackio",
+    "wandb": "--track wandb",
     "lan": "the QR code of compress bench --device browser --lan",
 }
 """The extras of pyproject.toml that users install, each with what it is needed for."""

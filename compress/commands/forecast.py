@@ -98,7 +98,7 @@ def forecast(
     with tempfile.TemporaryDirectory() as scratch:
         ready = distill.prepare(
             teacher=teacher, data=data, out=Path(scratch) / "run", recipe=recipe, corpus=corpus, prompt=None,
-            columns=columns, length=length, options=replace(options, resume=False), console=console,
+            columns=columns, length=length, options=replace(options, resume=False, track=None), console=console,
         )  # fmt: skip
         with ready as (models, _), console.status("trying each stage"):
             return _forecast_distillation(models, Path(scratch) / "home", length.minutes)
@@ -119,7 +119,7 @@ def forecast_pretraining(
     with tempfile.TemporaryDirectory() as scratch:
         ready = pretrain.prepare(
             teacher=teacher, recipe=recipe, out=Path(scratch) / "run", corpus=corpus, data=data, length=length,
-            options=replace(options, resume=False), console=console,
+            options=replace(options, resume=False, track=None), console=console,
         )  # fmt: skip
         with ready as models, console.status("trying each stage"):
             trials = Trials(replace(models.context, console=Console(quiet=True)), models.run, Path(scratch) / "home")

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from compress.config import user_code
 from compress.config.choices import CandidateRecipes, is_table
-from compress.config.limits import check_minutes, check_seed
+from compress.config.limits import check_minutes, check_seed, check_tracker
 from compress.config.options import LengthOptions, RunOptions
 from compress.config.recipe import Recipe
 from compress.data import sources
@@ -76,6 +76,7 @@ def check(
     prompted   `teacher` is a language model, and may be an endpoint's file
     """
     check_seed(options.seed)
+    check_tracker(options.track)
     for each in [recipe for _, recipe in settings.options] if isinstance(settings, CandidateRecipes) else [settings]:
         user_code.check(each, options.allow_code)
     if prompted and teacher.endswith((".yaml", ".yml")):

@@ -106,7 +106,7 @@ def prepare(
         "teacher": teacher, "data": data, "corpus": corpus, "seed": options.seed, "precision": number_format,
         "columns": [None, None, None, None], "code": user_code.digests(recipe), "command": command_line(),
     }  # fmt: skip
-    run = Run.open(Path(out), recipe, identity, resume=options.resume, main=state.is_main_process)
+    run = Run.open(Path(out), recipe, identity, resume=options.resume, main=state.is_main_process, track=options.track)
     with closing(run):
         with state.main_process_first():
             folder = checkpoints.resolve(teacher, allow_pickle=options.allow_pickle)

@@ -114,7 +114,7 @@ def search(
     config = make_config(teacher, data, out, space, budget, device=device, study=study, max_drop=max_drop,
                          columns=columns, options=options)  # fmt: skip
     chosen = config.space
-    run = Run.open(Path(out), config, _identity(config, study), resume=options.resume, name=NAME)
+    run = Run.open(Path(out), config, _identity(config, study), resume=options.resume, name=NAME, track=options.track)
     with closing(run), open_chosen(device, say=device_messages(device.device, console)) as place:
         time_budget = TimeBudget(run.path, parts(chosen), None if study.minutes is None else 60 * study.minutes)
         context = load_context(

@@ -2,10 +2,15 @@
 
 from typing import Final
 
-from compress.errors import CompressError
+from compress.errors import CompressError, did_you_mean
+from compress.provenance import install_command, lacks
 
 MOST_SEED: Final = 2**32 - 1
 """The largest seed that numpy's generators take."""
+
+
+TRACKERS: Final = ("tensorboard", "mlflow", "wandb", "trackio")
+"""The trackers of a run; all but the first are brought by extras of their names."""
 
 
 def check_number(name: str, value: float, least: float, most: float) -> None:
@@ -24,6 +29,14 @@ def check_minutes(minutes: float | None) -> None:
     """Raise CompressError for a time limit that is none: from six seconds to a year; None is no limit."""
     if minutes is not None:
         check_number("minutes", minutes, 0.1, 366 * 24 * 60)
+
+
+def check_tracker(name: str | None) -> None:
+    """Raise CompressError for a tracker that is none, that is not installed, or too old; None is none."""
+    if name not in (None, *TRACKERS):
+        raise CompressError(f"--track {name}: is no tracker.{did_you_mean(str(name), TRACKERS)}")
+    if name not in (None, "tensorboard") and (absent := lacks(str(name))):
+        raise CompressError(f"--track {name}: {absent}; expected it for this tracker: {install_command(str(name))}")
 
 
 def check_max_drop(max_drop: float) -> None:

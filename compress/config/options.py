@@ -22,6 +22,10 @@ Recipe = Annotated[str, training(help="auto, a name of `compress recipes`, or a 
 Overrides = Annotated[list[str] | None, training("--set", help="Change a number: stages.0.lr=3e-5. Repeatable.")]
 Seed = Annotated[int, training(help="Seed every random number of the run.")]
 Precision = Annotated[Literal["auto", "bf16", "fp32"], training(help="Compute in this format")]
+Track = Annotated[
+    Literal["tensorboard", "mlflow", "wandb", "trackio"] | None,
+    output(help="Show each stage in this tracker too."),
+]
 Resume = Annotated[bool, training("--resume", help="Continue the interrupted run in --out.")]
 AllowPickle = Annotated[bool, training("--allow-pickle", help="Accept pickled weights that you trust.")]
 AllowCode = Annotated[str | None, training(help="Let the recipe run code of yours in this folder.")]
@@ -76,6 +80,7 @@ class RunOptions:
 
     overrides  changes of numbers, such as `stages.0.lr=3e-5`, of a recipe or space that is given by name or file
     gate       what a teacher that is no better than the majority answer leads to
+    track      a tracker that shows what is trained, besides the run's own log and TensorBoard's files
     """
 
     overrides: Overrides = None
@@ -85,6 +90,7 @@ class RunOptions:
     gate: OnWeakTeacher = "refuse"
     allow_pickle: AllowPickle = False
     allow_code: AllowCode = None
+    track: Track = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -16,7 +15,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -216,19 +215,20 @@ def locked(entry: Path, *, wait: bool = True) -> Iterator[bool]:
     while True:
         with path.open("a") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                io.lock(file)
             except BlockingIOError:
                 if not wait:
                     yield False
                     return
                 note(f"another process is making {entry}; waiting for it")
-                fcntl.flock(file, fcntl.LOCK_EX)
+                io.lock(file, wait=True)
             if not _is(file, path):  # its last holder has removed it meanwhile
                 continue
             try:
                 yield True
             finally:
-                path.unlink(missing_ok=True)
+                with suppress(PermissionError):  # of Windows, where it is open: whoever takes it next removes it
+                    path.unlink(missing_ok=True)
             return
 
 

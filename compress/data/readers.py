@@ -86,7 +86,7 @@ class RawSplit:
     @property
     def name(self) -> str:
         """Return the last part of the place, by which notes call the split."""
-        return self.place.rpartition("/")[2]
+        return Path(self.place).name
 
     def examples(self) -> str:
         """List the columns with an example each, one a line: for messages that ask the user to choose."""

@@ -129,7 +129,7 @@ def _encoding(start: bytes) -> str:
 
 def _refuse_bytes(line: str, place: str, number: int, before: int, start: bytes) -> None:
     """Refuse what is in no text file, with how to mend it."""
-    name = shlex.quote(place.rpartition("/")[2])
+    name = shlex.quote(Path(place).name)
     if "\0" in line:
         endian = next((each for each, byte in (("LE", start[1:2]), ("BE", start[:1])) if byte == b"\0"), None)
         mend = f"iconv -f UTF-16{endian} -t UTF-8 {name} > new" if endian else f"tr -d '\\000' < {name} > new"

@@ -128,6 +128,7 @@ def _open(model: onnx.ModelProto, source: Path) -> onnxruntime.InferenceSession:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
-    with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
-        onnx.save_model(model, file.name)
-        return create_session(Path(file.name), options, source)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        path = Path(folder, "model.onnx")
+        onnx.save_model(model, path)
+        return create_session(path, options, source)

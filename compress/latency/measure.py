@@ -207,7 +207,7 @@ def _convert(full: Path, path: Path, setting: Setting, precision: Precision) -> 
 
         quantize_weights(full, path, bits=8 if precision == "w8" else 4)
     else:
-        full.rename(path)
+        full.replace(path)
 
 
 def _summarise(name: str, races: Sequence[Mapping[str, Latency]]) -> Latency:

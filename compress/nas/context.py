@@ -294,7 +294,7 @@ class SearchContext:
 
     def student_run(self, number: int) -> Run:
         """Return the student's own folder, as a run's."""
-        run = Run(self.run.path / "students" / str(number), self.run.seed, main=True)
+        run = Run(self.run.path / "students" / str(number), self.run.seed, main=True, track=self.run.track)
         run.path.mkdir(parents=True, exist_ok=True)
         return run
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeGuard
 
 MISSING = "—"
@@ -30,7 +31,7 @@ def listed(names: Sequence[str], most: int = MOST_NAMED) -> str:
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
     """Name each path by what is below the folders that all of them are in."""
-    parts = [path.split("/") for path in paths]
+    parts = [Path(path).as_posix().split("/") for path in paths]
     shared = 0
     while all(len(each) > shared + 1 for each in parts) and len({each[shared] for each in parts}) == 1:
         shared += 1

@@ -237,8 +237,8 @@ def forecast_lines(found: Forecast) -> Iterator[str]:
         disk = f"{phase.disk_mb:,.0f} MB" if phase.disk_mb >= 1 else ""
         took = "cached" if phase.cached else _span(*phase.seconds, "{:.1f} min", 60)
         yield f"  {phase.name:<{width}}  {', '.join(each for each in (took, steps, speed, disk, phase.note) if each)}"
-    memory = f"{found.peak_rss_mb / 1000:.1f} GB of memory at the peak, {found.disk_mb:,.0f} MB of disk"
-    yield f"together {_span(*found.minutes, '{:.1f} min')}, {memory}"
+    memory = f"{found.peak_rss_mb / 1000:.1f} GB of memory at the peak" if found.peak_rss_mb else "memory not known"
+    yield f"together {_span(*found.minutes, '{:.1f} min')}, {memory}, {found.disk_mb:,.0f} MB of disk"
     yield from (f"out of reach: {each}" for each in found.out_of_reach)
 
 

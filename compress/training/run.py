@@ -15,7 +15,6 @@ A stage is done when its `model/` is there and whole; there is no other cursor.
 
 import datetime
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -30,7 +29,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 from compress.config.recipe import AnyStage
 from compress.console import warn
 from compress.errors import DamagedError, RunError
-from compress.io import load_json, make, naming, usable, write_json, written
+from compress.io import load_json, lock, make, naming, usable, write_json, written
 from compress.provenance import resume_command
 
 if TYPE_CHECKING:
@@ -78,6 +77,8 @@ class Run:
     """True where this process writes: in all but the first of a multi-process launch it does not."""
     before: float = 0.0
     """Seconds that earlier processes have worked on it."""
+    track: str | None = None
+    """The tracker that its stages report to, besides its own log."""
     _opened: float = 0.0
     _lock: IO[str] | None = None
 
@@ -90,12 +91,13 @@ class Run:
         resume: bool = False,
         main: bool = True,
         name: str = "recipe.yaml",
+        track: str | None = None,
     ) -> "Run":
         """Create the directory, or continue the same run in it with `resume`. Raises RunError.
 
         A run that ended before it had anything to keep is no run: its directory may be used again, by any other.
         `identity` holds what the run is of (teacher, data, corpus, seed, precision, columns) and any facts to record.
-        `name` is the file that the recipe is kept in.
+        `name` is the file that the recipe is kept in; `track` names a tracker, which may be another when resumed.
         """
         if not main:
             return Run(path, identity["seed"], main=False)
@@ -118,7 +120,7 @@ class Run:
         except BaseException:
             lock.close()
             raise
-        return Run(path, identity["seed"], main=True, before=before, _opened=time.monotonic(), _lock=lock)
+        return Run(path, identity["seed"], main=True, before=before, track=track, _opened=time.monotonic(), _lock=lock)
 
     @staticmethod
     def check(path: Path, *, resume: bool = False) -> bool:
@@ -140,12 +142,12 @@ class Run:
             )
         above = next(each for each in (path, *path.absolute().parents) if each.exists())
         if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-            locked = os.statvfs(above).f_flag & os.ST_RDONLY
+            locked = hasattr(os, "statvfs") and os.statvfs(above).f_flag & os.ST_RDONLY
             why = os.strerror((errno.EROFS if locked else errno.EACCES) if above.is_dir() else errno.ENOTDIR)
             raise RunError(f"{path}: cannot be made ({why}); choose an --out that can be written")
         if (path / _LOCK).is_file():
             with (path / _LOCK).open(encoding="utf-8") as file:
-                _lock(path, file, fcntl.LOCK_SH)
+                _lock(path, file, shared=True)
         return there
 
     def stage(self, name: str) -> Path:
@@ -276,7 +278,7 @@ def _locked(path: Path) -> IO[str]:
     """Lock a run as long as the process lives, whatever kills it."""
     file = (path / _LOCK).open("a+", encoding="utf-8")
     try:
-        _lock(path, file, fcntl.LOCK_EX)
+        _lock(path, file)
         file.truncate(0)
         with naming(path / _LOCK):
             file.write(str(os.getpid()))
@@ -288,10 +290,10 @@ def _locked(path: Path) -> IO[str]:
     return file
 
 
-def _lock(path: Path, file: IO[str], way: int) -> None:
+def _lock(path: Path, file: IO[str], *, shared: bool = False) -> None:
     """Lock the file without waiting. Raises RunError where another process holds it."""
     try:
-        fcntl.flock(file, way | fcntl.LOCK_NB)
+        lock(file, shared=shared)
     except BlockingIOError:
         file.seek(0)
         owner = file.read().strip() or "unknown"

@@ -10,7 +10,6 @@ checkpoints/checkpoint-<step>/   weights, optimizer, scheduler, random states an
 import json
 import math
 import pickle
-import resource
 import shutil
 import sys
 import time
@@ -103,7 +102,11 @@ class Spent:
 
 
 def peak_rss_mb() -> float:
-    """Ask the system for the most memory this process has held, in megabytes (10^6 bytes)."""
+    """Ask the system for the most memory this process has held, in megabytes (10^6 bytes); 0 on Windows."""
+    try:
+        import resource
+    except ModuleNotFoundError:
+        return 0.0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 

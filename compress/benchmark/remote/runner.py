@@ -105,8 +105,8 @@ def feeds(types: Mapping[str, Any], batch: int, seq: int, vocabulary: int) -> Fe
     return {name: known[name].astype(kind) for name, kind in types.items()}
 
 
-def peak_rss_mb() -> float:
-    """Return the most memory this process has held, in 10^6 bytes.
+def peak_rss_mb() -> float | None:
+    """Return the most memory this process has held, in 10^6 bytes; None on Windows.
 
     Not ru_maxrss on Linux: that survives fork and exec, and would show a large parent's peak.
     """
@@ -115,8 +115,10 @@ def peak_rss_mb() -> float:
         lines = dict(line.split(":", 1) for line in status.read_text(encoding="ascii").splitlines() if ":" in line)
         if "VmHWM" in lines:
             return int(lines["VmHWM"].split()[0]) * 1024 / 1e6
-    import resource
-
+    try:
+        import resource
+    except ModuleNotFoundError:
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * (1 if sys.platform == "darwin" else 1024) / 1e6
 

@@ -1,0 +1,54 @@
+"""Make the students of the site's gallery, and keep what was measured of each.
+
+    python benchmarks/gallery.py                                      all of STUDENTS, in work/
+    python benchmarks/gallery.py distilbert-intents --device browser  this one, measured there too
+
+A student's report.json becomes benchmarks/results/gallery/NAME.json, whatever it says: bad results stay. What
+`compress bench` measured on another device is NAME@DEVICE.json beside it. docs/reference.py makes the page of both. A
+run that was interrupted is resumed, one that is finished is only measured.
+"""
+
+import argparse
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results" / "gallery"
+STUDENTS = {
+    "distilbert-intents-brief": "distill --teacher minilm --recipe distilbert --data intents --set teacher.steps=60 "
+    "--set teacher.evaluate=1 --set stages.0.steps=100 --set stages.0.evaluate=1 --set stages.0.augment=null",
+    "distilbert-intents": "distill --teacher minilm --recipe distilbert --data intents --effort quick",
+    "tinybert-intents": "distill --teacher minilm --recipe tinybert --data intents --effort quick",
+    "pruned-intents": "prune minilm --data intents --speedup 2 --effort quick",
+}
+
+
+def make(name: str, work: Path, devices: list[str]) -> None:
+    """Run the student's command, in `work`, and file its report; then measure it on the other devices."""
+    run = Path("runs", name)  # the report quotes the command, which names no place of this machine
+    if not (work / run / "bundle" / "report.json").is_file():
+        resume = ["--resume"] if (work / run / "run.json").is_file() else []
+        compress([*shlex.split(STUDENTS[name]), "--out", str(run), *resume], work)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(work / run / "bundle" / "report.json", RESULTS / f"{name}.json")
+    for device in devices:
+        out = RESULTS.resolve() / f"{name}@{re.sub(r'[^a-z0-9]+', '-', device.lower())}.json"
+        compress(["bench", str(run / "bundle"), "--device", device, "--out", str(out)], work)
+
+
+def compress(words: list[str], work: Path) -> None:
+    subprocess.run([sys.executable, "-m", "compress", *words], cwd=work, check=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="of STUDENTS; none: all")
+    parser.add_argument("--device", action="append", default=[], help="measure there too; repeatable")
+    parser.add_argument("--work", type=Path, default=Path("work"), help="the folder that keeps the runs")
+    given = parser.parse_args()
+    given.work.mkdir(parents=True, exist_ok=True)
+    for name in given.names or STUDENTS:
+        make(name, given.work, given.device)
