@@ -6,20 +6,20 @@ ARG PYTHON=python:3.11.14-slim-bookworm
 FROM ${PYTHON} AS build
 ARG TORCH_INDEX
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1
-RUN python -m venv /opt/compress
+RUN python -m venv /venv
 WORKDIR /source
 COPY requirements/base.txt requirements/
-RUN /opt/compress/bin/pip install --no-deps --require-hashes -r requirements/base.txt
-RUN /opt/compress/bin/pip install --no-deps --index-url "${TORCH_INDEX:?give --build-arg TORCH_INDEX}" torch==2.13.0+cpu
+RUN /venv/bin/pip install --no-deps --require-hashes -r requirements/base.txt
+RUN /venv/bin/pip install --no-deps --index-url "${TORCH_INDEX:?give --build-arg TORCH_INDEX}" torch==2.13.0+cpu
 COPY pyproject.toml README.md LICENSE ./
 COPY recipes recipes
 COPY compress compress
-RUN /opt/compress/bin/pip install --no-deps --no-build-isolation .
+RUN /venv/bin/pip install --no-deps --no-build-isolation .
 
 FROM ${PYTHON}
-COPY --from=build /opt/compress /opt/compress
+COPY --from=build /venv /venv
 RUN useradd --uid 1000 --create-home compress && install --directory --owner compress /work
-ENV PATH=/opt/compress/bin:$PATH PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/venv/bin:$PATH PYTHONDONTWRITEBYTECODE=1
 USER compress
 WORKDIR /work
 ENTRYPOINT ["compress"]
