@@ -14,8 +14,10 @@ import pytest
 import torch
 from huggingface_hub import constants
 
+import compress
 from compress import provenance
 from compress.config import limits
+from compress.config.options import RunOptions
 from compress.errors import CompressError
 from compress.training import tracking
 from compress.training.run import Run
@@ -167,6 +169,18 @@ def test_tensorboards_files_are_there_without_being_asked(tmp_path: Path, capsys
     for tracker in (None, "tensorboard"):
         tracked(tmp_path / str(tracker), tracker)
         assert list((tmp_path / str(tracker) / "tensorboard" / "lesson").glob("events.*"))
+
+
+def test_a_plan_is_not_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Prepared(Exception):  # noqa: N818 - no error
+        pass
+
+    def prepare(*, options: RunOptions, **_: Any) -> None:
+        raise Prepared(options.track)
+
+    monkeypatch.setattr("compress.commands.distill.prepare", prepare)
+    with pytest.raises(Prepared, match="None"):
+        compress.forecast(teacher="minilm", data="intents", options=RunOptions(track="mlflow"))
 
 
 @pytest.mark.parametrize("found", ["", "0.1"])

@@ -109,7 +109,7 @@ def quantize(
     data: DataLike,
     *,
     method: Name = "auto",
-    out: Path | None = None,
+    out: str | Path | None = None,
     int8: Int8Options = Int8Options(),
     max_drop: float = 0.005,
     device: DeviceOptions = DeviceOptions(),
@@ -133,6 +133,7 @@ def quantize(
     A target that is missed is in the certificate, and the file that came nearest is there. The bundle is untouched
     until that is done. Raises BundleError for data of another task, and whatever its parts raise.
     """
+    out = None if out is None else Path(out)
     check_seed(seed)
     check_max_drop(max_drop)
     _check_numbers(int8.rows, int8.percentile)

@@ -182,7 +182,7 @@ def test_a_bundle_killed_at_any_write_still_loads_and_is_quantised_again(
 ) -> None:
     """A certificate is never of another file than the one beside it."""
     made = reviews[0].copy_to(tmp_path / "bundle")
-    done = quantize.quantize(made, reviews[1], method="dynamic", out=tmp_path / "done")
+    done = quantize.quantize(made, reviews[1], method="dynamic", out=str(tmp_path / "done"))
 
     class Killed(BaseException):
         pass
